@@ -1,0 +1,1 @@
+"""Vitrine: open a diffusion model like a display case."""
