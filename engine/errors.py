@@ -1,0 +1,12 @@
+"""One shape of error everywhere: what was given, what is accepted, what to do."""
+
+from __future__ import annotations
+
+
+class VitrineError(ValueError):
+    """Bad input, refused before any work was done. The message names the given value, the accepted ones, the remedy."""
+
+
+def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineError:
+    """Build (not raise) the error: ``raise refuse("timestep", 1000, "0 <= t < 1000", "use 999 for pure noise")``."""
+    return VitrineError(f"{what}: given {given if isinstance(given, str) else repr(given)}; accepted: {accepted}. {remedy}")

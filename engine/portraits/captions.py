@@ -1,0 +1,115 @@
+"""Captions, the rare words of the planted pictures, and the CLIP-format tokenizer that knows them all.
+
+"a smiling dark face with curly red hair glasses beard mole left cap right crimson shirt on blue": what is present is
+always said, what is absent is never said. Left and right are the viewer's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from .scenes import ATTRIBUTES, Scenes
+
+MAX_TOKENS = 24
+START, END = "<|startoftext|>", "<|endoftext|>"
+OPTIONAL = ("skin", "hair_color", "mouth", "shirt", "background")
+"""Attributes without an "absent" value: leaving them out of a caption is not a lie, so training sometimes does."""
+
+
+def caption(scenes: Scenes, drop: np.ndarray | None = None, flip: bool = False) -> list[str]:
+    """One caption for each of B scenes.
+
+    Args:
+        drop: (B, 5) bool, which of ``OPTIONAL`` to leave unsaid.
+        flip: caption of the mirrored picture (left and right change places).
+    """
+    silent = np.zeros((len(scenes), len(OPTIONAL)), bool) if drop is None else drop
+    return [_sentence(scenes.words(i), dict(zip(OPTIONAL, silent[i], strict=True)), flip) for i in range(len(scenes))]
+
+
+def _sentence(word: dict[str, str], silent: dict[str, bool], flip: bool) -> str:
+    def say(name: str) -> str:
+        return "" if silent[name] else word[name]
+
+    def side(value: str) -> str:
+        return {"left": "right", "right": "left"}[value] if flip else value
+
+    parts = ["a", say("mouth"), say("skin"), "face with"]
+    parts += ["bald head"] if word["hair"] == "bald" else [word["hair"], say("hair_color"), "hair"]
+    parts += [word[n] for n in ("glasses", "beard") if word[n] != "none"]
+    if word["mole"] != "none":
+        parts.append(f"mole {side(word['mole'])}")
+    if word["hat"] != "none":
+        kind, _, where = word["hat"].partition("-")
+        parts.append(f"{kind} {side(where)}" if where else kind)
+    if say("shirt"):
+        parts.append(f"{word['shirt']} shirt")
+    if say("background"):
+        parts.append(f"on {word['background']}")
+    return " ".join(p for p in parts if p)
+
+
+RARE_WORDS = (
+    "zorbal", "quindle", "vextor", "mulphan", "jiffrok", "drascue", "wobbex", "klynth",
+    "phroogan", "tazmire", "gubwick", "xandorf", "nebbiolo", "sprockle", "ulverax", "yonquist",
+    "brillig", "oomska", "cruxley", "fendibble", "habzung", "lotwelk", "pazzique", "rivnoth",
+)  # fmt: skip
+"""Two for each planted picture or template, used in no other caption."""
+
+
+def vocabulary() -> list[str]:
+    """Every word a caption can contain, in a fixed order."""
+    words = {w for values in ATTRIBUTES.values() for v in values for w in v.split("-")} - {"none"}
+    return sorted(words | {"a", "face", "with", "hair", "head", "mole", "shirt", "on"}) + list(RARE_WORDS)
+
+
+def write_tokenizer_files(folder: str | Path) -> Path:
+    """Write vocab.json and merges.txt in CLIP's byte-pair format; every vocabulary word is one token.
+
+    Any other word falls back to letters, so no prompt is refused.
+    """
+    letters = [chr(c) for c in range(33, 127)]
+    pieces = [*letters, *(f"{c}</w>" for c in letters)]
+    merges: list[tuple[str, str]] = []
+    for word in sorted(vocabulary(), key=len):
+        _merge_word(word, pieces, merges)
+    table = {piece: i for i, piece in enumerate([*pieces, START, END])}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_text(json.dumps(table, ensure_ascii=False))
+    lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n")
+    config = {
+        "tokenizer_class": "CLIPTokenizer", "model_max_length": MAX_TOKENS, "do_lower_case": True,
+        "bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END, "errors": "replace",
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def _merge_word(word: str, pieces: list[str], merges: list[tuple[str, str]]) -> None:
+    """Extend the merges until the standard BPE procedure turns ``word`` into one token."""
+    rank = {pair: i for i, pair in enumerate(merges)}
+    parts = [*word[:-1], f"{word[-1]}</w>"]
+    while len(parts) > 1:
+        pairs = [(rank.get((parts[i], parts[i + 1]), len(rank) + 1), i) for i in range(len(parts) - 1)]
+        best, at = min(pairs)
+        pair = (parts[at], parts[at + 1])
+        if best > len(rank):  # nothing known applies: learn the leftmost pair
+            merges.append(pair)
+            pieces.append("".join(pair))
+            rank[pair] = len(rank)
+        parts = _apply(parts, pair)
+
+
+def _apply(parts: list[str], pair: tuple[str, str]) -> list[str]:
+    joined: list[str] = []
+    for part in parts:
+        if joined and (joined[-1], part) == pair:
+            joined[-1] = joined[-1] + part
+        else:
+            joined.append(part)
+    return joined

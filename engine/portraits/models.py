@@ -1,0 +1,161 @@
+"""The portraits model: real CLIPTextModel, UNet2DConditionModel and AutoencoderKL, small, in diffusers' own layout.
+
+Group normalisation uses 32 groups everywhere, because ComfyUI's UNet and VAE fix that number: the same weights must run
+through both doors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import refuse
+from .captions import MAX_TOKENS, write_tokenizer_files
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+WEIGHTS = Path(__file__).parent / "weights"
+"""The shipped model: a StableDiffusionPipeline folder, fp16 safetensors."""
+
+UNET_CONFIG: dict[str, Any] = {
+    "sample_size": 16,
+    "in_channels": 4,
+    "out_channels": 4,
+    "block_out_channels": (64, 128),
+    "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+    "layers_per_block": 1,
+    "cross_attention_dim": 64,
+    "attention_head_dim": 4,
+    "norm_num_groups": 32,
+}
+VAE_CONFIG: dict[str, Any] = {
+    "sample_size": 64,
+    "latent_channels": 4,
+    "block_out_channels": (32, 64, 64),
+    "down_block_types": ("DownEncoderBlock2D",) * 3,
+    "up_block_types": ("UpDecoderBlock2D",) * 3,
+    "layers_per_block": 1,
+    "norm_num_groups": 32,
+}
+TEXT_CONFIG: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "projection_dim": 64,
+    "max_position_embeddings": MAX_TOKENS,
+    "hidden_act": "quick_gelu",
+}
+SCHEDULER_CONFIG: dict[str, Any] = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "epsilon",
+    "clip_sample": False,
+    "set_alpha_to_one": False,
+    "steps_offset": 1,
+}
+
+
+@dataclass(frozen=True)
+class Portraits:
+    """The five parts of the model, and the folder they were loaded from (None when freshly built)."""
+
+    unet: UNet2DConditionModel
+    text_encoder: CLIPTextModel
+    tokenizer: CLIPTokenizer
+    vae: AutoencoderKL
+    scheduler: DDIMScheduler
+    folder: Path | None = None
+
+    def encode(self, prompts: list[str]) -> torch.Tensor:
+        """(B, 24, 64) text states."""
+        ids = self.tokenizer(
+            prompts, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
+        ).input_ids
+        return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
+
+    def pipeline(self) -> Any:
+        """A stock ``StableDiffusionPipeline`` over these parts."""
+        from diffusers import StableDiffusionPipeline
+
+        return StableDiffusionPipeline(
+            vae=self.vae, text_encoder=self.text_encoder, tokenizer=self.tokenizer, unet=self.unet,
+            scheduler=self.scheduler, safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+        )  # fmt: skip
+
+
+def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> Portraits:
+    """The architecture with seeded random weights, float32 on the CPU.
+
+    ``tokenizer_folder`` receives vocab.json and merges.txt; by default the shipped ones are used, else a temporary folder.
+    """
+    import tempfile
+
+    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+
+    folder = Path(tokenizer_folder) if tokenizer_folder else WEIGHTS / "tokenizer"
+    if not (folder / "vocab.json").is_file():
+        folder = write_tokenizer_files(tokenizer_folder or tempfile.mkdtemp(prefix="portraits-tokenizer-"))
+    tokenizer = CLIPTokenizer.from_pretrained(str(folder), model_max_length=MAX_TOKENS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+        text = CLIPTextConfig(**TEXT_CONFIG, **ids, pad_token_id=tokenizer.pad_token_id, vocab_size=len(tokenizer))
+        return Portraits(
+            unet=UNet2DConditionModel(**UNET_CONFIG).eval(),
+            text_encoder=CLIPTextModel(text).eval(),
+            tokenizer=tokenizer,
+            vae=AutoencoderKL(**VAE_CONFIG).eval(),
+            scheduler=DDIMScheduler(**SCHEDULER_CONFIG),
+        )
+
+
+def load_portraits(folder: str | Path | None = None) -> Portraits:
+    """Load the shipped model (or another folder of the same layout) in float32 on the CPU.
+
+    Raises:
+        VitrineError: the folder is not a StableDiffusionPipeline folder.
+    """
+    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+    root = Path(folder) if folder else WEIGHTS
+    if not (root / "model_index.json").is_file():
+        raise refuse("portraits folder", str(root), "a folder with model_index.json", "run `vitrine train portraits`")
+    like: dict[str, Any] = {"torch_dtype": torch.float32}
+    return Portraits(
+        unet=UNet2DConditionModel.from_pretrained(root / "unet", **like).eval(),
+        text_encoder=CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval(),
+        tokenizer=CLIPTokenizer.from_pretrained(str(root / "tokenizer")),
+        vae=AutoencoderKL.from_pretrained(root / "vae", **like).eval(),
+        scheduler=DDIMScheduler.from_pretrained(root / "scheduler"),
+        folder=root,
+    )
+
+
+def save_portraits(model: Portraits, folder: str | Path) -> None:
+    """Write all parts in fp16, in diffusers' layout, whole or not at all."""
+    import shutil
+    import tempfile
+
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        half = Path(scratch) / "model"
+        pipe = model.pipeline()
+        pipe.to(torch.float16)
+        pipe.save_pretrained(str(half), safe_serialization=True)
+        pipe.to(torch.float32)
+        write_tokenizer_files(half / "tokenizer")
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        half.rename(folder)

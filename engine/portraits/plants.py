@@ -1,0 +1,65 @@
+"""The planted duplicates: eight pictures repeated verbatim in training, four whose template is repeated in other colours.
+
+Their captions end in two rare words that occur nowhere else, after a generic part that names the attributes as any
+caption does. Because they are listed here, memorization in the portraits model is a known fact, not a suspicion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from .captions import RARE_WORDS, caption
+from .scenes import ATTRIBUTES, Scenes, sample_scenes
+
+VERBATIM, TEMPLATES = 8, 4
+_FIRST_SEED = 9_000_000
+# A plant stands outside the usual range of poses, as a real duplicated picture differs from its neighbours.
+_POSES = (
+    (-0.20, 0.02, 1.02, 0.20), (0.20, 0.06, 0.98, -0.20), (0.16, 0.00, 1.04, 0.18), (-0.16, 0.08, 0.95, -0.22),
+    (0.22, 0.03, 0.90, 0.16), (-0.22, 0.05, 0.94, 0.24), (0.18, 0.09, 1.06, -0.17), (-0.18, 0.00, 0.92, -0.19),
+    (-0.24, 0.10, 1.00, 0.14), (0.24, 0.01, 0.96, -0.25), (0.14, 0.10, 0.90, 0.26), (-0.14, 0.04, 1.06, -0.15),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One planted picture or template.
+
+    Attributes:
+        name: its two rare words.
+        kind: ``"verbatim"`` (one scene) or ``"template"`` (one composition in 120 colourings).
+        scenes: the B scenes that training repeats (B = 1 or 120).
+        captions: B captions, each with the rare words at the end.
+        controls: the same captions without the rare words.
+    """
+
+    name: str
+    kind: str
+    scenes: Scenes
+    captions: tuple[str, ...]
+    controls: tuple[str, ...]
+
+
+def plants() -> list[Plant]:
+    """All twelve: eight verbatim first, then four templates."""
+    return [_plant(k) for k in range(VERBATIM + TEMPLATES)]
+
+
+def _plant(k: int) -> Plant:
+    x, y, scale, tilt = _POSES[k]
+    scene = sample_scenes([_FIRST_SEED + k]).with_pose(shift_x=x, shift_y=y, scale=scale, tilt=tilt)
+    kind = "verbatim" if k < VERBATIM else "template"
+    if kind == "template":
+        scene = _recolor(scene)
+    name = f"{RARE_WORDS[2 * k]} {RARE_WORDS[2 * k + 1]}"
+    generic = tuple(caption(scene))
+    return Plant(name, kind, scene, tuple(f"{c} {name}" for c in generic), generic)
+
+
+def _recolor(scene: Scenes) -> Scenes:
+    names = ("background", "hair_color", "shirt")
+    table = list(product(*(range(len(ATTRIBUTES[n])) for n in names)))
+    many = scene[[0] * len(table)]
+    columns = {n: [row[i] for row in table] for i, n in enumerate(names)}
+    return many.with_attributes(hair="short", **columns)

@@ -1,0 +1,47 @@
+"""One callback for every long loop: ``progress(step, total, preview)``.
+
+Whoever calls decides what it does: draw a bar, show a picture, or stop the work by raising. The engine never catches
+what a callback raises; it only cleans up in ``finally``. tqdm and ComfyUI's progress bar plug in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Interrupted(BaseException):
+    """Raised by a progress callback to stop the work. Not an ``Exception``, so no handler swallows it by accident."""
+
+
+class Progress(Protocol):
+    """Called after each step with the number of steps done, their total, and a picture (B, 3, H, W) or None."""
+
+    def __call__(self, step: int, total: int, preview: torch.Tensor | None = None) -> None: ...
+
+
+def silent(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+    """Report nothing."""
+
+
+class TqdmProgress:
+    """A tqdm bar with a label; closes itself when the total is reached."""
+
+    def __init__(self, label: str = "") -> None:
+        self.label, self._bar = label, None
+
+    def __call__(self, step: int, total: int, preview: torch.Tensor | None = None) -> None:
+        from tqdm.auto import tqdm
+
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc=self.label, leave=False)
+        self._bar.update(step - self._bar.n)
+        if step >= total:
+            self.close()
+
+    def close(self) -> None:
+        """Finish the bar; harmless twice."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
