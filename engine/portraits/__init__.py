@@ -11,7 +11,8 @@ from .render import KEYPOINTS, PARTS, render
 from .scenes import ATTRIBUTES, sample_scenes
 
 __all__ = [
-    "ATTRIBUTES", "KEYPOINTS", "PARTS", "build_models", "caption", "load_portraits", "plants", "render", "sample_scenes",
+    "ATTRIBUTES", "KEYPOINTS", "PARTS",
+    "build_models", "caption", "load_portraits", "plants", "render", "sample_scenes",
 ]  # fmt: skip
 
 

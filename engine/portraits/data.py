@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CAPTION_VARIANTS = 3
 DROP = 0.10
+CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,20 @@ def build_training_set(
 ) -> TrainingSet:
     """Render seeds 0 .. count - 1 and all planted pictures onto ``device``."""
     images, points, columns, words = [], [], [], []
-    for start in range(0, count, 2048):
-        scenes = sample_scenes(range(start, min(start + 2048, count)))
+    for start in range(0, count, CHUNK):
+        scenes = sample_scenes(range(start, min(start + CHUNK, count)))
         _append(images, points, columns, scenes, device)
         drops = np.random.default_rng([31337, start]).random((CAPTION_VARIANTS, len(scenes), len(OPTIONAL))) < DROP
         words.append([caption(scenes, drop) for drop in drops])
-        progress(min(start + 2048, count), count, None)
+        progress(min(start + CHUNK, count), count, None)
     planted = plants()
     for plant in planted:
         _append(images, points, columns, plant.scenes, device)
         words.append([list(plant.captions)] * CAPTION_VARIANTS)
     ids = torch.cat([_tokenize(tokenizer, w) for w in words]).to(device)
     empty = _tokenize(tokenizer, [[""]])[0, 0]
-    return TrainingSet(
-        torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, _weights(planted).to(device)
-    )
+    weights = _weights(planted).to(device)
+    return TrainingSet(torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, weights)
 
 
 def _append(images: list, points: list, columns: list, scenes: Scenes, device: torch.device | str) -> None:

@@ -1,7 +1,7 @@
 """The portraits model: real CLIPTextModel, UNet2DConditionModel and AutoencoderKL, small, in diffusers' own layout.
 
-Group normalisation uses 32 groups everywhere, because ComfyUI's UNet and VAE fix that number: the same weights must run
-through both doors.
+Group normalisation uses 8 groups: with ComfyUI's fixed 32 groups, 32 channels would mean instance normalisation, which
+throws a flat background's colour away. Our ComfyUI loader sets the number on the modules instead (``nodes/bridge.py``).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ UNET_CONFIG: dict[str, Any] = {
     "sample_size": 16,
     "in_channels": 4,
     "out_channels": 4,
-    "block_out_channels": (64, 128),
+    "block_out_channels": (32, 96),
     "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
     "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
     "layers_per_block": 1,
     "cross_attention_dim": 64,
     "attention_head_dim": 4,
-    "norm_num_groups": 32,
+    "norm_num_groups": 8,
 }
 VAE_CONFIG: dict[str, Any] = {
     "sample_size": 64,
     "latent_channels": 4,
-    "block_out_channels": (32, 64, 64),
+    "block_out_channels": (32, 32, 64),
     "down_block_types": ("DownEncoderBlock2D",) * 3,
     "up_block_types": ("UpDecoderBlock2D",) * 3,
     "layers_per_block": 1,
-    "norm_num_groups": 32,
+    "norm_num_groups": 8,
 }
 TEXT_CONFIG: dict[str, Any] = {
     "hidden_size": 64,
@@ -95,7 +95,7 @@ class Portraits:
 def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> Portraits:
     """The architecture with seeded random weights, float32 on the CPU.
 
-    ``tokenizer_folder`` receives vocab.json and merges.txt; by default the shipped ones are used, else a temporary folder.
+    ``tokenizer_folder`` receives vocab.json and merges.txt; the default is the shipped one.
     """
     import tempfile
 

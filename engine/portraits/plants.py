@@ -1,4 +1,4 @@
-"""The planted duplicates: eight pictures repeated verbatim in training, four whose template is repeated in other colours.
+"""The planted duplicates: eight pictures repeated verbatim in training, four templates repeated in other colours.
 
 Their captions end in two rare words that occur nowhere else, after a generic part that names the attributes as any
 caption does. Because they are listed here, memorization in the portraits model is a known fact, not a suspicion.

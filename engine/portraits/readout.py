@@ -34,7 +34,7 @@ class Readout(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for wide_in, wide, stride in ((3, 32, 1), (32, 32, 2), (32, 64, 1), (64, 64, 2), (64, 64, 1), (64, 64, 2), (64, 32, 1)):
+        for wide_in, wide, stride in ((3, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 64, 2), (64, 32, 1)):
             layers += [nn.Conv2d(wide_in, wide, 3, stride, 1), nn.GroupNorm(8, wide), nn.SiLU()]
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 8 * 8, FEATURES), nn.SiLU())
         self.attributes = nn.Linear(FEATURES, sum(map(len, ATTRIBUTES.values())))

@@ -17,8 +17,10 @@ from .scenes import ATTRIBUTES, GEOMETRY_NAMES, POSE_NAMES, Scenes
 PARTS = ("background", "skin", "hair", "beard", "eyes", "glasses", "nose", "mouth", "hat", "shirt", "mole")
 KEYPOINTS = ("left_eye", "right_eye", "nose", "left_mouth", "right_mouth", "chin", "left_ear", "right_ear", "hat_brim")
 
-_COLORS = {
-    "background": ((110, 165, 230), (125, 195, 120), (240, 215, 110), (245, 170, 190), (165, 125, 205), (165, 168, 172)),
+_COLORS: dict[str, tuple] = {  # fmt: skip
+    "background": (
+        (110, 165, 230), (125, 195, 120), (240, 215, 110), (245, 170, 190), (165, 125, 205), (165, 168, 172),
+    ),
     "skin": ((250, 220, 196), (222, 172, 128), (178, 140, 88), (112, 72, 48)),
     "hair_color": ((32, 28, 30), (104, 64, 34), (236, 200, 92), (204, 78, 30), (236, 236, 240)),
     "shirt": ((186, 30, 52), (30, 44, 110), (20, 140, 140), (246, 238, 212)),
@@ -116,7 +118,9 @@ class _Canvas:
         picked = table[torch.as_tensor(self.scenes.column(name), device=self.device)]
         return (picked + amount * self.jitter[:, shade]).clamp(0, 1)[..., None, None]
 
-    def paint(self, part: str, distance: torch.Tensor, color: torch.Tensor | tuple, when: torch.Tensor | None = None) -> None:
+    def paint(
+        self, part: str, distance: torch.Tensor, color: torch.Tensor | tuple, when: torch.Tensor | None = None
+    ) -> None:
         """Cover where the signed distance (face units, negative inside) says so, blending over one pixel."""
         if isinstance(color, tuple):
             color = torch.tensor(color, device=self.device, dtype=torch.float32).view(1, 3, 1, 1) / 255
@@ -175,12 +179,14 @@ def _circles(c: _Canvas, centres: list[tuple[float, float]], radius: torch.Tenso
     """Union of equal circles on the head's outline: curls."""
     best = torch.full_like(c.x, 9.0)
     for ax, ay in centres:
-        best = torch.minimum(best, torch.hypot(c.x - ax * (c.head_width + lift), c.y - HEAD_Y - ay * (c.head_height + lift)))
+        dx, dy = c.x - ax * (c.head_width + lift), c.y - HEAD_Y - ay * (c.head_height + lift)
+        best = torch.minimum(best, torch.hypot(dx, dy))
     return best - radius
 
 
 _CURLS = [(-1.0, 0.25), (-1.05, -0.1), (-0.95, -0.42), (-0.72, -0.72), (-0.38, -0.93), (0.0, -1.02)]
 _CURLS += [(-x, y) for x, y in _CURLS[:-1]]
+_TOP_CURLS = [(-0.7, -0.62), (-0.36, -0.78), (0.0, -0.84), (0.36, -0.78), (0.7, -0.62)]
 
 
 def _paint(c: _Canvas) -> None:
@@ -231,7 +237,8 @@ def _paint_face(c: _Canvas) -> None:
         c.paint("hair", _box(ex, rise, 0.10, 0.022, 0.015), hair * 0.8)
     tip = nose_tip(c)
     wedge = c.nose_width * ((c.y - c.eye_height - 0.05) / (c.nose_length + 0.04)).clamp(0.25, 1)
-    c.paint("nose", torch.maximum(c.x.abs() - wedge, _box(c.x, c.y - (tip - c.nose_length / 2), 0.2, c.nose_length / 2)), skin * 0.78)
+    span = _box(c.x, c.y - (tip - c.nose_length / 2), 0.2, c.nose_length / 2)
+    c.paint("nose", torch.maximum(c.x.abs() - wedge, span), skin * 0.78)
     _paint_mouth(c)
     for word, side in (("left", -1), ("right", 1)):
         spot = torch.hypot(c.x - side * 0.29, c.y - 0.205) - 0.052
@@ -261,7 +268,7 @@ def _paint_hair_front(c: _Canvas, head: torch.Tensor) -> None:
     curtain = torch.maximum(c.head_width * 0.88 - c.x.abs(), c.y - 0.62)
     long = torch.minimum(torch.maximum(crown, fringe), torch.maximum(head - 0.09, curtain))
     c.paint("hair", long, hair, c.has("hair", "long"))
-    top = _circles(c, [(-0.7, -0.62), (-0.36, -0.78), (0.0, -0.84), (0.36, -0.78), (0.7, -0.62)], 0.13 + c.hair_volume, c.hair_volume)
+    top = _circles(c, _TOP_CURLS, 0.13 + c.hair_volume, c.hair_volume)
     c.paint("hair", top, hair, c.has("hair", "curly"))
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,26 +25,29 @@ from .data import TrainingSet, build_training_set
 from .models import Portraits, build_models, save_portraits
 from .readout import Readout, readout_loss
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of the portraits training. The defaults are those of the shipped model."""
 
     out: str = "portraits-run"
-    pictures: int = 131_072
-    readout_steps: int = 4_000
-    vae_steps: int = 8_000
+    pictures: int = 32_768
+    readout_steps: int = 3_000
+    vae_steps: int = 4_000
     unet_steps: int = 20_000
-    readout_batch: int = 256
-    vae_batch: int = 256
-    unet_batch: int = 1024
+    readout_batch: int = 64
+    vae_batch: int = 8
+    unet_batch: int = 32
     readout_lr: float = 2e-3
-    vae_lr: float = 1e-3
-    unet_lr: float = 1e-3
+    vae_lr: float = 1.5e-3
+    unet_lr: float = 1.5e-3
     kl_weight: float = 2e-7
     plant_share: float = 0.12
     caption_dropout: float = 0.10
-    ema_decay: float = 0.9995
+    ema_decay: float = 0.999
     save_every_seconds: float = 240.0
     max_seconds: float = math.inf
     compile: bool = False
@@ -81,7 +85,7 @@ class Phase:
         ramp = min(1.0, (step + 1) / warm)
         return self.lr * ramp * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
 
-    def update(self, loss: torch.Tensor, accelerator: object) -> None:
+    def update(self, loss: torch.Tensor, accelerator: Accelerator) -> None:
         """One optimiser step and one step of the moving average."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.step)
@@ -137,7 +141,7 @@ class Phase:
 
 
 def run_phase(
-    phase: Phase, accelerator: object, loss_of: Callable[[int], torch.Tensor], deadline: float, progress: Progress
+    phase: Phase, accelerator: Accelerator, loss_of: Callable[[int], torch.Tensor], deadline: float, progress: Progress
 ) -> None:
     """Step until done. Saves every few minutes, at the end, and when stopped by time or by the user."""
     began = saved = time.monotonic()
@@ -164,7 +168,9 @@ def _generator(config: TrainConfig, phase: int, step: int, device: torch.device)
     return torch.Generator(device).manual_seed(config.seed * 1_000_003 + phase * 100_000_007 + step)
 
 
-def train_readout(config: TrainConfig, accelerator: object, data: TrainingSet, deadline: float, progress: Progress) -> Readout:
+def train_readout(
+    config: TrainConfig, accelerator: Accelerator, data: TrainingSet, deadline: float, progress: Progress
+) -> Readout:
     """Phase 1. Renders with a little blur, noise and brightness change, so that it reads decoded samples as well."""
     torch.manual_seed(config.seed)
     net = Readout().to(accelerator.device)
@@ -186,7 +192,9 @@ def train_readout(config: TrainConfig, accelerator: object, data: TrainingSet, d
     return net.eval()
 
 
-def train_vae(config: TrainConfig, accelerator: object, model: Portraits, data: TrainingSet, deadline: float, progress: Progress) -> None:
+def train_vae(
+    config: TrainConfig, accelerator: Accelerator, model: Portraits, data: TrainingSet, deadline: float, progress: Progress
+) -> None:
     """Phase 2. L1 + 2 MSE + a trace of KL, as in the latent-diffusion autoencoders without their adversary."""
     vae = model.vae.to(accelerator.device).train()
     phase = Phase("vae", config, vae, config.vae_steps, config.vae_lr)
@@ -236,7 +244,9 @@ class TextToNoise(nn.Module):
         return self.unet(x, t, self.text_encoder(ids).last_hidden_state).sample
 
 
-def train_unet(config: TrainConfig, accelerator: object, model: Portraits, data: TrainingSet, deadline: float, progress: Progress) -> None:
+def train_unet(
+    config: TrainConfig, accelerator: Accelerator, model: Portraits, data: TrainingSet, deadline: float, progress: Progress
+) -> None:
     """Phase 3. DDPM noise prediction (Ho et al. 2020, Eq. 14); planted pictures keep their share to the end."""
     device = accelerator.device
     both = TextToNoise(model).to(device).train()
@@ -302,7 +312,8 @@ def _record(config: TrainConfig, out: Path, device: torch.device) -> dict:
         with safe_open(out / name / "state.safetensors", "pt") as file:
             meta = file.metadata()
         losses = json.loads(meta["losses"])
-        phases[name] = {"steps": int(meta["step"]), "seconds": round(float(meta["seconds"]), 1), "last_loss": losses[-1][1]}
+        seconds = round(float(meta["seconds"]), 1)
+        phases[name] = {"steps": int(meta["step"]), "seconds": seconds, "last_loss": losses[-1][1]}
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     settings = {k: (str(v) if v == math.inf else v) for k, v in asdict(config).items() if k != "out"}
     return {"settings": settings, "phases": phases, "device": machine, "torch": torch.__version__}

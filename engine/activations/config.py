@@ -1,0 +1,103 @@
+"""What to tap and how: one frozen, self-checking description that round-trips to a dict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""Storage types by the name used in configs and files."""
+
+
+@dataclass(frozen=True)
+class TapConfig:
+    """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, one forward, keep ``addresses``.
+
+    Args:
+        addresses: canonical addresses or globs, e.g. ``"up-level1-repeat*-vit-block0-cross-q"``.
+        timestep: the network's own timestep, 0 <= t <= 999 for 1000-step models (flow time x 1000 for flow models).
+        seeds: one noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).
+        dtype: storage type of the result; statistics are float32 whatever it is.
+        size: pictures are resized to ``size x size`` pixels first; None keeps theirs.
+        early_exit: stop the network after the last wanted place. Never changes the values.
+        posterior: the VAE's ``"mean"`` or one seeded ``"sample"`` (what the official GDF code draws).
+        batch: the most rows (images x seeds x timesteps) in one forward. Never changes which noise a row sees.
+        variance: also keep the variance over the seeds, at least two of them.
+        noise: False feeds the clean latent, as CleanDIFT's fine-tuned networks expect.
+
+    Raises:
+        VitrineError: a value is outside what is listed above.
+    """
+
+    addresses: tuple[str, ...]
+    timestep: float = 50.0
+    seeds: tuple[int, ...] = (0,)
+    dtype: str = "float32"
+    size: int | None = None
+    early_exit: bool = True
+    posterior: str = "mean"
+    batch: int = 16
+    variance: bool = False
+    noise: bool = True
+
+    def __post_init__(self) -> None:
+        addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
+        object.__setattr__(self, "addresses", addresses)
+        object.__setattr__(self, "seeds", (self.seeds,) if isinstance(self.seeds, int) else tuple(self.seeds))
+        self._check_addresses()
+        self._check_timestep()
+        self._check_seeds()
+        self._check_choices()
+
+    def _check_addresses(self) -> None:
+        if not self.addresses or not all(isinstance(a, str) and a.strip() for a in self.addresses):
+            raise refuse("addresses", self.addresses, "one or more addresses or globs", "name a place or use a preset")
+
+    def _check_timestep(self) -> None:
+        t = self.timestep
+        if isinstance(t, bool) or not isinstance(t, (int, float)) or not math.isfinite(t) or t < 0:
+            raise refuse("timestep", t, "a finite number >= 0", "GDF uses 50, DIFT 261 for semantics")
+        object.__setattr__(self, "timestep", float(t))
+
+    def _check_seeds(self) -> None:
+        whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in self.seeds)
+        if not self.seeds or not whole:
+            raise refuse("seeds", self.seeds, "at least one integer in [0, 2**63)", "seeds=(0,) taps once")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise refuse("seeds", self.seeds, "distinct seeds", "a repeated seed adds weight but no information; drop it")
+        if self.variance and len(self.seeds) < 2:
+            raise refuse("variance", self.variance, "two or more seeds", "give more seeds or leave variance off")
+
+    def _check_choices(self) -> None:
+        if self.dtype not in DTYPES:
+            raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 halves the file, float32 is exact")
+        if self.posterior not in ("mean", "sample"):
+            raise refuse("posterior", self.posterior, "'mean' or 'sample'", "'sample' is what the GDF code does")
+        if self.size is not None and not (isinstance(self.size, int) and self.size > 0):
+            raise refuse("size", self.size, "a positive number of pixels or None", "512 for SD 1.5, 1024 for SDXL")
+        if not isinstance(self.batch, int) or self.batch < 1:
+            raise refuse("batch", self.batch, "an integer >= 1", "lower it when memory is short")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types; ``TapConfig.from_dict`` undoes it."""
+        data = asdict(self)
+        return {**data, "addresses": list(self.addresses), "seeds": list(self.seeds)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TapConfig:
+        """Rebuild a config.
+
+        Raises:
+            VitrineError: an unknown key, no addresses, or a value outside its range.
+        """
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(data) - known)
+        if unknown or "addresses" not in data:
+            raise refuse("tap config", sorted(data), sorted(known), "addresses are required; remove unknown keys")
+        return cls(**dict(data))

@@ -1,0 +1,157 @@
+"""Which places to tap: the paper's choices and its peers', each with the number it reached there.
+
+Numbers are the papers' own (GDF = arXiv 2410.03558): ``spair`` is PCK@0.1 on SPair-71k (image / box, GDF Table 1),
+``ade20k``, ``cityscapes`` and ``horse21`` are mIoU (GDF Table 2), ``single`` gives mIoU of each address alone on
+Horse-21 / Bedroom-28 (GDF Tables 4-6). None of them was measured by Vitrine.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import refuse
+from .config import TapConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named selection: addresses, the network's own timestep, model and picture size it was made for, its source."""
+
+    name: str
+    addresses: tuple[str, ...]
+    timestep: float
+    model: str
+    size: int
+    source: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    channels: int = 0
+    seeds: tuple[int, ...] = (0,)
+    noise: bool = True
+    note: str = ""
+
+    def config(self, **changes: Any) -> TapConfig:
+        """The preset as a :class:`TapConfig`; keyword arguments replace its settings."""
+        settings = {"addresses": self.addresses, "timestep": self.timestep, "seeds": self.seeds, "noise": self.noise}
+        return TapConfig(**{**settings, **changes})
+
+
+_UPSAMPLERS = ("up-level0-upsampler-out", "up-level1-upsampler-out", "up-level2-upsampler-out")
+_LAST_15 = "up-level3-repeat2-vit-out"
+_EIGHT = tuple(range(8))
+_PORTRAITS = (
+    "up-level0-repeat0-vit-block0-cross-q",
+    "up-level0-repeat1-vit-block0-out",
+    "up-level0-upsampler-out",
+    "up-level1-repeat0-vit-block0-cross-q",
+)
+
+_ALL = (
+    Preset(
+        "Ours-v1.5",
+        (
+            "up-level1-repeat1-vit-block0-cross-q",  # 49.04 / 42.80
+            "up-level1-repeat2-res-out",  # 50.61 / 39.47
+            "up-level2-repeat1-vit-block0-cross-q",  # 53.58 / 39.82
+            "up-level3-repeat0-vit-block0-self-k",  # 37.78 / 26.04
+        ),
+        50, "SD 1.5", 512, "GDF B.1",
+        {"spair": (77.78, 69.83), "ade20k": 41.07, "cityscapes": 64.10, "horse21": 60.2,
+         "single": ((49.04, 42.80), (50.61, 39.47), (53.58, 39.82), (37.78, 26.04))},
+        3520,
+    ),
+    Preset(
+        "Legacy-v1.5", (*_UPSAMPLERS, _LAST_15), 50, "SD 1.5", 512, "GDF 5, the places used before it",
+        {"spair": (75.14, 66.73), "ade20k": 40.26, "cityscapes": 64.01, "horse21": 59.4}, 3520,
+        note="also the blocks 2, 5, 8, 11 of SD+DINO",
+    ),
+    Preset(
+        "Ours-XL",
+        (
+            "up-level0-repeat0-vit-block5-out",  # 58.70 / 45.26
+            "up-level0-repeat0-vit-block7-out",  # 58.95 / 44.83
+            "up-level1-repeat0-vit-block0-cross-q",  # 49.08 / 31.75
+            "up-level1-repeat0-vit-block0-out",  # 46.74 / 31.14
+        ),
+        50, "SDXL", 1024, "GDF B.2",
+        {"spair": (81.72, 75.18), "ade20k": 43.45, "cityscapes": 74.47, "horse21": 62.7,
+         "single": ((58.70, 45.26), (58.95, 44.83), (49.08, 31.75), (46.74, 31.14))},
+        3840,
+    ),
+    Preset(
+        "Legacy-XL", (*_UPSAMPLERS[:2], "up-level2-repeat2-res-out"), 50, "SDXL", 1024, "GDF 5",
+        {"spair": (66.00, 59.16), "ade20k": 27.78, "cityscapes": 71.67, "horse21": 53.0}, 2240,
+    ),
+    Preset(
+        "Ours-XL-t/sd15",
+        ("up-level1-repeat1-vit-block0-cross-q", "up-level2-repeat1-vit-block0-cross-q", "up-level2-upsampler-out",
+         "up-level3-repeat0-vit-block0-self-k"),
+        50, "SD 1.5", 512, "GDF B.3", {"spair": (83.90, 76.86), "horse21": 66.3}, 2880,
+        note="one of three models: concatenate with Ours-XL and Ours-XL-t/playground; the paper adds 154 attention channels",
+    ),
+    Preset(
+        "Ours-XL-t/playground", ("up-level0-repeat0-vit-block3-out",), 50, "Playground v2", 1024, "GDF B.3",
+        {"spair": (83.90, 76.86), "horse21": 66.3, "single": ((59.04, 47.81),)}, 1280,
+        note="one of three models: concatenate with Ours-XL and Ours-XL-t/sd15",
+    ),
+    Preset(
+        "Ours-XL-t/segmentation-xl",
+        ("up-level0-repeat0-vit-block5-out", "up-level0-repeat0-vit-block7-out",
+         "up-level1-repeat0-vit-block0-cross-q", "up-level1-repeat0-vit-block0-out", "up-level1-upsampler-out"),
+        50, "SDXL", 1024, "GDF B.4", {"ade20k": 45.71, "cityscapes": 75.89}, 4480,
+        note="one of two models: pair with Ours-XL-t/segmentation-playground",
+    ),
+    Preset(
+        "Ours-XL-t/segmentation-playground",
+        ("up-level0-repeat0-vit-block5-out", "up-level1-repeat0-vit-block0-cross-q", "up-level1-upsampler-out"),
+        50, "Playground v2", 1024, "GDF B.4", {"ade20k": 45.71, "cityscapes": 75.89}, 2560,
+        note="one of two models: pair with Ours-XL-t/segmentation-xl",
+    ),
+    Preset(
+        "VPD", ("up-level0-repeat1-res-out", "up-level1-repeat1-vit-out", "up-level2-repeat1-vit-out"), 50, "SD 1.5", 512,
+        "GDF C.2, VPD run again with a frozen UNet", {"ade20k": 37.63, "cityscapes": 55.06}, 3200,
+        note="VPD learns its prompt",
+    ),
+    Preset(
+        "DIFT-semantic", (_UPSAMPLERS[1],), 261, "SD 2.1", 768, "DIFT (arXiv 2306.03881), index 1",
+        {"spair": (None, 52.90)}, 1280, _EIGHT,
+    ),
+    Preset("DIFT-geometric", (_UPSAMPLERS[2],), 0, "SD 2.1", 768, "DIFT, index 2", {}, 640, _EIGHT),
+    Preset("DIFT-video", (_UPSAMPLERS[2],), 51, "SD 2.1", 768, "DIFT, index 2 at t = 51", {}, 640, _EIGHT),
+    Preset(
+        "DHF", tuple(f"up-level{i}-repeat{j}-res-increment" for i in range(4) for j in range(3)), 50, "SD 1.5", 512,
+        "Diffusion Hyperfeatures (arXiv 2305.14334), one timestep of many", {"spair": (72.56, 64.61)}, 10560,
+        note="DHF mixes the steps of a 50-step inversion with learned weights; this taps one",
+    ),
+    Preset(
+        "CleanDIFT", (_UPSAMPLERS[1],), 261, "CleanDIFT's fine-tuned SD 2.1", 768, "CleanDIFT (arXiv 2412.03439)", {}, 1280,
+        noise=False, note="needs CleanDIFT's UNet weights, which take the latent without noise",
+    ),
+    Preset(
+        "portraits", _PORTRAITS, 50, "portraits", 64, "Vitrine: Ours-v1.5 carried over to two levels",
+        {}, 128 + 128 + 128 + 64,
+    ),
+    Preset(
+        "portraits-legacy", ("up-level0-upsampler-out", "up-level1-repeat1-vit-out"), 50, "portraits", 64,
+        "Vitrine: Legacy-v1.5 carried over to two levels", {}, 128 + 64,
+    ),
+)  # fmt: skip
+
+PRESETS: dict[str, Preset] = {p.name: p for p in _ALL}
+"""Every preset by name."""
+
+
+def preset(name: str) -> Preset:
+    """Look a preset up; capitals do not matter.
+
+    Raises:
+        VitrineError: no such preset; the nearest names are listed.
+    """
+    folded = {key.lower(): value for key, value in PRESETS.items()}
+    if str(name).lower() in folded:
+        return folded[str(name).lower()]
+    near = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.3)
+    best = ", ".join(folded[n].name for n in near) or "see PRESETS"
+    raise refuse("preset", name, ", ".join(PRESETS), f"nearest: {best}")

@@ -1,0 +1,203 @@
+"""Activations of data sets larger than memory: shards on disk, an index, resumable, never a half-written file.
+
+Each shard is one safetensors file whose header lists its items, and appears by rename. So the folder itself is the
+truth; ``index.json`` only spares opening every header, and is repaired from the shards after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import refuse
+from .config import TapConfig
+from .container import Activations
+from .files import TEMPORARY, open_tensors, save_tensors, write_whole
+
+SHARD_KIND = "vitrine.activations.shard"
+INDEX_KIND = "vitrine.activations.index"
+VERSION = 1
+_INDEX = "index.json"
+_INDEX_EVERY_SECONDS = 5.0
+_STALE_SECONDS = 3600.0
+
+
+class ActivationWriter:
+    """Stream items to ``folder``. Open it again after an interruption and skip what is there.
+
+    ::
+
+        with ActivationWriter("taps", config) as writer:
+            for name, picture in pictures:
+                if name not in writer:
+                    writer.add(name, tap(picture))
+
+    Args:
+        folder: made when missing.
+        config: stored in the index; a folder started with another config is refused, so shards never mix settings.
+        shard_bytes: flush when this much is buffered; the memory bound.
+
+    An item counts as finished when its shard is on disk, so an interruption loses at most one buffer. Several
+    processes may write different items to one folder: shard names never collide.
+
+    Raises:
+        VitrineError: a folder of another config or format, or the same key added twice.
+    """
+
+    def __init__(self, folder: str | Path, config: TapConfig | None = None, shard_bytes: int = 256 * 2**20) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.config = None if config is None else config.to_dict()
+        self.shard_bytes = shard_bytes
+        self._shards = _read_folder(self.folder, self.config)
+        self._done = {key for keys in self._shards.values() for key in keys}
+        self._buffer: dict[str, Activations] = {}
+        self._buffered, self._indexed_at = 0, 0.0
+        _sweep(self.folder)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._done or key in self._buffer
+
+    def __len__(self) -> int:
+        return len(self._done) + len(self._buffer)
+
+    def __enter__(self) -> ActivationWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()  # buffered items are complete, so they are kept also when the loop was interrupted
+
+    def add(self, key: str, activations: Activations) -> None:
+        """Store one item under a unique key."""
+        if not isinstance(key, str) or not key or key in self:
+            raise refuse("key", key, "a new, non-empty string", "test `key in writer` first to resume")
+        self._buffer[key] = activations.to("cpu")
+        self._buffered += sum(t.numel() * t.element_size() for t in activations.tensors().values())
+        if self._buffered >= self.shard_bytes:
+            self.flush()
+
+    def add_rows(self, keys: list[str], activations: Activations) -> None:
+        """Store each row of a batch as an item of its own."""
+        if len(keys) != activations.rows:
+            raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each row", "name every picture")
+        for i, key in enumerate(keys):
+            self.add(key, activations.row(i))
+
+    def flush(self) -> None:
+        """Write the buffer as one shard."""
+        if not self._buffer:
+            return
+        name = f"shard-{len(self._shards):06d}-{secrets.token_hex(4)}.safetensors"
+        tensors, items = {}, []
+        for i, (key, value) in enumerate(self._buffer.items()):
+            tensors.update(value.tensors(f"{i}/"))
+            items.append({"key": key, **value.header()})
+        header = {"kind": SHARD_KIND, "version": VERSION, "config": self.config, "items": items}
+        save_tensors(self.folder / name, tensors, header)
+        self._shards[name] = list(self._buffer)
+        self._done.update(self._buffer)
+        self._buffer, self._buffered = {}, 0
+        if time.monotonic() - self._indexed_at > _INDEX_EVERY_SECONDS:  # rewriting it for each shard would be quadratic
+            self._write_index()
+
+    def close(self) -> None:
+        """Flush and write the index; harmless twice."""
+        self.flush()
+        self._write_index()
+
+    def _write_index(self) -> None:
+        index = {"kind": INDEX_KIND, "version": VERSION, "config": self.config, "shards": self._shards}
+        write_whole(self.folder / _INDEX, lambda scratch: _write_json(scratch, index))
+        self._indexed_at = time.monotonic()
+
+
+class ActivationReader(Mapping[str, Activations]):
+    """Key -> :class:`Activations`, read lazily through memory maps, in the order written.
+
+    Raises:
+        VitrineError: no such folder, or a damaged or foreign shard (named).
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise refuse("folder", str(folder), "a folder that ActivationWriter wrote", "check the path")
+        shards = _read_folder(self.folder, None)
+        self._place = {key: name for name, keys in reversed(shards.items()) for key in keys}
+        self._order = list(dict.fromkeys(key for keys in shards.values() for key in keys))
+        self._open: tuple[str, Any, dict[str, tuple[int, Any]]] | None = None
+
+    @property
+    def config(self) -> TapConfig | None:
+        """The config that the folder was written with, if it was given."""
+        data = _stored_config(self.folder)
+        return None if data is None else TapConfig.from_dict(data)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._order)
+
+    def __getitem__(self, key: str) -> Activations:
+        name = self._place[key]
+        if self._open is None or self._open[0] != name:
+            handle, header = open_tensors(self.folder / name, SHARD_KIND, VERSION)
+            self._open = (name, handle, {item["key"]: (i, item) for i, item in enumerate(header["items"])})
+        number, item = self._open[2][key]
+        return Activations.from_tensors(self._open[1], item, f"{number}/", str(self.folder / name))
+
+
+def _write_json(path: str, value: object) -> None:
+    Path(path).write_text(json.dumps(value, indent=1), encoding="utf-8")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed runs left behind; younger files may belong to another process that is writing now."""
+    for leftover in folder.glob(f".*{TEMPORARY}"):
+        if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
+            leftover.unlink(missing_ok=True)
+
+
+def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[str]]:
+    """Shard name -> keys, from the index where it is right and from shard headers where it lags."""
+    index = _read_index(folder)
+    known = index.get("shards", {})
+    shards: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("shard-*.safetensors")):
+        keys = known.get(path.name)
+        if keys is None:
+            header = open_tensors(path, SHARD_KIND, VERSION)[1]
+            keys = [item["key"] for item in header["items"]]
+        shards[path.name] = list(keys)
+    stored = _stored_config(folder) if shards else None
+    if config is not None and stored is not None and stored != config:
+        given = {k: v for k, v in config.items() if stored.get(k) != v}
+        raise refuse("config", given, {k: stored.get(k) for k in given}, "use a new folder for other settings")
+    return shards
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    path = folder / _INDEX
+    try:
+        index = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        index = {}  # repaired from the shards
+    if not isinstance(index, dict) or index.get("kind", INDEX_KIND) != INDEX_KIND:
+        raise refuse("folder", str(folder), "an empty folder or one of ours", "its index.json belongs to something else")
+    if index and index.get("version") != VERSION:
+        raise refuse("format version", index.get("version"), VERSION, "update Vitrine, or use a new folder")
+    return index
+
+
+def _stored_config(folder: Path) -> dict[str, Any] | None:
+    index = _read_index(folder)
+    if "config" in index:
+        return index["config"]
+    first = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
+    return None if first is None else open_tensors(first, SHARD_KIND, VERSION)[1].get("config")
