@@ -143,7 +143,7 @@ class Phase:
 def run_phase(
     phase: Phase, accelerator: Accelerator, loss_of: Callable[[int], torch.Tensor], deadline: float, progress: Progress
 ) -> None:
-    """Step until done. Saves every few minutes, at the end, and when stopped by time or by the user."""
+    """Step until done. Saves every few minutes, at the end, and within one step when stopped by time or by the user."""
     began = saved = time.monotonic()
     before = phase.seconds
     try:
@@ -153,13 +153,13 @@ def run_phase(
             phase.update(loss, accelerator)
             if phase.step % 100 == 0 or phase.done:
                 phase.losses.append((phase.step, round(float(loss.detach()), 6)))
-                phase.seconds = before + time.monotonic() - began
-                progress(phase.step, phase.steps, None)
-                if time.monotonic() > deadline:
-                    raise OutOfTime(f"{phase.name}: stopped at step {phase.step} of {phase.steps}")
-                if time.monotonic() - saved > phase.config.save_every_seconds:
-                    phase.save()
-                    saved = time.monotonic()
+            phase.seconds = before + time.monotonic() - began
+            progress(phase.step, phase.steps, None)
+            if time.monotonic() > deadline and not phase.done:
+                raise OutOfTime(f"{phase.name}: stopped at step {phase.step} of {phase.steps}")
+            if time.monotonic() - saved > phase.config.save_every_seconds:
+                phase.save()
+                saved = time.monotonic()
     finally:
         phase.save()
 
@@ -193,7 +193,12 @@ def train_readout(
 
 
 def train_vae(
-    config: TrainConfig, accelerator: Accelerator, model: Portraits, data: TrainingSet, deadline: float, progress: Progress
+    config: TrainConfig,
+    accelerator: Accelerator,
+    model: Portraits,
+    data: TrainingSet,
+    deadline: float,
+    progress: Progress,
 ) -> None:
     """Phase 2. L1 + 2 MSE + a trace of KL, as in the latent-diffusion autoencoders without their adversary."""
     vae = model.vae.to(accelerator.device).train()
@@ -245,7 +250,12 @@ class TextToNoise(nn.Module):
 
 
 def train_unet(
-    config: TrainConfig, accelerator: Accelerator, model: Portraits, data: TrainingSet, deadline: float, progress: Progress
+    config: TrainConfig,
+    accelerator: Accelerator,
+    model: Portraits,
+    data: TrainingSet,
+    deadline: float,
+    progress: Progress,
 ) -> None:
     """Phase 3. DDPM noise prediction (Ho et al. 2020, Eq. 14); planted pictures keep their share to the end."""
     device = accelerator.device
