@@ -17,7 +17,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class TapConfig:
-    """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, one forward, keep ``addresses``.
+    """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, run, keep ``addresses``.
 
     Args:
         addresses: canonical addresses or globs, e.g. ``"up-level1-repeat*-vit-block0-cross-q"``.
@@ -70,7 +70,7 @@ class TapConfig:
         if not self.seeds or not whole:
             raise refuse("seeds", self.seeds, "at least one integer in [0, 2**63)", "seeds=(0,) taps once")
         if len(set(self.seeds)) != len(self.seeds):
-            raise refuse("seeds", self.seeds, "distinct seeds", "a repeated seed adds weight but no information; drop it")
+            raise refuse("seeds", self.seeds, "distinct seeds", "drop the repeated seed, it adds no information")
         if self.variance and len(self.seeds) < 2:
             raise refuse("variance", self.variance, "two or more seeds", "give more seeds or leave variance off")
 

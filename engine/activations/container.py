@@ -117,7 +117,8 @@ class Activations(Mapping[str, Activation]):
             if not fnmatch.filter(self._items, pattern):
                 raise refuse("address", pattern, ", ".join(self._items) or "nothing was tapped", "tap it first")
         keep = [a for a in self._items if any(fnmatch.fnmatchcase(a, p) for p in patterns)]
-        return self._subset({a: self._items[a] for a in keep})
+        spread = {a: self.variance[a] for a in keep if a in self.variance}
+        return Activations({a: self._items[a] for a in keep}, self.info, spread)
 
     def row(self, index: int) -> Activations:
         """One picture's activations, batch size 1. Prompts follow when there is one for each row."""
@@ -137,7 +138,7 @@ class Activations(Mapping[str, Activation]):
     def concat(self, size: tuple[int, int] | None = None, mode: str = "bilinear") -> torch.Tensor:
         """All spatial activations as one (B, sum of C, H, W) map, in execution order, at ``size`` or the widest grid.
 
-        The aggregation of GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads; no per-map normalisation.
+        The aggregation of GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads, without normalisation.
         """
         maps = [v.tensor for v in self._items.values() if v.grid is not None and v.tensor.ndim == 4]
         if not maps:
@@ -147,7 +148,7 @@ class Activations(Mapping[str, Activation]):
         return torch.cat([F.interpolate(m.float(), size=size, mode=mode, **smooth) for m in maps], dim=1)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, whole or not at all. The header lists every address with its grid and how it was made."""
+        """Write one safetensors file, whole or not at all; its header has addresses, grids, how they were made."""
         return save_tensors(path, self.tensors(), {"kind": KIND, "version": VERSION, **self.header()})
 
     @classmethod

@@ -20,7 +20,7 @@ TEMPORARY = ".tmp-vitrine"
 
 
 def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
-    """Let ``write`` fill a temporary file in the same folder, then rename it to ``path``; on any error leave nothing."""
+    """Let ``write`` fill a temporary file in the same folder, then rename it to ``path``; an error leaves nothing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
@@ -38,7 +38,8 @@ def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: 
     """Write a safetensors file whose metadata holds ``header`` as JSON."""
     from safetensors.torch import save_file
 
-    plain = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    dense = torch.contiguous_format
+    plain = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
     return write_whole(path, lambda scratch: save_file(plain, scratch, metadata={KEY: json.dumps(header)}))
 
 
@@ -46,7 +47,7 @@ def open_tensors(path: str | Path, kind: str, version: int) -> tuple[Any, dict[s
     """Memory-map a safetensors file of ours: its ``safe_open`` handle and checked header.
 
     Raises:
-        VitrineError: missing, truncated, not safetensors, not written by Vitrine, another kind, or a newer format version.
+        VitrineError: missing, truncated, not safetensors, not written by Vitrine, another kind or format version.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -41,7 +41,8 @@ class PCABasis:
         maps = [maps] if isinstance(maps, (Activation, torch.Tensor)) else list(maps)
         flat = [_positions(_as_maps(m)) for m in maps]
         if not flat or len({f.shape[1] for f in flat}) != 1:
-            raise refuse("PCA maps", [tuple(f.shape) for f in flat], "maps of one channel count", "fit one place at a time")
+            shapes = [tuple(f.shape) for f in flat]
+            raise refuse("PCA maps", shapes, "maps of one channel count", "fit one place at a time")
         total = sum(len(f) for f in flat)
         stride = max(1, -(-total // max_samples))
         samples = torch.cat([f[::stride] for f in flat]).double().cpu()
@@ -59,7 +60,7 @@ class PCABasis:
         return scores.reshape(tensor.shape[0], *tensor.shape[2:], 3).permute(0, 3, 1, 2)
 
     def rgb(self, maps: Maps) -> torch.Tensor:
-        """(B, 3, h, w) float32 in [0, 1]; what lies outside the fitted range is clipped, empty components are mid-grey."""
+        """(B, 3, h, w) float32 in [0, 1]; values outside the fitted range are clipped, empty components mid-grey."""
         low, span = self.low[:, None, None], (self.high - self.low)[:, None, None]
         flat = span <= 0
         scaled = (self.project(maps) - low) / torch.where(flat, torch.ones_like(span), span)

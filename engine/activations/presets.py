@@ -89,7 +89,7 @@ _ALL = (
         ("up-level1-repeat1-vit-block0-cross-q", "up-level2-repeat1-vit-block0-cross-q", "up-level2-upsampler-out",
          "up-level3-repeat0-vit-block0-self-k"),
         50, "SD 1.5", 512, "GDF B.3", {"spair": (83.90, 76.86), "horse21": 66.3}, 2880,
-        note="one of three models: concatenate with Ours-XL and Ours-XL-t/playground; the paper adds 154 attention channels",
+        note="one of three models: join with Ours-XL and Ours-XL-t/playground; the paper adds 154 attention channels",
     ),
     Preset(
         "Ours-XL-t/playground", ("up-level0-repeat0-vit-block3-out",), 50, "Playground v2", 1024, "GDF B.3",
@@ -110,8 +110,8 @@ _ALL = (
         note="one of two models: pair with Ours-XL-t/segmentation-xl",
     ),
     Preset(
-        "VPD", ("up-level0-repeat1-res-out", "up-level1-repeat1-vit-out", "up-level2-repeat1-vit-out"), 50, "SD 1.5", 512,
-        "GDF C.2, VPD run again with a frozen UNet", {"ade20k": 37.63, "cityscapes": 55.06}, 3200,
+        "VPD", ("up-level0-repeat1-res-out", "up-level1-repeat1-vit-out", "up-level2-repeat1-vit-out"), 50,
+        "SD 1.5", 512, "GDF C.2, VPD run again with a frozen UNet", {"ade20k": 37.63, "cityscapes": 55.06}, 3200,
         note="VPD learns its prompt",
     ),
     Preset(
@@ -126,7 +126,8 @@ _ALL = (
         note="DHF mixes the steps of a 50-step inversion with learned weights; this taps one",
     ),
     Preset(
-        "CleanDIFT", (_UPSAMPLERS[1],), 261, "CleanDIFT's fine-tuned SD 2.1", 768, "CleanDIFT (arXiv 2412.03439)", {}, 1280,
+        "CleanDIFT", (_UPSAMPLERS[1],), 261, "CleanDIFT's fine-tuned SD 2.1", 768,
+        "CleanDIFT (arXiv 2412.03439)", {}, 1280,
         noise=False, note="needs CleanDIFT's UNet weights, which take the latent without noise",
     ),
     Preset(

@@ -69,7 +69,9 @@ class ActivationWriter:
     def __enter__(self) -> ActivationWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()  # buffered items are complete, so they are kept also when the loop was interrupted
 
     def add(self, key: str, activations: Activations) -> None:
@@ -189,7 +191,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     except ValueError:
         index = {}  # repaired from the shards
     if not isinstance(index, dict) or index.get("kind", INDEX_KIND) != INDEX_KIND:
-        raise refuse("folder", str(folder), "an empty folder or one of ours", "its index.json belongs to something else")
+        raise refuse("folder", str(folder), "an empty folder or one of ours", "index.json belongs to something else")
     if index and index.get("version") != VERSION:
         raise refuse("format version", index.get("version"), VERSION, "update Vitrine, or use a new folder")
     return index

@@ -1,1 +1,19 @@
-"""See DESIGN: the house."""
+"""One diffusers pipeline for each method, imported only when asked for: diffusers is heavy."""
+
+from __future__ import annotations
+
+import importlib
+
+_HOMES = {
+    "ActivationTapPipeline": ".activation_tap",
+    "ActivationTapXLPipeline": ".activation_tap",
+    "ActivationTapPipelineOutput": ".activation_tap",
+}
+
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

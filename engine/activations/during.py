@@ -1,0 +1,140 @@
+"""Recording activations while a sampler runs: any pipeline, any sampler, any callable that calls the network.
+
+::
+
+    with tap_steps(pipe.unet, "up-level*-cross-q", steps=(0, 10, 29), rows=("uncond", "cond")) as record:
+        pipe("a portrait")
+    record[10]["cond"]["up-level0-repeat0-vit-block0-cross-q"].tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..addresses import resolve
+from ..errors import refuse
+from ..hooks import Activation, capture
+from .config import DTYPES
+from .container import Activations, TapInfo
+from .statistics import store
+
+Layout = Sequence[str] | Callable[[tuple, dict], Sequence[str]] | None
+"""What the equal parts of the batch are, as ("uncond", "cond"); or a function of the call's (args, kwargs); or None."""
+
+DIFFUSERS_GUIDED = ("uncond", "cond")
+"""The row layout of guided diffusers pipelines."""
+
+
+class StepRecord(Mapping[int, dict[str, Activations]]):
+    """Step -> {"cond": Activations, "uncond": ...}; a call without a layout is stored under "all"."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[str, dict[str, Activation]]] = {}
+        self.timesteps: dict[int, float] = {}
+        self.calls = 0
+
+    def __getitem__(self, step: int) -> dict[str, Activations]:
+        info = TapInfo(timestep=self.timesteps[step], step=step)
+        return {half: Activations(items, info) for half, items in self._steps[step].items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def contrast(self, step: int) -> dict[str, torch.Tensor]:
+        """Conditional minus unconditional activation at each address: what the prompt changes at this step."""
+        halves = self[step]
+        if not {"cond", "uncond"} <= set(halves):
+            raise refuse("contrast", sorted(halves), "cond and uncond", "sample with guidance and give `rows`")
+        cond, uncond = halves["cond"], halves["uncond"]
+        return {a: cond[a].tensor - uncond[a].tensor for a in cond if a in uncond}
+
+
+class _Recorder:
+    """Per-run state: which step this is, what its rows mean, and what has been kept."""
+
+    def __init__(self, wanted: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
+        self.wanted, self.rows, self.count, self.dtype = wanted, rows, count, dtype
+        self.record = StepRecord()
+        self.step, self.layout, self.active = -1, ("all",), False
+        self._last: float | None = None
+
+    def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        t = _timestep(args, kwargs)
+        if self.count == "calls" or t is None or t != self._last:
+            self.step += 1
+        self._last = t
+        self.record.calls += 1
+        self.active = self.wanted(self.step)
+        if self.active:
+            self.layout = tuple(self.rows(args, kwargs) if callable(self.rows) else self.rows or ("all",))
+            self.record.timesteps[self.step] = float("nan") if t is None else t
+
+    def keep(self, activation: Activation) -> None:
+        if not self.active:
+            return
+        rows, parts = activation.tensor.shape[0], len(self.layout)
+        if parts == 0 or rows % parts:
+            raise refuse("row layout", self.layout, f"parts that divide {rows} rows", "match it to the sampler's batch")
+        halves = self.record._steps.setdefault(self.step, {})
+        for name, part in zip(self.layout, activation.tensor.chunk(parts), strict=True):
+            kept = store(part, part.dtype if self.dtype is None else self.dtype, activation.address)
+            halves.setdefault(name, {})[activation.address] = replace(activation, tensor=kept.clone())
+
+
+@contextmanager
+def tap_steps(
+    backbone: nn.Module,
+    addresses: str | Sequence[str],
+    steps: Collection[int] | Callable[[int], bool],
+    *,
+    rows: Layout = None,
+    count: str = "calls",
+    dtype: str = "float32",
+) -> Iterator[StepRecord]:
+    """Record activations at chosen sampling steps of whatever runs inside the block.
+
+    Args:
+        steps: step numbers from 0, or a function of the step number; only these are kept, so memory is bounded.
+        rows: what the batch's equal parts are (``DIFFUSERS_GUIDED`` for guided diffusers pipelines), or a function of
+            the network call's (args, kwargs) for samplers whose layout changes.
+        count: "calls" counts network calls; "timesteps" counts changes of the timestep, for samplers that call the
+            network separately for cond and uncond.
+
+    Leaving the block removes every hook, also after an interruption.
+
+    Raises:
+        VitrineError: unknown address, no or negative steps, a layout that does not divide the batch.
+    """
+    sites = resolve(backbone, addresses)
+    if not callable(steps):
+        steps = frozenset(steps)
+        if not steps or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in steps):
+            raise refuse("steps", sorted(steps, key=str), "one or more integers >= 0", "count sampling steps from 0")
+    if count not in ("calls", "timesteps"):
+        raise refuse("count", count, "'calls' or 'timesteps'", "'timesteps' suits split cond / uncond calls")
+    if dtype not in DTYPES:
+        raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")
+    recorder = _Recorder(steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype])
+    handle = backbone.register_forward_pre_hook(recorder.before, with_kwargs=True)
+    try:
+        with capture(backbone, sites, reduce=recorder.keep):
+            yield recorder.record
+    finally:
+        handle.remove()
+
+
+def _timestep(args: tuple, kwargs: dict[str, Any]) -> float | None:
+    """The call's timestep: the argument of that name, else the second positional one, as both libraries have it."""
+    value = kwargs.get("timestep", kwargs.get("timesteps", args[1] if len(args) > 1 else None))
+    if isinstance(value, torch.Tensor):
+        return float(value.flatten()[0]) if value.numel() else None
+    return float(value) if isinstance(value, (int, float)) else None

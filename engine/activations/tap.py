@@ -1,0 +1,182 @@
+"""The activation tap: noise given latents, run the denoiser once, keep what was asked for.
+
+GDF (arXiv 2410.03558, section 3): x_t ~ q(x_t | z0); one call eps_theta(x_t, t, c); the output is thrown away, the
+inner activations are the features. All rows (pictures x seeds x timesteps) go through the network in as few forwards as
+``TapConfig.batch`` allows; each stops after the last wanted place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..addresses import resolve
+from ..errors import refuse
+from ..hooks import Activation, capture
+from ..progress import Progress, silent
+from .config import DTYPES, TapConfig
+from .container import Activations, TapInfo
+from .statistics import RunningMoments, store
+
+if TYPE_CHECKING:
+    from ..denoiser import Condition, Denoiser
+
+Row = tuple[int, int, int]
+"""(timestep index, seed index, picture index)."""
+
+
+def seeded_noise(seed: int, shape: Sequence[int], posterior: str = "mean") -> torch.Tensor:
+    """Float32 CPU noise that depends on the seed alone, so results do not depend on batch size or device.
+
+    With ``posterior="sample"`` the seed's first draw belongs to the VAE's posterior, so the noise is the second.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if posterior == "sample":
+        torch.randn(*shape, generator=generator)
+    return torch.randn(*shape, generator=generator)
+
+
+def tap_latents(
+    denoiser: Denoiser,
+    latents: torch.Tensor,
+    cond: Condition,
+    config: TapConfig,
+    progress: Progress = silent,
+    *,
+    noise: torch.Tensor | None = None,
+    prompts: Sequence[str] = (),
+    model: str = "",
+) -> Activations:
+    """Tap scaled latents (B, C, h, w) at one timestep.
+
+    Args:
+        cond: text condition with B rows, or one row for all pictures.
+        noise: (seeds, B, C, h, w) instead of the seeds' own noise.
+        prompts, model: written into the result's ``info``.
+
+    Returns:
+        Activations on the CPU in ``config.dtype``, averaged over seeds, in execution order.
+
+    Raises:
+        VitrineError: timestep out of the model's range, unknown address, wrong shapes (all before any forward), or
+            values that are not finite or do not fit float16.
+    """
+    return tap_timesteps(
+        denoiser, latents, cond, config, (config.timestep,), progress, noise=noise, prompts=prompts, model=model
+    )[0]
+
+
+@torch.no_grad()
+def tap_timesteps(
+    denoiser: Denoiser,
+    latents: torch.Tensor,
+    cond: Condition,
+    config: TapConfig,
+    timesteps: Sequence[float],
+    progress: Progress = silent,
+    *,
+    noise: torch.Tensor | None = None,
+    prompts: Sequence[str] = (),
+    model: str = "",
+) -> list[Activations]:
+    """As :func:`tap_latents` at several timesteps, batched together; each replaces ``config.timestep``."""
+    configs = [replace(config, timestep=t) for t in timesteps]
+    sites = resolve(denoiser.backbone, list(config.addresses))
+    _check(denoiser, latents, cond, configs, noise)
+    if noise is None:
+        noise = torch.stack([_same_for_all(s, latents, config) for s in config.seeds])
+    rows: list[Row] = list(product(range(len(configs)), range(len(config.seeds)), range(len(latents))))
+    tables: list[dict[str, RunningMoments]] = [{} for _ in configs]
+    current: list[Row] = []
+
+    def reduce(activation: Activation) -> None:
+        for (t, _, picture), value in zip(current, activation.tensor, strict=True):
+            if activation.address not in tables[t]:
+                tables[t][activation.address] = RunningMoments.like(activation, len(latents), config.variance)
+            tables[t][activation.address].add(picture, value)
+
+    with capture(denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce) as taps:
+        for start in range(0, len(rows), config.batch):
+            current[:] = rows[start : start + config.batch]
+            taps.run(_forward, denoiser, latents, cond, noise, current, configs)
+            progress(start + len(current), len(rows), None)
+    order = [site.address for site in sites]
+    return [_finish(table, order, c, denoiser, prompts, model) for table, c in zip(tables, configs, strict=True)]
+
+
+def _forward(
+    denoiser: Denoiser,
+    latents: torch.Tensor,
+    cond: Condition,
+    noise: torch.Tensor,
+    rows: Sequence[Row],
+    configs: Sequence[TapConfig],
+) -> None:
+    """One network call for any mixture of rows."""
+    pictures = torch.tensor([p for _, _, p in rows])
+    seeds = torch.tensor([s for _, s, _ in rows])
+    t = torch.tensor([configs[i].timestep for i, _, _ in rows], dtype=torch.float32)
+    clean = latents[pictures.to(latents.device)]
+    chosen = noise[seeds, pictures].to(clean)
+    x_t = denoiser.network_input(clean, chosen, t.to(clean.device)) if configs[0].noise else clean
+    denoiser.forward(x_t, t.to(clean.device), cond.take(pictures))
+
+
+def _same_for_all(seed: int, latents: torch.Tensor, config: TapConfig) -> torch.Tensor:
+    one = seeded_noise(seed, latents.shape[1:], config.posterior)
+    return one.expand(len(latents), *one.shape)
+
+
+def _finish(
+    table: dict[str, RunningMoments],
+    order: list[str],
+    config: TapConfig,
+    denoiser: Denoiser,
+    prompts: Sequence[str],
+    model: str,
+) -> Activations:
+    dtype = DTYPES[config.dtype]
+    missing = [a for a in order if a not in table]
+    if missing:
+        raise refuse("address", missing, "places that run in this model", "the network never reached them")
+    items = {a: Activation(a, store(table[a].mean, dtype, a), table[a].grid) for a in order}
+    spread = {a: store(table[a].variance(), torch.float32, a) for a in order} if config.variance else {}
+    info = TapInfo(
+        timestep=config.timestep,
+        sigma=float(denoiser.schedule.sigma(config.timestep)),
+        seeds=config.seeds,
+        prompts=tuple(prompts),
+        model=model,
+        extra={"config": config.to_dict()},
+    )
+    return Activations(items, info, spread)
+
+
+def _check(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, configs: Sequence[TapConfig], noise: torch.Tensor | None
+) -> None:
+    """Everything that can be refused is refused before the first forward."""
+    if not configs:
+        raise refuse("timesteps", (), "at least one", "GDF uses 50")
+    for config in configs:
+        check_timestep(denoiser, config.timestep)
+    if latents.ndim != 4 or 0 in latents.shape or not latents.is_floating_point():
+        raise refuse("latents", tuple(latents.shape), "float (B, C, h, w)", "add a batch axis; encode pictures first")
+    if not torch.isfinite(latents).all():
+        raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
+    if len(cond.text) not in (1, len(latents)):
+        raise refuse("condition rows", len(cond.text), f"1 or {len(latents)}", "give one prompt, or one a picture")
+    shape = (len(configs[0].seeds), *latents.shape)
+    if noise is not None and tuple(noise.shape) != shape:
+        raise refuse("noise", tuple(noise.shape), shape, "one noise for each seed and picture")
+
+
+def check_timestep(denoiser: Denoiser, t: float) -> None:
+    """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models)."""
+    last = float(denoiser.schedule.last_timestep)
+    if not 0 <= t <= last:
+        raise refuse("timestep", t, f"0 <= t <= {last:g}", "t is the network's own timestep, not a step number")

@@ -1,0 +1,285 @@
+"""Activation Tap as a diffusers pipeline: pictures and prompts in, inner activations and their pictures out.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, DiffusionPipeline, SchedulerMixin, UNet2DConditionModel
+from diffusers.utils import BaseOutput
+from PIL import Image
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
+
+from ..activations.config import TapConfig
+from ..activations.container import Activations
+from ..activations.health import check_weights
+from ..activations.images import encode_pixels, per_picture, to_pixels
+from ..activations.pca import PCABasis, pca_rgb
+from ..activations.presets import preset as find_preset
+from ..activations.tap import check_timestep, tap_latents
+from ..addresses import resolve
+from ..denoiser import Condition, Denoiser
+from ..errors import refuse
+from ..progress import Progress, silent
+
+Generators = torch.Generator | list[torch.Generator]
+
+
+@dataclass
+class ActivationTapPipelineOutput(BaseOutput):
+    """``activations``: address -> activation of B rows. ``pictures``: address -> B PIL pictures of its components."""
+
+    activations: Activations
+    pictures: dict[str, list[Image.Image]]
+
+
+class _TapPipeline(DiffusionPipeline):
+    """What the SD and SDXL pipelines share; they differ in how a prompt becomes a condition."""
+
+    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+        """Text condition with one row for each prompt, for pictures of that many pixels."""
+        raise refuse(
+            "pipeline", type(self).__name__, "ActivationTapPipeline, ActivationTapXLPipeline", "use one of them"
+        )
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels for each latent position."""
+        return 2 ** (len(self.vae.config.block_out_channels) - 1)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        image: Any,
+        prompt: str | list[str] = "",
+        addresses: str | list[str] | None = None,
+        preset: str | None = None,
+        timestep: float | None = None,
+        seeds: int | list[int] | None = None,
+        generator: Generators | None = None,
+        *,
+        size: int | None = None,
+        posterior: str = "mean",
+        dtype: str = "float32",
+        variance: bool = False,
+        early_exit: bool = True,
+        batch: int = 16,
+        basis: dict[str, PCABasis] | None = None,
+        output_type: str = "pil",
+        callback: Progress = silent,
+        return_dict: bool = True,
+    ) -> ActivationTapPipelineOutput | tuple[Activations, dict[str, list[Image.Image]]]:
+        """Tap pictures at one noise level (GDF, arXiv 2410.03558, section 3).
+
+        Args:
+            image: one or more pictures: PIL, array (H, W, 3) in [0, 1] or uint8, tensor (3, H, W) in [0, 1] or [-1, 1];
+                or scaled latents as a tensor with the VAE's latent channels.
+            prompt: one for all pictures or one for each.
+            addresses: places or globs; or give ``preset``. Addresses win over the preset's, the rest of which stays.
+            timestep: the network's own timestep (0..999); by default the preset's, else 50.
+            seeds: noises to average over; by default the preset's, else 0.
+            generator: instead of seeds: one noise for each picture, from one generator or a list with one each.
+            size: resize pictures to a square first.
+            posterior, dtype, variance, early_exit, batch: see :class:`TapConfig`.
+            basis: PCA bases by address, for colours that mean the same across calls.
+            output_type: "pil" pictures of the activations, or "none".
+            callback: called as callback(step, total, preview); may raise to interrupt, nothing is left behind.
+
+        Returns:
+            :class:`ActivationTapPipelineOutput`, or the tuple (activations, pictures).
+
+        Raises:
+            VitrineError: bad addresses, timestep, seeds, sizes, or NaN weights, all before any forward.
+        """
+        settings = {"size": size, "posterior": posterior, "dtype": dtype, "variance": variance, "batch": batch}
+        config = _config(addresses, preset, timestep, seeds, generator, {**settings, "early_exit": early_exit})
+        if output_type not in ("pil", "none"):
+            raise refuse("output_type", output_type, "'pil' or 'none'", "activations come back either way")
+        denoiser = Denoiser.from_diffusers(self)
+        check_timestep(denoiser, config.timestep)
+        sites = resolve(self.unet, list(config.addresses))
+        inputs = self._inputs(image, config)
+        prompts = per_picture(prompt, len(inputs), "prompt")
+        generators = _generators(generator, len(inputs))
+        for name in ("unet", "vae", "text_encoder"):
+            check_weights(name, getattr(self, name))
+        latents = self._latents(inputs, config)
+        height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
+        cond = self._condition(prompts, height, width)
+        activations = self._tap(denoiser, latents, cond, config, prompts, generators, callback)
+        drawn = [s.address for s in sites] if output_type == "pil" else []
+        pictures = _pictures(activations, drawn, basis, height, width)
+        self.maybe_free_model_hooks()
+        return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
+
+    def _inputs(self, image: Any, config: TapConfig) -> torch.Tensor:
+        """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""
+        channels = self.vae.config.latent_channels
+        if isinstance(image, torch.Tensor) and image.ndim == 4 and image.shape[1] == channels != 3:
+            return image.float()
+        return to_pixels(image, config.size, self.vae_scale_factor)
+
+    def _latents(self, inputs: torch.Tensor, config: TapConfig) -> torch.Tensor:
+        device = self._execution_device
+        if inputs.shape[1] == self.vae.config.latent_channels:
+            return inputs.to(device)
+        parts = [
+            encode_pixels(self.vae, part.to(device), config.posterior, config.seeds[0])
+            for part in inputs.split(config.batch)
+        ]
+        return torch.cat(parts).to(device)
+
+    def _tap(
+        self,
+        denoiser: Denoiser,
+        latents: torch.Tensor,
+        cond: Condition,
+        config: TapConfig,
+        prompts: list[str],
+        generators: list[torch.Generator],
+        callback: Progress,
+    ) -> Activations:
+        noise = torch.stack([_draw(g, latents.shape[1:]) for g in generators])[None] if generators else None
+        rows = len(latents) * len(config.seeds)
+        with self.progress_bar(total=rows) as bar:
+
+            def progress(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+                bar.update(step - bar.n)
+                callback(step, total, preview)
+
+            result = tap_latents(
+                denoiser, latents, cond, config, progress, noise=noise, prompts=prompts, model=_model_id(self)
+            )
+        if generators:
+            result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in generators))
+        return result
+
+    def _text(self, tokenizer: CLIPTokenizer, encoder: Any, prompts: list[str], **wanted: bool) -> Any:
+        """One text encoder's output for padded prompts."""
+        length = tokenizer.model_max_length
+        tokens = tokenizer(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        return encoder(tokens.input_ids.to(self._execution_device), **wanted)
+
+
+class ActivationTapPipeline(_TapPipeline):
+    """Tap Stable Diffusion 1.x / 2.x and models of their shape.
+
+    ::
+
+        pipe = ActivationTapPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5")
+        out = pipe(image, "a photo of a horse", preset="Ours-v1.5", size=512, seeds=range(8))
+        out.activations["up-level1-repeat1-vit-block0-cross-q"].tensor   # (1, 1280, 16, 16)
+        out.activations.save("horse.safetensors")
+    """
+
+    model_cpu_offload_seq = "text_encoder->vae->unet"
+
+    def __init__(
+        self,
+        vae: AutoencoderKL,
+        text_encoder: CLIPTextModel,
+        tokenizer: CLIPTokenizer,
+        unet: UNet2DConditionModel,
+        scheduler: SchedulerMixin,
+    ) -> None:
+        super().__init__()
+        if unet.config.addition_embed_type is not None:
+            given = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
+            raise refuse("unet", given, "SD 1.x or 2.x", "use ActivationTapXLPipeline for SDXL")
+        self.register_modules(vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
+
+    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+        return Condition(text=self._text(self.tokenizer, self.text_encoder, prompts).last_hidden_state)
+
+
+class ActivationTapXLPipeline(_TapPipeline):
+    """Tap SDXL: two text encoders, pooled text, and time ids (H, W, 0, 0, H, W) as GDF gives them."""
+
+    model_cpu_offload_seq = "text_encoder->text_encoder_2->vae->unet"
+
+    def __init__(
+        self,
+        vae: AutoencoderKL,
+        text_encoder: CLIPTextModel,
+        text_encoder_2: CLIPTextModelWithProjection,
+        tokenizer: CLIPTokenizer,
+        tokenizer_2: CLIPTokenizer,
+        unet: UNet2DConditionModel,
+        scheduler: SchedulerMixin,
+    ) -> None:
+        super().__init__()
+        if unet.config.addition_embed_type != "text_time":
+            given = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
+            raise refuse("unet", given, "an SDXL base UNet ('text_time')", "use ActivationTapPipeline for SD 1.x, 2.x")
+        self.register_modules(
+            vae=vae, text_encoder=text_encoder, text_encoder_2=text_encoder_2, tokenizer=tokenizer,
+            tokenizer_2=tokenizer_2, unet=unet, scheduler=scheduler,
+        )  # fmt: skip
+
+    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+        first = self._text(self.tokenizer, self.text_encoder, prompts, output_hidden_states=True)
+        second = self._text(self.tokenizer_2, self.text_encoder_2, prompts, output_hidden_states=True)
+        text = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
+        time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=text.dtype, device=text.device)
+        return Condition(text=text, pooled=second.text_embeds, extra={"time_ids": time_ids.repeat(len(text), 1)})
+
+
+def _config(
+    addresses: str | list[str] | None,
+    preset: str | None,
+    timestep: float | None,
+    seeds: int | list[int] | None,
+    generator: Generators | None,
+    settings: dict[str, Any],
+) -> TapConfig:
+    """What was given, over the preset's settings, over the defaults."""
+    if addresses is None and preset is None:
+        raise refuse("addresses", None, "addresses, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
+    if seeds is not None and generator is not None:
+        raise refuse("seeds and generator", "both", "one of them", "a generator draws one noise a picture")
+    given = dict(settings)
+    if addresses is not None:
+        given["addresses"] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+    if timestep is not None:
+        given["timestep"] = timestep
+    if seeds is not None or generator is not None:
+        given["seeds"] = (0,) if generator is not None else (seeds,) if isinstance(seeds, int) else tuple(seeds)
+    return TapConfig(**given) if preset is None else find_preset(preset).config(**given)
+
+
+def _generators(generator: Generators | None, count: int) -> list[torch.Generator]:
+    """One for each picture; a single generator is drawn from in turn, as everywhere in diffusers."""
+    if generator is None:
+        return []
+    listed = generator if isinstance(generator, list) else [generator] * count
+    if len(listed) != count or not all(isinstance(g, torch.Generator) for g in listed):
+        raise refuse("generator", f"{len(listed)} entries", f"one torch.Generator, or {count}", "one for each picture")
+    return listed
+
+
+def _draw(generator: torch.Generator, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device).cpu()
+
+
+def _pictures(
+    activations: Activations, addresses: list[str], basis: dict[str, PCABasis] | None, height: int, width: int
+) -> dict[str, list[Image.Image]]:
+    """PCA pictures of every place that has a grid, as large as the input."""
+    found = {}
+    for address in addresses:
+        activation = activations[address]
+        if activation.grid is None or activation.tensor.ndim != 4:
+            continue
+        rgb = pca_rgb(activation, (basis or {}).get(address), (height, width))
+        arrays = (rgb * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        found[address] = [Image.fromarray(a) for a in arrays]
+    return found
+
+
+def _model_id(pipe: DiffusionPipeline) -> str:
+    """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
+    name = str(pipe.config.get("_name_or_path") or pipe.unet.config.get("_name_or_path") or "")
+    return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name
