@@ -7,7 +7,6 @@
 from .config import TapConfig
 from .container import Activations, TapInfo
 from .during import DIFFUSERS_GUIDED, StepRecord, tap_steps
-from .health import check_weights
 from .images import encode_pixels, to_pixels
 from .pca import PCABasis, pca_rgb
 from .presets import PRESETS, Preset, preset
@@ -16,6 +15,6 @@ from .writer import ActivationReader, ActivationWriter
 
 __all__ = [
     "DIFFUSERS_GUIDED", "PRESETS", "ActivationReader", "ActivationWriter", "Activations", "PCABasis", "Preset",
-    "StepRecord", "TapConfig", "TapInfo", "check_timestep", "check_weights", "encode_pixels", "pca_rgb", "preset",
+    "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "pca_rgb", "preset",
     "seeded_noise", "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
 ]  # fmt: skip

@@ -132,11 +132,11 @@ _ALL = (
     ),
     Preset(
         "portraits", _PORTRAITS, 50, "portraits", 64, "Vitrine: Ours-v1.5 carried over to two levels",
-        {}, 128 + 128 + 128 + 64,
+        {}, 96 + 96 + 96 + 32,
     ),
     Preset(
         "portraits-legacy", ("up-level0-upsampler-out", "up-level1-repeat1-vit-out"), 50, "portraits", 64,
-        "Vitrine: Legacy-v1.5 carried over to two levels", {}, 128 + 64,
+        "Vitrine: Legacy-v1.5 carried over to two levels", {}, 96 + 32,
     ),
 )  # fmt: skip
 

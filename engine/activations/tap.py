@@ -168,8 +168,9 @@ def _check(
         raise refuse("latents", tuple(latents.shape), "float (B, C, h, w)", "add a batch axis; encode pictures first")
     if not torch.isfinite(latents).all():
         raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
-    if len(cond.text) not in (1, len(latents)):
-        raise refuse("condition rows", len(cond.text), f"1 or {len(latents)}", "give one prompt, or one a picture")
+    for value in (cond.text, cond.pooled, *cond.extra.values()):
+        if value is not None and len(value) not in (1, len(latents)):
+            raise refuse("condition rows", len(value), f"1 or {len(latents)}", "give one prompt, or one a picture")
     shape = (len(configs[0].seeds), *latents.shape)
     if noise is not None and tuple(noise.shape) != shape:
         raise refuse("noise", tuple(noise.shape), shape, "one noise for each seed and picture")
@@ -177,6 +178,4 @@ def _check(
 
 def check_timestep(denoiser: Denoiser, t: float) -> None:
     """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models)."""
-    last = float(denoiser.schedule.last_timestep)
-    if not 0 <= t <= last:
-        raise refuse("timestep", t, f"0 <= t <= {last:g}", "t is the network's own timestep, not a step number")
+    denoiser.schedule.sigma(t)

@@ -15,13 +15,12 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 
 from ..activations.config import TapConfig
 from ..activations.container import Activations
-from ..activations.health import check_weights
 from ..activations.images import encode_pixels, per_picture, to_pixels
 from ..activations.pca import PCABasis, pca_rgb
 from ..activations.presets import preset as find_preset
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
-from ..denoiser import Condition, Denoiser
+from ..denoiser import Condition, Denoiser, check_finite
 from ..errors import refuse
 from ..progress import Progress, silent
 
@@ -98,14 +97,14 @@ class _TapPipeline(DiffusionPipeline):
         config = _config(addresses, preset, timestep, seeds, generator, {**settings, "early_exit": early_exit})
         if output_type not in ("pil", "none"):
             raise refuse("output_type", output_type, "'pil' or 'none'", "activations come back either way")
-        denoiser = Denoiser.from_diffusers(self)
+        denoiser = self._denoiser()
         check_timestep(denoiser, config.timestep)
         sites = resolve(self.unet, list(config.addresses))
         inputs = self._inputs(image, config)
         prompts = per_picture(prompt, len(inputs), "prompt")
         generators = _generators(generator, len(inputs))
         for name in ("unet", "vae", "text_encoder"):
-            check_weights(name, getattr(self, name))
+            check_finite(getattr(self, name), name)
         latents = self._latents(inputs, config)
         height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
         cond = self._condition(prompts, height, width)
@@ -114,6 +113,11 @@ class _TapPipeline(DiffusionPipeline):
         pictures = _pictures(activations, drawn, basis, height, width)
         self.maybe_free_model_hooks()
         return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
+
+    def _denoiser(self) -> Denoiser:
+        """Noise is added in float32; the network then runs in its own precision."""
+        plain, dtype = Denoiser.from_diffusers(self), self.unet.dtype
+        return plain.with_call(lambda x, t, cond: plain.call(x.to(dtype), t, cond.to(dtype)))
 
     def _inputs(self, image: Any, config: TapConfig) -> torch.Tensor:
         """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""

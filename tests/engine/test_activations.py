@@ -64,11 +64,17 @@ def test_equals_a_plain_forward_hook_bit_for_bit(model, denoiser, latents, cond)
         handle.remove()
     taps = tap(denoiser, latents, cond, addresses=tuple(places), seeds=(7,))
     grids = {a: taps[a].grid for a in places}
-    assert grids == {"up-level0-repeat0-vit-block0-cross-q": (8, 8), "up-level0-upsampler-out": (16, 16), "mid-repeat0-res-out": (8, 8)}
+    assert grids == {
+        "up-level0-repeat0-vit-block0-cross-q": (8, 8),
+        "up-level0-upsampler-out": (16, 16),
+        "mid-repeat0-res-out": (8, 8),
+    }
     for address, expected in seen.items():
         if expected.ndim == 3:
             expected = expected.transpose(1, 2).unflatten(2, grids[address])
-        assert torch.allclose(taps[address].tensor, expected, atol=2e-6), address  # noise level: float64 against float32
+        assert torch.allclose(taps[address].tensor, expected, atol=2e-6), (
+            address
+        )  # noise level: float64 against float32
     same_x = denoiser.network_input(latents, noise, torch.full((3,), 50.0))
     assert (same_x - x).abs().max() < 1e-6
 
@@ -139,7 +145,7 @@ def test_text_tokens_and_other_sizes(denoiser, cond) -> None:
     taps = tap(denoiser, torch.randn(1, 4, 16, 24), cond.take(torch.tensor([0])), addresses=("up-level*-cross-[qk]",))
     assert taps["up-level0-repeat0-vit-block0-cross-q"].grid == (8, 12)
     key = taps["up-level0-repeat0-vit-block0-cross-k"]
-    assert key.grid is None and key.tensor.shape == (1, 24, 128)
+    assert key.grid is None and key.tensor.shape[:2] == (1, 24)
 
 
 def test_clean_mode_feeds_the_latent_itself(model, denoiser, latents, cond) -> None:

@@ -1,0 +1,100 @@
+"""The demo's page on the Activation Tap: what a diffusion model knows about a picture, from coarse to fine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from ..progress import Progress, silent
+from .config import TapConfig
+from .container import Activations
+from .images import encode_pixels
+from .pca import PCABasis, pca_rgb
+from .tap import tap_latents
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PLACES = {
+    "down-level0-repeat0-res-out": "down stage: still full of noise, dropped by the paper's filter",
+    "mid-vit-out": "the middle: coarsest",
+    "up-level0-repeat0-vit-block0-cross-q": "early up stage, cross-attention query",
+    "up-level0-repeat1-vit-block0-out": "later in the same resolution: finer",
+    "up-level0-upsampler-out": "the place earlier work used",
+    "up-level1-repeat0-vit-block0-cross-q": "next resolution, cross-attention query",
+    "up-level1-repeat1-vit-out": "the end of the network: over-refined, noise returns",
+}
+"""Addresses in execution order, with what the paper says of such a place (GDF sections 4 and 5)."""
+
+PEOPLE = (3, 14, 15, 92)
+SEEDS = tuple(range(8))
+_SIDE = 128
+
+
+def section(report: Any, progress: Progress = silent) -> None:
+    """Write the section: four renders, their activations at seven places in shared colours, a measured number each."""
+    from ..denoiser import Condition, Denoiser
+    from ..portraits import caption, load_portraits, render, sample_scenes
+
+    model, scenes = load_portraits(), sample_scenes(list(PEOPLE))
+    pictures, words = render(scenes), caption(scenes)
+    with torch.no_grad():
+        cond = Condition(text=model.encode(words))
+    latents = encode_pixels(model.vae, pictures.images * 2 - 1)
+    config = TapConfig(tuple(PLACES), timestep=50, seeds=SEEDS)
+    taps = tap_latents(Denoiser.from_diffusers(model.pipeline()), latents, cond, config, progress, prompts=words)
+    report.add_heading("Activation Tap: what the model sees in a picture")
+    report.add_paragraph(
+        f"Four portraits are noised to timestep 50 with {len(SEEDS)} seeds, sent once through the denoiser, and read "
+        "at seven places. Each row shows the three principal components of one place as colours, fitted on "
+        "all four pictures together, so equal colours mean equal features: hair is the same colour as hair. "
+        "The number is how often the nearest feature in another picture belongs to the same part of the face "
+        "(foreground only, parts known from the renderer)."
+    )
+    report.add_images([(_pil(image), word) for image, word in zip(pictures.images, words, strict=True)], width=_SIDE)
+    scores = {address: part_agreement(taps[address].tensor, pictures.parts) for address in PLACES}
+    for address, why in PLACES.items():
+        report.add_paragraph(f"{address} ({why}): {scores[address]:.0%} of nearest features lie in the same part.")
+        report.add_images([(p, address) for p in _rows(taps, address)], width=_SIDE)
+    best = max(scores, key=scores.__getitem__)
+    last = list(scores.values())[-1]
+    report.add_paragraph(f"Best here: {best} with {scores[best]:.0%}; the last place reaches {last:.0%}.")
+
+
+def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
+    """Share of foreground positions whose nearest feature (cosine) in each other picture has the same part label.
+
+    Args:
+        maps: (B, C, h, w) activations of B >= 2 pictures; parts: (B, H, W) part indices, 0 is the background.
+
+    Returns:
+        Mean over positions and ordered pairs of pictures, in [0, 1].
+    """
+    labels = _labels(parts, maps.shape[-2:])
+    features = F.normalize(maps.float().flatten(2) - maps.float().mean((0, 2, 3))[:, None], dim=1)
+    hits = []
+    for i in range(len(maps)):
+        for j in range(len(maps)):
+            if i != j:
+                nearest = (features[i].T @ features[j]).argmax(1)
+                shown = labels[i] > 0
+                hits.append((labels[j][nearest] == labels[i])[shown].float())
+    return torch.cat(hits).mean().item()
+
+
+def _labels(parts: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+    """(B, h*w): the part that covers most of each cell."""
+    one_hot = F.one_hot(parts.long()).movedim(-1, 1).float()
+    return F.adaptive_avg_pool2d(one_hot, tuple(grid)).argmax(1).flatten(1)
+
+
+def _rows(taps: Activations, address: str) -> list[Image.Image]:
+    return [_pil(p) for p in pca_rgb(taps[address], PCABasis.fit(taps[address]), _SIDE)]
+
+
+def _pil(image: torch.Tensor) -> Image.Image:
+    from PIL import Image
+
+    return Image.fromarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
