@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..addresses import split_patterns
 from ..errors import refuse
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -20,7 +21,7 @@ class TapConfig:
     """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, run, keep ``addresses``.
 
     Args:
-        addresses: canonical addresses or globs, e.g. ``"up-level1-repeat*-vit-block0-cross-q"``.
+        addresses: canonical addresses or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.
         timestep: the network's own timestep, 0 <= t <= 999 for 1000-step models (flow time x 1000 for flow models).
         seeds: one noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).
         dtype: storage type of the result; statistics are float32 whatever it is.
@@ -47,8 +48,7 @@ class TapConfig:
     noise: bool = True
 
     def __post_init__(self) -> None:
-        addresses = (self.addresses,) if isinstance(self.addresses, str) else tuple(self.addresses)
-        object.__setattr__(self, "addresses", addresses)
+        object.__setattr__(self, "addresses", tuple(split_patterns(self.addresses)))
         object.__setattr__(self, "seeds", (self.seeds,) if isinstance(self.seeds, int) else tuple(self.seeds))
         self._check_addresses()
         self._check_timestep()

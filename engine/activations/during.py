@@ -19,7 +19,7 @@ from torch import nn
 
 from ..addresses import resolve
 from ..errors import refuse
-from ..hooks import Activation, capture
+from ..hooks import Activation, Capture, capture
 from .config import DTYPES
 from .container import Activations, TapInfo
 from .statistics import store
@@ -64,7 +64,8 @@ class _Recorder:
     def __init__(self, wanted: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
         self.wanted, self.rows, self.count, self.dtype = wanted, rows, count, dtype
         self.record = StepRecord()
-        self.step, self.layout, self.active = -1, ("all",), False
+        self.step, self.layout = -1, ("all",)
+        self.taps: Capture | None = None
         self._last: float | None = None
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -73,14 +74,14 @@ class _Recorder:
             self.step += 1
         self._last = t
         self.record.calls += 1
-        self.active = self.wanted(self.step)
-        if self.active:
+        active = self.wanted(self.step)
+        if self.taps is not None:
+            self.taps.enabled = active  # other steps run at full speed
+        if active:
             self.layout = tuple(self.rows(args, kwargs) if callable(self.rows) else self.rows or ("all",))
             self.record.timesteps[self.step] = float("nan") if t is None else t
 
     def keep(self, activation: Activation) -> None:
-        if not self.active:
-            return
         rows, parts = activation.tensor.shape[0], len(self.layout)
         if parts == 0 or rows % parts:
             raise refuse("row layout", self.layout, f"parts that divide {rows} rows", "match it to the sampler's batch")
@@ -126,7 +127,7 @@ def tap_steps(
     recorder = _Recorder(steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype])
     handle = backbone.register_forward_pre_hook(recorder.before, with_kwargs=True)
     try:
-        with capture(backbone, sites, reduce=recorder.keep):
+        with capture(backbone, sites, reduce=recorder.keep) as recorder.taps:
             yield recorder.record
     finally:
         handle.remove()

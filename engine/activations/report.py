@@ -17,6 +17,8 @@ from .tap import tap_latents
 if TYPE_CHECKING:
     from PIL import Image
 
+    from ..portraits import Portraits
+
 PLACES = {
     "down-level0-repeat0-res-out": "down stage: still full of noise, dropped by the paper's filter",
     "mid-vit-out": "the middle: coarsest",
@@ -33,12 +35,12 @@ SEEDS = tuple(range(8))
 _SIDE = 128
 
 
-def section(report: Any, progress: Progress = silent) -> None:
+def section(report: Any, progress: Progress = silent, model: Portraits | None = None) -> None:
     """Write the section: four renders, their activations at seven places in shared colours, a measured number each."""
     from ..denoiser import Condition, Denoiser
     from ..portraits import caption, load_portraits, render, sample_scenes
 
-    model, scenes = load_portraits(), sample_scenes(list(PEOPLE))
+    model, scenes = model or load_portraits(), sample_scenes(list(PEOPLE))
     pictures, words = render(scenes), caption(scenes)
     with torch.no_grad():
         cond = Condition(text=model.encode(words))

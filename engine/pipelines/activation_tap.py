@@ -246,7 +246,7 @@ def _config(
         raise refuse("seeds and generator", "both", "one of them", "a generator draws one noise a picture")
     given = dict(settings)
     if addresses is not None:
-        given["addresses"] = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        given["addresses"] = addresses
     if timestep is not None:
         given["timestep"] = timestep
     if seeds is not None or generator is not None:

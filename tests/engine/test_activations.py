@@ -232,3 +232,57 @@ def _width(unet: torch.nn.Module, path: str) -> int:
         if hasattr(owner, name):
             return int(getattr(owner, name))
     raise AssertionError(path)
+
+
+def test_the_papers_filter_gives_the_papers_counts() -> None:
+    """gdf.md section 7, check 7: 63 = 43 + 20 (Tables 4, 5) and 33 (Table 6)."""
+    from diffusers import UNet2DConditionModel
+    from vitrine.engine.activations.selection import candidates
+
+    with torch.device("meta"):
+        sd15 = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
+        sdxl = UNet2DConditionModel(
+            block_out_channels=(32, 64, 128), cross_attention_dim=64, attention_head_dim=(1, 2, 4),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10), norm_num_groups=8,
+        )  # fmt: skip
+    kept = candidates(sites_of(sdxl), "SDXL")
+    assert [sum(a.startswith(f"up-level{i}") for a in kept) for i in range(3)] == [43, 20, 0]
+    assert len(candidates(sites_of(sd15), "SD 1.5")) == 33
+    assert set(PRESETS["Ours-XL"].addresses) <= set(kept)
+    assert set(PRESETS["Ours-v1.5"].addresses) <= set(candidates(sites_of(sd15), "SD 1.5"))
+    with pytest.raises(VitrineError, match="family"):
+        candidates([], "Flux")
+
+
+def test_part_agreement_of_perfect_and_of_useless_features() -> None:
+    from vitrine.engine.activations.report import part_agreement
+
+    parts = torch.randint(0, 4, (3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    perfect = torch.nn.functional.one_hot(parts.long()).movedim(-1, 1).float()
+    assert part_agreement(perfect, parts) == 1.0
+    assert part_agreement(torch.randn(3, 8, 8, 8), parts) < 0.5
+
+
+def test_the_demo_section_writes_itself(model) -> None:
+    from vitrine.engine.activations import report
+
+    class Page:
+        """What a section needs of the demo's report."""
+
+        def __init__(self) -> None:
+            self.text, self.images = [], []
+
+        def add_heading(self, text: str) -> None:
+            self.text.append(text)
+
+        add_paragraph = add_heading
+
+        def add_images(self, images: list, width: int = 0) -> None:
+            self.images.append(images)
+
+    page = Page()
+    report.section(page, model=model)
+    assert len(page.images) == 1 + len(report.PLACES) and all(len(row) == 4 for row in page.images)
+    assert page.images[1][0][0].size == (128, 128) and "%" in page.text[-1]

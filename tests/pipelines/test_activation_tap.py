@@ -43,7 +43,8 @@ def close(a: Activations, b: Activations, tolerance: float = 1e-5) -> bool:
 def test_pictures_in_activations_out(pipe, pixels, tmp_path: Path) -> None:
     out = pipe(pil(pixels), ["a man", "a woman", "a hat"], preset="portraits", seeds=[0, 1], variance=True)
     activations, pictures = out.to_tuple()
-    assert activations[Q].tensor.shape == (3, pipe.unet.config.block_out_channels[1], 8, 8) and activations[Q].grid == (8, 8)
+    assert activations[Q].tensor.shape == (3, pipe.unet.config.block_out_channels[1], 8, 8)
+    assert activations[Q].grid == (8, 8)
     assert set(pictures) == set(activations) and pictures[Q][2].size == (64, 64)
     assert out.activations.info.prompts == ("a man", "a woman", "a hat") and out.activations.info.seeds == (0, 1)
     assert close(Activations.load(activations.save(tmp_path / "taps.safetensors")), activations, 0)
