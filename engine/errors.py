@@ -9,4 +9,5 @@ class VitrineError(ValueError):
 
 def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineError:
     """Build (not raise) the error: ``raise refuse("timestep", 1000, "0 <= t < 1000", "use 999 for pure noise")``."""
-    return VitrineError(f"{what}: given {given if isinstance(given, str) else repr(given)}; accepted: {accepted}. {remedy}")
+    shown = given if isinstance(given, str) else repr(given)
+    return VitrineError(f"{what}: given {shown}; accepted: {accepted}. {remedy}")

@@ -1,0 +1,132 @@
+"""Transformers: PixArt, SD3 (MMDiT) and Flux, in diffusers' and in ComfyUI's layout.
+
+Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding. Slices are on the last axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..addresses import Site
+
+_QKV = ("q", "k", "v")
+
+
+# --- PixArt -------------------------------------------------------------------------------------------------------
+def pixart_diffusers(net: Any) -> Iterator[Site]:
+    """PixArtTransformer2DModel."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
+    for b in range(len(net.transformer_blocks)):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in _QKV:
+            yield Site(f"{name}-self-{x}", f"{path}.attn1.to_{x}", **image)
+        yield Site(f"{name}-self-out", f"{path}.attn1.to_out.0", **image)
+        yield Site(f"{name}-cross-q", f"{path}.attn2.to_q", **image)
+        for x in ("k", "v"):
+            yield Site(f"{name}-cross-{x}", f"{path}.attn2.to_{x}", "text")
+        yield Site(f"{name}-cross-out", f"{path}.attn2.to_out.0", **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
+        yield Site(f"{name}-ffn-out", f"{path}.ff", **image)
+        yield Site(f"{name}-out", path, **image)
+
+
+def pixart_comfyui(net: Any) -> Iterator[Site]:
+    """PixArt / PixArtMS: fused qkv and kv; the cross-attention folds the batch into one row."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    for b in range(len(net.blocks)):
+        name, path = f"vit-block{b}", f"blocks.{b}"
+        for i, x in enumerate(_QKV):
+            yield Site(f"{name}-self-{x}", f"{path}.attn.qkv", columns=(i, 3), **image)
+        yield Site(f"{name}-self-out", f"{path}.attn.proj", **image)
+        yield Site(f"{name}-cross-q", f"{path}.cross_attn.q_linear", flat_batch=True, **image)
+        for i, x in enumerate(("k", "v")):
+            yield Site(f"{name}-cross-{x}", f"{path}.cross_attn.kv_linear", "text", columns=(i, 2), flat_batch=True)
+        yield Site(f"{name}-cross-out", f"{path}.cross_attn.proj", **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.mlp.act", **image)
+        yield Site(f"{name}-ffn-out", f"{path}.mlp", **image)
+        yield Site(f"{name}-out", path, **image)
+
+
+# --- SD3 ----------------------------------------------------------------------------------------------------------
+def sd3_diffusers(net: Any) -> Iterator[Site]:
+    """SD3Transformer2DModel, with the second self-attention of SD3.5-medium where a block has it."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
+    for b, block in enumerate(net.transformer_blocks):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in _QKV:
+            yield Site(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
+        for x in _QKV:
+            yield Site(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
+        yield Site(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        if getattr(block, "attn2", None) is not None:
+            for x in _QKV:
+                yield Site(f"{name}-attn2-{x}", f"{path}.attn2.to_{x}", **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
+        yield Site(f"{name}-ffn-out", f"{path}.ff", **image)
+        yield Site(f"{name}-out", path, element=1, **image)
+
+
+def sd3_comfyui(net: Any) -> Iterator[Site]:
+    """MMDiT: hooks on ``x_block`` itself never fire, its children's do."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    for b, block in enumerate(net.joint_blocks):
+        name, path = f"vit-block{b}", f"joint_blocks.{b}"
+        for i, x in enumerate(_QKV):
+            yield Site(f"{name}-{x}", f"{path}.x_block.attn.qkv", columns=(i, 3), **image)
+        for i, x in enumerate(_QKV):
+            yield Site(f"{name}-ctx-{x}", f"{path}.context_block.attn.qkv", "text", columns=(i, 3))
+        yield Site(f"{name}-attn-out", f"{path}.x_block.attn.proj", **image)
+        if getattr(block.x_block, "attn2", None) is not None:
+            for i, x in enumerate(_QKV):
+                yield Site(f"{name}-attn2-{x}", f"{path}.x_block.attn2.qkv", columns=(i, 3), **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.x_block.mlp.act", **image)
+        yield Site(f"{name}-ffn-out", f"{path}.x_block.mlp", **image)
+        yield Site(f"{name}-out", path, element=1, **image)
+
+
+# --- Flux ---------------------------------------------------------------------------------------------------------
+def flux_diffusers(net: Any) -> Iterator[Site]:
+    """FluxTransformer2DModel: single blocks continue the count of the double ones."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
+    for b in range(len(net.transformer_blocks)):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in _QKV:
+            yield Site(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
+        for x in _QKV:
+            yield Site(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
+        yield Site(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
+        yield Site(f"{name}-ffn-out", f"{path}.ff", **image)
+        yield Site(f"{name}-out", path, element=1, **image)
+    doubles = len(net.transformer_blocks)
+    for j in range(len(net.single_transformer_blocks)):
+        name, path = f"vit-block{doubles + j}", f"single_transformer_blocks.{j}"
+        for x in _QKV:
+            yield Site(f"{name}-{x}", f"{path}.attn.to_{x}", skip_text=True, **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.act_mlp", skip_text=True, **image)
+        # diffusers >= 0.35 returns (text, image), older ones the joint sequence: the reader accepts both.
+        yield Site(f"{name}-out", path, element=1, skip_text=True, **image)
+
+
+def flux_comfyui(net: Any) -> Iterator[Site]:
+    """Flux: the image stream comes first in a double block's output; single blocks fuse q, k, v with the MLP."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    for b in range(len(net.double_blocks)):
+        name, path = f"vit-block{b}", f"double_blocks.{b}"
+        for i, x in enumerate(_QKV):
+            yield Site(f"{name}-{x}", f"{path}.img_attn.qkv", columns=(i, 3), **image)
+        for i, x in enumerate(_QKV):
+            yield Site(f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=(i, 3))
+        yield Site(f"{name}-attn-out", f"{path}.img_attn.proj", **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.img_mlp.1", **image)
+        yield Site(f"{name}-ffn-out", f"{path}.img_mlp", **image)
+        yield Site(f"{name}-out", path, element=0, **image)
+    doubles, width = len(net.double_blocks), int(net.hidden_size)
+    for j in range(len(net.single_blocks)):
+        name, path = f"vit-block{doubles + j}", f"single_blocks.{j}"
+        for i, x in enumerate(_QKV):
+            fused: dict[str, Any] = {"columns": (i, 3), "width": width}
+            yield Site(f"{name}-{x}", f"{path}.linear1", skip_text=True, **fused, **image)
+        yield Site(f"{name}-ffn-inner", f"{path}.mlp_act", skip_text=True, **image)
+        yield Site(f"{name}-out", path, skip_text=True, **image)

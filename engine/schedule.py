@@ -1,0 +1,121 @@
+"""Noise schedules: sigma, alpha-bar, log-SNR and the network's own timestep as maps of each other, in float64.
+
+Two kinds. ``vp`` (DDPM and its descendants): x_t = sqrt(abar) x0 + sqrt(1 - abar) eps with
+sigma = sqrt((1 - abar) / abar) (Karras et al. 2022, Table 1). ``flow`` (rectified flow): x_t = (1 - s) x0 + s eps with
+sigma = s, and the network's timestep is 1000 s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import refuse
+
+Number = float | torch.Tensor
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """One model's schedule.
+
+    Attributes:
+        kind: ``"vp"`` or ``"flow"``.
+        log_sigmas: (T,) float64, log sigma at timesteps 0 .. T-1 (``vp``); empty for ``flow``.
+        steps: T, the number of training timesteps.
+    """
+
+    kind: str
+    log_sigmas: torch.Tensor
+    steps: int = 1000
+
+    @classmethod
+    def from_betas(cls, betas: torch.Tensor) -> NoiseSchedule:
+        """From T betas in (0, 1) (Ho et al. 2020, abar_t = prod (1 - beta))."""
+        return cls.from_alphas_cumprod(torch.cumprod(1 - torch.as_tensor(betas, dtype=torch.float64), 0))
+
+    @classmethod
+    def from_alphas_cumprod(cls, alphas_cumprod: torch.Tensor) -> NoiseSchedule:
+        """From T values of abar, strictly between 0 and 1 but for a last value of 0 (zero terminal SNR)."""
+        abar = torch.as_tensor(alphas_cumprod, dtype=torch.float64).cpu()
+        if abar.ndim != 1 or len(abar) < 2 or not bool(((abar >= 0) & (abar < 1)).all()):
+            raise refuse("alphas_cumprod", tuple(abar.shape), "1-d values in [0, 1)", "pass scheduler.alphas_cumprod")
+        abar = abar.clamp(min=2.0**-40)  # zero terminal SNR: keeps log sigma finite, abar below any float32 effect
+        return cls("vp", 0.5 * torch.log((1 - abar) / abar), len(abar))
+
+    @classmethod
+    def scaled_linear(cls, steps: int = 1000, start: float = 0.00085, end: float = 0.012) -> NoiseSchedule:
+        """Stable Diffusion's table: betas linear in their square root."""
+        return cls.from_betas(torch.linspace(start**0.5, end**0.5, steps, dtype=torch.float64) ** 2)
+
+    @classmethod
+    def flow(cls, steps: int = 1000) -> NoiseSchedule:
+        """Rectified flow. A shift changes which times a sampler visits, not what a time means, so it is not here."""
+        return cls("flow", torch.empty(0, dtype=torch.float64), steps)
+
+    @classmethod
+    def from_diffusers(cls, scheduler: Any) -> NoiseSchedule:
+        """From a diffusers scheduler: flow-matching ones by name, all others by ``alphas_cumprod``."""
+        if "FlowMatch" in type(scheduler).__name__:
+            return cls.flow(scheduler.config.num_train_timesteps)
+        if getattr(scheduler, "alphas_cumprod", None) is None:
+            name = type(scheduler).__name__
+            accepted = "schedulers with alphas_cumprod, or FlowMatch ones"
+            raise refuse("scheduler", name, accepted, "pass another scheduler")
+        return cls.from_alphas_cumprod(scheduler.alphas_cumprod)
+
+    def sigma(self, t: Number) -> torch.Tensor:
+        """Sigma at timestep t in [0, T-1] (``vp``; fractions interpolate log sigma) or [0, T] (``flow``)."""
+        t = self._checked(t)
+        if self.kind == "flow":
+            return t / self.steps
+        low = t.floor().long().clamp(max=self.steps - 2)
+        share = t - low
+        table = self.log_sigmas.to(t.device)
+        return torch.exp((1 - share) * table[low] + share * table[low + 1])
+
+    def timestep(self, sigma: Number) -> torch.Tensor:
+        """The network's timestep at a sigma; the inverse of :meth:`sigma`, clamped to the table's ends."""
+        sigma = torch.as_tensor(sigma, dtype=torch.float64)
+        if self.kind == "flow":
+            return sigma * self.steps
+        table, wanted = self.log_sigmas.to(sigma.device), torch.log(sigma)
+        low = (torch.searchsorted(table, wanted.contiguous()) - 1).clamp(0, self.steps - 2)
+        share = (wanted - table[low]) / (table[low + 1] - table[low])
+        return low + share.clamp(0, 1)
+
+    def alpha_bar(self, t: Number) -> torch.Tensor:
+        """abar_t = 1 / (1 + sigma^2) for ``vp``; (1 - s)^2 for ``flow``, so that signal scale is its root in both."""
+        sigma = self.sigma(t)
+        return (1 - sigma).square() if self.kind == "flow" else 1 / (1 + sigma.square())
+
+    def log_snr(self, t: Number) -> torch.Tensor:
+        """log (signal^2 / noise^2)."""
+        signal, noise = self.scales(t)
+        return 2 * (torch.log(signal) - torch.log(noise))
+
+    def scales(self, t: Number) -> tuple[torch.Tensor, torch.Tensor]:
+        """(signal, noise): x_t = signal x0 + noise eps, in the network's own input scale."""
+        sigma = self.sigma(t)
+        if self.kind == "flow":
+            return 1 - sigma, sigma
+        return 1 / torch.sqrt(1 + sigma.square()), sigma / torch.sqrt(1 + sigma.square())
+
+    def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
+        """x_t for x0 and noise of one shape (B, ...), t a number or (B,); float64 inside, x0's dtype out."""
+        signal, level = (self._wide(s, x0) for s in self.scales(t))
+        return (signal * x0.double() + level * noise.double()).to(x0.dtype)
+
+    @staticmethod
+    def _wide(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return scale.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
+
+    def _checked(self, t: Number) -> torch.Tensor:
+        t = torch.as_tensor(t, dtype=torch.float64)
+        last = self.steps if self.kind == "flow" else self.steps - 1
+        if not math.isfinite(float(t.sum())) or bool((t < 0).any()) or bool((t > last).any()):
+            raise refuse("timestep", t.tolist(), f"0 <= t <= {last}", "t is the network's own timestep")
+        return t
