@@ -51,9 +51,10 @@ def section(report: Any, progress: Progress = silent, model: Portraits | None = 
     report.add_paragraph(
         f"Four portraits are noised to timestep 50 with {len(SEEDS)} seeds, sent once through the denoiser, and read "
         "at seven places. Each row shows the three principal components of one place as colours, fitted on "
-        "all four pictures together, so equal colours mean equal features: hair is the same colour as hair. "
+        "all four pictures together: where hair has one colour in all of them, the model treats hair as one thing. "
         "The number is how often the nearest feature in another picture belongs to the same part of the face "
-        "(foreground only, parts known from the renderer)."
+        "(foreground only, parts known from the renderer; finer grids are harder). In brackets, what the paper "
+        "found at such places in large models."
     )
     report.add_images([(_pil(image), word) for image, word in zip(pictures.images, words, strict=True)], width=_SIDE)
     scores = {address: part_agreement(taps[address].tensor, pictures.parts) for address in PLACES}
@@ -72,18 +73,23 @@ def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
         maps: (B, C, h, w) activations of B >= 2 pictures; parts: (B, H, W) part indices, 0 is the background.
 
     Returns:
-        Mean over positions and ordered pairs of pictures, in [0, 1].
+        Mean over pictures, in [0, 1].
     """
+    return part_agreement_by_picture(maps, parts).mean().item()
+
+
+def part_agreement_by_picture(maps: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """(B,) as :func:`part_agreement`: each picture's foreground searched in all the others."""
     labels = _labels(parts, maps.shape[-2:])
     features = F.normalize(maps.float().flatten(2) - maps.float().mean((0, 2, 3))[:, None], dim=1)
-    hits = []
+    scores = []
     for i in range(len(maps)):
-        for j in range(len(maps)):
-            if i != j:
-                nearest = (features[i].T @ features[j]).argmax(1)
-                shown = labels[i] > 0
-                hits.append((labels[j][nearest] == labels[i])[shown].float())
-    return torch.cat(hits).mean().item()
+        shown = labels[i] > 0
+        others = [j for j in range(len(maps)) if j != i]
+        nearest = [(features[i].T @ features[j]).argmax(1) for j in others]
+        hits = [labels[j][n][shown] == labels[i][shown] for j, n in zip(others, nearest, strict=True)]
+        scores.append(torch.stack(hits).float().mean())
+    return torch.stack(scores)
 
 
 def _labels(parts: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
