@@ -1,1 +1,1 @@
-"""See DESIGN: the house."""
+"""The ``vitrine`` command."""

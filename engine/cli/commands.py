@@ -1,0 +1,105 @@
+"""The commands as dataclasses; tyro turns them into a command line. Heavy imports wait for ``run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Render, sample and tap the portraits model, and write a self-contained report."""
+
+    out: Path = Path("report.html")
+    """The HTML file to write."""
+
+    def run(self) -> int:
+        """Write the report; 0 on success."""
+        from .demo import write_report
+
+        print(f"report: {write_report(self.out)}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Measure the named claims and print a table; the exit status is 1 if one does not hold."""
+
+    claims: Positional[tuple[str, ...]] = ()
+    """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""
+    json: Path | None = None
+    """Also write the results to this file."""
+    model: str | None = None
+    """A model folder to measure instead of the shipped one."""
+
+    def run(self) -> int:
+        """0 if every claim holds, else 1."""
+        from .reproduce import reproduce
+
+        return reproduce(list(self.claims), self.json, self.model)
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """List the addresses of a diffusers model, with kind and module path."""
+
+    model: Positional[str] = "portraits"
+    """A pipeline folder or hub id; 'portraits' is the shipped model."""
+    pattern: Positional[str] = "*"
+    """Address or glob."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..addresses import resolve
+
+        for site in resolve(load_backbone(self.model), self.pattern):
+            print(f"{site.address:<48} {site.kind:<8} {site.path}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Card:
+    """Measure a portraits model and write its model card (README.md) beside the weights."""
+
+    folder: Positional[Path | None] = None
+    """Model folder; default the shipped one."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..portraits.card import write_card
+        from ..progress import TqdmProgress
+
+        print(f"card: {write_card(self.folder, TqdmProgress('measuring'))}")
+        return 0
+
+
+def train_portraits() -> type:
+    """The command ``train-portraits``; its settings live in a module that imports torch, hence the function."""
+    from ..portraits.train import TrainConfig, main
+
+    @dataclass(frozen=True)
+    class TrainPortraits(TrainConfig):
+        """Train the portraits model; the same command resumes an interrupted run."""
+
+        def run(self) -> int:
+            """0 when finished."""
+            from ..progress import TqdmProgress
+
+            print(f"model: {main(self, TqdmProgress)}")
+            return 0
+
+    return TrainPortraits
+
+
+def load_backbone(model: str) -> object:
+    """The UNet or transformer of a pipeline folder, a hub id, or the shipped model."""
+    if model == "portraits":
+        from ..portraits import load_portraits
+
+        return load_portraits().unet
+    from diffusers import DiffusionPipeline
+
+    pipe = DiffusionPipeline.from_pretrained(model)
+    return getattr(pipe, "unet", None) or pipe.transformer

@@ -1,0 +1,59 @@
+"""``vitrine reproduce``: measure claims, print them as a table, write them as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ..claims import Claim, pick_claims
+from ..progress import TqdmProgress
+
+
+def reproduce(names: list[str], out: Path | None, model: str | None) -> int:
+    """Measure; returns 0 if all hold and 1 if not. A claim that does not hold stays in the list."""
+    results = []
+    for claim in pick_claims(names):
+        results.append(measure(claim, model))
+        print(row(results[-1]), flush=True)
+        if out is not None:  # after each claim, so that an interrupted run keeps what it has
+            write_json(results, out)
+    return 0 if all(r["holds"] for r in results) else 1
+
+
+def measure(claim: Claim, model: str | None) -> dict[str, Any]:
+    """One claim as {claim, paper, figure, value, interval, target, holds, command, seconds, details}."""
+    bar, began = TqdmProgress(claim.name), time.perf_counter()
+    result = claim.measure(model=model, progress=bar)
+    bar.close()
+    return {
+        "claim": claim.name,
+        "paper": claim.paper,
+        "figure": claim.figure,
+        "value": result.value,
+        "interval": result.interval,
+        "target": claim.target,
+        "holds": result.holds,
+        "command": f"vitrine reproduce {claim.name}" + (f" --model {model}" if model else ""),
+        "seconds": round(time.perf_counter() - began, 1),
+        "details": result.details,
+    }
+
+
+def row(result: dict[str, Any]) -> str:
+    """One result as text, details indented below it."""
+    spread = "" if result["interval"] is None else f" [{result['interval'][0]}, {result['interval'][1]}]"
+    verdict = "holds" if result["holds"] else "DOES NOT HOLD"
+    measured = f"{result['claim']:<22} {result['value']}{spread}"
+    head = f"{measured}  target: {result['target']}  {verdict}  ({result['seconds']} s)"
+    return "\n".join([head, f"    {result['figure']}", *(f"    {k}: {v}" for k, v in result["details"].items())])
+
+
+def write_json(results: list[dict[str, Any]], out: Path) -> None:
+    """Write the list under a temporary name, then rename."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    scratch = out.with_name(out.name + ".tmp")
+    scratch.write_text(json.dumps(results, indent=2))
+    os.replace(scratch, out)
