@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -49,7 +50,7 @@ class TapConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", tuple(split_patterns(self.addresses)))
-        object.__setattr__(self, "seeds", (self.seeds,) if isinstance(self.seeds, int) else tuple(self.seeds))
+        object.__setattr__(self, "seeds", _whole_numbers(self.seeds))
         self._check_addresses()
         self._check_timestep()
         self._check_seeds()
@@ -101,3 +102,12 @@ class TapConfig:
         if unknown or "addresses" not in data:
             raise refuse("tap config", sorted(data), sorted(known), "addresses are required; remove unknown keys")
         return cls(**dict(data))
+
+
+def _whole_numbers(seeds: Any) -> tuple[int, ...]:
+    """Any integers (also a range, a numpy array, or one number) as a tuple of Python's own."""
+    listed = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+    try:
+        return tuple(s if isinstance(s, bool) else operator.index(s) for s in listed)
+    except TypeError as error:
+        raise refuse("seeds", seeds, "integers in [0, 2**63)", "seeds=(0,) taps once") from error

@@ -95,7 +95,7 @@ class _Recorder:
 def tap_steps(
     backbone: nn.Module,
     addresses: str | Sequence[str],
-    steps: Collection[int] | Callable[[int], bool],
+    steps: int | Collection[int] | Callable[[int], bool],
     *,
     rows: Layout = None,
     count: str = "calls",
@@ -117,7 +117,7 @@ def tap_steps(
     """
     sites = resolve(backbone, addresses)
     if not callable(steps):
-        steps = frozenset(steps)
+        steps = frozenset([steps] if isinstance(steps, int) else steps)
         if not steps or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in steps):
             raise refuse("steps", sorted(steps, key=str), "one or more integers >= 0", "count sampling steps from 0")
     if count not in ("calls", "timesteps"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, SchedulerMixin, UNet2DConditionModel
-from diffusers.utils import BaseOutput
+from diffusers.utils import BaseOutput, logging
 from PIL import Image
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
@@ -23,6 +23,8 @@ from ..addresses import resolve
 from ..denoiser import Condition, Denoiser, check_finite
 from ..errors import refuse
 from ..progress import Progress, silent
+
+logger = logging.get_logger(__name__)
 
 Generators = torch.Generator | list[torch.Generator]
 
@@ -105,13 +107,15 @@ class _TapPipeline(DiffusionPipeline):
         generators = _generators(generator, len(inputs))
         for name in ("unet", "vae", "text_encoder"):
             check_finite(getattr(self, name), name)
-        latents = self._latents(inputs, config)
-        height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-        cond = self._condition(prompts, height, width)
-        activations = self._tap(denoiser, latents, cond, config, prompts, generators, callback)
+        try:
+            latents = self._latents(inputs, config)
+            height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
+            cond = self._condition(prompts, height, width)
+            activations = self._tap(denoiser, latents, cond, config, prompts, generators, callback)
+        finally:  # offloaded models go back also after an interruption
+            self.maybe_free_model_hooks()
         drawn = [s.address for s in sites] if output_type == "pil" else []
         pictures = _pictures(activations, drawn, basis, height, width)
-        self.maybe_free_model_hooks()
         return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
 
     def _denoiser(self) -> Denoiser:
@@ -165,6 +169,9 @@ class _TapPipeline(DiffusionPipeline):
         """One text encoder's output for padded prompts."""
         length = tokenizer.model_max_length
         tokens = tokenizer(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+        longest = max(len(ids) for ids in tokenizer(prompts).input_ids)
+        if longest > length:
+            logger.warning(f"A prompt has {longest} tokens; this text encoder reads the first {length}.")
         return encoder(tokens.input_ids.to(self._execution_device), **wanted)
 
 
@@ -250,7 +257,7 @@ def _config(
     if timestep is not None:
         given["timestep"] = timestep
     if seeds is not None or generator is not None:
-        given["seeds"] = (0,) if generator is not None else (seeds,) if isinstance(seeds, int) else tuple(seeds)
+        given["seeds"] = (0,) if generator is not None else seeds
     return TapConfig(**given) if preset is None else find_preset(preset).config(**given)
 
 

@@ -283,3 +283,35 @@ def test_the_demo_section_writes_itself(model) -> None:
     report.section(page, model=model)
     assert len(page.images) == 1 + len(report.PLACES) and all(len(row) == 4 for row in page.images)
     assert page.images[1][0][0].size == (128, 128) and "%" in page.text[-1]
+
+
+def test_maps_are_averaged_over_seeds_and_sum_to_one(denoiser, latents, cond) -> None:
+    taps = tap(denoiser, latents, cond, addresses=("up-level0-repeat0-vit-block0-cross-map",), seeds=(0, 1))
+    found = taps["up-level0-repeat0-vit-block0-cross-map"]
+    assert found.grid is None and found.tensor.shape == (3, 4, 64, 24)
+    assert (found.tensor.sum(-1) - 1).abs().max() < 1e-5
+
+
+def test_an_offloaded_network_taps_the_same(model, latents, cond) -> None:
+    """accelerate's offload hooks wrap forwards; an early exit must leave them in order for the next call."""
+    import copy
+
+    from accelerate import cpu_offload
+
+    unet = copy.deepcopy(model.unet)
+    plain = tap(Denoiser.from_diffusers(unet, model.scheduler), latents, cond)
+    cpu_offload(unet, execution_device="cpu")
+    offloaded = Denoiser.from_diffusers(unet, model.scheduler)
+    assert next(unet.parameters()).is_meta
+    for _ in range(2):
+        again = tap(offloaded, latents, cond)
+        assert all(torch.equal(plain[a].tensor, again[a].tensor) for a in PLACES)
+    assert next(unet.parameters()).is_meta
+
+
+def test_tapping_twice_gives_the_same_and_leaves_the_output_alone(model, denoiser, latents, cond) -> None:
+    with torch.no_grad():
+        before = model.unet(latents, 50, cond.text).sample
+        first, second = tap(denoiser, latents, cond), tap(denoiser, latents, cond)
+        after = model.unet(latents, 50, cond.text).sample
+    assert torch.equal(before, after) and all(torch.equal(first[a].tensor, second[a].tensor) for a in PLACES)

@@ -122,6 +122,7 @@ def test_config_round_trips_through_json(config: TapConfig) -> None:
     "bad",
     [
         {"addresses": ()}, {"addresses": ("",)}, {"seeds": ()}, {"seeds": (1, 1)}, {"seeds": (-1,)}, {"seeds": (0.5,)},
+        {"seeds": None}, {"seeds": "abc"}, {"seeds": (True,)},
         {"timestep": -1}, {"timestep": float("nan")}, {"timestep": "50"}, {"dtype": "float8"}, {"posterior": "mode"},
         {"size": 0}, {"batch": 0}, {"variance": True}, {"unknown": 1},
     ],
@@ -204,3 +205,10 @@ def test_writer_refuses_other_settings_and_foreign_folders(tmp_path: Path) -> No
         ActivationWriter(tmp_path / "b")
     with pytest.raises(VitrineError, match="folder"):
         ActivationReader(tmp_path / "missing")
+
+
+def test_seeds_may_be_a_range_an_array_or_a_number() -> None:
+    import numpy as np
+
+    assert TapConfig("a, b", seeds=np.arange(3)).seeds == TapConfig(("a", "b"), seeds=range(3)).seeds == (0, 1, 2)
+    assert TapConfig("a", seeds=7).seeds == (7,) and TapConfig("a, b").addresses == ("a", "b")

@@ -237,3 +237,33 @@ def test_sdxl_kind(pixels) -> None:
     assert close(out.row(2), alone, 1e-4)
     with pytest.raises(VitrineError, match="ActivationTapXLPipeline"):
         ActivationTapPipeline(pipe.vae, pipe.text_encoder, pipe.tokenizer, pipe.unet, pipe.scheduler)
+
+
+def test_loads_a_stock_stable_diffusion_folder(pipe, pixels, tmp_path: Path) -> None:
+    from diffusers import StableDiffusionPipeline
+
+    stock = StableDiffusionPipeline(
+        **pipe.components, safety_checker=None, feature_extractor=None, requires_safety_checker=False
+    )
+    stock.save_pretrained(tmp_path)
+    ours = ActivationTapPipeline.from_pretrained(tmp_path)
+    ours.set_progress_bar_config(disable=True)
+    assert close(ours(pixels, addresses=Q).activations, pipe(pixels, addresses=Q).activations, 0)
+
+
+def test_half_precision_networks(pixels) -> None:
+    m = build_models(seed=2)
+    full = ActivationTapPipeline(m.vae, m.text_encoder, m.tokenizer, m.unet, m.scheduler)
+    full.set_progress_bar_config(disable=True)
+    exact = full(pixels, "a man", addresses=Q).activations[Q].tensor
+    rough = full.to(torch.bfloat16)(pixels, "a man", addresses=Q).activations[Q].tensor
+    assert rough.dtype == torch.float32 and (exact - rough).abs().mean() < 0.05 * exact.abs().mean()
+
+
+def test_a_prompt_that_is_cut_is_announced(pipe, pixels, caplog: pytest.LogCaptureFixture) -> None:
+    from diffusers.utils import logging
+
+    logging.enable_propagation()
+    pipe(pixels[:1], "a man " * 40, addresses=Q)
+    logging.disable_propagation()
+    assert "reads the first 24" in caplog.text
