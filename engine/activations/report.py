@@ -33,6 +33,8 @@ PLACES = {
 PEOPLE = (3, 14, 15, 92)
 SEEDS = tuple(range(8))
 _SIDE = 128
+_GRID = (16, 16)
+_OTHERS = 6
 
 
 def section(report: Any, progress: Progress = silent, model: Portraits | None = None) -> None:
@@ -53,7 +55,7 @@ def section(report: Any, progress: Progress = silent, model: Portraits | None = 
         "at seven places. Each row shows the three principal components of one place as colours, fitted on "
         "all four pictures together: where hair has one colour in all of them, the model treats hair as one thing. "
         "The number is how often the nearest feature in another picture belongs to the same part of the face "
-        "(foreground only, parts known from the renderer; finer grids are harder). In brackets, what the paper "
+        "(foreground only, parts known from the renderer; all places at 16 x 16). In brackets, what the paper "
         "found at such places in large models."
     )
     report.add_images([(_pil(image), word) for image, word in zip(pictures.images, words, strict=True)], width=_SIDE)
@@ -67,10 +69,11 @@ def section(report: Any, progress: Progress = silent, model: Portraits | None = 
 
 
 def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
-    """Share of foreground positions whose nearest feature (cosine) in each other picture has the same part label.
+    """Share of foreground positions whose nearest feature (cosine) in other pictures has the same part label.
 
     Args:
-        maps: (B, C, h, w) activations of B >= 2 pictures; parts: (B, H, W) part indices, 0 is the background.
+        maps: (B, C, h, w) activations of B >= 2 pictures, resized to 16 x 16 so that all places face the same task.
+        parts: (B, H, W) part indices, 0 is the background.
 
     Returns:
         Mean over pictures, in [0, 1].
@@ -79,13 +82,14 @@ def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
 
 
 def part_agreement_by_picture(maps: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    """(B,) as :func:`part_agreement`: each picture's foreground searched in all the others."""
-    labels = _labels(parts, maps.shape[-2:])
-    features = F.normalize(maps.float().flatten(2) - maps.float().mean((0, 2, 3))[:, None], dim=1)
+    """(B,) as :func:`part_agreement`: each picture searched in the six that follow it in a ring."""
+    labels = _labels(parts, _GRID)
+    maps = F.interpolate(maps.float(), size=_GRID, mode="bilinear", align_corners=False)
+    features = F.normalize(maps.flatten(2) - maps.mean((0, 2, 3))[:, None], dim=1)
     scores = []
     for i in range(len(maps)):
         shown = labels[i] > 0
-        others = [j for j in range(len(maps)) if j != i]
+        others = [(i + step) % len(maps) for step in range(1, min(_OTHERS, len(maps) - 1) + 1)]
         nearest = [(features[i].T @ features[j]).argmax(1) for j in others]
         hits = [labels[j][n][shown] == labels[i][shown] for j, n in zip(others, nearest, strict=True)]
         scores.append(torch.stack(hits).float().mean())
