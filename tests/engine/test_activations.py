@@ -113,11 +113,11 @@ def test_batch_of_three_equals_single_pictures(denoiser, latents, cond) -> None:
 
 def test_streamed_mean_and_variance_equal_stacked(denoiser, latents, cond) -> None:
     seeds = (0, 1, 2, 3, 4)
-    streamed = tap(denoiser, latents, cond, seeds=seeds, variance=True, batch=4)
+    streamed = tap(denoiser, latents, cond, seeds=seeds, variance=True, batch=3)  # the same forwards
     single = [tap(denoiser, latents, cond, seeds=(s,)) for s in seeds]
     for address in PLACES:
         stack = torch.stack([s[address].tensor for s in single])
-        assert (streamed[address].tensor - stack.mean(0)).abs().max() < 1e-5
+        assert (streamed[address].tensor - stack.mean(0)).abs().max() < 1e-6
         assert torch.allclose(streamed.variance[address], stack.var(0), atol=1e-5, rtol=1e-4)
     assert streamed.info.seeds == seeds and streamed.info.timestep == 50
     assert abs(streamed.info.sigma - 0.22558) < 1e-4
@@ -216,11 +216,18 @@ def test_presets_fit_the_real_architectures() -> None:
 
     with torch.device("meta"):
         sd15 = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
-    known = sites_of(sd15)
+        sdxl = UNet2DConditionModel(
+            block_out_channels=(320, 640, 1280), cross_attention_dim=2048, attention_head_dim=(5, 10, 20),
+            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+            transformer_layers_per_block=(1, 2, 10), use_linear_projection=True,
+        )  # fmt: skip
+    networks = {"SD": sd15, "Cl": sd15, "SDXL": sdxl, "Playground v2": sdxl, "portraits": build_models().unet}
     for item in PRESETS.values():
-        if item.model.startswith(("SD 1.5", "SD 2.1", "CleanDIFT")):
-            assert set(item.addresses) <= set(known), item.name
-            assert sum(_width(sd15, known[a].path) for a in item.addresses) == item.channels, item.name
+        unet = networks.get(item.model) or networks[item.model[:2]]
+        known = sites_of(unet)
+        assert set(item.addresses) <= set(known), item.name
+        assert sum(_width(unet, known[a].path) for a in item.addresses) == item.channels, item.name
 
 
 def _width(unet: torch.nn.Module, path: str) -> int:
@@ -228,7 +235,7 @@ def _width(unet: torch.nn.Module, path: str) -> int:
     for owner, name in ((module, "out_features"), (module, "out_channels"), (module, "channels")):
         if hasattr(owner, name):
             return int(getattr(owner, name))
-    raise AssertionError(path)
+    return int(module.norm1.normalized_shape[0])  # a basic transformer block
 
 
 def test_the_papers_filter_gives_the_papers_counts() -> None:
@@ -256,10 +263,10 @@ def test_the_papers_filter_gives_the_papers_counts() -> None:
 def test_part_agreement_of_perfect_and_of_useless_features() -> None:
     from vitrine.engine.activations.report import part_agreement
 
-    parts = torch.randint(0, 4, (3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    parts = torch.randint(0, 4, (3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     perfect = torch.nn.functional.one_hot(parts.long()).movedim(-1, 1).float()
     assert part_agreement(perfect, parts) == 1.0
-    assert part_agreement(torch.randn(3, 8, 8, 8), parts) < 0.5
+    assert part_agreement(torch.randn(3, 8, 16, 16), parts) < 0.5
 
 
 def test_the_demo_section_writes_itself(model) -> None:
