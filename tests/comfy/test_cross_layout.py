@@ -1,0 +1,347 @@
+"""The same address is the same tensor in diffusers and in ComfyUI: real modules of both, one set of random weights.
+
+ComfyUI's modules are imported from ``COMFYUI_PATH`` (default ``~/comfy/ComfyUI``); without a checkout the file skips.
+Weights travel through ComfyUI's own key maps, so the correspondence is theirs and only the addresses are ours.
+"""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers import (
+    DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxTransformer2DModel,
+    PixArtTransformer2DModel,
+    SD3Transformer2DModel,
+    UNet2DConditionModel,
+)
+from vitrine.engine.addresses import sites_of
+from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.hooks import capture, edit
+from vitrine.engine.schedule import NoiseSchedule
+
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+# float32 on CPU, relative to the largest number; the two libraries order their sums differently. Worst measured: 2.3e-6
+# for UNets (a feed-forward output), 7e-7 for PixArt, SD3 and Flux.
+TOLERANCE = {"unet": 5e-6, "dit": 2e-6}
+
+
+@pytest.fixture(scope="module")
+def comfy():
+    """ComfyUI's model classes, imported in this process."""
+    if not (COMFYUI / "comfy" / "ops.py").is_file():
+        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
+    sys.path.append(str(COMFYUI))
+    try:
+        import comfy.cli_args
+
+        comfy.cli_args.args.cpu = not torch.cuda.is_available()
+        import comfy.ldm.flux.model
+        import comfy.ldm.modules.diffusionmodules.mmdit
+        import comfy.ldm.modules.diffusionmodules.openaimodel
+        import comfy.ldm.pixart.pixartms
+        import comfy.model_sampling
+        import comfy.ops
+        import comfy.utils
+    except ImportError as error:
+        pytest.skip(f"ComfyUI does not import here: {error}")
+    finally:
+        sys.path.remove(str(COMFYUI))
+    ldm = comfy.ldm
+    return SimpleNamespace(
+        UNet=ldm.modules.diffusionmodules.openaimodel.UNetModel,
+        PixArt=ldm.pixart.pixartms.PixArtMS,
+        MMDiT=ldm.modules.diffusionmodules.mmdit.OpenAISignatureMMDITWrapper,
+        Flux=ldm.flux.model.Flux,
+        utils=comfy.utils,
+        ops={"operations": comfy.ops.disable_weight_init},
+        sampling=comfy.model_sampling,
+    )
+
+
+def carry_over(source, target, key_map):
+    """Load a diffusers module's weights into its ComfyUI twin through ComfyUI's key map; every weight must be set."""
+    found = {}
+    for name, value in source.state_dict().items():
+        where = key_map.get(name)
+        if where is None:
+            continue
+        key, part, change = (where, None, None) if isinstance(where, str) else (*where, None)[:3]
+        value = change(value) if change else value
+        if part is None:
+            found[key] = value
+        else:
+            found.setdefault(key, {})[part[1]] = value
+    found = {k: torch.cat([v[i] for i in sorted(v)]) if isinstance(v, dict) else v for k, v in found.items()}
+    missing, unexpected = target.load_state_dict(found, strict=False)
+    assert not unexpected and set(missing) <= {"y_embedder.y_embedding"}
+    return target.eval()
+
+
+def shaken(model):
+    """Norms, biases and gates away from the values they are built with, so that a swapped pair shows."""
+    g = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=g))
+    return model.eval()
+
+
+def drift(a, b):
+    """Largest difference relative to the largest number."""
+    return float((a - b).abs().max() / b.abs().max())
+
+
+def compare(ours, theirs, run_ours, run_theirs):
+    """Tap everything in both; returns address -> relative error. Names, shapes and grids must be the same."""
+    assert set(sites_of(ours)) == set(sites_of(theirs))
+    with torch.no_grad(), capture(ours, "*") as a, capture(theirs, "*") as b:
+        run_ours(), run_theirs()
+    assert set(a.activations) == set(b.activations) == set(sites_of(ours))
+    for name, found in a.activations.items():
+        assert found.grid == b[name].grid and found.tensor.shape == b[name].tensor.shape, name
+    return {name: drift(b[name].tensor, found.tensor) for name, found in a.activations.items()}
+
+
+# --- UNets: full-size address tables, then numbers at small width ---------------------------------------------------
+UNETS = {
+    "SD1.5": {"mult": (1, 2, 4, 4), "depth": (1, 1, 1, 0), "res": 2, "heads": 8, "context": 768, "channels": 320},
+    "SD2.1": {"mult": (1, 2, 4, 4), "depth": (1, 1, 1, 0), "res": 2, "head_dim": 64, "context": 1024, "channels": 320},
+    "SDXL": {
+        "mult": (1, 2, 4), "depth": (0, 2, 10), "res": 2, "head_dim": 64, "context": 2048, "channels": 320, "adm": 2816,
+    },
+    "small SD1.5": {"mult": (1, 2, 2, 2), "depth": (1, 1, 1, 0), "res": 2, "heads": 2, "context": 24, "channels": 32},
+    "small SD2.1": {"mult": (1, 2, 2), "depth": (1, 1, 0), "res": 2, "head_dim": 16, "context": 24, "channels": 32},
+    "small SDXL": {
+        "mult": (1, 2, 2), "depth": (0, 1, 3), "res": 2, "head_dim": 16, "context": 24, "channels": 32,
+        "adm": 20 + 6 * 32,
+    },
+    "portraits shape": {"mult": (1, 3), "depth": (1, 1), "res": 1, "heads": 4, "context": 64, "channels": 32},
+    "uneven": {"mult": (1, 2, 2), "depth": (1, 0, 2), "res": (1, 3, 1), "heads": 2, "context": 24, "channels": 32},
+}  # fmt: skip
+COUNTS = {"SD1.5": (197, 229), "SD2.1": (197, 229), "SDXL": (612, 752)}
+
+
+def levels(plan):
+    res = plan["res"]
+    return res if isinstance(res, tuple) else (res,) * len(plan["mult"])
+
+
+def diffusers_unet(plan):
+    widths = tuple(plan["channels"] * m for m in plan["mult"])
+    down = ["CrossAttnDownBlock2D" if d else "DownBlock2D" for d in plan["depth"]]
+    up = ["CrossAttnUpBlock2D" if d else "UpBlock2D" for d in reversed(plan["depth"])]
+    # In this class attention_head_dim means the number of heads, in every Stable Diffusion config.
+    heads = plan["heads"] if "heads" in plan else tuple(w // plan["head_dim"] for w in widths)
+    mid_depth = plan["depth"][-1] or 1
+    config = {
+        "block_out_channels": widths, "down_block_types": down, "up_block_types": up, "norm_num_groups": 32,
+        "layers_per_block": levels(plan), "attention_head_dim": heads, "cross_attention_dim": plan["context"],
+        "transformer_layers_per_block": [d or 1 for d in plan["depth"][:-1]] + [mid_depth],
+        "use_linear_projection": "head_dim" in plan,
+    }  # fmt: skip
+    if "adm" in plan:
+        added = 256 if plan["channels"] == 320 else 32
+        config |= {"addition_embed_type": "text_time", "addition_time_embed_dim": added}
+        config |= {"projection_class_embeddings_input_dim": plan["adm"]}
+    return UNet2DConditionModel(**config)
+
+
+def comfy_config(plan):
+    pairs = list(zip(plan["depth"], levels(plan), strict=True))
+    return {
+        "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": plan["channels"],
+        "channel_mult": plan["mult"], "num_res_blocks": list(levels(plan)), "use_spatial_transformer": True,
+        "transformer_depth": [d for d, n in pairs for _ in range(n)],
+        "transformer_depth_output": [d for d, n in pairs for _ in range(n + 1)],
+        "transformer_depth_middle": plan["depth"][-1] or 1, "context_dim": plan["context"], "legacy": False,
+        "num_heads": plan.get("heads", -1), "num_head_channels": plan.get("head_dim", -1),
+        "use_linear_in_transformer": "head_dim" in plan,
+        "num_classes": "sequential" if "adm" in plan else None, "adm_in_channels": plan.get("adm"),
+    }  # fmt: skip
+
+
+def unet_twins(comfy, name):
+    torch.manual_seed(0)
+    plan = UNETS[name]
+    ours = shaken(diffusers_unet(plan))
+    config = comfy_config(plan)
+    theirs = comfy.UNet(**config, **comfy.ops)
+    return ours, carry_over(ours, theirs, unet_key_map(comfy, ours, theirs, config))
+
+
+def unet_key_map(comfy, ours, theirs, config):
+    """ComfyUI's map; where levels differ in res blocks, which it miscounts, ours for containers and theirs inside."""
+    most = max(config["num_res_blocks"])
+    if min(config["num_res_blocks"]) == most:
+        return comfy.utils.unet_to_diffusers(config)
+    depth = config["transformer_depth"][0], 0, config["transformer_depth"][-1]
+    even = {"num_res_blocks": [most] * 3, "transformer_depth": [d for d in depth for _ in range(most)]}
+    even |= {"transformer_depth_output": [d for d in depth for _ in range(most + 1)]}
+    full = comfy.utils.unet_to_diffusers(config | even)
+    here, there = sites_of(ours), sites_of(theirs)
+    place = {here[n].path: there[n].path for n in here if n.endswith(("res-out", "vit-out", "sampler-out"))}
+    fixed = {}
+    for key, value in full.items():
+        container = next((p for p in place if key.startswith(p + ".") and not p.startswith("mid")), None)
+        fixed[key] = f"{place[container]}.{value.split('.', 3)[3]}" if container else value
+    return fixed
+
+
+def unet_runs(ours, theirs, plan, h, w, batch=2):
+    g = torch.Generator().manual_seed(1)
+    x, text = torch.randn(batch, 4, h, w, generator=g), torch.randn(batch, 7, plan["context"], generator=g)
+    t, added, y = torch.full((batch,), 51.0), None, None
+    if "adm" in plan:
+        pooled, ids = torch.randn(batch, 20, generator=g), torch.tensor([[256.0, 256, 0, 0, 256, 256]] * batch)
+        added = {"text_embeds": pooled, "time_ids": ids}
+        y = torch.cat([pooled, ours.add_time_proj(ids.flatten()).view(batch, -1)], 1)
+
+    def run_ours():
+        return ours(x, t, encoder_hidden_states=text, added_cond_kwargs=added).sample
+
+    def run_theirs():
+        return theirs(x, t, context=text, y=y, transformer_options={})
+
+    return run_ours, run_theirs
+
+
+@pytest.mark.parametrize("name", list(COUNTS))
+def test_full_size_unets_have_the_same_addresses_in_both_layouts(comfy, name):
+    plan, (shown, with_text) = UNETS[name], COUNTS[name]
+    with torch.device("meta"):
+        ours, theirs = diffusers_unet(plan), comfy.UNet(**comfy_config(plan), **comfy.ops)
+    for net in (ours, theirs):
+        sites = sites_of(net)
+        for site in sites.values():
+            for path in filter(None, (site.path, site.query, site.key, site.grid)):
+                net.get_submodule(path)
+        gdf = [n for n in sites if not n.endswith(("-self-out", "-cross-out", "-ffn-out"))]
+        assert len(gdf) == with_text
+        assert sum(not n.endswith(("-cross-k", "-cross-v")) for n in gdf) == shown
+    assert list(sites_of(ours)) == list(sites_of(theirs))
+
+
+@pytest.mark.parametrize("size", [(32, 32), (16, 40)])
+@pytest.mark.parametrize("name", ["small SD1.5", "small SD2.1", "small SDXL", "portraits shape", "uneven"])
+def test_unet_tensors_agree(comfy, name, size, record_property):
+    ours, theirs = unet_twins(comfy, name)
+    errors = compare(ours, theirs, *unet_runs(ours, theirs, UNETS[name], *size))
+    worst = max(errors, key=errors.get)
+    record_property("worst", f"{worst} {errors[worst]:.1e} of {len(errors)}")
+    assert errors[worst] < TOLERANCE["unet"], (worst, errors[worst])
+
+
+# --- transformers -------------------------------------------------------------------------------------------------
+def pixart_twins(comfy):
+    ours = PixArtTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=3, sample_size=64,
+        cross_attention_dim=32, caption_channels=24, use_additional_conditions=False, norm_type="ada_norm_single",
+    )  # fmt: skip
+    config = {"hidden_size": 32, "num_heads": 2, "depth": 3, "caption_channels": 24}
+    theirs = comfy.PixArt(**config, model_max_length=7, micro_condition=False, **comfy.ops)
+    return carry_over(shaken(ours), theirs, comfy.utils.pixart_to_diffusers(config)), ours, (48, 80)
+
+
+def sd3_twins(comfy, dual=(), norm=None):
+    ours = SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=64, num_attention_heads=2,
+        joint_attention_dim=24, caption_projection_dim=128, pooled_projection_dim=20, out_channels=4,
+        pos_embed_max_size=16, dual_attention_layers=dual, qk_norm=norm,
+    )  # fmt: skip
+    embed = {"target": "torch.nn.Linear", "params": {"in_features": 24, "out_features": 128}}
+    theirs = comfy.MMDiT(
+        input_size=None, depth=2, in_channels=4, adm_in_channels=20, context_embedder_config=embed, num_patches=256,
+        pos_embed_max_size=16, qk_norm=norm and "rms", x_block_self_attn_layers=list(dual), **comfy.ops,
+    )  # fmt: skip
+    return carry_over(shaken(ours), theirs, comfy.utils.mmdit_to_diffusers({"depth": 2})), ours, (16, 24)
+
+
+def flux_twins(comfy, guidance=False):
+    ours = FluxTransformer2DModel(
+        in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6), guidance_embeds=guidance,
+    )  # fmt: skip
+    config = {
+        "in_channels": 4, "out_channels": 4, "vec_in_dim": 20, "context_in_dim": 24, "hidden_size": 32, "theta": 10000,
+        "mlp_ratio": 4.0, "num_heads": 2, "depth": 2, "depth_single_blocks": 2, "axes_dim": [4, 6, 6], "patch_size": 2,
+        "qkv_bias": True, "guidance_embed": guidance, "txt_ids_dims": [],
+    }  # fmt: skip
+    theirs = comfy.Flux(**config, **comfy.ops)
+    # diffusers' qk-norm has eps 1e-6, ComfyUI's the default (1.2e-7): on small queries that alone is a 2e-6 difference.
+    for module in theirs.modules():
+        if type(module).__name__ == "RMSNorm":
+            module.eps = 1e-6
+    return carry_over(shaken(ours), theirs, comfy.utils.flux_to_diffusers(config)), ours, (8, 12)
+
+
+TRANSFORMERS = {
+    "PixArt": (pixart_twins, {}),
+    "SD3": (sd3_twins, {}),
+    "SD3.5 medium": (sd3_twins, {"dual": (0,), "norm": "rms_norm"}),
+    "Flux": (flux_twins, {}),
+    "Flux dev": (flux_twins, {"guidance": True}),
+}
+
+
+def transformer_twins(comfy, name):
+    torch.manual_seed(0)
+    make, options = TRANSFORMERS[name]
+    theirs, ours, size = make(comfy, **options)
+    return ours, theirs, size
+
+
+def transformer_runs(ours, theirs, name, size):
+    g = torch.Generator().manual_seed(1)
+    x, text = torch.randn(2, 4, *size, generator=g), torch.randn(2, 7, 24, generator=g)
+    pooled = None if name == "PixArt" else torch.randn(2, 20, generator=g)
+    guidance = torch.full((2,), 3.5) if name == "Flux dev" else None
+    cond = Condition(text, pooled, {} if guidance is None else {"guidance": guidance})
+    scheduler = DDIMScheduler() if name == "PixArt" else FlowMatchEulerDiscreteScheduler()
+    denoiser = Denoiser.from_diffusers(ours, scheduler)
+    told = {"y": pooled, "guidance": guidance} if "Flux" in name else {} if pooled is None else {"y": pooled}
+    t = torch.full((2,), 0.05 if "Flux" in name else 50.0)
+
+    def run_theirs():
+        return theirs(x, t, context=text, transformer_options={}, **told)
+
+    return lambda: denoiser.forward(x, 50, cond), run_theirs
+
+
+@pytest.mark.parametrize("name", list(TRANSFORMERS))
+def test_transformer_tensors_agree(comfy, name, record_property):
+    ours, theirs, size = transformer_twins(comfy, name)
+    errors = compare(ours, theirs, *transformer_runs(ours, theirs, name, size))
+    worst = max(errors, key=errors.get)
+    record_property("worst", f"{worst} {errors[worst]:.1e} of {len(errors)}")
+    assert errors[worst] < TOLERANCE["dit"], (worst, errors[worst])
+
+
+def test_edits_of_fused_and_split_places_agree(comfy):
+    """Zeroing one row's values gives the same output in both layouts, and leaves the other row alone."""
+    for name, place in (("PixArt", "vit-block1-cross-v"), ("SD3", "vit-block0-k"), ("Flux", "vit-block2-v")):
+        ours, theirs, size = transformer_twins(comfy, name)
+        runs = transformer_runs(ours, theirs, name, size)
+        rows = torch.tensor([False, True])
+        with torch.no_grad():
+            plain = [run() for run in runs]
+            with edit(ours, {place: lambda v: v * 0}, rows=rows), edit(theirs, {place: lambda v: v * 0}, rows=rows):
+                changed = [run() for run in runs]
+            after = [run() for run in runs]
+        assert drift(changed[1], changed[0]) < TOLERANCE["dit"], name
+        for old, new, again in zip(plain, changed, after, strict=True):
+            assert torch.equal(old, again) and torch.equal(old[0], new[0]) and not torch.allclose(old[1], new[1])
+
+
+def test_schedules_agree_with_comfyuis_sigma_table(comfy):
+    sampling = comfy.sampling.ModelSamplingDiscrete()
+    ours = NoiseSchedule.scaled_linear()
+    t = torch.arange(1000)
+    assert torch.allclose(sampling.sigmas.double(), ours.sigma(t), rtol=1e-5)
+    assert torch.allclose(sampling.timestep(sampling.sigmas[50]).double(), ours.timestep(ours.sigma(50)), atol=1e-6)
+    some = torch.tensor([0.5, 50.25, 700.75])
+    assert torch.allclose(sampling.sigma(some).double(), ours.sigma(some), rtol=1e-5)
