@@ -38,6 +38,8 @@ class Site:
         patch: pixels of the latent for one token, with ``grid == ""``.
         query, key: module paths of to_q and to_k, for maps.
         heads: number of heads, for maps.
+        key_columns: like ``columns`` for the keys of a map, whose ``columns`` are those of its queries.
+        text_keys: the keys of a map are text tokens, which a mask may hide.
     """
 
     address: str
@@ -54,6 +56,8 @@ class Site:
     query: str = ""
     key: str = ""
     heads: int = 0
+    key_columns: tuple[int, int] | None = None
+    text_keys: bool = False
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from .addresses import Site, resolve
+from .attention import attention_map, normed, text_bias
 from .errors import refuse
 
 Reduce = Callable[["Activation"], "Activation | None"]
@@ -60,6 +61,7 @@ class _Surroundings:
 
     def __init__(self, backbone: nn.Module, sites: Sequence[Site]) -> None:
         self.batch, self.text_tokens = 0, 0
+        self.text_bias: torch.Tensor | None = None
         self.grids: dict[str, tuple[int, int]] = {}
         self._backbone, self._vits = backbone, sorted({s.grid for s in sites if s.grid})
 
@@ -86,6 +88,7 @@ class _Surroundings:
         x = _first(args[0] if args else None, kwargs, ("hidden_states", "sample", "x"))
         text = _first(args[2] if len(args) > 2 else None, kwargs, ("encoder_hidden_states", "context"))
         self.batch = x.shape[0]
+        self.text_bias = text_bias(kwargs.get("encoder_attention_mask"))
         self.text_tokens = text.shape[1] if isinstance(text, torch.Tensor) and text.ndim == 3 else 0
         if x.ndim == 4:
             self.grids[""] = (x.shape[-2], x.shape[-1])
@@ -163,17 +166,6 @@ def _write(site: Site, output: Any, around: _Surroundings, change: Callable, row
     output = type(output)(output)
     output[next(iter(output))] = new
     return output
-
-
-def attention_map(query: torch.Tensor, key: torch.Tensor, heads: int) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d)) of (B, Q, heads d) and (B, K, heads d) -> (B, heads, Q, K), one head at a time.
-
-    The softmax runs in float32 at least; the fused attention of the model itself stays in use.
-    """
-    q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
-    scale, wide = q.shape[-1] ** -0.5, torch.promote_types(q.dtype, torch.float32)
-    parts = [((q[:, h] * scale).to(wide) @ k[:, h].to(wide).transpose(1, 2)).softmax(-1) for h in range(heads)]
-    return torch.stack(parts, 1).to(query.dtype)
 
 
 # --- capture ------------------------------------------------------------------------------------------------------
@@ -274,14 +266,12 @@ class Capture(_Hooks):
 
     def _map(self, site: Site, key: torch.Tensor) -> Activation:
         attention = _module(self._backbone, site.path)
-        query, key = self._queries.pop(site.address), key.detach()
-        for name, side in (("norm_q", "query"), ("norm_k", "key")):
-            norm = getattr(attention, name, None)
-            if norm is not None:
-                tensor = query if side == "query" else key
-                normed = norm(tensor.unflatten(-1, (site.heads, -1))).flatten(-2)
-                query, key = (normed, key) if side == "query" else (query, normed)
-        return Activation(site.address, attention_map(query, key, site.heads))
+        query = _view(replace(site, flat_batch=False), self._queries.pop(site.address), False, self._around)
+        key = _view(replace(site, columns=site.key_columns), key.detach(), False, self._around)
+        query = normed(attention, "norm_q", query, site.heads)
+        key = normed(attention, "norm_k", key, site.heads)
+        bias = self._around.text_bias if site.text_keys else None
+        return Activation(site.address, attention_map(query, key, site.heads, bias))
 
 
 def capture(

@@ -13,18 +13,24 @@ from ..addresses import Site
 _QKV = ("q", "k", "v")
 
 
+def _map(address: str, path: str, query: str, key: str, **more: Any) -> Site:
+    return Site(address, path, "map", query=f"{path}.{query}", key=f"{path}.{key}", **more)
+
+
 # --- PixArt -------------------------------------------------------------------------------------------------------
 def pixart_diffusers(net: Any) -> Iterator[Site]:
     """PixArtTransformer2DModel."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
-    for b in range(len(net.transformer_blocks)):
+    for b, block in enumerate(net.transformer_blocks):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
         for x in _QKV:
             yield Site(f"{name}-self-{x}", f"{path}.attn1.to_{x}", **image)
+        yield _map(f"{name}-self-map", f"{path}.attn1", "to_q", "to_k", heads=block.attn1.heads)
         yield Site(f"{name}-self-out", f"{path}.attn1.to_out.0", **image)
         yield Site(f"{name}-cross-q", f"{path}.attn2.to_q", **image)
         for x in ("k", "v"):
             yield Site(f"{name}-cross-{x}", f"{path}.attn2.to_{x}", "text")
+        yield _map(f"{name}-cross-map", f"{path}.attn2", "to_q", "to_k", heads=block.attn2.heads, text_keys=True)
         yield Site(f"{name}-cross-out", f"{path}.attn2.to_out.0", **image)
         yield Site(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
         yield Site(f"{name}-ffn-out", f"{path}.ff", **image)
@@ -34,14 +40,18 @@ def pixart_diffusers(net: Any) -> Iterator[Site]:
 def pixart_comfyui(net: Any) -> Iterator[Site]:
     """PixArt / PixArtMS: fused qkv and kv; the cross-attention folds the batch into one row."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
-    for b in range(len(net.blocks)):
-        name, path = f"vit-block{b}", f"blocks.{b}"
+    for b, block in enumerate(net.blocks):
+        name, path, heads = f"vit-block{b}", f"blocks.{b}", int(block.attn.num_heads)
         for i, x in enumerate(_QKV):
             yield Site(f"{name}-self-{x}", f"{path}.attn.qkv", columns=(i, 3), **image)
+        fused: dict[str, Any] = {"columns": (0, 3), "key_columns": (1, 3)}
+        yield _map(f"{name}-self-map", f"{path}.attn", "qkv", "qkv", heads=heads, **fused)
         yield Site(f"{name}-self-out", f"{path}.attn.proj", **image)
         yield Site(f"{name}-cross-q", f"{path}.cross_attn.q_linear", flat_batch=True, **image)
         for i, x in enumerate(("k", "v")):
             yield Site(f"{name}-cross-{x}", f"{path}.cross_attn.kv_linear", "text", columns=(i, 2), flat_batch=True)
+        packed: dict[str, Any] = {"key_columns": (0, 2), "flat_batch": True, "text_keys": True}
+        yield _map(f"{name}-cross-map", f"{path}.cross_attn", "q_linear", "kv_linear", heads=heads, **packed)
         yield Site(f"{name}-cross-out", f"{path}.cross_attn.proj", **image)
         yield Site(f"{name}-ffn-inner", f"{path}.mlp.act", **image)
         yield Site(f"{name}-ffn-out", f"{path}.mlp", **image)

@@ -109,5 +109,6 @@ def _attention(prefix: str, path: str, attention: nn.Module, grid: str, source: 
     yield Site(f"{prefix}-q", query, "tokens", grid=grid)
     yield Site(f"{prefix}-k", key, source, grid=source_grid)
     yield Site(f"{prefix}-v", f"{path}.to_v", source, grid=source_grid)
-    yield Site(f"{prefix}-map", path, "map", query=query, key=key, heads=int(attention.heads))
+    text_keys = source == "text"
+    yield Site(f"{prefix}-map", path, "map", query=query, key=key, heads=int(attention.heads), text_keys=text_keys)
     yield Site(f"{prefix}-out", f"{path}.to_out.0", "tokens", grid=grid)

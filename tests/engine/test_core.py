@@ -328,4 +328,4 @@ def test_transformers_tap_through_the_denoiser(make):
     assert not missing
     for name, found in taps.activations.items():
         text = "-ctx-" in name or name.endswith(("cross-k", "cross-v"))
-        assert found.grid == (None if text else (4, 6)), name
+        assert found.grid == (None if text or name.endswith("-map") else (4, 6)), name
