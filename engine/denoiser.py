@@ -57,7 +57,8 @@ class Condition:
             raise refuse("conditions", kinds, "the same parts in each", "encode all prompts with the same pipeline")
 
         def cat(values: list[torch.Tensor | None]) -> torch.Tensor | None:
-            return None if values[0] is None else torch.cat(values)
+            present = [v for v in values if v is not None]
+            return torch.cat(present) if present else None
 
         extra = {k: torch.cat([p.extra[k] for p in parts]) for k in parts[0].extra}
         return Condition(cat([p.text for p in parts]), cat([p.pooled for p in parts]), extra)

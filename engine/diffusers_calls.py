@@ -38,7 +38,7 @@ def _unet(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.
 
 def _pixart(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     size = {k: cond.extra[k] for k in ("resolution", "aspect_ratio") if k in cond.extra}
-    added = size or {"resolution": None, "aspect_ratio": None}
+    added: dict[str, Any] = {"resolution": None, "aspect_ratio": None} | size
     mask = cond.extra.get("encoder_attention_mask")
     told = {"encoder_hidden_states": cond.text, "encoder_attention_mask": mask, "added_cond_kwargs": added}
     return net(x, timestep=t, **told).sample[:, : x.shape[1]]  # the rest is a learned variance
@@ -50,6 +50,8 @@ def _sd3(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def _flux(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Flux works on 2 x 2 patches in row-major order and takes the time in [0, 1]."""
+    if cond.text is None:
+        raise refuse("condition", "no text", "Condition(text=(B, T, C), pooled=(B, D))", "encode the prompt first")
     b, c, h, w = x.shape
     packed = x.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
     ids = torch.zeros(h // 2, w // 2, 3, device=x.device)

@@ -6,7 +6,7 @@ what a callback raises; it only cleans up in ``finally``. tqdm and ComfyUI's pro
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -29,7 +29,8 @@ class TqdmProgress:
     """A tqdm bar with a label; closes itself when the total is reached."""
 
     def __init__(self, label: str = "") -> None:
-        self.label, self._bar = label, None
+        self.label = label
+        self._bar: Any = None
 
     def __call__(self, step: int, total: int, preview: torch.Tensor | None = None) -> None:
         from tqdm.auto import tqdm

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
 from ..addresses import Site
 
 
@@ -103,7 +101,7 @@ def _basic_block(prefix: str, path: str, block: Any, grid: str) -> Iterator[Site
     yield Site(f"{prefix}-out", path, "tokens", grid=grid)
 
 
-def _attention(prefix: str, path: str, attention: nn.Module, grid: str, source: str) -> Iterator[Site]:
+def _attention(prefix: str, path: str, attention: Any, grid: str, source: str) -> Iterator[Site]:
     source_grid = grid if source == "tokens" else None
     query, key = f"{path}.to_q", f"{path}.to_k"
     yield Site(f"{prefix}-q", query, "tokens", grid=grid)
