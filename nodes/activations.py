@@ -1,0 +1,293 @@
+"""Activation Tap nodes: read what is inside a model, for a picture or while it samples."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import folder_paths
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.activations import PRESETS, Activations, PCABasis, TapConfig, pca_rgb, preset, tap_latents
+from ..engine.addresses import resolve
+from ..engine.errors import refuse
+from . import bridge
+from .sockets import ActivationsSocket, RecorderSocket
+
+CATEGORY = "Vitrine/activations"
+_OWN = "addresses below"
+_FOLDER = "vitrine_activations"
+_DEFAULT = "up-level0-repeat0-vit-block0-cross-q\nup-level1-repeat0-vit-block0-cross-q"
+_HELP = "One address or glob a line, e.g. up-level*-cross-q. A wrong one is refused with the nearest valid names."
+
+
+def _addresses(choice: str, own: str) -> tuple[str, ...]:
+    return tuple(own.split()) if choice == _OWN else preset(choice).addresses
+
+
+def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
+    """IMAGE (B, size, size, 3): three principal components of one place as colours.
+
+    ``shared`` fits one basis on the whole batch, so that equal colours mean equal features.
+    """
+    places = [a for a in taps if taps[a].grid is not None]
+    chosen = taps.select(address) if address else taps.select(places[:1])
+    found = next((taps[a] for a in chosen if taps[a].grid is not None), None)
+    if found is None:
+        raise refuse("address", address, places, "text tokens and attention maps have no picture")
+    maps = found.tensor.float()
+    height, width = found.grid
+    target = (size, round(size * width / height))
+    if shared:
+        return pca_rgb(maps, PCABasis.fit(maps), target).permute(0, 2, 3, 1)
+    return torch.cat([pca_rgb(one[None], None, target) for one in maps]).permute(0, 2, 3, 1)
+
+
+class ActivationTap(io.ComfyNode):
+    """Tap a given picture at one timestep."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, picture, prompt and place in; activations and their picture out."""
+        return io.Schema(
+            node_id="VitrineActivationTap",
+            display_name="Activation Tap",
+            category=CATEGORY,
+            description="Noises a picture to one timestep, runs the model once, and keeps what you ask for of its "
+            "inside. The paper's message: which place you tap matters more than anything else (GDF, NeurIPS 2024).",
+            search_aliases=["features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention"],
+            inputs=[
+                io.Model.Input("model", tooltip="Any SD1.x, SD2.x, SDXL, PixArt, SD3 or Flux model, LoRAs included."),
+                io.Vae.Input("vae", tooltip="The model's VAE."),
+                io.Image.Input("image", tooltip="One or more pictures; sides must be multiples of the VAE's factor."),
+                io.Conditioning.Input("positive", tooltip="One plain prompt that fits the pictures."),
+                io.Combo.Input(
+                    "selection",
+                    options=[_OWN, *PRESETS],
+                    default=_OWN,
+                    tooltip="A published selection, or the addresses typed below.",
+                ),
+                io.String.Input("addresses", multiline=True, default=_DEFAULT, tooltip=_HELP),
+                io.Float.Input(
+                    "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
+                    tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
+                ),
+                io.Int.Input("seed", default=0, min=0, max=2**32, tooltip="First noise seed."),
+                io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
+                io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
+            ],
+            outputs=[
+                ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped places, one row a picture."),
+                io.Image.Output(display_name="IMAGE", tooltip="First place as colours: three principal components."),
+                io.String.Output(display_name="report", tooltip="Each address with its size."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, vae: Any, image: torch.Tensor, positive: list, selection: str, addresses: str,
+        timestep: float, seed: int, ensemble: int, dtype: str,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Encode once, tap with ``tap_latents``, draw the first place."""
+        seeds = tuple(range(seed, seed + ensemble))
+        config = TapConfig(_addresses(selection, addresses), timestep=timestep, seeds=seeds, dtype=dtype)
+        resolve(bridge.backbone_of(model), list(config.addresses))
+        denoiser = bridge.denoiser_of(model)
+        latents = bridge.encode(model, vae, image)
+        cond = bridge.condition_of(model, positive, latents)
+        taps = tap_latents(denoiser, latents, cond, config, bridge.progress())
+        drawn = picture(taps)
+        return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(drawn, cls=cls))
+
+
+def describe(taps: Activations) -> str:
+    """One line an address: name, rows, channels, grid."""
+    return "\n".join(f"{a}: {' x '.join(map(str, taps[a].tensor.shape))}" for a in taps)
+
+
+class TapDuringSampling(io.ComfyNode):
+    """A MODEL that records while it is sampled."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model and places in; a recording clone and its recorder out."""
+        return io.Schema(
+            node_id="VitrineTapDuringSampling",
+            display_name="Tap During Sampling",
+            category=CATEGORY,
+            description="Records activations at chosen steps while a sampler runs. Sample with the MODEL output, then "
+            "read the recorder with Collect Taps. The picture that comes out is the same, bit for bit.",
+            search_aliases=["record activations", "activations while sampling", "hooks", "h-space"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
+                io.String.Input("addresses", multiline=True, default=_DEFAULT, tooltip=_HELP),
+                io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps to keep, counted from 0; or 'all'."),
+            ],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
+                RecorderSocket.Output(display_name="recorder", tooltip="Read it with Collect Taps after sampling."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, addresses: str, steps: str) -> io.NodeOutput:
+        """Clone and wrap; places are checked now, not in the middle of sampling."""
+        resolve(bridge.backbone_of(model), addresses)
+        return io.NodeOutput(*bridge.record_sampling(model, addresses, parse_steps(steps)))
+
+
+def parse_steps(text: str) -> Any:
+    """"0 5 10" -> {0, 5, 10}; "all" -> every step.
+
+    Raises:
+        VitrineError: anything else.
+    """
+    words = text.replace(",", " ").split()
+    if words == ["all"]:
+        return lambda step: True
+    if not words or not all(w.isdigit() for w in words):
+        raise refuse("steps", text, "whole numbers from 0, or 'all'", "e.g. 0 5 10")
+    return {int(w) for w in words}
+
+
+class CollectTaps(io.ComfyNode):
+    """What the recorder holds once the sampler has run."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Recorder and the sampler's LATENT in, so that sampling comes first; activations out."""
+        return io.Schema(
+            node_id="VitrineCollectTaps",
+            display_name="Collect Taps",
+            category=CATEGORY,
+            description="Gives the activations of one recorded step. The sampler's LATENT makes this node wait for it.",
+            search_aliases=["recorded activations", "read taps"],
+            inputs=[
+                RecorderSocket.Input("recorder", tooltip="From Tap During Sampling."),
+                io.Latent.Input("latent", tooltip="The output of the sampler that used the recording MODEL."),
+                io.Int.Input("step", default=-1, min=-1, max=10_000, tooltip="A recorded step; -1: the last one."),
+                io.Combo.Input("half", options=["cond", "uncond"], default="cond", tooltip="Prompted or not."),
+            ],
+            outputs=[
+                ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All recorded places at this step."),
+                io.Image.Output(display_name="IMAGE", tooltip="First place as colours."),
+                io.Latent.Output(display_name="LATENT", tooltip="The latent, passed on so that the graph continues."),
+            ],
+            not_idempotent=True,  # the recorder changes behind the cache's back when only the sampler ran again
+        )
+
+    @classmethod
+    def execute(cls, recorder: bridge.Recorder, latent: dict, step: int, half: str) -> io.NodeOutput:
+        """Read one step of the recorder."""
+        taps = recorder.activations(step, half)
+        drawn = picture(taps)
+        return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(drawn, cls=cls))
+
+
+class ActivationPicture(io.ComfyNode):
+    """One place as colours."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Activations and an address in, a picture out."""
+        return io.Schema(
+            node_id="VitrineActivationPicture",
+            display_name="Activation Picture",
+            category=CATEGORY,
+            description="Three principal components of an activation as red, green and blue.",
+            search_aliases=["PCA", "show activation", "feature picture"],
+            inputs=[
+                ActivationsSocket.Input("activations", tooltip="From a tap."),
+                io.String.Input("address", default="", tooltip="Which place; empty: the first one."),
+                io.Boolean.Input(
+                    "shared", default=True, tooltip="One basis for the whole batch: equal colours mean equal features."
+                ),
+                io.Int.Input("size", default=256, min=16, max=2048, tooltip="Height of the picture in pixels."),
+            ],
+            outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture a row.")],
+        )
+
+    @classmethod
+    def execute(cls, activations: Activations, address: str, shared: bool, size: int) -> io.NodeOutput:
+        """Fit and draw."""
+        drawn = picture(activations, address, shared, size)
+        return io.NodeOutput(drawn, ui=ui.PreviewImage(drawn, cls=cls))
+
+
+def _saved_folder() -> str:
+    return os.path.join(folder_paths.get_output_directory(), _FOLDER)
+
+
+class SaveActivations(io.ComfyNode):
+    """Write activations to output/vitrine_activations."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Activations and a name in."""
+        return io.Schema(
+            node_id="VitrineSaveActivations",
+            display_name="Save Activations",
+            category=CATEGORY,
+            description="Writes a .safetensors file with addresses, timestep and seeds in its header.",
+            search_aliases=["export activations", "store features"],
+            is_output_node=True,
+            inputs=[
+                ActivationsSocket.Input("activations", tooltip="From a tap."),
+                io.String.Input("name", default="activations", tooltip="File name without folder or ending."),
+            ],
+            outputs=[io.String.Output(display_name="path", tooltip="The file written.")],
+        )
+
+    @classmethod
+    def execute(cls, activations: Activations, name: str) -> io.NodeOutput:
+        """Save under a plain name; an existing file of that name is replaced whole."""
+        path = os.path.join(_saved_folder(), plain_name(name) + ".safetensors")
+        activations.save(path)
+        return io.NodeOutput(path, ui=ui.PreviewText(f"{path}\n{describe(activations)}"))
+
+
+def plain_name(name: str) -> str:
+    """A file name without any path.
+
+    Raises:
+        VitrineError: separators, dots in front, or nothing.
+    """
+    if not name or name != os.path.basename(name) or "\\" in name or name.startswith(".") or "\0" in name:
+        raise refuse("file name", name, "letters without folders, e.g. portrait-t50", "leave out / and leading dots")
+    return name
+
+
+class LoadActivations(io.ComfyNode):
+    """Read a file that Save Activations or the Python side wrote."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """The list is read anew whenever the page refreshes."""
+        folder = _saved_folder()
+        files = sorted(f for f in os.listdir(folder) if f.endswith(".safetensors")) if os.path.isdir(folder) else []
+        return io.Schema(
+            node_id="VitrineLoadActivations",
+            display_name="Load Activations",
+            category=CATEGORY,
+            description="Reads activations from output/vitrine_activations.",
+            search_aliases=["import activations"],
+            inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .safetensors file.")],
+            outputs=[ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="As they were saved.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str) -> float:
+        """Runs again when the file has changed."""
+        path = os.path.join(_saved_folder(), plain_name(file))
+        return os.path.getmtime(path) if os.path.isfile(path) else 0.0
+
+    @classmethod
+    def execute(cls, file: str) -> io.NodeOutput:
+        """Load; broken files are named, never unpickled."""
+        return io.NodeOutput(Activations.load(os.path.join(_saved_folder(), plain_name(file))))
+
+
+NODES = [
+    ActivationTap, TapDuringSampling, CollectTaps, ActivationPicture, SaveActivations, LoadActivations,
+]  # fmt: skip

@@ -1,0 +1,72 @@
+"""The embedded reference world inside ComfyUI: the portraits model, and pictures drawn by its renderer."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io, ui
+
+from ..engine.portraits import caption, render, sample_scenes
+from .portraits_loader import WEIGHTS, load_clip, load_model, load_vae
+
+CATEGORY = "Vitrine/portraits"
+
+
+class LoadPortraits(io.ComfyNode):
+    """MODEL, CLIP and VAE of the shipped portraits model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Outputs only."""
+        return io.Schema(
+            node_id="VitrineLoadPortraits",
+            display_name="Load Portraits Model",
+            category=CATEGORY,
+            description="A tiny text-to-image model of cartoon portraits that ships with Vitrine: 64 px, seconds on "
+            "a CPU, everything about it is known. Swap it for Load Checkpoint to work on your own model.",
+            search_aliases=["portraits", "demo model", "tiny model", "vitrine loader"],
+            inputs=[],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="SD1.5-type UNet for 16 x 16 latents."),
+                io.Clip.Output(display_name="CLIP", tooltip="Text encoder, 24 tokens; knows the captions' words."),
+                io.Vae.Output(display_name="VAE", tooltip="Autoencoder with factor 4: 64 px <-> 16 x 16 latents."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls) -> io.NodeOutput:
+        """Load all three from the pack's own files."""
+        folder = str(WEIGHTS)
+        return io.NodeOutput(load_model(folder), load_clip(folder), load_vae(folder))
+
+
+class RenderPortrait(io.ComfyNode):
+    """Portraits drawn exactly, with the captions that describe them."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Seed and count in; pictures and captions out."""
+        return io.Schema(
+            node_id="VitrineRenderPortrait",
+            display_name="Render Portrait",
+            category=CATEGORY,
+            description="Draws portraits from seeds with the renderer that made the model's training pictures.",
+            search_aliases=["portrait picture", "demo image", "vitrine render"],
+            inputs=[
+                io.Int.Input("seed", default=100_000, min=0, max=2**31, tooltip="First seed; below 32768: trained on."),
+                io.Int.Input("count", default=4, min=1, max=64, tooltip="How many portraits, from consecutive seeds."),
+                io.Int.Input("size", default=64, min=16, max=512, step=4, tooltip="Side in pixels (model: 64)."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="IMAGE", tooltip="The portraits."),
+                io.String.Output(display_name="caption", tooltip="The caption of the first one."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, seed: int, count: int, size: int) -> io.NodeOutput:
+        """Render seeds seed .. seed + count - 1."""
+        scenes = sample_scenes(list(range(seed, seed + count)))
+        images = render(scenes, size).images.permute(0, 2, 3, 1)
+        return io.NodeOutput(images, caption(scenes)[0], ui=ui.PreviewImage(images, cls=cls))
+
+
+NODES = [LoadPortraits, RenderPortrait]

@@ -1,0 +1,9 @@
+"""Vitrine's own socket types. Other packs may use them by name."""
+
+from comfy_api.latest import io
+
+ActivationsSocket = io.Custom("VITRINE_ACTIVATIONS")
+"""A ``vitrine.engine.activations.Activations``."""
+
+RecorderSocket = io.Custom("VITRINE_RECORDER")
+"""A ``vitrine.nodes.bridge.Recorder``: filled while the model it belongs to is sampled."""
