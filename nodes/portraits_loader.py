@@ -72,6 +72,8 @@ def load_clip(folder: str) -> Any:
     special = {"start": config["bos_token_id"], "end": config["eos_token_id"], "pad": config["eos_token_id"]}
 
     class Tokenizer(comfy.sd1_clip.SDTokenizer):
+        """The folder's own vocabulary and length."""
+
         def __init__(self, embedding_directory: Any = None, tokenizer_data: dict | None = None, **kwargs: Any) -> None:
             super().__init__(
                 str(Path(folder) / "tokenizer"), max_length=length, embedding_directory=embedding_directory,
@@ -79,6 +81,8 @@ def load_clip(folder: str) -> Any:
             )  # fmt: skip
 
     class TextModel(comfy.sd1_clip.SDClipModel):
+        """The folder's own width, depth and special tokens."""
+
         def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **kwargs: Any) -> None:
             super().__init__(
                 device=device, dtype=dtype, max_length=length, textmodel_json_config=dict(config),

@@ -1,0 +1,92 @@
+"""Real ComfyUI in this process: its node loader, its validator, its executor. Skips plainly where there is none."""
+
+import asyncio
+import importlib.util
+import os
+import sys
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+
+
+def _launch():
+    spec = importlib.util.spec_from_file_location("vitrine_comfy_launch", Path(__file__).parent / "launch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Server:
+    """What the executor tells the page; here it is only remembered."""
+
+    def __init__(self):
+        self.client_id, self.last_node_id, self.events = None, None, []
+        self.prompt_queue = SimpleNamespace(currently_running={})
+
+    def send_sync(self, event, data, sid=None):
+        self.events.append((event, data))
+
+
+class Comfy:
+    """Runs API-format graphs and keeps what chosen nodes return."""
+
+    def __init__(self, folder):
+        import execution
+        import folder_paths
+        import server
+
+        import nodes
+
+        folder_paths.set_output_directory(str(folder / "output"))
+        folder_paths.set_temp_directory(str(folder / "temp"))
+        self.execution, self.nodes, self.server = execution, nodes, _Server()
+        server.PromptServer.instance = self.server
+        self.loop = asyncio.new_event_loop()
+        pack = folder / "custom_nodes" / "A-Vitrine-Pack"
+        pack.parent.mkdir(parents=True)
+        pack.symlink_to(ROOT)
+        assert self.loop.run_until_complete(nodes.load_custom_node(str(pack)))
+
+    def run(self, graph):
+        """Validate and execute; returns (history result, error message or None)."""
+        name = str(uuid.uuid4())
+        validate = self.execution.validate_prompt(name, graph, None)
+        ok, error, outputs, node_errors = self.loop.run_until_complete(validate)
+        if not ok:
+            return None, f"{error} {node_errors}"
+        cache = {"cache_type": self.execution.CacheType.CLASSIC, "cache_args": {"ram": 0, "ram_inactive": 0, "lru": 0}}
+        executor = self.execution.PromptExecutor(self.server, **cache)
+        self.loop.run_until_complete(executor.execute_async(graph, name, {}, outputs))
+        failed = next((m for e, m in executor.status_messages if e == "execution_error"), None)
+        return executor.history_result, None if executor.success else str(failed)
+
+    def call(self, node_id, **inputs):
+        """Execute one node class as the executor does, in inference mode; returns its outputs."""
+        with torch.inference_mode():
+            return self.nodes.NODE_CLASS_MAPPINGS[node_id].execute(**inputs).result
+
+
+@pytest.fixture(scope="session")
+def comfy(tmp_path_factory):
+    """A started ComfyUI with this pack loaded by its own loader."""
+    if not (COMFYUI / "nodes.py").is_file():
+        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
+    # These ask at import whether torchvision is there; they must not be answered by a stand-in.
+    from diffusers import AutoencoderKL, StableDiffusionPipeline  # noqa: F401
+
+    _launch().install_stand_ins()
+    sys.path.insert(0, str(COMFYUI))
+    try:
+        import comfy.cli_args
+
+        comfy.cli_args.args.cpu = not torch.cuda.is_available()
+        import nodes  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"ComfyUI's requirements are not installed here: {error}")
+    return Comfy(tmp_path_factory.mktemp("comfy"))
