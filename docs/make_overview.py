@@ -25,7 +25,8 @@ def main() -> None:
     rows = [pictures, samples, *(pca_rgb(taps[a], PCABasis.fit(taps[a]), 64) for a in PLACES)]
     sheet = torch.cat([torch.cat(list(row), 2) for row in rows], 1)
     image = Image.fromarray((sheet.permute(1, 2, 0) * 255).round().byte().numpy())
-    image.resize((image.width * 2, image.height * 2), Image.Resampling.NEAREST).save(Path(__file__).parent / "overview.png")
+    image = image.resize((image.width * 2, image.height * 2), Image.Resampling.NEAREST)
+    image.save(Path(__file__).parent / "overview.png")
 
 
 if __name__ == "__main__":
