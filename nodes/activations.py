@@ -73,7 +73,9 @@ class ActivationTap(io.ComfyNode):
                     "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
                     tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
                 ),
-                io.Int.Input("seed", default=0, min=0, max=2**32, tooltip="First noise seed."),
+                io.Int.Input(
+                    "seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."
+                ),
                 io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
                 io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
             ],

@@ -1,0 +1,133 @@
+"""ComfyUI's real page in headless Chromium, over the DevTools protocol; used by test_page.py."""
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+QUIET = [
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader", "--disable-quic",
+    "--no-first-run",    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=2100,1200",
+]  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@asynccontextmanager
+async def server(comfyui, pack, base):
+    """ComfyUI with only this pack, in a folder of ours; yields its address."""
+    import aiohttp
+
+    (base / "custom_nodes").mkdir(parents=True)
+    (base / "user").mkdir()
+    (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
+    port = free_port()
+    command = [
+        sys.executable, str(Path(__file__).parent / "launch.py"), str(comfyui), "--cpu", "--port", str(port),
+        "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:",
+    ]  # fmt: skip
+    log = (base / "server.log").open("w")
+    environment = os.environ | {"PYTHONPATH": ""}
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=base, env=environment)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        async with aiohttp.ClientSession() as session:
+            for _ in range(240):
+                if process.poll() is not None:
+                    raise RuntimeError((base / "server.log").read_text()[-3000:])
+                try:
+                    async with session.get(f"{address}/system_stats") as answer:
+                        if answer.status == 200:
+                            break
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.5)
+            yield address
+    finally:
+        process.terminate()
+        process.wait(20)
+        log.close()
+
+
+class Page:
+    """One open tab."""
+
+    def __init__(self, socket_):
+        self.socket, self.number, self.console = socket_, 0, []
+
+    async def send(self, method, **params):
+        self.number += 1
+        await self.socket.send_json({"id": self.number, "method": method, "params": params})
+        while True:
+            message = json.loads((await self.socket.receive(timeout=120)).data)
+            if message.get("method") == "Runtime.exceptionThrown":
+                self.console.append(message["params"]["exceptionDetails"].get("text", ""))
+            if message.get("id") == self.number:
+                return message.get("result", message)
+
+    async def evaluate(self, expression):
+        """The JSON value of a JavaScript expression; promises are awaited."""
+        answer = await self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(str(answer["exceptionDetails"])[:2000])
+        return answer["result"].get("value")
+
+    async def wait_for(self, expression, seconds=90):
+        """Poll until the expression is true."""
+        for _ in range(int(seconds * 2)):
+            if await self.evaluate(f"(() => {{ try {{ return !!({expression}) }} catch (e) {{ return false }} }})()"):
+                return
+            await asyncio.sleep(0.5)
+        raise TimeoutError(expression)
+
+    async def press(self, key, code):
+        """Press and release a key."""
+        for kind in ("keyDown", "keyUp"):
+            await self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    async def screenshot(self, path):
+        answer = await self.send("Page.captureScreenshot", format="png")
+        Path(path).write_bytes(base64.b64decode(answer["data"]))
+
+
+@asynccontextmanager
+async def page(address):
+    """A tab on ``address`` with the graph editor ready."""
+    import aiohttp
+
+    port, profile = free_port(), tempfile.mkdtemp(prefix="vitrine-chromium-")
+    own = [f"--remote-debugging-port={port}", "--remote-allow-origins=*", f"--user-data-dir={profile}"]
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    browser = subprocess.Popen([CHROMIUM, *QUIET, *own, "about:blank"], **nowhere)
+    try:
+        async with aiohttp.ClientSession() as session:
+            tabs = []
+            for _ in range(60):
+                try:
+                    async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                        tabs = [t for t in await answer.json(content_type=None) if t["type"] == "page"]
+                        break
+                except aiohttp.ClientConnectorError:
+                    await asyncio.sleep(0.5)
+            async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
+                tab = Page(connection)
+                await tab.send("Page.enable")
+                await tab.send("Runtime.enable")
+                await tab.send("Page.navigate", url=address)
+                await tab.wait_for("window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100")
+                yield tab
+    finally:
+        browser.terminate()
+        browser.wait(20)
+        shutil.rmtree(profile, ignore_errors=True)

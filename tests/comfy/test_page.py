@@ -1,0 +1,80 @@
+"""The shipped workflows, opened, converted and run in ComfyUI's real page."""
+
+import asyncio
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+WORKFLOWS = sorted(ROOT.glob("workflows/*.json"))
+
+
+def _driver():
+    spec = importlib.util.spec_from_file_location("vitrine_page", Path(__file__).parent / "page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def _run(driver, workflow, base):
+    """Open, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps a screenshot in that folder."""
+    import aiohttp
+
+    graph = json.loads(workflow.read_text())
+    async with driver.server(COMFYUI, ROOT, base) as address, driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)  # a first visit opens the template browser
+        await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
+        await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
+        api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
+        await tab.evaluate("app.queuePrompt(0)")
+        history = {}
+        async with aiohttp.ClientSession() as session:
+            for _ in range(240):
+                async with session.get(f"{address}/history") as answer:
+                    history = await answer.json()
+                if any(h["status"]["completed"] or h["status"]["status_str"] == "error" for h in history.values()):
+                    break
+                await asyncio.sleep(0.5)
+            async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
+                help_page = await answer.text() if answer.status == 200 else ""
+        await asyncio.sleep(3)
+        if os.environ.get("VITRINE_SHOT"):
+            view = "app.canvas.ds.scale = 0.95; app.canvas.ds.offset = [60, 30]; app.canvas.setDirty(true, true)"
+            await tab.evaluate(view)
+            await asyncio.sleep(1)
+            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
+        unknown = await tab.evaluate("app.graph._nodes.filter(n => n.has_errors).map(n => n.type)")
+        return api, next(iter(history.values())), help_page, unknown, tab.console
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+def test_workflow_opens_and_runs_in_the_page(workflow, tmp_path):
+    driver = _driver()
+    if not (COMFYUI / "main.py").is_file():
+        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
+    if driver.CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    pytest.importorskip("comfyui_frontend_package", reason="ComfyUI's page is not installed here")
+    api, entry, help_page, unknown, errors = asyncio.run(_run(driver, workflow, tmp_path / "base"))
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"]
+    assert not unknown and not [e for e in errors if "itrine" in e]
+    assert help_page.startswith("#")
+    shown = {i for i, node in api.items() if node["class_type"] == "PreviewImage"}
+    assert shown and all(entry["outputs"][i]["images"] for i in shown)
+    twin = ROOT / "workflows" / "api" / workflow.name
+    if os.environ.get("VITRINE_WRITE_API"):
+        twin.parent.mkdir(exist_ok=True)
+        twin.write_text(json.dumps(api, indent=1) + "\n")
+    assert json.loads(twin.read_text()) == api, "workflows/api is stale: run with VITRINE_WRITE_API=1"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+def test_workflow_fits_the_live_schemas(workflow, comfy):
+    twin = json.loads((ROOT / "workflows" / "api" / workflow.name).read_text())
+    result, error = comfy.run(twin)
+    assert error is None and result["outputs"]
