@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+
 from comfy_api.latest import ComfyExtension, io
 
-from . import activations, reference
+FAMILIES = ("reference", "activations", "control", "resolution", "w2w", "nemo", "emd")
+"""Modules of this folder in menu order; each has a list ``NODES``."""
 
-NODES: list[type[io.ComfyNode]] = [*reference.NODES, *activations.NODES]
+
+def _nodes() -> list[type[io.ComfyNode]]:
+    present = [f for f in FAMILIES if importlib.util.find_spec(f"{__package__}.{f}")]
+    return [node for f in present for node in importlib.import_module(f"{__package__}.{f}").NODES]
+
+
+NODES: list[type[io.ComfyNode]] = _nodes()
 
 
 class VitrineExtension(ComfyExtension):

@@ -1,8 +1,13 @@
-"""``vitrine demo | reproduce | addresses | train portraits | card``."""
+"""``vitrine demo | reproduce | addresses | train portraits | card``, and ``vitrine ROOM COMMAND`` for the methods."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
+
+ROOMS = ("taps", "nemo", "w2w", "control", "resolution", "emd")
+"""Rooms with commands of their own: the module of that name in this folder has a table ``COMMANDS``."""
 
 EXTRAS = "This command needs more packages: pip install torch 'vitrine[demo]'"
 
@@ -34,7 +39,12 @@ def _run(arguments: list[str]) -> int:
     }
     if arguments[:2] == ["train", "portraits"]:
         return tyro.cli(commands.train_portraits(), args=arguments[2:], prog="vitrine train portraits").run()
-    note = "Also: vitrine train portraits --help"
+    rooms = [r for r in ROOMS if importlib.util.find_spec(f"{__package__}.{r}")]
+    if arguments[:1] and arguments[0] in rooms:
+        own = importlib.import_module(f"{__package__}.{arguments[0]}").COMMANDS
+        prog = f"vitrine {arguments[0]}"
+        return tyro.extras.subcommand_cli_from_dict(own, args=arguments[1:], prog=prog).run()
+    note = "Also: " + ", ".join(f"vitrine {r} --help" for r in ["train portraits", *rooms])
     return tyro.extras.subcommand_cli_from_dict(table, args=arguments, prog="vitrine", description=note).run()
 
 
