@@ -241,21 +241,21 @@ def _paint_face(c: _Canvas) -> None:
     c.paint("nose", torch.maximum(c.x.abs() - wedge, span), skin * 0.78)
     _paint_mouth(c)
     for word, side in (("left", -1), ("right", 1)):
-        spot = torch.hypot(c.x - side * 0.29, c.y - 0.205) - 0.052
+        spot = torch.hypot(c.x - side * 0.29, c.y - 0.20) - 0.064
         c.paint("mole", spot, (44, 18, 14), c.has("mole", word))
 
 
 def _paint_mouth(c: _Canvas) -> None:
-    lips = torch.tensor((150, 40, 50), device=c.device).view(1, 3, 1, 1) / 255 + 0.06 * c.jitter[:, 5, :, None, None]
+    lips = torch.tensor((178, 44, 56), device=c.device).view(1, 3, 1, 1) / 255 + 0.06 * c.jitter[:, 5, :, None, None]
     y = c.y - c.mouth_height
-    bend = torch.where(c.has("mouth", "smiling"), -0.10, torch.where(c.has("mouth", "frowning"), 0.10, 0.0))
+    bend = torch.where(c.has("mouth", "smiling"), -0.15, torch.where(c.has("mouth", "frowning"), 0.15, 0.0))
     line = y - bend * ((c.x / c.mouth_width) ** 2 - 0.5)
     # Dividing by the slope keeps the line's thickness even where it is steep.
     slope = torch.sqrt(1 + (2 * bend * c.x / c.mouth_width**2) ** 2)
-    stroke = torch.maximum(line.abs() / slope - 0.036, c.x.abs() - c.mouth_width)
+    stroke = torch.maximum(line.abs() / slope - 0.046, c.x.abs() - c.mouth_width)
     c.paint("mouth", stroke, lips, ~c.has("mouth", "surprised"))
-    c.paint("mouth", _ellipse(c.x, y, 0.085, 0.105), lips, c.has("mouth", "surprised"))
-    c.paint("mouth", _ellipse(c.x, y, 0.05, 0.068), (60, 10, 20), c.has("mouth", "surprised"))
+    c.paint("mouth", _ellipse(c.x, y, 0.10, 0.125), lips, c.has("mouth", "surprised"))
+    c.paint("mouth", _ellipse(c.x, y, 0.055, 0.078), (60, 10, 20), c.has("mouth", "surprised"))
 
 
 def _paint_hair_front(c: _Canvas, head: torch.Tensor) -> None:

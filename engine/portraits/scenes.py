@@ -43,7 +43,7 @@ GEOMETRY: dict[str, tuple[float, float]] = {
     "brow_tilt": (-0.25, 0.25),
     "nose_width": (0.045, 0.085),
     "nose_length": (0.07, 0.14),
-    "mouth_width": (0.14, 0.22),
+    "mouth_width": (0.17, 0.25),
     "mouth_height": (0.30, 0.34),
     "ear_size": (0.07, 0.11),
     "hair_volume": (0.05, 0.09),
