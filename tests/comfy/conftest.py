@@ -86,6 +86,7 @@ def comfy(tmp_path_factory):
         import comfy.cli_args
 
         comfy.cli_args.args.cpu = not torch.cuda.is_available()
+        comfy.cli_args.args.use_pytorch_cross_attention = True  # as on a GPU; test_page runs with the CPU's default
         import nodes  # noqa: F401
     except ImportError as error:
         pytest.skip(f"ComfyUI's requirements are not installed here: {error}")
