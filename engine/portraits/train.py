@@ -2,7 +2,9 @@
 
 Every phase writes a resumable state and can be run again: what is finished is skipped, what was interrupted goes on
 where it stopped, because the batch of a step depends on (seed, step) only. One CPU core will do; a GPU makes it
-minutes. ``vitrine train portraits --out FOLDER``, or ``accelerate launch -m vitrine.engine.portraits.train``.
+minutes. ``vitrine train portraits --out FOLDER``, or ``accelerate launch -m vitrine.engine.portraits.train``: processes
+share the rows of each batch. On two CPU cores two processes of one thread are a third faster than one of two threads
+(0.24 against 0.34 seconds a step).
 """
 
 from __future__ import annotations
@@ -94,6 +96,7 @@ class Phase:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.step)
         accelerator.backward(loss)
+        _average_gradients(self.module, accelerator)
         nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -159,13 +162,35 @@ def run_phase(
                 phase.losses.append((phase.step, round(float(loss.detach()), 6)))
             phase.seconds = before + time.monotonic() - began
             progress(phase.step, phase.steps, None)
-            if time.monotonic() > deadline and not phase.done:
+            if _any(time.monotonic() > deadline, accelerator) and not phase.done:
                 raise OutOfTime(f"{phase.name}: stopped at step {phase.step} of {phase.steps}")
-            if time.monotonic() - saved > phase.config.save_every_seconds:
+            if accelerator.is_main_process and time.monotonic() - saved > phase.config.save_every_seconds:
                 phase.save()
                 saved = time.monotonic()
     finally:
-        phase.save()
+        if accelerator.is_main_process:
+            phase.save()
+
+
+def _average_gradients(module: nn.Module, accelerator: Accelerator) -> None:
+    """Mean over the processes, each of which saw its own rows of the batch."""
+    if accelerator.num_processes > 1:
+        own = [p.grad for p in module.parameters() if p.grad is not None]
+        mean = accelerator.reduce(torch.cat([g.flatten() for g in own]), "mean")
+        for grad, part in zip(own, mean.split([g.numel() for g in own]), strict=True):
+            grad.copy_(part.view_as(grad))
+
+
+def _any(flag: bool, accelerator: Accelerator) -> bool:
+    """True if it is true in any process, so that all stop at the same step."""
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)
+
+
+def _rows(accelerator: Accelerator, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """This process's rows. Random numbers are drawn for the whole batch first: the sum does not depend on the split."""
+    return [t[accelerator.process_index :: accelerator.num_processes] for t in tensors]
 
 
 def _generator(config: TrainConfig, phase: int, step: int, device: torch.device) -> torch.Generator:
@@ -189,7 +214,8 @@ def train_readout(
         )
         soft = nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
         mix = 0.6 * torch.rand(len(pick), 1, 1, 1, generator=g, device=images.device)
-        return readout_loss(net(images + mix * (soft - images)), data.attributes[pick], data.keypoints[pick])
+        seen, pick = _rows(accelerator, images + mix * (soft - images), pick)
+        return readout_loss(net(seen), data.attributes[pick], data.keypoints[pick])
 
     run_phase(phase, accelerator, loss_of, deadline, progress)
     phase.use_average()
@@ -214,6 +240,7 @@ def train_vae(
         pick = torch.randint(len(data), (config.vae_batch,), generator=g, device=accelerator.device)
         images = data.images[pick].float() / 127.5 - 1
         noise = torch.randn(len(pick), 4, 16, 16, generator=g, device=images.device)
+        images, noise = _rows(accelerator, images, noise)
         output, kl = run(vae, images, noise)
         error = output.float() - images
         return error.abs().mean() + 2 * error.square().mean() + config.kl_weight * kl
@@ -232,10 +259,10 @@ def _reconstruct(vae: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> t
 
 
 @torch.no_grad()
-def encode_all(model: Portraits, data: TrainingSet, batch: int = 1024) -> torch.Tensor:
+def encode_all(model: Portraits, data: TrainingSet, batch: int = 128) -> torch.Tensor:
     """(N, 4, 16, 16) posterior means, scaled to unit deviation; writes the scale into the VAE's config."""
     means = []
-    for chunk in data.images.split(batch):
+    for chunk in data.images.split(batch):  # small batches: large ones spend their time on fresh memory pages
         means.append(model.vae.encode(chunk.float() / 127.5 - 1).latent_dist.mean)
     latents = torch.cat(means)
     model.vae.register_to_config(scaling_factor=round(float(1 / latents.std()), 5))
@@ -294,6 +321,7 @@ def train_unet(
         ids = torch.where(silent_rows[:, None], empty, ids)
         t = torch.randint(1000, (len(pick),), generator=g, device=device)
         noise = torch.randn(x0.shape, generator=g, device=device)
+        x0, ids, t, noise = _rows(accelerator, x0, ids, t, noise)
         a = abar[t].view(-1, 1, 1, 1)
         error = (run(a.sqrt() * x0 + (1 - a).sqrt() * noise, t, ids).float() - noise).square()
         return (error * where * when[t].view(-1, 1, 1, 1)).mean()
@@ -318,10 +346,12 @@ def main(config: TrainConfig, progress: Callable[[str], Progress] = lambda name:
     try:
         train_unet(config, accelerator, model, data, deadline, progress("unet"))
     except OutOfTime:
-        folder = out / "portraits-unfinished"
-        save_portraits(model, folder)
+        if accelerator.is_main_process:
+            save_portraits(model, out / "portraits-unfinished")
         raise
     folder = out / "portraits"
+    if not accelerator.is_main_process:
+        return folder
     save_portraits(model, folder)
     (folder / "readout").mkdir(exist_ok=True)
     half = {k: v.half().contiguous() for k, v in net.state_dict().items()}
