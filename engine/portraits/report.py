@@ -41,9 +41,9 @@ def section(report: Any, progress: Progress = silent) -> None:
         "Pictures drawn by the renderer from exact attributes, and what the shipped text-to-image model makes of the "
         "same captions (guidance 3, 30 DDIM steps, one seed for each picture; none of these was trained on)."
     )
-    report.add_images(list(zip(to_pil(render(scenes).images), prompts, strict=True)), width=128)
+    report.add_images(list(zip(to_pil(render(scenes).images), prompts, strict=True)), width=100)
     samples = sample_images(model, prompts, list(range(SHOWN)))
-    report.add_images([(picture, f"sample, seed {i}") for i, picture in enumerate(to_pil(samples))], width=128)
+    report.add_images([(picture, f"sample, seed {i}") for i, picture in enumerate(to_pil(samples))], width=100)
     progress(1, 2, samples[:1])
     _planted(report, model)
     progress(2, 2, None)
@@ -63,4 +63,4 @@ def _planted(report: Any, model: Any) -> None:
         pictures = to_pil(torch.cat([render(plant.scenes).images, images]))
         labels = (f"planted: {plant.name}", "seed 0", "seed 1", "without the rare words")
         rows += list(zip(pictures, labels, strict=True))
-    report.add_images(rows, width=128)
+    report.add_images(rows, width=100)
