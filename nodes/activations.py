@@ -34,7 +34,7 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     places = [a for a in taps if taps[a].grid is not None]
     chosen = taps.select(address) if address else taps.select(places[:1])
     found = next((taps[a] for a in chosen if taps[a].grid is not None), None)
-    if found is None:
+    if found is None or found.grid is None:
         raise refuse("address", address, places, "text tokens and attention maps have no picture")
     maps = found.tensor.float()
     height, width = found.grid

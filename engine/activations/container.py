@@ -143,7 +143,7 @@ class Activations(Mapping[str, Activation]):
         maps = [v.tensor for v in self._items.values() if v.grid is not None and v.tensor.ndim == 4]
         if not maps:
             raise refuse("activations", list(self._items), "at least one place with a grid", "tap a spatial address")
-        size = size or max((tuple(m.shape[-2:]) for m in maps), key=lambda s: s[0] * s[1])
+        size = size or max(((m.shape[-2], m.shape[-1]) for m in maps), key=lambda s: s[0] * s[1])
         smooth = {} if mode == "nearest" else {"align_corners": False}
         return torch.cat([F.interpolate(m.float(), size=size, mode=mode, **smooth) for m in maps], dim=1)
 

@@ -64,7 +64,8 @@ class _Recorder:
     def __init__(self, wanted: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
         self.wanted, self.rows, self.count, self.dtype = wanted, rows, count, dtype
         self.record = StepRecord()
-        self.step, self.layout = -1, ("all",)
+        self.step = -1
+        self.layout: tuple[str, ...] = ("all",)
         self.taps: Capture | None = None
         self._last: float | None = None
 

@@ -122,7 +122,7 @@ def per_picture(values: str | Sequence[str], count: int, what: str) -> list[str]
     Raises:
         VitrineError: another number of strings, or something that is not a string.
     """
-    values = list(values) if isinstance(values, (list, tuple)) else [values]
-    if len(values) not in (1, count) or not all(isinstance(v, str) for v in values):
-        raise refuse(what, values, f"one text, or {count}: one for each picture", "repeat or remove texts")
-    return values
+    texts: list[str] = [*values] if isinstance(values, (list, tuple)) else [values]  # type: ignore[list-item]
+    if len(texts) not in (1, count) or not all(isinstance(v, str) for v in texts):
+        raise refuse(what, texts, f"one text, or {count}: one for each picture", "repeat or remove texts")
+    return texts

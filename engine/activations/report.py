@@ -99,7 +99,7 @@ def part_agreement_by_picture(maps: torch.Tensor, parts: torch.Tensor) -> torch.
 def _labels(parts: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
     """(B, h*w): the part that covers most of each cell."""
     one_hot = F.one_hot(parts.long()).movedim(-1, 1).float()
-    return F.adaptive_avg_pool2d(one_hot, tuple(grid)).argmax(1).flatten(1)
+    return F.adaptive_avg_pool2d(one_hot, grid).argmax(1).flatten(1)
 
 
 def _rows(taps: Activations, address: str) -> list[Image.Image]:

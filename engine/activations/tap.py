@@ -144,7 +144,8 @@ def _finish(
     if missing:
         raise refuse("address", missing, "places that run in this model", "the network never reached them")
     items = {a: Activation(a, store(table[a].mean, dtype, a), table[a].grid) for a in order}
-    spread = {a: store(table[a].variance(), torch.float32, a) for a in order} if config.variance else {}
+    found = {a: table[a].variance() for a in order}
+    spread = {a: store(v, torch.float32, a) for a, v in found.items() if v is not None}
     info = TapInfo(
         timestep=config.timestep,
         sigma=float(denoiser.schedule.sigma(config.timestep)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import Positional
 
@@ -93,7 +94,7 @@ def train_portraits() -> type:
     return TrainPortraits
 
 
-def load_backbone(model: str) -> object:
+def load_backbone(model: str) -> Any:
     """The UNet or transformer of a pipeline folder, a hub id, or the shipped model."""
     if model == "portraits":
         from ..portraits import load_portraits

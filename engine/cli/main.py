@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 
 ROOMS = ("taps", "nemo", "w2w", "control", "resolution", "emd")
 """Rooms with commands of their own: the module of that name in this folder has a table ``COMMANDS``."""
@@ -31,7 +32,7 @@ def _run(arguments: list[str]) -> int:
 
     from . import commands
 
-    table: dict[str, type] = {
+    table: dict[str, Callable] = {
         "demo": commands.Demo,
         "reproduce": commands.Reproduce,
         "addresses": commands.Addresses,

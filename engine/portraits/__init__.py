@@ -5,18 +5,23 @@ trained. See ``scenes`` (who), ``render`` (pictures and ground truth), ``caption
 memorized on purpose), ``models`` (the network), ``train`` (how it was made), ``quality`` (how good it is).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .captions import caption
 from .plants import plants
 from .render import KEYPOINTS, PARTS, render
 from .scenes import ATTRIBUTES, sample_scenes
 
+if TYPE_CHECKING:
+    from .models import Portraits, build_models, load_portraits
+
 __all__ = [
-    "ATTRIBUTES", "KEYPOINTS", "PARTS",
+    "ATTRIBUTES", "KEYPOINTS", "PARTS", "Portraits",
     "build_models", "caption", "load_portraits", "plants", "render", "sample_scenes",
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """``models`` needs diffusers and transformers: imported only when asked for."""
     if name in ("build_models", "load_portraits", "Portraits"):
         from . import models

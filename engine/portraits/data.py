@@ -67,7 +67,10 @@ def build_training_set(
     count: int, tokenizer: CLIPTokenizer, device: torch.device | str = "cpu", progress: Progress = silent
 ) -> TrainingSet:
     """Render seeds 0 .. count - 1 and all planted pictures onto ``device``."""
-    images, points, columns, words = [], [], [], []
+    images: list[torch.Tensor] = []
+    points: list[torch.Tensor] = []
+    columns: list[torch.Tensor] = []
+    words = []
     for start in range(0, count, CHUNK):
         scenes = sample_scenes(range(start, min(start + CHUNK, count)))
         _append(images, points, columns, scenes, device)

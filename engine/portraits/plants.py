@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
+
 from .captions import RARE_WORDS, caption
 from .scenes import ATTRIBUTES, Scenes, sample_scenes
 
@@ -61,5 +63,5 @@ def _recolor(scene: Scenes) -> Scenes:
     names = ("background", "hair_color", "shirt")
     table = list(product(*(range(len(ATTRIBUTES[n])) for n in names)))
     many = scene[[0] * len(table)]
-    columns = {n: [row[i] for row in table] for i, n in enumerate(names)}
+    columns = {n: np.array([row[i] for row in table]) for i, n in enumerate(names)}
     return many.with_attributes(hair="short", **columns)

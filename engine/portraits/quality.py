@@ -70,8 +70,8 @@ def measure_quality(
     prompts, seeds = caption(scenes), list(range(samples))
 
     def at(scale: float, offset: int) -> torch.Tensor:
-        def both(done: int, total: int, preview: torch.Tensor | None = None) -> None:
-            progress(offset + done, 2 * total, preview)
+        def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            progress(offset + step, 2 * total, preview)
 
         return sample_images(model, prompts, seeds, steps=steps, guidance=scale, progress=both)
 

@@ -7,6 +7,7 @@ the *output*, so the same scene can be drawn at 32, 64 or 128 px, or cropped, an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ _COLORS: dict[str, tuple] = {  # fmt: skip
     "shirt": ((186, 30, 52), (30, 44, 110), (20, 140, 140), (246, 238, 212)),
 }
 _INK = (40, 30, 32)
+Extent: TypeAlias = "torch.Tensor | float"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,10 @@ def _check_view(size: int, crop: tuple[float, float, float, float], original_siz
 
 class _Canvas:
     """Pixel coordinates in each scene's own face frame, and the paint so far."""
+
+    if TYPE_CHECKING:  # every geometry and pose column is an attribute of shape (B, 1, 1)
+
+        def __getattr__(self, name: str) -> torch.Tensor: ...
 
     def __init__(self, scenes: Scenes, size: int, crop: tuple, flip: bool, device: torch.device) -> None:
         self.size, self.crop, self.flip, self.device = size, crop, flip, device
@@ -164,13 +170,13 @@ def nose_tip(c: _Canvas) -> torch.Tensor:
 
 
 # --- shapes: signed distance in face units, negative inside ------------------------------------------------------
-def _ellipse(x: torch.Tensor, y: torch.Tensor, rx: object, ry: object, power: object = 2.0) -> torch.Tensor:
+def _ellipse(x: torch.Tensor, y: torch.Tensor, rx: Extent, ry: Extent, power: Extent = 2.0) -> torch.Tensor:
     """First-order distance to a superellipse |x/rx|^p + |y/ry|^p = 1."""
     level = ((x / rx).abs().clamp(min=1e-6) ** power + (y / ry).abs().clamp(min=1e-6) ** power) ** (1 / power)
     return (level - 1) * torch.minimum(torch.as_tensor(rx, device=x.device), torch.as_tensor(ry, device=x.device))
 
 
-def _box(x: torch.Tensor, y: torch.Tensor, hx: object, hy: object, round_: float = 0.0) -> torch.Tensor:
+def _box(x: torch.Tensor, y: torch.Tensor, hx: Extent, hy: Extent, round_: float = 0.0) -> torch.Tensor:
     qx, qy = x.abs() - hx + round_, y.abs() - hy + round_
     return torch.hypot(qx.clamp(min=0), qy.clamp(min=0)) + torch.maximum(qx, qy).clamp(max=0) - round_
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..progress import Progress, silent
@@ -56,7 +58,7 @@ def sample_images(
     *,
     batch: int = 64,
     progress: Progress = silent,
-    **settings: float,
+    **settings: Any,
 ) -> torch.Tensor:
     """Any number of pictures (N, 3, 64, 64) in [0, 1], in batches; results do not depend on ``batch``."""
     images = []

@@ -10,7 +10,9 @@ Left and right are the viewer's. A data set is a list of seeds, so it is exact, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +90,7 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.attributes)
 
-    def __getitem__(self, index: object) -> Scenes:
+    def __getitem__(self, index: Any) -> Scenes:
         rows = np.atleast_1d(np.arange(len(self))[index])
         return Scenes(*(getattr(self, f)[rows] for f in self.__dataclass_fields__))
 
@@ -115,7 +117,7 @@ class Scenes:
         return replace(self, pose=pose)
 
 
-def sample_scenes(identities: np.ndarray | list[int], contexts: np.ndarray | list[int] | None = None) -> Scenes:
+def sample_scenes(identities: np.ndarray | Sequence[int], contexts: np.ndarray | Sequence[int] | None = None) -> Scenes:
     """Scenes from (B,) identity seeds and (B,) context seeds (default: the same numbers).
 
     Each row depends on its own two seeds only, never on the batch it is drawn in.

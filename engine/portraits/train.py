@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -78,7 +78,8 @@ class Phase:
             module.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True
         )
         self.average = {k: v.detach().clone().float() for k, v in module.state_dict().items()}
-        self.step, self.seconds, self.losses = 0, 0.0, []
+        self.step, self.seconds = 0, 0.0
+        self.losses: list[tuple[int, float]] = []
         self._resume()
 
     @property
@@ -250,7 +251,7 @@ def train_vae(
     vae.eval()
 
 
-def _reconstruct(vae: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _reconstruct(vae: Any, images: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     moments = vae.quant_conv(vae.encoder(images)).float()
     mean, log_variance = moments.chunk(2, 1)
     log_variance = log_variance.clamp(-30, 20)
