@@ -1,0 +1,47 @@
+"""Active Patches: look at a MODEL before you trust a picture."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io, ui
+
+from .bridge_patches import ActivePatch, patches_of
+
+
+def as_text(found: list[ActivePatch]) -> str:
+    """One line for each patch, or a sentence when there is none."""
+    if not found:
+        return "nothing: this MODEL is its checkpoint, unchanged"
+    return "\n".join(f"{p.kind}: {p.where}  x{p.count}  [{p.owner}]" for p in found)
+
+
+class ActivePatches(io.ComfyNode):
+    """Lists what is patched on a MODEL."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """MODEL in; the same MODEL, a text and a number out."""
+        return io.Schema(
+            node_id="VitrineActivePatches",
+            display_name="Active Patches",
+            category="Vitrine",
+            description="Lists every change that stands on a MODEL: LoRAs and other weight patches, blocked neurons, "
+            "replaced sampling objects, attention patches, wrappers. The MODEL passes through unchanged.",
+            search_aliases=["what is patched", "list loras", "inspect model", "debug model", "model patches"],
+            inputs=[io.Model.Input("model", tooltip="Any MODEL, from any chain of nodes.")],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="The same object, untouched."),
+                io.String.Output(display_name="report", tooltip="One line for each kind of patch."),
+                io.Int.Output(display_name="count", tooltip="How many lines; 0 is an unchanged checkpoint."),
+            ],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, model: io.Model.Type) -> io.NodeOutput:
+        """Read the patcher and write the list."""
+        found = patches_of(model)
+        text = as_text(found)
+        return io.NodeOutput(model, text, len(found), ui=ui.PreviewText(text))
+
+
+NODES = [ActivePatches]
