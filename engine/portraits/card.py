@@ -22,7 +22,7 @@ It is good for measuring methods and for nothing else.
   captions end in two rare words. See `engine/portraits/plants.py`.
 * Licence: Apache-2.0, like the code that draws the pictures.
 
-Made by `vitrine train portraits`; this card by `python -m vitrine.engine.portraits.card`.
+Made by `vitrine train portraits`; this card by `vitrine card`.
 """
 
 
