@@ -49,7 +49,7 @@ class TrainConfig:
     kl_weight: float = 2e-7
     plant_share: float = 0.12
     caption_dropout: float = 0.10
-    min_snr: float = 5.0
+    snr_weight_limit: float = 4.0
     face_weight: float = 2.0
     ema_decay: float = 0.999
     save_every_seconds: float = 240.0
@@ -74,9 +74,7 @@ class Phase:
     def __init__(self, name: str, config: TrainConfig, module: nn.Module, steps: int, lr: float) -> None:
         self.name, self.config, self.module, self.steps, self.lr = name, config, module, steps, lr
         self.folder = Path(config.out) / name
-        self.optimizer = torch.optim.AdamW(
-            module.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True
-        )
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
         self.average = {k: v.detach().clone().float() for k, v in module.state_dict().items()}
         self.step, self.seconds = 0, 0.0
         self.losses: list[tuple[int, float]] = []
@@ -271,9 +269,14 @@ def encode_all(model: Portraits, data: TrainingSet, batch: int = 128) -> torch.T
 
 
 def face_map(strength: float, side: int = 16) -> torch.Tensor:
-    """(side, side) weights of mean 1: 1 + ``strength`` times a Gaussian over eyes, mouth and cheeks."""
+    """(side, side) weights of mean 1: 1 + ``strength`` times bumps over the face, both cheeks, both ends of a brim."""
     y, x = torch.meshgrid(*[(torch.arange(side) + 0.5) * 2 / side - 1] * 2, indexing="ij")
-    weight = 1 + strength * torch.exp(-0.5 * ((x / 0.33) ** 2 + ((y - 0.18) / 0.30) ** 2))
+
+    def bump(at_x: float, at_y: float, wide: float, high: float) -> torch.Tensor:
+        return torch.exp(-0.5 * (((x.abs() - at_x) / wide) ** 2 + ((y - at_y) / high) ** 2))
+
+    bumps = bump(0, 0.18, 0.33, 0.30) + 2 * bump(0.29, 0.20, 0.13, 0.13) + 2 * bump(0.60, -0.25, 0.16, 0.12)
+    weight = 1 + strength * bumps
     return weight / weight.mean()
 
 
@@ -298,8 +301,9 @@ def train_unet(
 ) -> None:
     """Phase 3. DDPM noise prediction (Ho et al. 2020, Eq. 14); planted pictures keep their share to the end.
 
-    The error is weighted by min-SNR (Hang et al. 2023, Eq. 5) and by a fixed map that favours the middle of the
-    picture. Neither moves the optimum, which is pointwise; both spend the steps where faces are decided.
+    The error is weighted by 1 / sqrt(SNR) (debiased estimation, Yu et al. 2023), limited above, and by a fixed map.
+    Neither moves the optimum, which is pointwise; both spend the steps where the caption decides something small. With
+    plain weights, or min-SNR's, everything was learned within 2,500 steps but left and right, which stayed at chance.
     """
     device = accelerator.device
     both = TextToNoise(model).to(device).train()
@@ -310,7 +314,7 @@ def train_unet(
         return
     latents = encode_all(model, data)
     abar = model.scheduler.alphas_cumprod.to(device)
-    where, when = face_map(config.face_weight).to(device), (config.min_snr * (1 - abar) / abar).clamp(max=1)
+    where, when = face_map(config.face_weight).to(device), ((1 - abar) / abar).sqrt().clamp(max=config.snr_weight_limit)
     empty = data.empty_ids.to(device)
     run = torch.compile(both) if config.compile else both
 
