@@ -47,8 +47,9 @@ def card_text(record: dict, model: Portraits, quality: Quality, copies: list[Cop
     parts += ["## Size", _table(("part", "parameters"), _sizes(model))]
     parts += [f"## Training ({record['device']}, torch {record['torch']})"]
     phases = record["phases"].items()
+    notes = record.get("notes", [])
     rows = [(n, p["steps"], settings[f"{n}_batch"], p["seconds"], p["last_loss"]) for n, p in phases]
-    parts += [_table(("phase", "steps", "batch", "seconds", "last loss"), rows)]
+    parts += [_table(("phase", "steps", "batch", "seconds", "last loss"), rows), *notes]
     parts += [f"## Quality ({quality.samples} samples, guidance 3, 30 DDIM steps)"]
     parts += [_table(("attribute", "shown in samples", "readout on held-out renders"), attribute_table(quality))]
     parts += [

@@ -38,8 +38,8 @@ class TrainConfig:
     out: str = "portraits-run"
     pictures: int = 32_768
     readout_steps: int = 3_000
-    vae_steps: int = 4_000
-    unet_steps: int = 20_000
+    vae_steps: int = 6_000
+    unet_steps: int = 9_000
     readout_batch: int = 64
     vae_batch: int = 8
     unet_batch: int = 32
