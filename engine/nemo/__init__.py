@@ -1,1 +1,15 @@
 """NEMO (Hintersdorf et al. 2024): find the cross-attention value neurons that memorize, block them, prove it."""
+
+from .block import BlockConfig, bake, block
+from .config import PAPER_TAU, ProbeConfig, SearchConfig
+from .find import Result, find_neurons, make_probe, score_prompts
+from .neurons import NeuronSet, fingerprint_of
+from .score import Score, threshold
+from .sites import value_activations, value_sites
+from .statistics import NeuronStatistics, gather
+
+__all__ = [
+    "PAPER_TAU", "BlockConfig", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result", "Score", "SearchConfig",
+    "bake", "block", "find_neurons", "fingerprint_of", "gather", "make_probe", "score_prompts", "threshold",
+    "value_activations", "value_sites",
+]  # fmt: skip

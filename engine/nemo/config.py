@@ -1,0 +1,105 @@
+"""Settings of one search, as a frozen object that validates itself. Defaults are the published ones (SD1.4)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import refuse
+
+SIGNALS = ("eps_minus_noise", "x0")
+MODES = ("parity", "chain", "fast")
+PAPER_TAU = 0.428
+"""The authors' threshold for SD1.4 at 512 px (mean 0.358 + one std 0.070 of unmemorized captions)."""
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """How a prompt is looked at: one forward of S seeds at one timestep (NeMo, Eq. 2).
+
+    Attributes:
+        seeds: S, number of initial noises.
+        seed: of the generator they are drawn from, one draw of S rows as in the official code.
+        steps: sampling steps of the DDIM grid that the timestep belongs to.
+        timestep_index: position in that grid; 1 is what the official code uses (t = 961 of 50 steps), 0 the paper's.
+        signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
+        data_range: of the similarity: None takes it from the batch as the official code does, 1.0 makes a seed's score
+            independent of its companions.
+    """
+
+    seeds: int = 10
+    seed: int = 1
+    steps: int = 50
+    timestep_index: int = 1
+    signal: str = "eps_minus_noise"
+    data_range: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise refuse(
+                "seeds", self.seeds, "2 or more", "the score compares seeds with each other; the paper uses 10"
+            )
+        if not 0 <= self.timestep_index < self.steps:
+            raise refuse("timestep_index", self.timestep_index, f"0 .. {self.steps - 1}", "use 1")
+        if self.signal not in SIGNALS:
+            raise refuse("signal", self.signal, SIGNALS, "x0 works for every model")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for headers."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """The search for neurons (NeMo, Algorithms 2 to 4).
+
+    Attributes:
+        tau: memorization threshold in (0, 1]: seeds that agree more than this are kept; none means not memorized.
+        tau_search: the search stops when blocked and unblocked predictions agree no more than this; None takes tau, as
+            published. A world of similar pictures, in which ordinary captions agree a lot, needs a lower one.
+        share: instead of ``tau_search``, a level for each prompt: the candidates must do this share (0..1) of what
+            blocking every neuron in scope does to the prediction. Ours; needs no calibration on another data set.
+        theta, theta_step, theta_min: start, decrement and end of the outlier threshold on |z|.
+        k, k_step: start and increment of how many of the strongest neurons join in each layer.
+        mode: ``parity`` tests one neuron after another as the official code; ``chain`` tests several cumulative
+            candidates in one batch with the same result; ``fast`` halves groups and then verifies its end set.
+        rows: largest batch of one forward.
+    """
+
+    tau: float = PAPER_TAU
+    tau_search: float | None = None
+    share: float | None = None
+    theta: float = 5.0
+    theta_step: float = 0.25
+    theta_min: float = 1.0
+    k: int = 0
+    k_step: int = 1
+    mode: str = "chain"
+    rows: int = 80
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tau <= 1 or not 0 < self.stop <= 1:
+            given = (self.tau, self.tau_search)
+            raise refuse("tau, tau_search", given, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise refuse("share", self.share, "a number in (0, 1]", "0.95 is a good start")
+        if not (self.theta_step > 0 and self.theta > self.theta_min >= 0 and self.k >= 0 and self.k_step >= 0):
+            raise refuse("theta, k", self.to_dict(), "theta > theta_min >= 0, positive steps", "use 5, 0.25, 1, 0, 1")
+        if self.mode not in MODES:
+            raise refuse("mode", self.mode, MODES, "chain gives parity's result in fewer calls")
+        if self.rows < 1:
+            raise refuse("rows", self.rows, "1 or more", "use 80")
+
+    @property
+    def stop(self) -> float:
+        """The score at which blocking has changed enough."""
+        return self.tau if self.tau_search is None else self.tau_search
+
+    @property
+    def evaluations(self) -> int:
+        """How many (theta, k) are tried at most: the official loop never evaluates theta_min itself."""
+        return max(1, -int(-(self.theta - self.theta_min) / self.theta_step // 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for headers."""
+        return asdict(self)

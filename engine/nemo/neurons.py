@@ -1,0 +1,168 @@
+"""NEURONS: which value neurons to block, of which model, found how. A JSON file people can read and share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..addresses import Site
+from ..errors import refuse
+
+FORMAT, VERSION = "vitrine-neurons", 1
+
+
+@dataclass(frozen=True)
+class NeuronSet:
+    """Neurons by address, ascending and without repeats.
+
+    Attributes:
+        neurons: address -> indices of output channels of that value projection.
+        fingerprint: of the model they belong to; empty if unknown (imported lists).
+        info: prompt, settings, scores before and after, kept seeds, verdict: whatever the search reports.
+    """
+
+    neurons: dict[str, tuple[int, ...]]
+    fingerprint: str = ""
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        clean = {a: tuple(sorted(set(map(int, n)))) for a, n in self.neurons.items()}
+        if any(i < 0 for n in clean.values() for i in n):
+            raise refuse("neuron index", min(i for n in clean.values() for i in n), "0 or more", "correct the list")
+        object.__setattr__(self, "neurons", {a: n for a, n in clean.items() if n})
+
+    def __len__(self) -> int:
+        return sum(map(len, self.neurons.values()))
+
+    def merged(self, *others: NeuronSet) -> NeuronSet:
+        """Union of several sets of one model; the reports stand side by side in ``info``.
+
+        Raises:
+            VitrineError: sets of different models.
+        """
+        sets = (self, *others)
+        models = {s.fingerprint for s in sets if s.fingerprint}
+        if len(models) > 1:
+            raise refuse("neuron sets", sorted(models), "sets of one model", "find the neurons on the model you block")
+        union: dict[str, set[int]] = {}
+        for one in sets:
+            for address, indices in one.neurons.items():
+                union.setdefault(address, set()).update(indices)
+        merged = {a: tuple(n) for a, n in union.items()}
+        return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]})
+
+    def check(self, backbone: nn.Module, sites: Iterable[Site], fingerprint: str = "") -> dict[str, Site]:
+        """The sites to edit; refuses a set that cannot belong to this model.
+
+        Args:
+            fingerprint: of the model, where its modules carry patches at the moment.
+
+        Raises:
+            VitrineError: another model's fingerprint, an address the model lacks, an index beyond the layer's width.
+        """
+        own = fingerprint or fingerprint_of(backbone)
+        if self.fingerprint and self.fingerprint != own:
+            remedy = "find the neurons on this model (a LoRA or a fine-tune makes it another one only if baked in)"
+            raise refuse("neurons", f"made for model {self.fingerprint}", f"this model, {own}", remedy)
+        table = {s.address: s for s in sites}
+        for address, indices in self.neurons.items():
+            if address not in table:
+                raise refuse("neurons", address, sorted(table), "they belong to a model of another shape")
+            width = width_of(backbone, table[address])
+            if indices[-1] >= width:
+                raise refuse("neuron", f"{address} #{indices[-1]}", f"0 .. {width - 1}", "another model's list")
+        return {a: table[a] for a in self.neurons}
+
+    def save(self, path: str | Path) -> Path:
+        """Write JSON, whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
+        scratch = path.with_name(path.name + ".tmp")
+        scratch.write_text(json.dumps(table | {"neurons": self.neurons}, indent=1), encoding="utf-8")
+        os.replace(scratch, path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> NeuronSet:
+        """Read such a file.
+
+        Raises:
+            VitrineError: missing, no JSON, or of another kind.
+        """
+        try:
+            table = json.loads(Path(path).read_text(encoding="utf-8"))
+            if table["format"] != FORMAT or table["version"] != VERSION:
+                raise ValueError(f"format {table['format']!r} version {table['version']!r}")
+            return cls({a: tuple(n) for a, n in table["neurons"].items()}, table["fingerprint"], table["info"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            accepted = f"a JSON file of {FORMAT} version {VERSION}"
+            raise refuse("neurons file", str(path), accepted, f"{type(error).__name__}: {error}") from error
+
+
+def width_of(backbone: nn.Module, site: Site) -> int:
+    """Number of neurons of a value site, read from the projection's own size."""
+    module: Any = backbone.get_submodule(site.path)
+    out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
+    return site.width or (out // site.columns[1] if site.columns else out)
+
+
+def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
+    """16 hex digits from sampled weights of the value projections; the same in diffusers and ComfyUI.
+
+    A few numbers of each layer are read, rounded to half precision, so that fp16 and fp32 copies agree.
+
+    Args:
+        originals: module path -> weight, for modules whose present weight carries a patch (a LoRA in ComfyUI).
+    """
+    from .sites import value_sites
+
+    digest = hashlib.sha256()
+    for site in value_sites(backbone, "all"):
+        module: Any = backbone.get_submodule(site.path)
+        weight = (originals or {}).get(site.path, module.weight).detach()
+        if site.columns is not None:
+            width = width_of(backbone, site)
+            weight = weight[site.columns[0] * width : (site.columns[0] + 1) * width]
+        sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
+        rounded = sample.to("cpu", torch.float32).to(torch.float16).flatten().float()
+        digest.update(f"{site.address} {tuple(weight.shape)} {[f'{v:.4g}' for v in rounded.tolist()]}".encode())
+    return digest.hexdigest()[:16]
+
+
+def import_csv(path: str | Path, addresses: list[str], column: str = "refined") -> list[tuple[str, NeuronSet]]:
+    """The authors' result file: one (prompt, set) for each row; seven lists of indices by layer, separator ``;``.
+
+    Raises:
+        VitrineError: another layout, or another number of layers than ``addresses``.
+    """
+    import ast
+    import csv
+
+    found = []
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file, delimiter=";"))
+    head = [h.strip().lower() for h in rows[0]] if rows else []
+    at = next((i for i, h in enumerate(head) if column in h and "neuron" in h), None)
+    if at is None:
+        raise refuse("neuron CSV", head, f"a column with '{column}' and 'neuron' in its name", "see the official repo")
+    for row in rows[1:]:
+        lists = ast.literal_eval(row[at])
+        if len(lists) != len(addresses):
+            raise refuse("neuron CSV", f"{len(lists)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
+        neurons = {a: tuple(n) for a, n in zip(addresses, lists, strict=True)}
+        found.append((row[0], NeuronSet(neurons, "", {"source": Path(path).name})))
+    return found
+
+
+def export_lists(neurons: Mapping[str, Iterable[int]], addresses: list[str]) -> str:
+    """The same neurons as the official one-line form, ``[[221], [], ...]``."""
+    return str([list(neurons.get(a, ())) for a in addresses])

@@ -1,0 +1,126 @@
+"""The probe: one forward of S noises, the signal in it, and the similarity that tells a memorized prompt.
+
+delta = eps(x_T, T, y) - x_T up to sign and a fraction of a percent is the one-step clean prediction. A memorized prompt
+predicts the same picture from every noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..addresses import Site
+from ..denoiser import Condition, Denoiser
+from ..metrics.ssim import betas_for, ms_ssim
+from .block import block_rows
+from .config import ProbeConfig
+
+Neurons = Mapping[str, Sequence[int]]
+
+
+def ddim_timestep(steps: int, index: int, total: int = 1000) -> float:
+    """Timestep ``index`` of the DDIM grid with leading spacing and offset 1: 981, 961, ... for 50 steps."""
+    return float(total // steps * (steps - 1 - index) + 1)
+
+
+def probe_noise(config: ProbeConfig, shape: tuple[int, int, int]) -> torch.Tensor:
+    """(S, C, h, w) from one generator, as the official code draws them (without touching the global one)."""
+    return torch.randn(config.seeds, *shape, generator=torch.Generator().manual_seed(config.seed))
+
+
+def min_max(d: torch.Tensor) -> torch.Tensor:
+    """Each sample and channel to [0, 1] over H and W (NeMo, section 3.1); a constant channel becomes 0."""
+    low, high = d.amin((-2, -1), keepdim=True), d.amax((-2, -1), keepdim=True)
+    return (d - low) / (high - low).clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One look: a prompt's condition (one row), some of its noises (s, C, h, w), and the neurons blocked meanwhile."""
+
+    cond: Condition
+    noise: torch.Tensor
+    blocked: Neurons
+
+
+@dataclass
+class Probe:
+    """Runs looks of any number of prompts together, row by row in full batches, and counts every row it spends.
+
+    Attributes:
+        t: the network's timestep of all looks.
+        rows: largest batch of one forward.
+        forwards: rows that went through the network so far.
+    """
+
+    denoiser: Denoiser
+    sites: list[Site]
+    t: float
+    config: ProbeConfig = ProbeConfig()
+    rows: int = 80
+    forwards: int = 0
+
+    @torch.no_grad()
+    def signals(self, looks: Sequence[Request]) -> list[torch.Tensor]:
+        """For each look (s, C, h, w) in [0, 1]: eps(x_T, T, y) - x_T, or the clean prediction, min-max by channel."""
+        noise = torch.cat([look.noise for look in looks])
+        owner = torch.repeat_interleave(torch.arange(len(looks)), torch.tensor([len(look.noise) for look in looks]))
+        parts = [self._forward(looks, noise[i : i + self.rows], owner[i : i + self.rows])
+                 for i in range(0, len(noise), self.rows)]  # fmt: skip
+        return list(torch.cat(parts).split([len(look.noise) for look in looks]))
+
+    def _forward(self, looks: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        self.forwards += len(noise)
+        used = [int(i) for i in owner.unique_consecutive()]
+        cond = Condition.batch([looks[i].cond for i in used]).take(owner - used[0])
+        sets = [looks[int(i)].blocked for i in owner]
+        with block_rows(self.denoiser.backbone, self.sites, sets):
+            prediction = self.denoiser.predict(noise, self.t, cond)
+        # NeMo, section 3.1: delta = eps(x_T, T, y) - x_T. Unit noise is what the network is given, so x_T is the input.
+        signal = prediction.x0 if self.config.signal == "x0" else prediction.eps - noise.float()
+        return min_max(signal)
+
+    def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """(B,) similarity of two batches of signals, as the configuration says."""
+        return ms_ssim(a, b, betas_for(min(a.shape[-2:])), self.config.data_range)
+
+    def per_seed(self, signals: torch.Tensor) -> torch.Tensor:
+        """(S,) s_i = max over j of the similarity of seeds i and j, over all pairs in one batch (NeMo, Eq. 2)."""
+        first, second = torch.triu_indices(len(signals), len(signals), 1, device=signals.device)
+        pairs = self.similarity(signals[first], signals[second])
+        table = signals.new_zeros(len(signals), len(signals), dtype=pairs.dtype)
+        table[first, second] = pairs
+        table[second, first] = pairs
+        return table.max(1).values
+
+
+@dataclass(frozen=True)
+class Score:
+    """Is a prompt memorized. ``per_seed`` (S,), ``keep`` (S,) bool: seeds above tau; ``value`` the largest score."""
+
+    per_seed: torch.Tensor
+    tau: float
+
+    @property
+    def value(self) -> float:
+        """The largest cross-seed score."""
+        return float(self.per_seed.max())
+
+    @property
+    def keep(self) -> torch.Tensor:
+        """Seeds that agree with another one by more than tau."""
+        return self.per_seed > self.tau
+
+    @property
+    def memorized(self) -> bool:
+        """Does any seed agree with another."""
+        return bool(self.keep.any())
+
+
+def threshold(scores: Sequence[float], spread: float = 1.0) -> tuple[float, float, float]:
+    """(tau, mean, std) from the largest scores of ordinary captions: tau = mean + spread * std (NeMo, section 3.1)."""
+    values = torch.tensor(list(scores), dtype=torch.float64)
+    mean, std = float(values.mean()), float(values.std())
+    return min(mean + spread * std, 1.0), mean, std

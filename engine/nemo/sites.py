@@ -1,0 +1,70 @@
+"""Where NeMo looks: the outputs of the cross-attention value projections (section 3.1; widths in its Appendix C).
+
+Places are canonical addresses, so one neuron list serves diffusers and ComfyUI modules alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ..addresses import Site, sites_of
+from ..denoiser import Condition, Denoiser
+from ..errors import refuse
+from ..hooks import capture
+
+SCOPES = ("down+mid", "all")
+
+
+def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[Site]:
+    """The value sites in the order they run; ``down+mid`` is the paper's choice, 7 layers on SD1.x.
+
+    UNets (SD1.x, SD2.x, SDXL) are what the paper and its followers tested. For PixArt, SD3 and Flux, where there is no
+    published evidence, all blocks are taken: treat results there as experimental.
+
+    Raises:
+        VitrineError: an unknown scope, or a model without cross-attention values.
+    """
+    if scope not in SCOPES:
+        raise refuse("scope", scope, SCOPES, "down+mid is the paper's")
+    table = sites_of(backbone)
+    found = [s for a, s in table.items() if a.endswith(("-cross-v", "-ctx-v"))]
+    if scope == "down+mid" and any(s.address.startswith("up-") for s in found):
+        found = [s for s in found if not s.address.startswith("up-")]
+    if not found:
+        raise refuse("backbone", type(backbone).__name__, "a model with text attention", "use a text-to-image model")
+    return found
+
+
+def text_only(site: Site) -> bool:
+    """True where the activation depends on the text embedding alone: no latent, no timestep, no forward needed."""
+    return site.address.endswith("-cross-v") and site.columns is None and not site.flat_batch
+
+
+@torch.no_grad()
+def value_activations(
+    denoiser: Denoiser, cond: Condition, sites: Sequence[Site], latents: torch.Tensor | None = None, t: float = 961.0
+) -> list[torch.Tensor]:
+    """a_i = mean over tokens of |W_v y|_i for each site: a list of (B, width) float32 (NeMo, section 3.2).
+
+    Where the text alone decides, the projection is called on the text embedding; that gives the forward's own numbers.
+    Elsewhere one forward of ``latents`` at ``t`` is captured and stopped early.
+
+    Raises:
+        VitrineError: a condition without text, or latents missing where they are needed.
+    """
+    if cond.text is None:
+        raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
+    if all(text_only(s) for s in sites):
+        return [_mean_magnitude(denoiser.backbone.get_submodule(s.path)(cond.text)) for s in sites]
+    if latents is None:
+        raise refuse("latents", None, "(B, C, h, w) for this model family", "its values depend on latent and timestep")
+    with capture(denoiser.backbone, list(sites), early_exit=True) as taps:
+        taps.run(denoiser.forward, latents, t, cond)
+    return [_mean_magnitude(taps[s.address].tensor) for s in sites]
+
+
+def _mean_magnitude(values: torch.Tensor) -> torch.Tensor:
+    return values.float().abs().mean(1)

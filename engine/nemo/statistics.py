@@ -1,0 +1,148 @@
+"""Mean and standard deviation of every neuron over ordinary captions: what its z-score is measured against."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import refuse
+from ..progress import Progress, silent
+
+FORMAT, VERSION = "vitrine-nemo-statistics", 1
+FEW = 500
+"""Below this many captions the standard deviations are rough; the authors took 50,000."""
+
+
+@dataclass(frozen=True)
+class NeuronStatistics:
+    """Per site: mean and unbiased standard deviation of a_i over captions.
+
+    Attributes:
+        means, stds: address -> (width,) float32.
+        count: number of captions.
+        fingerprint: of the model they were measured on.
+    """
+
+    means: dict[str, torch.Tensor]
+    stds: dict[str, torch.Tensor]
+    count: int
+    fingerprint: str = ""
+
+    def z(self, address: str, activation: torch.Tensor) -> torch.Tensor:
+        """|a - mu| / sigma of (B, width) activations (NeMo, Eq. 3). A neuron that never varies scores by 1e-12.
+
+        Raises:
+            VitrineError: no statistics for this address, or of another width.
+        """
+        if address not in self.means:
+            raise refuse("statistics", address, sorted(self.means), "gather them with the same scope")
+        if self.means[address].shape != activation.shape[-1:]:
+            given = (address, tuple(self.means[address].shape))
+            raise refuse("statistics", given, f"width {activation.shape[-1]}", "they belong to another model")
+        mean, std = (v[address].to(activation) for v in (self.means, self.stds))
+        return (activation - mean).abs() / std.clamp_min(1e-12)
+
+    def save(self, path: str | Path) -> Path:
+        """One safetensors file, whole or not at all."""
+        from safetensors.torch import save_file
+
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {f"mean/{a}": v.contiguous() for a, v in self.means.items()}
+        tensors |= {f"std/{a}": v.contiguous() for a, v in self.stds.items()}
+        info = {"format": FORMAT, "version": VERSION, "count": self.count, "fingerprint": self.fingerprint}
+        scratch = path.with_name(path.name + ".tmp")
+        save_file(tensors, scratch, metadata={"vitrine": json.dumps(info)})
+        os.replace(scratch, path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> NeuronStatistics:
+        """Read such a file.
+
+        Raises:
+            VitrineError: missing, not safetensors, or of another kind.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "pt") as file:
+                info = json.loads((file.metadata() or {}).get("vitrine", "{}"))
+                tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, ValueError) as error:
+            raise refuse("statistics file", str(path), "a file NEMO Statistics wrote", str(error)) from error
+        if info.get("format") != FORMAT or info.get("version") != VERSION:
+            raise refuse("statistics file", str(path), f"{FORMAT} version {VERSION}", "gather statistics anew")
+        means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
+        stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
+        return cls(means, stds, int(info["count"]), info["fingerprint"])
+
+
+class RunningStatistics:
+    """Welford's streaming mean and sum of squares in float64, a batch at a time (Chan et al. 1983)."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses, self.count = list(addresses), 0
+        self._mean: dict[str, torch.Tensor] = {}
+        self._squares: dict[str, torch.Tensor] = {}
+
+    def add(self, activations: list[torch.Tensor]) -> None:
+        """One (B, width) tensor for each address."""
+        batch = len(activations[0])
+        total = self.count + batch
+        for address, values in zip(self.addresses, activations, strict=True):
+            values = values.double().cpu()
+            mean = values.mean(0)
+            squares = (values - mean).square().sum(0)
+            old = self._mean.setdefault(address, torch.zeros_like(mean))
+            shift = mean - old
+            self._squares[address] = (
+                self._squares.get(address, 0) + squares + shift.square() * (self.count * batch / total)
+            )
+            self._mean[address] = old + shift * (batch / total)
+        self.count = total
+
+    def finish(self, fingerprint: str = "") -> NeuronStatistics:
+        """Unbiased standard deviations.
+
+        Raises:
+            VitrineError: fewer than two captions.
+        """
+        if self.count < 2:
+            raise refuse("captions", self.count, "2 at least, 500 or more to be useful", "give a longer prompt list")
+        means = {a: v.float() for a, v in self._mean.items()}
+        stds = {a: (v / (self.count - 1)).sqrt().float() for a, v in self._squares.items()}
+        return NeuronStatistics(means, stds, self.count, fingerprint)
+
+
+def gather(
+    batches: Iterable[list[torch.Tensor]], addresses: Iterable[str], fingerprint: str = "", total: int = 0,
+    progress: Progress = silent,
+) -> NeuronStatistics:  # fmt: skip
+    """Statistics from batches of activations as :func:`vitrine.engine.nemo.value_activations` gives them."""
+    running = RunningStatistics(addresses)
+    for activations in batches:
+        running.add(activations)
+        progress(running.count, total or running.count, None)
+    return running.finish(fingerprint)
+
+
+def import_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
+    """The authors' .pt file: a tuple (list of means, list of stds), read with ``weights_only=True``.
+
+    Raises:
+        VitrineError: other content, or another number of layers than ``addresses``.
+    """
+    try:
+        means, stds = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the safe unpickler raises its own kinds
+        raise refuse("official statistics", str(path), "a .pt with two lists of tensors", str(error)) from error
+    if len(means) != len(addresses) or len(stds) != len(addresses):
+        raise refuse("official statistics", f"{len(means)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
+    pairs = list(zip(addresses, means, stds, strict=True))
+    return NeuronStatistics({a: m.float() for a, m, _ in pairs}, {a: s.float() for a, _, s in pairs}, 50_000, "SD1.4")
