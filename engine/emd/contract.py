@@ -1,0 +1,151 @@
+"""What one must know to run a one-step student rightly, kept in the file's header or taken from a preset."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+
+KEY = "vitrine.student"
+VERSION = 1
+CONVENTIONS = ("unit", "vp", "edm")
+
+
+@dataclass(frozen=True)
+class StudentContract:
+    """How a one-step student is run.
+
+    Attributes:
+        base: name of the teacher it was distilled from.
+        timestep: t*, the one time the network is told.
+        prediction: ``"model"`` (the base model's own), or eps, v, x0, flow.
+        noise: what the network sees for z ~ N(0, I). ``unit``: z. ``vp``: add_noise(0, z, t*), that is sigma_vp z.
+            ``edm``: sigma z in the variance-exploding scale, which a VP network sees divided by sqrt(1 + sigma^2).
+        latent_scale: the VAE factor it was trained with; 0 if unknown.
+        guidance: at inference; 1 always, since guidance is distilled in.
+        trained_guidance: guidance of the teacher in training; 0 if unknown.
+        shape: latent size (C, H, W) it was trained at, or empty.
+        steps, ge, gz: the E-step it was trained with; 0 if unknown.
+        betas: the schedule's (first, last) beta, scaled-linear, or empty.
+    """
+
+    base: str = ""
+    timestep: float = 999.0
+    prediction: str = "model"
+    noise: str = "unit"
+    latent_scale: float = 0.0
+    guidance: float = 1.0
+    trained_guidance: float = 0.0
+    shape: tuple[int, ...] = ()
+    steps: int = 0
+    ge: float = 0.0
+    gz: float = 0.0
+    betas: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.noise not in CONVENTIONS:
+            raise refuse("noise convention", self.noise, CONVENTIONS, "DMD2, LCM and ours are unit, SiD-LSG is vp")
+        if self.prediction not in ("model", "eps", "v", "x0", "flow"):
+            raise refuse("prediction", self.prediction, "model, eps, v, x0 or flow", "model takes the base's own")
+        if not 0 <= self.timestep <= 1000:
+            raise refuse("timestep", self.timestep, "0 <= t* <= 1000", "t* is the network's own timestep")
+        if self.guidance not in (0.0, 1.0):
+            accepted = "1 (no guidance)"
+            raise refuse("guidance", self.guidance, accepted, "guidance is distilled into a one-step student: set 1")
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "betas", tuple(self.betas))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"shape": list(self.shape), "betas": list(self.betas)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> StudentContract:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            VitrineError: a field this version does not know.
+        """
+        unknown = set(values) - set(cls.__dataclass_fields__)
+        if unknown:
+            raise refuse("contract fields", sorted(unknown), sorted(cls.__dataclass_fields__), "update Vitrine")
+        return cls(**values)
+
+    def to_metadata(self) -> dict[str, str]:
+        """The safetensors header entry."""
+        return {KEY: json.dumps({"version": VERSION} | self.to_dict(), sort_keys=True)}
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[str, str] | None, name: str = "file") -> StudentContract:
+        """From a safetensors header.
+
+        Raises:
+            VitrineError: no contract, or one of a later version.
+        """
+        if not metadata or KEY not in metadata:
+            accepted = f"a safetensors header with {KEY!r}"
+            raise refuse("student contract", f"none in {name}", accepted, "choose a preset or enter t* by hand")
+        values = json.loads(metadata[KEY])
+        version = values.pop("version", None)
+        if version != VERSION:
+            raise refuse("contract version", version, VERSION, "update Vitrine")
+        return cls.from_dict(values)
+
+
+PRESETS: dict[str, StudentContract] = {
+    "DMD2 SDXL 1-step (UNet)": StudentContract("SDXL", 399.0),
+    "DMD2 SD1.5": StudentContract("SD1.5", 999.0),
+    "SiD-LSG SD1.5 / SD2.1": StudentContract("SD1.5 or SD2.1-base", 625.0, noise="vp"),
+    "SwiftBrush SD2.1": StudentContract("SD2.1-base", 999.0),
+    "SDXL-Turbo / SD-Turbo": StudentContract("SDXL or SD2.1", 999.0, noise="vp"),
+    "Hyper-SDXL 1-step (UNet)": StudentContract("SDXL", 800.0),
+    "LCM / LCM-LoRA": StudentContract("SD1.5 or SDXL", 999.0),
+}
+"""Students that carry no header, from their own READMEs and inference code."""
+
+
+def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Tensor]]:
+    """Contract and tensors of a student file.
+
+    Raises:
+        VitrineError: not safetensors, names that ComfyUI would ignore, or no contract.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if path.suffix != ".safetensors" or not path.is_file():
+        raise refuse("student file", str(path.name), "an existing .safetensors file", "convert or download it first")
+    try:
+        with safe_open(str(path), "pt") as file:
+            metadata, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise refuse("student file", path.name, "a safetensors file", f"it cannot be read: {error}") from error
+    check_names(tensors, path.name)
+    return StudentContract.from_metadata(metadata, path.name), tensors
+
+
+def check_names(tensors: dict[str, torch.Tensor], name: str = "file") -> None:
+    """Refuse LoRA names that ComfyUI drops with no more than a line in its log.
+
+    Raises:
+        VitrineError: PEFT or diffusers LoRA names.
+    """
+    strange = [k for k in tensors if ".lora_A." in k or ".lora_B." in k]
+    if strange:
+        accepted = "kohya names, lora_unet_....lora_down.weight with .alpha"
+        raise refuse("LoRA names", f"{strange[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")
+
+
+def check_base(contract: StudentContract, base: str) -> None:
+    """Refuse a student of another base model.
+
+    Raises:
+        VitrineError: both are known and differ.
+    """
+    if base and contract.base and base != contract.base:
+        raise refuse("student", f"distilled from {contract.base}", f"a student of {base}", "load the matching base")

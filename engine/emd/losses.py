@@ -1,0 +1,121 @@
+"""The M-step, the student score's own loss, the score gap of two denoisers, and the choice of gz."""
+
+from __future__ import annotations
+
+import torch
+
+from ..denoiser import Condition, Denoiser
+from ..errors import refuse
+from ..schedule import NoiseSchedule
+from .chain import ChainEnd, Gap, GapOf, Net, row_rms
+
+WEIGHTS = ("uniform", "dmd")
+
+
+def levels(schedule: NoiseSchedule, t: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(alpha, sigma) of (B,) timesteps, shaped to broadcast against ``like`` and of its dtype."""
+    shape = (-1, *[1] * (like.ndim - 1))
+    alpha, sigma = (s.to(like.device, like.dtype).view(shape) for s in schedule.scales(t))
+    return alpha, sigma
+
+
+def draw_times(
+    schedule: NoiseSchedule, count: int, generator: torch.Generator, low: float = 0.02, high: float = 0.98
+) -> torch.Tensor:
+    """(count,) timesteps, uniform over a part of the schedule; whole numbers, as the network was trained on them."""
+    if not 0 <= low < high <= 1:
+        raise refuse("part of the schedule", (low, high), "0 <= low < high <= 1", "0.02 and 0.98 are usual")
+    last = schedule.steps - 1
+    share = torch.rand(count, generator=generator, dtype=torch.float64)
+    return ((low + (high - low) * share) * last).round()
+
+
+def score_gap(
+    teacher: Denoiser, student: Denoiser, t: torch.Tensor, cond: Condition,
+    null: Condition | None = None, guidance: float = 1.0,
+) -> GapOf:  # fmt: skip
+    """Delta(x) for rows at timesteps t. Only the teacher is guided; the student score never is.
+
+    Raises:
+        VitrineError: guidance without an unconditional condition.
+    """
+    if guidance != 1 and null is None:
+        raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
+
+    def gap(x: torch.Tensor) -> Gap:
+        alpha, sigma = levels(teacher.schedule, t, x)
+        if guidance == 1 or null is None:
+            eps_q = teacher.predict(x, t, cond).eps
+        else:
+            rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
+            both = Condition.batch([cond, null.take(rows)])
+            given, free = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
+            eps_q = free + guidance * (given - free)
+        # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
+        delta = student.predict(x, t, cond).eps - eps_q
+        return Gap(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
+
+    return gap
+
+
+def m_step_loss(
+    y: torch.Tensor, end: ChainEnd, alpha: torch.Tensor, sigma: torch.Tensor, weight: str = "uniform"
+) -> torch.Tensor:
+    """Regress y = g(z^K) on itself moved by (sigma / alpha) r; sum over pixels, mean over rows.
+
+    ``uniform`` is w = sigma^2 / alpha^2 on -log p(x | z); ``dmd`` divides each row by mean |y - teacher x0| as well.
+
+    Raises:
+        VitrineError: unknown weight, or ``dmd`` without a teacher x0.
+    """
+    if weight not in WEIGHTS or (weight == "dmd" and end.x0 is None):
+        raise refuse("weight", weight, WEIGHTS, "use uniform where the teacher gives no x0")
+    y = y.to(end.r.dtype)
+    # Xie et al. 2024, M-step: (w alpha^2 / sigma^2) 1/2 |g(z) - sg[g(z) + (sigma / alpha) r]|^2
+    target = (y + (sigma / alpha) * end.r).detach()
+    rows = 0.5 * (y - target).square().flatten(1).sum(1)
+    if weight == "dmd" and end.x0 is not None:
+        # Yin et al. 2024 (DMD), Eq. 8: the normaliser that keeps all noise levels at one scale
+        rows = rows / (y.detach() - end.x0).abs().flatten(1).mean(1).clamp(min=1e-4)
+    return rows.mean()
+
+
+def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """Denoising score matching on the student's own, uncorrected samples y = g(z), detached (Vincent 2011)."""
+    alpha, sigma = levels(score.schedule, t, noise)
+    x = alpha * y.detach().to(noise.dtype) + sigma * noise
+    return (score.predict(x, t, cond).eps - noise).square().mean()
+
+
+def calibrate_gz(drifts: torch.Tensor) -> tuple[float, float]:
+    """(gz, clip) from the RMS of (alpha / sigma) J^T Delta over rows and noise levels.
+
+    The rule: median(gz u) <= 0.05 and 99th percentile(gz u) <= 0.2, at most 0.05; u is clipped at that percentile.
+    """
+    if drifts.ndim != 1 or not len(drifts) or not bool(torch.isfinite(drifts).all()):
+        raise refuse("drifts", tuple(drifts.shape), "finite values (N,)", "measure them with z_drifts")
+    middle, top = (float(torch.quantile(drifts.double(), q)) for q in (0.5, 0.99))
+    if top < 1e-3:  # the scores coincide at the start: any step is safe, so take a small one
+        return 0.003, 1.0
+    return min(0.05 / max(middle, 1e-12), 0.2 / top, 0.05), top
+
+
+def z_drifts(
+    net: Net, gap: GapOf, z: torch.Tensor, eps: torch.Tensor, alpha: torch.Tensor, sigma: torch.Tensor
+) -> torch.Tensor:
+    """(B,) RMS of (alpha / sigma) J^T Delta at a start point; what :func:`calibrate_gz` wants."""
+    leaf = z.detach().requires_grad_(True)
+    with torch.enable_grad():
+        y = net(leaf).to(z.dtype)
+    with torch.no_grad():
+        found = gap((alpha * y + sigma * eps).detach())
+    (pulled,) = torch.autograd.grad(y, leaf, (alpha / sigma) * found.delta)
+    return row_rms(pulled)
+
+
+def bias(cancel: torch.Tensor, raw: torch.Tensor, last: torch.Tensor) -> dict[str, float]:
+    """How far the estimators' mean directions are apart, relative to the last one's RMS: the live bias meter."""
+    scale = float(last.square().mean().sqrt().clamp(min=1e-12))
+    mean = {k: v.mean(0) for k, v in (("cancel", cancel), ("raw", raw), ("last", last))}
+    pairs = (("cancel", "raw"), ("cancel", "last"), ("raw", "last"))
+    return {f"{a}-{b}": float((mean[a] - mean[b]).square().mean().sqrt()) / scale for a, b in pairs}
