@@ -8,6 +8,8 @@ _HOMES = {
     "ActivationTapPipeline": ".activation_tap",
     "ActivationTapXLPipeline": ".activation_tap",
     "ActivationTapPipelineOutput": ".activation_tap",
+    "EMDOneStepPipeline": ".emd",
+    "NEMOPipeline": ".nemo",
 }
 
 __all__ = list(_HOMES)

@@ -69,7 +69,7 @@ def test_seeds_are_per_picture():
     with torch.no_grad():
         many = one_step(student, seeded([3, 4, 5], (4, 8, 8)), Condition(), StudentContract())
         one = one_step(student, seeded([4], (4, 8, 8)), Condition(), StudentContract())
-    torch.testing.assert_close(many[1:2], one, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(many[1:2], one, rtol=1e-5, atol=1e-5)  # float32 convolutions, times 1 / alpha = 14.6
 
 
 def test_contract_round_trips_through_the_header(tmp_path):

@@ -1,0 +1,104 @@
+"""One-step generation as a diffusers pipeline, with repair of its samples.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import StableDiffusionPipeline
+from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+
+from ..denoiser import Condition, Denoiser
+from ..emd import CorrectConfig, StudentContract, check_base, correct, one_step, read_student, seeded
+from ..errors import refuse
+from ..progress import Progress, silent
+
+
+class EMDOneStepPipeline(StableDiffusionPipeline):
+    """Stable Diffusion 1.x or 2.x whose UNet is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
+
+    Example:
+        >>> pipe = EMDOneStepPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
+        >>> contract = pipe.load_student("student_kohya.safetensors")
+        >>> images = pipe("a prompt", seeds=[0], contract=contract).images
+    """
+
+    def load_student(self, path: str | Path, base: str = "", adapter_name: str = "generator") -> StudentContract:
+        """Load an exported LoRA student (kohya names) and return its contract.
+
+        Raises:
+            VitrineError: no contract, PEFT names, or a student of another base.
+        """
+        contract, tensors = read_student(path)
+        check_base(contract, base)
+        self.load_lora_weights(tensors, adapter_name=adapter_name)
+        return contract
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]
+        self,
+        prompt: str | list[str],
+        seeds: list[int] | None = None,
+        contract: StudentContract | None = None,
+        *,
+        latents: torch.Tensor | None = None,
+        guidance_scale: float = 1.0,
+        output_type: str = "pil",
+        correction: CorrectConfig | None = None,
+        teacher: Denoiser | None = None,
+        score: Denoiser | None = None,
+        progress: Progress = silent,
+    ) -> StableDiffusionPipelineOutput:
+        """One UNet call for all pictures, then the VAE.
+
+        Args:
+            prompt: one for all seeds, or one for each.
+            seeds: one for each picture; default 0, 1, ... for the prompts.
+            contract: t*, noise convention; default t* = 999, unit.
+            latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
+            guidance_scale: 0 or 1; guidance is distilled in.
+            output_type: ``"pil"``, ``"pt"`` or ``"latent"``.
+            correction: repair settings; needs ``teacher`` and ``score``.
+
+        Raises:
+            VitrineError: guidance, counts that do not match, or a correction without its networks.
+        """
+        if guidance_scale not in (0.0, 1.0):
+            raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
+        contract = contract or StudentContract()
+        prompts, seeds = _paired(prompt, seeds, latents)
+        z = (latents if latents is not None else seeded(seeds, self._shape(contract))).to(self._execution_device)
+        cond = Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
+        student = Denoiser.from_diffusers(self)
+        if correction is None:
+            x0 = one_step(student, z.to(self.unet.dtype), cond, contract)
+        else:
+            if teacher is None or score is None:
+                raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
+            x0 = correct(student, teacher, score, z, cond, contract, correction, seeds, None, progress)[0]
+        return StableDiffusionPipelineOutput(images=self._shown(x0, output_type), nsfw_content_detected=None)
+
+    def _shown(self, x0: torch.Tensor, output_type: str) -> Any:
+        if output_type == "latent":
+            return x0
+        pixels = self.vae.decode(x0.to(self.vae.dtype) / self.vae.config.scaling_factor).sample
+        return self.image_processor.postprocess(pixels, output_type=output_type)
+
+    def _shape(self, contract: StudentContract) -> tuple[int, ...]:
+        side = self.unet.config.sample_size
+        height, width = (side, side) if isinstance(side, int) else side
+        return contract.shape or (self.unet.config.in_channels, height, width)
+
+
+def _paired(
+    prompt: str | list[str], seeds: list[int] | None, latents: torch.Tensor | None
+) -> tuple[list[str], list[int]]:
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if seeds is None:
+        seeds = list(range(len(prompts) if latents is None else len(latents)))
+    prompts = prompts * len(seeds) if len(prompts) == 1 else prompts
+    if len(prompts) != len(seeds) or (latents is not None and len(latents) != len(seeds)):
+        raise refuse("seeds", len(seeds), f"{len(prompts)} prompts", "give one seed for each picture")
+    return prompts, list(seeds)
