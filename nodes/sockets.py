@@ -7,3 +7,9 @@ ActivationsSocket = io.Custom("VITRINE_ACTIVATIONS")
 
 RecorderSocket = io.Custom("VITRINE_RECORDER")
 """A ``vitrine.nodes.bridge.Recorder``: filled while the model it belongs to is sampled."""
+
+NeuronsSocket = io.Custom("VITRINE_NEURONS")
+"""A ``vitrine.engine.nemo.NeuronSet``."""
+
+NeuronStatisticsSocket = io.Custom("VITRINE_NEURON_STATISTICS")
+"""A ``vitrine.engine.nemo.NeuronStatistics``."""

@@ -55,30 +55,57 @@ def factors(
     return made
 
 
-def scaled(scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+@dataclass
+class Now:
+    """What holds during the running forward: whether blocking acts at all, and in which rows (None: in all)."""
+
+    active: bool = True
+    rows: torch.Tensor | None = None
+
+    def update(self, config: BlockConfig, t: float, cond_rows: torch.Tensor | None) -> None:
+        """Set both from the network's timestep (999 is the start of sampling) and the rows that have the prompt."""
+        progress = 1 - t / 999
+        self.active = config.start <= progress and (progress < config.end or config.end == 1)
+        self.rows = cond_rows if config.branch == "cond" else None
+
+
+def scaled(scale: torch.Tensor, now: Now | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
     """An edit that multiplies (B, N, width) by (width,) or, row by row, by (B, width)."""
 
     def change(values: torch.Tensor) -> torch.Tensor:
+        if now is not None and not now.active:
+            return values
         wide = scale.to(values)
-        return values * (wide if wide.ndim == 1 else wide[:, None])
+        changed = values * (wide if wide.ndim == 1 else wide[:, None])
+        if now is None or now.rows is None:
+            return changed
+        return torch.where(now.rows.to(values.device).view(-1, 1, 1), changed, values)
 
     return change
 
 
 def block(
-    backbone: nn.Module, neurons: NeuronSet, config: BlockConfig = PUBLISHED, *, rows: torch.Tensor | None = None
+    backbone: nn.Module,
+    neurons: NeuronSet,
+    config: BlockConfig = PUBLISHED,
+    *,
+    rows: torch.Tensor | None = None,
+    now: Now | None = None,
+    fingerprint: str = "",
 ) -> Edit:
     """Neurons blocked while the ``with`` block is open; leaving it restores the module bit for bit.
 
     Args:
         rows: (B,) bool, the rows to change; None changes all.
+        now: whoever runs the sampler keeps it up to date, for a branch or a part of sampling only.
+        fingerprint: of the model, where its modules carry patches at the moment.
 
     Raises:
         VitrineError: a set made for another model, or places this model does not have.
     """
-    table = neurons.check(backbone, value_sites(backbone, "all"))
+    table = neurons.check(backbone, value_sites(backbone, "all"), fingerprint)
     made = factors(backbone, table.values(), neurons.neurons, config.factor)
-    return edit(backbone, {table[a]: scaled(row) for a, row in made.items()}, rows=rows)
+    return edit(backbone, {table[a]: scaled(row, now) for a, row in made.items()}, rows=rows)
 
 
 def block_rows(backbone: nn.Module, sites: Sequence[Site], sets: Sequence[Mapping[str, Sequence[int]]]) -> Edit:
@@ -94,7 +121,9 @@ def block_rows(backbone: nn.Module, sites: Sequence[Site], sets: Sequence[Mappin
 
 
 @torch.no_grad()
-def bake(backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0) -> dict[str, torch.Tensor]:
+def bake(
+    backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0, fingerprint: str = ""
+) -> dict[str, torch.Tensor]:
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
 
     Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch.
@@ -103,7 +132,7 @@ def bake(backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0) -> dict[s
         VitrineError: see :meth:`NeuronSet.check`.
     """
     changed: dict[str, torch.Tensor] = {}
-    for address, site in neurons.check(backbone, value_sites(backbone, "all")).items():
+    for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
         module = backbone.get_submodule(site.path)
         first = site.columns[0] * width_of(backbone, site) if site.columns else 0
         index = torch.tensor(neurons.neurons[address]) + first

@@ -6,6 +6,7 @@ Places are canonical addresses, so one neuron list serves diffusers and ComfyUI 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -58,7 +59,8 @@ def value_activations(
     if cond.text is None:
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
     if all(text_only(s) for s in sites):
-        return [_mean_magnitude(denoiser.backbone.get_submodule(s.path)(cond.text)) for s in sites]
+        modules: list[Any] = [denoiser.backbone.get_submodule(s.path) for s in sites]
+        return [_mean_magnitude(m(cond.text.to(m.weight.dtype))) for m in modules]
     if latents is None:
         raise refuse("latents", None, "(B, C, h, w) for this model family", "its values depend on latent and timestep")
     with capture(denoiser.backbone, list(sites), early_exit=True) as taps:

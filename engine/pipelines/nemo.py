@@ -1,0 +1,142 @@
+"""NEMO as a diffusers pipeline: score prompts, find the neurons that memorize, sample with them blocked.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from diffusers import StableDiffusionPipeline
+
+from ..denoiser import Condition, Denoiser
+from ..errors import refuse
+from ..nemo import (
+    BlockConfig,
+    NeuronSet,
+    NeuronStatistics,
+    ProbeConfig,
+    Result,
+    Score,
+    SearchConfig,
+    block,
+    find_neurons,
+    fingerprint_of,
+    gather,
+    make_probe,
+    score_prompts,
+    threshold,
+    value_activations,
+    value_sites,
+)
+from ..nemo.block import Now
+from ..progress import Progress, silent
+
+
+class NEMOPipeline(StableDiffusionPipeline):
+    """Stable Diffusion 1.x or 2.x with the NEMO tools (Hintersdorf et al., NeurIPS 2024).
+
+    Example:
+        >>> pipe = NEMOPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/model"))
+        >>> statistics = pipe.statistics(ordinary_captions)
+        >>> (result,) = pipe.find(["a suspicious prompt"], statistics)
+        >>> images = pipe("a suspicious prompt", neurons=pipe.neurons(result)).images
+    """
+
+    @torch.no_grad()
+    def __call__(
+        self, *args: Any, neurons: NeuronSet | list[NeuronSet] | None = None, block_config: BlockConfig | None = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Sample as StableDiffusionPipeline does, with neurons blocked meanwhile.
+
+        Args:
+            neurons: one set, or several that are merged; None or an empty set samples untouched.
+            block_config: factor, branch, part of sampling; the default blocks fully, in both branches, all the time.
+
+        Raises:
+            VitrineError: neurons of another model, before any sampling.
+        """
+        sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
+        if not any(map(len, sets)):
+            return super().__call__(*args, **kwargs)
+        config, now = block_config or BlockConfig(), Now()
+
+        def look(module: torch.nn.Module, inputs: tuple, named: dict) -> None:
+            batch = len(inputs[0])
+            rows = torch.arange(batch) >= batch // 2 if self.do_classifier_free_guidance else torch.ones(batch) > 0
+            now.update(config, float(inputs[1]), rows)
+
+        handle = self.unet.register_forward_pre_hook(look, with_kwargs=True)
+        try:
+            with block(self.unet, sets[0].merged(*sets[1:]), config, now=now):
+                return super().__call__(*args, **kwargs)
+        finally:
+            handle.remove()
+
+    def conditions(self, prompts: Iterable[str]) -> list[Condition]:
+        """One condition of one row for each prompt, encoded as the pipeline does.
+
+        Raises:
+            VitrineError: no prompt.
+        """
+        prompts = list(prompts)
+        if not prompts:
+            raise refuse("prompts", prompts, "one prompt at least", "pass a list of texts")
+        texts = []
+        for start in range(0, len(prompts), 64):
+            part = prompts[start : start + 64]
+            with torch.no_grad():
+                texts.append(self.encode_prompt(part, self._execution_device, 1, False)[0])
+        return [Condition(row[None]) for row in torch.cat(texts)]
+
+    def statistics(
+        self, prompts: Iterable[str], scope: str = "down+mid", progress: Progress = silent
+    ) -> NeuronStatistics:
+        """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000)."""
+        denoiser, sites = Denoiser.from_diffusers(self), value_sites(self.unet, scope)
+        conds = self.conditions(prompts)
+        parts = (Condition.batch(conds[i : i + 64]) for i in range(0, len(conds), 64))
+        batches = (value_activations(denoiser, part, sites) for part in parts)
+        return gather(batches, [s.address for s in sites], fingerprint_of(self.unet), len(conds), progress)
+
+    def score(
+        self, prompts: Iterable[str], tau: float, config: ProbeConfig | None = None, progress: Progress = silent
+    ) -> list[Score]:
+        """Cross-seed score of each prompt: how alike the one-step predictions from different noises are."""
+        probe = make_probe(Denoiser.from_diffusers(self), config=config or ProbeConfig())
+        return score_prompts(probe, self.conditions(prompts), self._shape(), tau, progress)[0]
+
+    def calibrate(self, prompts: Iterable[str], config: ProbeConfig | None = None) -> float:
+        """tau = mean + one deviation of the scores of ordinary captions, under the settings detection will use."""
+        return threshold([s.value for s in self.score(prompts, 1.0, config)])[0]
+
+    def find(
+        self,
+        prompts: Iterable[str],
+        statistics: NeuronStatistics,
+        config: SearchConfig | None = None,
+        probe: ProbeConfig | None = None,
+        scope: str = "down+mid",
+        progress: Progress = silent,
+    ) -> list[Result]:
+        """Search the memorized prompts among ``prompts``, all in lockstep.
+
+        Raises:
+            VitrineError: statistics that belong to another model.
+        """
+        own = fingerprint_of(self.unet)
+        if statistics.fingerprint not in ("", "SD1.4", own):
+            raise refuse("statistics", f"model {statistics.fingerprint}", f"this model, {own}", "gather them anew")
+        prompts, config = list(prompts), config or SearchConfig()
+        made = make_probe(Denoiser.from_diffusers(self), scope, probe or ProbeConfig(), config.rows)
+        return find_neurons(made, prompts, self.conditions(prompts), statistics, self._shape(), config, progress)
+
+    def neurons(self, result: Result) -> NeuronSet:
+        """A result as a set to block or to save, bound to this model."""
+        return result.neurons(fingerprint_of(self.unet), {})
+
+    def _shape(self) -> tuple[int, int, int]:
+        side = self.unet.config.sample_size
+        height, width = (side, side) if isinstance(side, int) else side
+        return self.unet.config.in_channels, height, width

@@ -1,0 +1,378 @@
+"""NEMO nodes: is a prompt memorized, by which neurons, and the model without them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import folder_paths
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.errors import refuse
+from ..engine.nemo import (
+    BlockConfig,
+    NeuronSet,
+    ProbeConfig,
+    SearchConfig,
+    bake,
+    find_neurons,
+    gather,
+    make_probe,
+    score_prompts,
+    threshold,
+    value_activations,
+    value_sites,
+)
+from ..engine.nemo.config import MODES
+from ..engine.nemo.report import heat_map
+from ..engine.nemo.sites import SCOPES
+from . import bridge, bridge_nemo
+from .activations import plain_name
+from .sockets import NeuronsSocket, NeuronStatisticsSocket
+
+CATEGORY = "Vitrine/nemo"
+_FOLDER = "vitrine_neurons"
+_SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
+_INDEX = io.Int.Input(
+    "timestep_index", default=1, min=0, max=49,
+    tooltip="Which of 50 DDIM steps is looked at: 1 (t = 961) is published; small models may need 4 to 15.",
+)  # fmt: skip
+_TAU = io.Float.Input(
+    "tau", default=0.428, min=0.001, max=1.0, step=0.001,
+    tooltip="Threshold of memorization: 0.428 for SD1.4; calibrate with NEMO Threshold for any other model.",
+)  # fmt: skip
+_PROMPTS = io.String.Input(
+    "prompts", multiline=True, default="", tooltip="Ordinary captions, one a line: the more the better, 500 or more."
+)
+
+
+def _lines(prompts: str, least: int) -> list[str]:
+    found = [line.strip() for line in prompts.splitlines() if line.strip()]
+    if len(found) < least:
+        raise refuse("prompts", f"{len(found)} lines", f"{least} or more, one a line", "paste ordinary captions")
+    return found
+
+
+class NEMOStatistics(io.ComfyNode):
+    """Mean and deviation of every value neuron over ordinary captions."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, text encoder and captions in; statistics out."""
+        return io.Schema(
+            node_id="VitrineNEMOStatistics",
+            display_name="NEMO Statistics",
+            category=CATEGORY,
+            description="How active each cross-attention value neuron is for ordinary captions, once for a model.",
+            search_aliases=["memorization", "neuron statistics", "calibrate nemo"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model whose neurons are measured."),
+                io.Clip.Input("clip", tooltip="Its text encoder."),
+                _PROMPTS,
+                io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
+            ],
+            outputs=[
+                NeuronStatisticsSocket.Output(display_name="STATISTICS", tooltip="For NEMO Find Neurons."),
+                io.String.Output(display_name="report", tooltip="Layers, neurons, captions."),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, clip: Any, prompts: str, scope: str) -> io.NodeOutput:
+        """One text encoding a caption; no denoising at all where the values depend on the text alone."""
+        texts = _lines(prompts, 2)
+        denoiser, progress = bridge.denoiser_of(model), bridge.progress()
+        sites = value_sites(denoiser.backbone, scope)
+        blank = torch.zeros(
+            1, model.get_model_object("latent_format").latent_channels, 16, 16, device=model.load_device
+        )
+
+        def batches() -> Any:
+            for text in texts:
+                (cond,) = bridge_nemo.conditions(model, clip, [text], blank)
+                yield value_activations(denoiser, cond, sites, blank)
+
+        addresses = [s.address for s in sites]
+        made = gather(batches(), addresses, bridge_nemo.fingerprint(model), len(texts), progress)
+        neurons = sum(map(len, made.means.values()))
+        return io.NodeOutput(made, f"{len(addresses)} layers, {neurons} neurons, {made.count} captions")
+
+
+class NEMOThreshold(io.ComfyNode):
+    """The threshold of memorization for this model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Captions in, tau out."""
+        return io.Schema(
+            node_id="VitrineNEMOThreshold",
+            display_name="NEMO Threshold",
+            category=CATEGORY,
+            description="Mean plus one deviation of the scores of ordinary captions, under the settings you will use.",
+            search_aliases=["calibrate threshold", "tau", "memorization threshold"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to calibrate for."),
+                io.Clip.Input("clip", tooltip="Its text encoder."),
+                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
+                _PROMPTS,
+                _SEEDS,
+                _INDEX,
+            ],
+            outputs=[
+                io.Float.Output(display_name="tau", tooltip="For NEMO Score and NEMO Find Neurons."),
+                io.String.Output(display_name="report", tooltip="Mean, deviation, number of captions."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, clip: Any, latent: dict, prompts: str, seeds: int, timestep_index: int
+    ) -> io.NodeOutput:
+        """Score every caption: ``seeds`` network rows each."""
+        texts, blank = _lines(prompts, 2), bridge_nemo.latents_of(model, latent)
+        conds = bridge_nemo.conditions(model, clip, texts, blank)
+        probe = make_probe(bridge.denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
+        scores, _ = score_prompts(probe, conds, tuple(blank.shape[1:]), 1.0, bridge.progress())
+        tau, mean, std = threshold([s.value for s in scores])
+        return io.NodeOutput(tau, f"tau {tau:.4f} = mean {mean:.4f} + std {std:.4f} of {len(texts)} captions")
+
+
+class NEMOScore(io.ComfyNode):
+    """Is a prompt memorized."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model and conditioning in; score, verdict and previews out."""
+        return io.Schema(
+            node_id="VitrineNEMOScore",
+            display_name="NEMO Score",
+            category=CATEGORY,
+            description="Compares one-step predictions from several noises: a memorized prompt predicts one picture.",
+            search_aliases=["memorization score", "is this prompt memorized", "training data replication"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to question."),
+                io.Conditioning.Input("positive", tooltip="The prompt."),
+                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
+                _TAU,
+                _SEEDS,
+                _INDEX,
+                io.Vae.Input("vae", optional=True, tooltip="Connect it to see the predictions as pictures."),
+            ],
+            outputs=[
+                io.Float.Output(display_name="score", tooltip="Largest similarity of two seeds, 0..1."),
+                io.Boolean.Output(display_name="memorized", tooltip="True if the score is above tau."),
+                io.Image.Output(display_name="previews", tooltip="One-step prediction of each seed (with a VAE)."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, latent: dict, tau: float, seeds: int, timestep_index: int, vae: Any = None
+    ) -> io.NodeOutput:
+        """One forward of ``seeds`` rows, and one more for the previews."""
+        blank = bridge_nemo.latents_of(model, latent)
+        config = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+        probe = make_probe(bridge.denoiser_of(model), config=config)
+        cond = bridge.condition_of(model, positive, blank)
+        shape = tuple(blank.shape[1:])
+        ((score,), _) = score_prompts(probe, [cond], shape, tau, bridge.progress())
+        pictures = bridge_nemo.previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
+        told = f"{'memorized' if score.memorized else 'not memorized'}: score {score.value:.3f}, tau {tau:.3f}"
+        return io.NodeOutput(score.value, score.memorized, pictures, ui=ui.PreviewText(told))
+
+
+class NEMOFindNeurons(io.ComfyNode):
+    """The neurons that hold a memorized picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, conditioning and statistics in; neurons, report and heat map out."""
+        return io.Schema(
+            node_id="VitrineNEMOFindNeurons",
+            display_name="NEMO Find Neurons",
+            category=CATEGORY,
+            description="Searches the few value neurons whose blocking changes what a memorized prompt predicts.",
+            search_aliases=["localize memorization", "find memorization neurons", "nemo"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to search."),
+                io.Conditioning.Input("positive", tooltip="The memorized prompt."),
+                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
+                NeuronStatisticsSocket.Input("statistics", tooltip="From NEMO Statistics, same model."),
+                _TAU,
+                io.Float.Input(
+                    "share", default=0.0, min=0.0, max=1.0, step=0.01,
+                    tooltip="0: stop at tau, as published. Else: do this share of what blocking everything would do; "
+                    "0.95 suits worlds of similar pictures.",
+                ),
+                io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
+                _SEEDS,
+                _INDEX,
+                io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),
+            ],
+            outputs=[
+                NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
+                io.String.Output(display_name="report", tooltip="Verdict, scores, neurons of each layer."),
+                io.Image.Output(display_name="heat_map", tooltip="Layers by neurons; kept ones are bright."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, latent: dict, statistics: Any, tau: float, share: float, mode: str,
+        seeds: int, timestep_index: int, scope: str,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Score, search, judge; interrupt works between two forwards."""
+        own = bridge_nemo.fingerprint(model)
+        if statistics.fingerprint and statistics.fingerprint != own:
+            raise refuse("statistics", f"model {statistics.fingerprint}", f"this model, {own}", "run NEMO Statistics")
+        blank = bridge_nemo.latents_of(model, latent)
+        config = SearchConfig(tau=tau, share=share or None, mode=mode)
+        probe = make_probe(
+            bridge.denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
+        )
+        cond = bridge.condition_of(model, positive, blank)
+        shape = tuple(blank.shape[1:])
+        (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, bridge.progress())
+        neurons = result.neurons(own, {"probe": probe.config.to_dict(), "search": config.to_dict()})
+        picture = heat_map(neurons, {s.address: len(statistics.means[s.address]) for s in probe.sites})
+        text = describe(neurons)
+        return io.NodeOutput(neurons, text, picture[None], ui=ui.PreviewText(text))
+
+
+def describe(neurons: NeuronSet) -> str:
+    """Verdict and neurons by layer, in words."""
+    lines = [f"{neurons.info.get('verdict', 'imported')}: {len(neurons)} neurons"]
+    if "score_after" in neurons.info:
+        lines.append(
+            f"seeds agree by {neurons.info['score_before']:.3f} before, {neurons.info['score_after']:.3f} after"
+        )
+    return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
+
+
+class NEMONeuronBlocker(io.ComfyNode):
+    """A MODEL that samples with neurons blocked."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model and neurons in, model out."""
+        return io.Schema(
+            node_id="VitrineNEMONeuronBlocker",
+            display_name="NEMO Neuron Blocker",
+            category=CATEGORY,
+            description="Multiplies neurons by a factor while sampling: 0 blocks recall for the prompts they were "
+            "found for. It does not erase a picture: an adversarial embedding can bring it back.",
+            search_aliases=["block neurons", "unlearn", "anti memorization", "nemo"],
+            inputs=[
+                io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
+                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
+                io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
+                io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
+                io.Float.Input("start", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
+                io.Float.Input("end", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
+            ],
+            outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float
+    ) -> io.NodeOutput:
+        """Check the set against the model now, not in the middle of sampling."""
+        config = BlockConfig(factor, branch, start, end)
+        if not len(neurons) or factor == 1:
+            return io.NodeOutput(model)
+        return io.NodeOutput(bridge_nemo.blocked(model, neurons, config))
+
+
+class NEMOBake(io.ComfyNode):
+    """Blocked neurons as an ordinary weight patch."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model and neurons in, patched model out."""
+        return io.Schema(
+            node_id="VitrineNEMOBake",
+            display_name="NEMO Bake",
+            category=CATEGORY,
+            description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
+            "layer would bring them back; Neuron Blocker is proof against that.",
+            search_aliases=["prune neurons", "save unlearned model"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model the neurons were found in."),
+                NeuronsSocket.Input("neurons", tooltip="What to prune."),
+                io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 prunes."),
+            ],
+            outputs=[io.Model.Output(display_name="MODEL", tooltip="With the patch; works in every core node.")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, neurons: NeuronSet, factor: float) -> io.NodeOutput:
+        """The patch holds only the layers concerned."""
+        own = bridge_nemo.fingerprint(model)
+        return io.NodeOutput(bridge_nemo.baked(model, bake(bridge.backbone_of(model), neurons, factor, own)))
+
+
+def _saved() -> str:
+    return os.path.join(folder_paths.get_output_directory(), _FOLDER)
+
+
+class SaveNeurons(io.ComfyNode):
+    """Write neurons to output/vitrine_neurons."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Neurons and a name in."""
+        return io.Schema(
+            node_id="VitrineSaveNeurons",
+            display_name="Save Neurons",
+            category=CATEGORY,
+            description="Writes a JSON file with the neurons, the model's fingerprint and the search's report.",
+            search_aliases=["export neurons"],
+            is_output_node=True,
+            inputs=[
+                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons."),
+                io.String.Input("name", default="neurons", tooltip="File name without folder or ending."),
+            ],
+            outputs=[io.String.Output(display_name="path", tooltip="The file written.")],
+        )
+
+    @classmethod
+    def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
+        """An existing file of that name is replaced whole."""
+        path = neurons.save(os.path.join(_saved(), plain_name(name) + ".json"))
+        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{describe(neurons)}"))
+
+
+class LoadNeurons(io.ComfyNode):
+    """Read a NEURONS file."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """The list is read anew whenever the page refreshes."""
+        files = sorted(f for f in os.listdir(_saved()) if f.endswith(".json")) if os.path.isdir(_saved()) else []
+        return io.Schema(
+            node_id="VitrineLoadNeurons",
+            display_name="Load Neurons",
+            category=CATEGORY,
+            description="Reads neurons from output/vitrine_neurons; a file of another model is refused when used.",
+            search_aliases=["import neurons"],
+            inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file.")],
+            outputs=[NeuronsSocket.Output(display_name="NEURONS", tooltip="As they were saved.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str) -> float:
+        """Runs again when the file has changed."""
+        path = os.path.join(_saved(), plain_name(file))
+        return os.path.getmtime(path) if os.path.isfile(path) else 0.0
+
+    @classmethod
+    def execute(cls, file: str) -> io.NodeOutput:
+        """Load; broken files are named."""
+        return io.NodeOutput(NeuronSet.load(os.path.join(_saved(), plain_name(file))))
+
+
+NODES = [
+    NEMOStatistics, NEMOThreshold, NEMOScore, NEMOFindNeurons, NEMONeuronBlocker, NEMOBake, SaveNeurons, LoadNeurons,
+]  # fmt: skip
