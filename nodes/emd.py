@@ -1,0 +1,149 @@
+"""One-step generation and repair of its samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from ..engine.emd import PRESETS, CorrectConfig, StudentContract, correct, one_step, seeded
+from . import bridge, bridge_emd
+
+CATEGORY = "Vitrine/emd"
+_AUTO, _MANUAL = "auto", "manual"
+_SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
+
+
+def _contract_inputs() -> list[Any]:
+    """Which student, and how it is run; the same on both nodes."""
+    return [
+        io.Combo.Input(
+            "student", options=bridge_emd.student_files(), default=bridge_emd.NONE,
+            tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
+        ),
+        io.Combo.Input(
+            "contract", options=[_AUTO, *PRESETS, _MANUAL], default=_AUTO,
+            tooltip="auto reads the student file's header; a preset knows a published student; manual takes the two "
+            "values below.",
+        ),
+        io.Float.Input(
+            "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
+            tooltip="Manual: t*, the one time the network is told (999 for most, 399 for DMD2 SDXL, 625 for SiD-LSG).",
+        ),
+        io.Combo.Input(
+            "noise", options=["unit", "vp", "edm"], default="unit",
+            tooltip="Manual: what the network sees. unit: z itself (DMD2, LCM, SwiftBrush). vp: z shrunk as the "
+            "forward process does (SiD-LSG). edm: sigma z before the input scaling, the same as vp here.",
+        ),
+    ]  # fmt: skip
+
+
+def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentContract:
+    if choice == _AUTO:
+        found = bridge_emd.contract_in(student)
+    elif choice == _MANUAL:
+        found = StudentContract(timestep=timestep, noise=noise)
+    else:
+        found = PRESETS[choice]
+    return replace(found, prediction="model")  # ComfyUI's own sampling class turns every prediction into x0
+
+
+class EMDOneStepGenerator(io.ComfyNode):
+    """A picture in one network call."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Student, prompt and size in; LATENT and its z out."""
+        return io.Schema(
+            node_id="VitrineEMDOneStepGenerator",
+            display_name="EMD One-Step Generator",
+            category=CATEGORY,
+            description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
+            "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM).",
+            search_aliases=["one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "SiD"],
+            inputs=[
+                io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
+                io.Conditioning.Input("positive", tooltip="One plain prompt."),
+                io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
+                io.Int.Input("seed", **_SEED, tooltip="Seed of the first picture; picture i has seed + i."),
+                *_contract_inputs(),
+            ],
+            outputs=[
+                io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
+                io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD MCMC Correct."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, latent: dict, seed: int, student: str, contract: str, timestep: float,
+        noise: str,
+    ) -> io.NodeOutput:  # fmt: skip
+        """``one_step`` on seeded noise."""
+        told = _contract(contract, student, timestep, noise)
+        runner = bridge_emd.with_lora(model, student)
+        room = bridge_emd.room_for(runner, latent)
+        z = seeded([seed + i for i in range(len(room))], tuple(room.shape[1:])).to(room.device)
+        generator = bridge_emd.role_of(runner)
+        x0 = one_step(generator, z, bridge.condition_of(runner, positive, room), told)
+        return io.NodeOutput(bridge_emd.latent_of(runner, x0), {"samples": z.cpu()})
+
+
+class EMDMCMCCorrect(io.ComfyNode):
+    """Repair one-step samples with the teacher."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Teacher, the student's two networks, z and prompt in; LATENT out."""
+        return io.Schema(
+            node_id="VitrineEMDMCMCCorrect",
+            display_name="EMD MCMC Correct",
+            category=CATEGORY,
+            description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more "
+            "density than the student. Needs the student's own score network (a LoRA that ships beside it).",
+            search_aliases=["repair", "Langevin", "MCMC", "refine", "corrector", "EM distillation"],
+            inputs=[
+                io.Model.Input("teacher", tooltip="The base model the student was distilled from."),
+                io.Model.Input("score", tooltip="The student's score network: the base with the score LoRA at 1."),
+                io.Model.Input("model", tooltip="The student, or its base when a student file is chosen."),
+                io.Conditioning.Input("positive", tooltip="The prompt the samples were made with."),
+                io.Latent.Input("z", tooltip="The z output of EMD One-Step Generator."),
+                io.Int.Input("seed", **_SEED, tooltip="Chain noise of the first picture; picture i has seed + i."),
+                io.Int.Input(
+                    "steps", default=16, min=0, max=1000,
+                    tooltip="Langevin steps; 0 leaves the sample as it is. Three network calls each.",
+                ),
+                io.Float.Input(
+                    "chain_timestep", default=399.0, min=1.0, max=999.0, step=1.0,
+                    tooltip="Noise level of the chain; higher moves more.",
+                ),
+                io.Float.Input(
+                    "step_size", default=0.16, min=0.001, max=1.0, step=0.01,
+                    tooltip="Step size of the chain, 0.16 by default; 1 forgets the last point at each step.",
+                ),
+                *_contract_inputs(),
+            ],
+            outputs=[io.Latent.Output(display_name="LATENT", tooltip="The repaired pictures' latents.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, teacher: Any, score: Any, model: Any, positive: list, z: dict, seed: int, steps: int,
+        chain_timestep: float, step_size: float, student: str, contract: str, timestep: float, noise: str,
+    ) -> io.NodeOutput:  # fmt: skip
+        """``correct`` with z frozen."""
+        config = CorrectConfig(steps, chain_timestep, step_size)
+        told = _contract(contract, student, timestep, noise)
+        runner = bridge_emd.with_lora(model, student)
+        start = z["samples"].to(runner.load_device).float()
+        cond = bridge.condition_of(runner, positive, start)
+        generator, given, own = (bridge_emd.role_of(m) for m in (runner, teacher, score))
+        seeds = [seed + i for i in range(len(start))]
+        with torch.no_grad():
+            x0, _ = correct(generator, given, own, start, cond, told, config, seeds, None, bridge.progress())
+        return io.NodeOutput(bridge_emd.latent_of(runner, x0))
+
+
+NODES: list[type[io.ComfyNode]] = [EMDOneStepGenerator, EMDMCMCCorrect]

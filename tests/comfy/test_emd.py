@@ -1,0 +1,179 @@
+"""EMD nodes in real ComfyUI: against the pipeline, against stock sampling, and what they refuse."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import CorrectConfig, StudentContract
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines.emd import EMDOneStepPipeline
+from vitrine.engine.portraits import load_portraits
+
+PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
+NONE = "(the model is the student)"
+
+
+@pytest.fixture(scope="module")
+def loaded(comfy):
+    return comfy.call("VitrineLoadPortraits")
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
+
+
+@pytest.fixture(scope="module")
+def positive(loaded):
+    with torch.inference_mode():
+        return loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(PROMPT))
+
+
+def generate(comfy, model, positive, batch=1, **how):
+    told = {"student": NONE, "contract": "manual", "timestep": 999.0, "noise": "unit", "seed": 5} | how
+    latent = {"samples": torch.zeros(batch, 4, 16, 16)}
+    return comfy.call("VitrineEMDOneStepGenerator", model=model, positive=positive, latent=latent, **told)
+
+
+def stock(model, positive, seed, t, noise):
+    """ComfyUI's own sampler: SIGMAS [sigma, 0] with euler, the noise prepared for its own scaling."""
+    import comfy.sample
+    import comfy.samplers
+
+    sampling = model.get_model_object("model_sampling")
+    sigma = sampling.sigmas[t].clone()
+    z = comfy.sample.prepare_noise(torch.zeros(1, 4, 16, 16), seed)
+    top = t == len(sampling.sigmas) - 1  # there ComfyUI multiplies by sqrt(1 + sigma^2), below by sigma
+    if noise == "unit" and not top:
+        z = z * torch.sqrt(1 + sigma**2) / sigma
+    if noise != "unit" and top:
+        z = z * sigma / torch.sqrt(1 + sigma**2)
+    sigmas, euler = torch.stack([sigma, torch.zeros(())]), comfy.samplers.sampler_object("euler")
+    with torch.inference_mode():
+        return comfy.sample.sample_custom(
+            model, z, 1.0, euler, sigmas, positive, positive, torch.zeros(1, 4, 16, 16), disable_pbar=True, seed=seed
+        )
+
+
+@pytest.mark.parametrize("noise", ["unit", "vp", "edm"])
+@pytest.mark.parametrize("t", [999, 625, 399])
+def test_node_pipeline_and_stock_graph_agree(comfy, loaded, pipe, positive, noise, t):
+    found, _ = generate(comfy, loaded[0], positive, timestep=float(t), noise=noise)
+    found = loaded[0].model.process_latent_in(found["samples"])
+    wanted = pipe(PROMPT, [5], StudentContract(timestep=t, noise=noise), output_type="latent").images
+    graph = loaded[0].model.process_latent_in(stock(loaded[0], positive, 5, t, noise))
+    scale = wanted.abs().max()
+    assert (found - graph).abs().max() / scale < 1e-5
+    assert (found - wanted).abs().max() / scale < 1e-5
+
+
+def test_wrong_convention_shows(comfy, loaded, positive):
+    unit, vp = (generate(comfy, loaded[0], positive, timestep=399.0, noise=n)[0]["samples"] for n in ("unit", "vp"))
+    assert (unit - vp).norm() / unit.norm() > 0.1
+
+
+def test_one_call_no_negative_rows(comfy, loaded, positive):
+    calls = []
+    network = loaded[0].model.diffusion_model
+    handle = network.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
+    many, z = generate(comfy, loaded[0], positive, batch=3)
+    handle.remove()
+    assert calls == [3] and many["samples"].shape == z["samples"].shape == (3, 4, 16, 16)
+
+
+def test_a_real_graph(comfy):
+    graph = {
+        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
+        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
+        "4": {"class_type": "VitrineEMDOneStepGenerator", "inputs": {
+            "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": 1, "student": NONE,
+            "contract": "DMD2 SD1.5", "timestep": 999.0, "noise": "unit"}},
+        "5": {"class_type": "VitrineEMDMCMCCorrect", "inputs": {
+            "teacher": ["1", 0], "score": ["1", 0], "model": ["1", 0], "positive": ["2", 0], "z": ["4", 1], "seed": 1,
+            "steps": 2, "chain_timestep": 399.0, "step_size": 0.16, "student": NONE, "contract": "DMD2 SD1.5",
+            "timestep": 999.0, "noise": "unit"}},
+        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
+        "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
+    }  # fmt: skip
+    result, error = comfy.run(graph)
+    assert error is None and result["outputs"]["7"]["images"]
+
+
+def lora(path, metadata=None, peft=False, scale=0.05):
+    site = "down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+    down, up = ("lora_A.weight", "lora_B.weight") if peft else ("lora_down.weight", "lora_up.weight")
+    gen = torch.Generator().manual_seed(0)
+    tensors = {f"lora_unet_{site}.{down}": torch.randn(2, 32, generator=gen) * scale,
+               f"lora_unet_{site}.{up}": torch.randn(32, 2, generator=gen)}  # fmt: skip
+    save_file(tensors if peft else tensors | {f"lora_unet_{site}.alpha": torch.tensor(2.0)}, path, metadata)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    import folder_paths
+
+    before = folder_paths.folder_names_and_paths["loras"]
+    folder_paths.folder_names_and_paths["loras"] = ([str(tmp_path)], before[1])
+    yield tmp_path
+    folder_paths.folder_names_and_paths["loras"] = before
+
+
+def test_student_file_and_refusals(comfy, loaded, positive, folder):
+    lora(folder / "good.safetensors", StudentContract(timestep=625).to_metadata(), scale=0.5)
+    lora(folder / "bare.safetensors")
+    lora(folder / "peft.safetensors", StudentContract().to_metadata(), peft=True)
+    strange = {f"lora_unet_other.lora_{part}.weight": torch.ones(2, 2) for part in ("down", "up")}
+    save_file(strange, folder / "other.safetensors", StudentContract().to_metadata())
+    base = generate(comfy, loaded[0], positive, timestep=625.0)[0]["samples"]
+    student = generate(comfy, loaded[0], positive, student="good.safetensors", contract="auto")[0]["samples"]
+    assert (student - base).abs().max() > 1e-4
+    again = generate(comfy, loaded[0], positive, timestep=625.0)[0]["samples"]
+    assert torch.equal(again, base), "the LoRA stays on its clone"
+    for name, message in (("bare", "student contract"), ("peft", "PEFT"), ("other", "LoRA of this base")):
+        with pytest.raises(VitrineError, match=message):
+            generate(comfy, loaded[0], positive, student=f"{name}.safetensors", contract="auto")
+    with pytest.raises(VitrineError, match="auto without"):
+        generate(comfy, loaded[0], positive, contract="auto")
+
+
+def test_correction_agrees_with_the_pipeline(comfy, loaded, pipe, positive, folder):
+    lora(folder / "score.safetensors", StudentContract().to_metadata(), scale=0.5)
+    from vitrine.nodes import bridge_emd
+
+    score = bridge_emd.with_lora(loaded[0], "score.safetensors")
+    x0, z = generate(comfy, loaded[0], positive)
+    told = {"teacher": loaded[0], "model": loaded[0], "positive": positive, "z": z, "seed": 5, "student": NONE}
+    told |= {"contract": "manual", "timestep": 999.0, "noise": "unit", "chain_timestep": 399.0, "step_size": 0.16}
+    off = comfy.call("VitrineEMDMCMCCorrect", score=score, steps=0, **told)[0]["samples"]
+    assert torch.equal(off, x0["samples"])
+    moved = comfy.call("VitrineEMDMCMCCorrect", score=score, steps=3, **told)[0]["samples"]
+    assert (moved - off).abs().max() > 1e-4
+    other = load_portraits()
+    other.pipeline().load_lora_weights(str(folder / "score.safetensors"))
+    wanted = pipe(PROMPT, [5], correction=CorrectConfig(3), teacher=Denoiser.from_diffusers(pipe),
+                  score=Denoiser.from_diffusers(other.unet, other.scheduler), output_type="latent").images  # fmt: skip
+    found = loaded[0].model.process_latent_in(moved)
+    assert (found - wanted).abs().max() / wanted.abs().max() < 2e-5
+
+
+def test_correction_interrupts_within_one_step(comfy, loaded, positive):
+    import comfy.model_management as management
+
+    calls = []
+
+    def stop(module, inputs, output):
+        calls.append(1)
+        management.interrupt_current_processing()
+
+    _, z = generate(comfy, loaded[0], positive)
+    handle = loaded[0].model.diffusion_model.register_forward_hook(stop)
+    try:
+        with pytest.raises(management.InterruptProcessingException):
+            comfy.call("VitrineEMDMCMCCorrect", teacher=loaded[0], score=loaded[0], model=loaded[0], positive=positive,
+                       z=z, seed=5, steps=50, chain_timestep=399.0, step_size=0.16, student=NONE, contract="manual",
+                       timestep=999.0, noise="unit")  # fmt: skip
+    finally:
+        handle.remove()
+        management.interrupt_current_processing(False)
+    assert len(calls) <= 3, "one chain step is three network calls"
