@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import comfy.patcher_extension
+import comfy.sample
 import torch
 
 from ..engine.denoiser import Condition
@@ -39,9 +40,9 @@ def fingerprint(model: Any) -> str:
 
 def latents_of(model: Any, latent: dict) -> torch.Tensor:
     """A zero latent of the model's own shape, on its device, for the size of ``latent``."""
-    samples = latent["samples"]
-    channels = model.get_model_object("latent_format").latent_channels
-    return torch.zeros(1, channels, *samples.shape[-2:], device=model.load_device)
+    blank = torch.zeros_like(latent["samples"][:1])
+    ratio = latent.get("downscale_ratio_spacial")  # Empty Latent Image assumes a factor of 8 and says so here
+    return comfy.sample.fix_empty_latent_channels(model, blank, ratio).to(model.load_device)
 
 
 def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:

@@ -1,0 +1,185 @@
+"""NEMO's nodes in real ComfyUI, and against the pipeline."""
+
+import pytest
+import torch
+from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
+
+PROMPTS = caption(sample_scenes(range(40)))
+PLANT = plants()[0].captions[0]
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return NEMOPipeline.from_pipe(load_portraits().pipeline())
+
+
+@pytest.fixture(scope="module")
+def parts(comfy):
+    return comfy.call("VitrineLoadPortraits")
+
+
+@pytest.fixture(scope="module")
+def latent():
+    return {"samples": torch.zeros(1, 4, 16, 16)}
+
+
+@pytest.fixture(scope="module")
+def statistics(comfy, parts):
+    made, report = comfy.call(
+        "VitrineNEMOStatistics", model=parts[0], clip=parts[1], prompts="\n".join(PROMPTS), scope="down+mid"
+    )
+    assert report == "3 layers, 224 neurons, 40 captions"
+    return made
+
+
+def encode(comfy, clip, text):
+    return comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, text)[0]
+
+
+def sample(comfy, model, clip, steps=4, cfg=3.0, prompt=PLANT):
+    """Latents of core KSampler."""
+    with torch.inference_mode():
+        sampler = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]()
+        positive, negative = encode(comfy, clip, prompt), encode(comfy, clip, "")
+        empty = {"samples": torch.zeros(1, 4, 16, 16)}
+        (out,) = sampler.sample(model, 3, steps, cfg, "euler", "ddim_uniform", positive, negative, empty, 1.0)
+    return out["samples"].clone()
+
+
+def some(fingerprint):
+    return NeuronSet({"down-level1-repeat0-vit-block0-cross-v": tuple(range(40))}, fingerprint)
+
+
+@pytest.fixture(scope="module")
+def neurons(pipe):
+    from vitrine.engine.nemo import fingerprint_of
+
+    return some(fingerprint_of(pipe.unet))
+
+
+def test_statistics_and_search_equal_the_pipelines(comfy, pipe, parts, latent, statistics):
+    ours = pipe.statistics(PROMPTS)
+    assert ours.fingerprint == statistics.fingerprint
+    for address, mean in ours.means.items():
+        assert torch.allclose(statistics.means[address].cpu(), mean, atol=1e-5)
+    positive = encode(comfy, parts[1], PLANT)
+    told = {"model": parts[0], "positive": positive, "latent": latent, "seeds": 4, "timestep_index": 4}
+    found, report, picture = comfy.call(
+        "VitrineNEMOFindNeurons", **told, statistics=statistics, tau=0.8, share=0.9, mode="chain", scope="down+mid"
+    )
+    probe = ProbeConfig(seeds=4, timestep_index=4)
+    (result,) = pipe.find([PLANT], ours, SearchConfig(tau=0.8, share=0.9), probe)
+    assert len(found) and found.neurons == pipe.neurons(result).neurons
+    assert found.fingerprint == pipe.neurons(result).fingerprint and "before" in report
+    assert picture.shape[-1] == 3 and float(picture.max()) == 1.0
+
+
+def test_score_and_threshold(comfy, pipe, parts, latent):
+    told = {"latent": latent, "seeds": 4, "timestep_index": 15}
+    tau, report = comfy.call(
+        "VitrineNEMOThreshold", model=parts[0], clip=parts[1], prompts="\n".join(PROMPTS[:12]), **told
+    )
+    assert abs(tau - pipe.calibrate(PROMPTS[:12], ProbeConfig(seeds=4, timestep_index=15))) < 1e-5 and "12" in report
+    positive = encode(comfy, parts[1], PLANT)
+    score, memorized, previews = comfy.call(
+        "VitrineNEMOScore", model=parts[0], positive=positive, tau=tau, vae=parts[2], **told
+    )
+    assert memorized and score > tau and previews.shape == (4, 64, 64, 3)
+    _, innocent, _ = comfy.call(
+        "VitrineNEMOScore", model=parts[0], positive=encode(comfy, parts[1], PROMPTS[0]), tau=0.999, **told
+    )
+    assert not innocent
+
+
+def test_blocked_sampling_equals_the_pipelines_and_the_baked_model(comfy, pipe, parts, neurons):
+    model, clip, _ = parts
+    plain = sample(comfy, model, clip)
+    (blocked,) = comfy.call(
+        "VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=0.0, branch="both", start=0.0, end=1.0
+    )
+    ours = sample(comfy, blocked, clip)
+    (baked,) = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)
+    assert torch.allclose(ours, sample(comfy, baked, clip), atol=1e-5)
+    assert float((ours - plain).abs().max()) > 0.1
+    assert torch.equal(plain, sample(comfy, model, clip)), "the sibling branch must not see the hooks"
+
+
+@pytest.mark.parametrize("config", [BlockConfig(), BlockConfig(0.3, "cond"), BlockConfig(0.0, "both", 0.3, 0.8)])
+def test_node_and_pipeline_block_alike(comfy, pipe, parts, neurons, config):
+    """One denoising step in both doors from the same noise: the same rows and the same part of sampling."""
+    from diffusers import EulerDiscreteScheduler
+
+    model, clip, _ = parts
+    told = {"factor": config.factor, "branch": config.branch, "start": config.start, "end": config.end}
+    (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)
+    theirs = sample(comfy, blocked, clip, steps=8)
+    noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
+    fresh = NEMOPipeline.from_pipe(pipe)
+    fresh.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="leading")
+    fresh.set_progress_bar_config(disable=True)
+    fresh.scheduler.set_timesteps(8)
+    noise = noise * fresh.scheduler.sigmas[0] / fresh.scheduler.init_noise_sigma  # ComfyUI scales by sigma alone
+    kwargs = {"num_inference_steps": 8, "guidance_scale": 3.0, "latents": noise, "output_type": "latent"}
+    ours = fresh(PLANT, height=64, width=64, neurons=neurons, block_config=config, **kwargs).images
+    assert float((ours - theirs * fresh.vae.config.scaling_factor).abs().max()) < 1e-5
+
+
+def test_off_is_identity(comfy, parts, neurons):
+    model = parts[0]
+    told = {"branch": "both", "start": 0.0, "end": 1.0}
+    assert comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=1.0, **told)[0] is model
+    assert comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NeuronSet({}), factor=0.0, **told)[0] is model
+
+
+def test_a_lora_after_the_blocker_does_not_revive(comfy, parts, neurons):
+    """The blocked channels' outputs are zero whatever the weights become."""
+    model, clip, _ = parts
+    keys = [k for k in model.model_state_dict() if k.endswith("attn2.to_v.weight")]
+    chosen = next(k for k in keys if model.model_state_dict()[k].shape[0] == 96)
+    weight = model.model_state_dict()[chosen]
+    rows = torch.zeros_like(weight)
+    rows[list(range(40))] = torch.randn(40, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    told = {"neurons": neurons, "factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=model, **told)
+    with_lora = blocked.clone()
+    with_lora.add_patches({chosen: (rows,)}, 1.0)  # a LoRA on exactly the blocked channels
+    lora_first = model.clone()
+    lora_first.add_patches({chosen: (rows,)}, 1.0)
+    (blocked_after,) = comfy.call("VitrineNEMONeuronBlocker", model=lora_first, **told)
+    reference = sample(comfy, blocked, clip)
+    assert torch.equal(reference, sample(comfy, with_lora, clip))
+    assert torch.equal(reference, sample(comfy, blocked_after, clip))
+    assert not torch.equal(sample(comfy, model, clip), sample(comfy, lora_first, clip))
+
+
+def test_neurons_are_saved_loaded_and_refused(comfy, parts, neurons, tmp_path):
+    (path,) = comfy.call("VitrineSaveNeurons", neurons=neurons, name="forty")
+    assert comfy.call("VitrineLoadNeurons", file="forty.json")[0] == neurons and path.endswith("forty.json")
+    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    with pytest.raises(ValueError, match="find the neurons on this model"):
+        comfy.call("VitrineNEMONeuronBlocker", model=parts[0], neurons=some("feedfeedfeedfeed"), **told)
+    with pytest.raises(ValueError, match="one a line"):
+        comfy.call("VitrineNEMOStatistics", model=parts[0], clip=parts[1], prompts="one", scope="all")
+
+
+def test_a_graph_with_every_step(comfy):
+    graph = {
+        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PLANT}},
+        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
+        "4": {"class_type": "VitrineNEMOStatistics",
+              "inputs": {"model": ["1", 0], "clip": ["1", 1], "prompts": "\n".join(PROMPTS), "scope": "down+mid"}},
+        "5": {"class_type": "VitrineNEMOFindNeurons",
+              "inputs": {"model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "statistics": ["4", 0],
+                         "tau": 0.8, "share": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
+                         "scope": "down+mid"}},
+        "6": {"class_type": "VitrineNEMONeuronBlocker",
+              "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both", "start": 0, "end": 1}},
+        "7": {"class_type": "VitrineSaveNeurons", "inputs": {"neurons": ["5", 0], "name": "graph"}},
+        "8": {"class_type": "VitrineActivePatches", "inputs": {"model": ["6", 0]}},
+    }  # fmt: skip
+    history, error = comfy.run(graph)
+    assert error is None, error
+    assert "vitrine.nemo" in str(history["outputs"]["8"])

@@ -1,0 +1,75 @@
+"""NEMOPipeline on the portraits model."""
+
+import pytest
+import torch
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, fingerprint_of
+from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
+
+PLACE = "down-level1-repeat0-vit-block0-cross-v"
+KWARGS = {"num_inference_steps": 3, "guidance_scale": 3.0, "output_type": "latent", "height": 64, "width": 64}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    made = NEMOPipeline.from_pipe(load_portraits().pipeline())
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+def latents(pipe, prompt="a smiling dark face with bald head on pink", **more):
+    return pipe(prompt, generator=torch.Generator().manual_seed(0), **KWARGS, **more).images
+
+
+def forty(pipe):
+    return NeuronSet({PLACE: tuple(range(40))}, fingerprint_of(pipe.unet))
+
+
+def test_off_is_identity_and_blocking_leaves_no_trace(pipe):
+    from diffusers import StableDiffusionPipeline
+
+    stock = latents(StableDiffusionPipeline.from_pipe(pipe))
+    assert torch.equal(stock, latents(pipe)) and torch.equal(stock, latents(pipe, neurons=NeuronSet({})))
+    blocked = latents(pipe, neurons=forty(pipe))
+    assert not torch.equal(stock, blocked) and torch.equal(stock, latents(pipe))
+    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in pipe.unet.modules()) == 0
+    twice = latents(pipe, neurons=[forty(pipe), forty(pipe)])
+    assert torch.equal(blocked, twice)
+
+
+def test_branch_and_part_of_sampling(pipe):
+    neurons, stock = forty(pipe), latents(pipe)
+    never = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.0, end=0.0))
+    assert torch.equal(stock, never)
+    whole, cond = (latents(pipe, neurons=neurons, block_config=BlockConfig(branch=b)) for b in ("both", "cond"))
+    late = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.5))
+    assert len({tuple(x.flatten()[:4].tolist()) for x in (stock, whole, cond, late)}) == 4
+
+
+def test_an_interrupted_run_leaves_no_hook(pipe):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        latents(pipe, neurons=forty(pipe), callback_on_step_end=stop)
+    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in pipe.unet.modules()) == 0
+
+
+def test_score_tells_a_planted_caption(pipe):
+    config = ProbeConfig(seeds=4, timestep_index=15)
+    tau = pipe.calibrate(caption(sample_scenes(range(100, 116))), config)
+    planted, ordinary = pipe.score([plants()[2].captions[0], caption(sample_scenes([7]))[0]], tau, config)
+    assert planted.memorized and planted.value > ordinary.value
+
+
+def test_statistics_of_another_model_are_refused(pipe):
+    from dataclasses import replace
+
+    made = pipe.statistics(caption(sample_scenes(range(4))))
+    with pytest.raises(VitrineError, match="gather them anew"):
+        pipe.find(["x"], replace(made, fingerprint="feedfeedfeedfeed"))
+    with pytest.raises(VitrineError, match="one prompt at least"):
+        pipe.conditions([])
+    with pytest.raises(VitrineError, match="this model"):
+        latents(pipe, neurons=NeuronSet({PLACE: (1,)}, "feedfeedfeedfeed"))
