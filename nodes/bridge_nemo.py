@@ -45,6 +45,12 @@ def latents_of(model: Any, latent: dict) -> torch.Tensor:
     return comfy.sample.fix_empty_latent_channels(model, blank, ratio).to(model.load_device)
 
 
+def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
+    """(C, h, w) of one latent."""
+    channels, height, width = latents.shape[-3:]
+    return channels, height, width
+
+
 def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
     """A clone whose forwards run with the neurons blocked. Hooks exist only inside each of its own forwards.
 
@@ -89,7 +95,7 @@ def baked(model: Any, changed: dict[str, torch.Tensor]) -> Any:
 
 
 @torch.no_grad()
-def previews(model: Any, vae: Any, probe: Any, cond: Condition, shape: tuple[int, ...]) -> torch.Tensor:
+def previews(model: Any, vae: Any, probe: Any, cond: Condition, shape: tuple[int, int, int]) -> torch.Tensor:
     """IMAGE (S, H, W, 3): the clean one-step prediction of each of the probe's seeds."""
     noise = probe_noise(probe.config, shape).to(model.load_device)
     clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0

@@ -133,7 +133,7 @@ class NEMOThreshold(io.ComfyNode):
         texts, blank = _lines(prompts, 2), bridge_nemo.latents_of(model, latent)
         conds = bridge_nemo.conditions(model, clip, texts, blank)
         probe = make_probe(bridge.denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
-        scores, _ = score_prompts(probe, conds, tuple(blank.shape[1:]), 1.0, bridge.progress())
+        scores, _ = score_prompts(probe, conds, bridge_nemo.shape_of(blank), 1.0, bridge.progress())
         tau, mean, std = threshold([s.value for s in scores])
         return io.NodeOutput(tau, f"tau {tau:.4f} = mean {mean:.4f} + std {std:.4f} of {len(texts)} captions")
 
@@ -175,7 +175,7 @@ class NEMOScore(io.ComfyNode):
         config = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
         probe = make_probe(bridge.denoiser_of(model), config=config)
         cond = bridge.condition_of(model, positive, blank)
-        shape = tuple(blank.shape[1:])
+        shape = bridge_nemo.shape_of(blank)
         ((score,), _) = score_prompts(probe, [cond], shape, tau, bridge.progress())
         pictures = bridge_nemo.previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
         told = f"{'memorized' if score.memorized else 'not memorized'}: score {score.value:.3f}, tau {tau:.3f}"
@@ -232,7 +232,7 @@ class NEMOFindNeurons(io.ComfyNode):
             bridge.denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
         )
         cond = bridge.condition_of(model, positive, blank)
-        shape = tuple(blank.shape[1:])
+        shape = bridge_nemo.shape_of(blank)
         (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, bridge.progress())
         neurons = result.neurons(own, {"probe": probe.config.to_dict(), "search": config.to_dict()})
         picture = heat_map(neurons, {s.address: len(statistics.means[s.address]) for s in probe.sites})

@@ -105,12 +105,13 @@ def block(
     """
     table = neurons.check(backbone, value_sites(backbone, "all"), fingerprint)
     made = factors(backbone, table.values(), neurons.neurons, config.factor)
-    return edit(backbone, {table[a]: scaled(row, now) for a, row in made.items()}, rows=rows)
+    changes: dict[str | Site, Callable] = {table[a]: scaled(row, now) for a, row in made.items()}
+    return edit(backbone, changes, rows=rows)
 
 
 def block_rows(backbone: nn.Module, sites: Sequence[Site], sets: Sequence[Mapping[str, Sequence[int]]]) -> Edit:
     """Many sets in one batch: row i has set i blocked."""
-    changes = {}
+    changes: dict[str | Site, Callable] = {}
     for site in sites:
         scale = torch.ones(len(sets), width_of(backbone, site))
         for i, neurons in enumerate(sets):

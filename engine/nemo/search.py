@@ -18,6 +18,9 @@ from .score import Neurons
 Look = tuple[Neurons, list[int]]
 """Neurons to block, and positions among the kept seeds."""
 Searching = Generator[list[Look], list[torch.Tensor], "Found"]
+Asking = Generator[list[Look], list[torch.Tensor], None]
+Starting = Generator[list[Look], list[torch.Tensor], tuple[dict[str, list[int]], float, float, int, int]]
+Testing = Generator[list[Look], list[torch.Tensor], tuple[int, list[float]]]
 Entry = tuple[str, int]
 
 
@@ -91,16 +94,17 @@ def search(
     return found
 
 
-def _initial(addresses: Sequence[str], z: Any, a: Any, seeds: int, config: SearchConfig) -> Generator:
+def _initial(addresses: Sequence[str], z: Any, a: Any, seeds: int, config: SearchConfig) -> Starting:
     """Algorithm 3: loosen theta and k until blocking the candidates changes the prediction enough."""
     everyone = list(range(seeds))
     at_once = 1 if config.mode == "parity" else min(4, max(1, config.rows // seeds))
-    tried, score, lists, step = 0, 1.0, {}, 0
+    tried, score, step = 0, 1.0, 0
+    lists: dict[str, list[int]] = {}
     while tried < config.evaluations:
         steps = range(tried, min(tried + at_once, config.evaluations))
         several = [candidates(addresses, z, a, config.theta - i * config.theta_step, config.k + i * config.k_step)
                    for i in steps]  # fmt: skip
-        looks = [(one, everyone) for one in several if any(one.values())]
+        looks: list[Look] = [(one, everyone) for one in several if any(one.values())]
         scores = iter((yield looks) if looks else [])
         for step, lists in zip(steps, several, strict=True):
             score = float(next(scores).max()) if any(lists.values()) else 1.0
@@ -110,7 +114,7 @@ def _initial(addresses: Sequence[str], z: Any, a: Any, seeds: int, config: Searc
     return lists, score, config.theta - step * config.theta_step, config.k + step * config.k_step, tried
 
 
-def _refine_singles(test: _Tester, entries: list[Entry], config: SearchConfig) -> Generator:
+def _refine_singles(test: _Tester, entries: list[Entry], config: SearchConfig) -> Asking:
     """Neurons one by one, in list order; a neuron may stand there twice (outlier and among the strongest).
 
     Re-activating a first copy changes nothing, so the official loop drops it as soon as the running score is below the
@@ -144,7 +148,7 @@ class _Tester:
         gone = set(entries)
         return {ad: [n for n in ns if (ad, n) not in gone] for ad, ns in self.current.items()}
 
-    def first_failure(self, sets: list[dict[str, list[int]]]) -> Generator:
+    def first_failure(self, sets: list[dict[str, list[int]]]) -> Testing:
         """(number of sets passed before the first that reaches the threshold, their scores)."""
         lead: list[float] = []
         rest = self.seeds
@@ -168,7 +172,7 @@ class _Tester:
         return len(sets), scores
 
 
-def _refine(test: _Tester, groups: list[list[Entry]], config: SearchConfig) -> Generator:
+def _refine(test: _Tester, groups: list[list[Entry]], config: SearchConfig) -> Asking:
     """Algorithm 4: re-activate each group in turn; drop it for good if the score stays below the threshold."""
     if config.mode == "fast":
         yield from _bisect(test, groups)
@@ -190,7 +194,7 @@ def _refine(test: _Tester, groups: list[list[Entry]], config: SearchConfig) -> G
         width = min(2 * width, limit) if passed == len(chain) else max(1, width // 2)
 
 
-def _bisect(test: _Tester, groups: list[list[Entry]]) -> Generator:
+def _bisect(test: _Tester, groups: list[list[Entry]]) -> Asking:
     """Drop halves at once. Every set accepted was tested as it stands, so the end set is verified; it need not be the
     one that testing singly would end with, nor minimal."""
     if not groups:
