@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import comfy.lora
 import comfy.lora_convert
@@ -14,9 +15,13 @@ import folder_paths
 import torch
 
 from ..engine.denoiser import Condition, Denoiser
-from ..engine.emd import StudentContract, check_names, read_student
+from ..engine.emd import StudentContract, check_names, read_student, seeded
 from ..engine.errors import refuse
+from ..engine.progress import Progress
 from . import bridge
+
+if TYPE_CHECKING:
+    from ..engine.emd.train import EMDTrainConfig
 
 NONE = "(the model is the student)"
 
@@ -79,3 +84,37 @@ def room_for(model: Any, latent: dict) -> torch.Tensor:
 def latent_of(model: Any, x0: torch.Tensor) -> dict:
     """LATENT, unscaled as ComfyUI keeps it."""
     return {"samples": model.model.process_latent_out(x0.float()).to(comfy.model_management.intermediate_device())}
+
+
+def bases() -> list[str]:
+    """The portraits model and the folders in models/diffusers."""
+    roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
+    return ["portraits", *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
+
+
+def distil(
+    base: str, prompts: list[str], name: str, config: EMDTrainConfig, progress: Progress
+) -> tuple[torch.Tensor, Path]:
+    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its kohya file.
+
+    Raises:
+        VitrineError: a name that leaves the folder.
+    """
+    from ..engine.emd.train import Trainer
+    from ..engine.pipelines.emd_training import training_parts
+
+    if not name or name != Path(name).name or name.startswith("."):
+        raise refuse("name", name, "a plain folder name", "leave out slashes and leading dots")
+    roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
+    found = next((str(root / base) for root in roots if (root / base / "model_index.json").is_file()), base)
+    folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
+    with torch.inference_mode(False), torch.enable_grad():
+        parts = training_parts({"model": found, "prompts": prompts, "base": base})
+        trainer = Trainer(parts.teacher, parts.conditions, parts.shape, config, folder, parts.null, parts.contract)
+        file, _ = trainer.run(progress)
+        with torch.no_grad():
+            z = seeded([0, 1, 2, 3], parts.shape).to(trainer.device)
+            cond = parts.conditions.take(torch.arange(4) % trainer.count).to(trainer.device)
+            x0 = trainer.generate(z, cond).to(parts.pipeline.vae.device)
+            pixels = parts.pipeline.vae.decode(x0 / parts.pipeline.vae.config.scaling_factor).sample
+    return (pixels / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu(), file

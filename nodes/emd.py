@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
-from ..engine.emd import PRESETS, CorrectConfig, StudentContract, correct, one_step, seeded
+from ..engine.emd import PRESETS, CorrectConfig, EStepConfig, StudentContract, correct, one_step, seeded
+from ..engine.emd.train import EMDTrainConfig
 from . import bridge, bridge_emd
 
 CATEGORY = "Vitrine/emd"
@@ -146,4 +147,59 @@ class EMDMCMCCorrect(io.ComfyNode):
         return io.NodeOutput(bridge_emd.latent_of(runner, x0))
 
 
-NODES: list[type[io.ComfyNode]] = [EMDOneStepGenerator, EMDMCMCCorrect]
+class EMDDistill(io.ComfyNode):
+    """A small distillation run inside ComfyUI."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Base, prompts and settings in; the LoRA file and first pictures out."""
+        return io.Schema(
+            node_id="VitrineEMDDistill",
+            display_name="EMD Distill",
+            category=CATEGORY,
+            description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
+            "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
+            search_aliases=["train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training"],
+            is_output_node=True,
+            inputs=[
+                io.Combo.Input(
+                    "base", options=bridge_emd.bases(), default="portraits",
+                    tooltip="The teacher: portraits, or a Stable Diffusion 1.x / 2.x folder in models/diffusers.",
+                ),
+                io.String.Input(
+                    "prompts", multiline=True, default="",
+                    tooltip="One a line; the student learns these. Empty for portraits: its own 2,000 captions.",
+                ),
+                io.String.Input("name", default="student", tooltip="Folder under output/vitrine_emd; it resumes."),
+                io.Int.Input("steps", default=200, min=1, max=1_000_000, tooltip="Generator updates in all."),
+                io.Int.Input("batch", default=8, min=1, max=256, tooltip="Rows of each update."),
+                io.Int.Input("rank", default=16, min=1, max=256, tooltip="LoRA rank of generator and score network."),
+                io.Int.Input("K", default=4, min=1, max=64, tooltip="Langevin steps; 4 to start with, 8 for release."),
+                io.Float.Input("guidance", default=3.0, min=1.0, max=30.0, step=0.5, tooltip="Of the teacher only."),
+                io.Float.Input("timestep", default=999.0, min=1.0, max=999.0, step=1.0, tooltip="t* of the student."),
+                io.Boolean.Input(
+                    "diff_instruct", default=False, tooltip="The baseline instead: one step of noise, z frozen."
+                ),
+                io.Int.Input("seed", **_SEED, tooltip="Of the whole run."),
+            ],
+            outputs=[
+                io.Image.Output(display_name="IMAGE", tooltip="Four prompts in one step, after training."),
+                io.String.Output(display_name="file", tooltip="The student LoRA; move it to models/loras."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, base: str, prompts: str, name: str, steps: int, batch: int, rank: int, K: int, guidance: float,
+        timestep: float, diff_instruct: bool, seed: int,
+    ) -> io.NodeOutput:  # fmt: skip
+        """``Trainer.run`` outside inference mode."""
+        chain = EStepConfig.diff_instruct() if diff_instruct else EStepConfig(K)
+        config = EMDTrainConfig(
+            steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, save_every=max(1, min(100, steps))
+        )
+        pictures, file = bridge_emd.distil(base, prompts.splitlines(), name, config, bridge.progress())
+        return io.NodeOutput(pictures, str(file), ui=ui.PreviewImage(pictures, cls=cls))
+
+
+NODES: list[type[io.ComfyNode]] = [EMDOneStepGenerator, EMDMCMCCorrect, EMDDistill]

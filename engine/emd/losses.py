@@ -10,6 +10,8 @@ from ..schedule import NoiseSchedule
 from .chain import ChainEnd, Gap, GapOf, Net, row_rms
 
 WEIGHTS = ("uniform", "dmd")
+GZ_CAP = 0.01
+"""Largest automatic gz: the toys over-disperse from 0.04 on."""
 
 
 def levels(schedule: NoiseSchedule, t: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,14 +92,14 @@ def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.T
 def calibrate_gz(drifts: torch.Tensor) -> tuple[float, float]:
     """(gz, clip) from the RMS of (alpha / sigma) J^T Delta over rows and noise levels.
 
-    The rule: median(gz u) <= 0.05 and 99th percentile(gz u) <= 0.2, at most 0.05; u is clipped at that percentile.
+    The rule: median(gz u) <= 0.05 and 99th percentile(gz u) <= 0.2, and u is clipped at that percentile. At most
+    ``GZ_CAP``: where the scores still coincide the drift is tiny and would allow any step; gz * clip is 0.2 then.
     """
     if drifts.ndim != 1 or not len(drifts) or not bool(torch.isfinite(drifts).all()):
         raise refuse("drifts", tuple(drifts.shape), "finite values (N,)", "measure them with z_drifts")
-    middle, top = (float(torch.quantile(drifts.double(), q)) for q in (0.5, 0.99))
-    if top < 1e-3:  # the scores coincide at the start: any step is safe, so take a small one
-        return 0.003, 1.0
-    return min(0.05 / max(middle, 1e-12), 0.2 / top, 0.05), top
+    middle, top = (max(float(torch.quantile(drifts.double(), q)), 1e-12) for q in (0.5, 0.99))
+    gz = min(0.05 / middle, 0.2 / top)
+    return (gz, top) if gz <= GZ_CAP else (GZ_CAP, 0.2 / GZ_CAP)
 
 
 def z_drifts(

@@ -129,14 +129,16 @@ class Trainer:
 
     def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, Path]:
         """Train to the end (or to ``until``) and export. Saved every ``save_every`` steps and when stopped."""
-        try:
-            while self.done < min(self.config.steps, until or self.config.steps):
-                self.step()
-                if self.done % self.config.save_every == 0:
-                    self.save()
+        while self.done < min(self.config.steps, until or self.config.steps):
+            self.step()
+            if self.done % self.config.save_every == 0:
+                self.save()
+            try:
                 progress(self.done, self.config.steps, None)
-        finally:
-            self.save()
+            except BaseException:  # stopped between two steps, so the state is whole; within one it would not be
+                self.save()
+                raise
+        self.save()
         export(self.folder, dict(self.roles.parameters(SCORE)), SCORE, self.contract)
         return export(self.folder, self.ema, GENERATOR, self.contract)
 
@@ -201,7 +203,7 @@ class Trainer:
         return self.conditions.take(rows).to(self.device), z, t
 
     def _calibrate(self) -> tuple[float, float]:
-        """gz and clip from the z drift at the start; the two scores coincide there, so five score updates come first."""
+        """gz and clip from the z drift at the start; the two scores coincide there: five score updates come first."""
         for _ in range(5):
             cond, z, t = self._draw()
             self._score_update(cond, z)

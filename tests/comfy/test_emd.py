@@ -177,3 +177,22 @@ def test_correction_interrupts_within_one_step(comfy, loaded, positive):
         handle.remove()
         management.interrupt_current_processing(False)
     assert len(calls) <= 3, "one chain step is three network calls"
+
+
+def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, folder):
+    import shutil
+
+    told = {"base": "portraits", "prompts": "a smiling face\na pale face", "name": "tiny", "steps": 2, "batch": 2}
+    told |= {"rank": 2, "K": 2, "guidance": 2.0, "timestep": 625.0, "diff_instruct": False, "seed": 0}
+    pictures, file = comfy.call("VitrineEMDDistill", **told)
+    assert pictures.shape == (4, 64, 64, 3) and pictures.min() >= 0 and pictures.max() <= 1
+    shutil.copy(file, folder / "tiny.safetensors")
+    base = generate(comfy, loaded[0], positive, timestep=625.0)[0]["samples"]
+    student = generate(comfy, loaded[0], positive, student="tiny.safetensors", contract="auto")[0]["samples"]
+    assert not torch.equal(student, base)
+    other = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
+    wanted = other(PROMPT, [5], other.load_student(file, "portraits"), output_type="latent").images
+    found = loaded[0].model.process_latent_in(student)
+    assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5, "both doors, one student file"
+    with pytest.raises(VitrineError, match="folder name"):
+        comfy.call("VitrineEMDDistill", **told | {"name": "../x"})

@@ -154,6 +154,7 @@ def test_settings_and_small_parts():
     gz, clip = calibrate_gz(torch.linspace(0.1, 10, 100))
     u = torch.linspace(0.1, 10, 100)
     assert float(torch.quantile(gz * u, 0.99)) <= 0.2001 and float((gz * u).median()) <= 0.0501 and 9 < clip < 10
+    assert calibrate_gz(torch.full((10,), 1e-4)) == (0.01, 20.0), "scores that still coincide allow no larger step"
     t = draw_times(VP, 1000, torch.Generator().manual_seed(0))
     assert t.min() >= 19 and t.max() <= 980
     two = RowNoise([5, 6])(torch.zeros(2, 3))
