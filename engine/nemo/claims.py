@@ -25,7 +25,7 @@ SHAPE, STEPS, GUIDANCE = (4, 16, 16), 30, 3.0
 DETECT = ProbeConfig(timestep_index=15)
 SEARCH = ProbeConfig(timestep_index=4)
 """On 16 x 16 latents the published index 1 separates less: nothing of the picture is decided there yet."""
-SHARE = 0.95
+SHARE = 0.98
 _STATISTICS, _CALIBRATION, _ORDINARY = 8_100_000, 8_200_000, 8_300_000
 
 
@@ -128,7 +128,7 @@ def detection(model: str | None = None, progress: Progress = silent) -> ClaimRes
     "nemo.blocking",
     paper=PAPER,
     figure="Table 1: blocked samples leave the memorized picture, random neurons change nothing",
-    target=">= 75 % of the planted pictures as far away as without their rare words (within one MAD)",
+    target=">= 75 % of the planted pictures as far away as without their rare words (within one MAD over captions)",
 )
 def blocking(model: str | None = None, progress: Progress = silent) -> ClaimResult:
     """Distance of samples to the planted picture: untouched, blocked, random neurons blocked, control caption."""
@@ -138,26 +138,37 @@ def blocking(model: str | None = None, progress: Progress = silent) -> ClaimResu
     chosen = [p for p in plants() if p.kind == "verbatim"]
     results = world.find([p.captions[0] for p in chosen], progress=progress)
     sets = [world.neurons(r) for r in results]
-    seeds, rows, cured = list(range(100, 110)), {}, 0
+    seeds, rows, far = list(range(100, 110)), {}, {}
     for plant, result, neurons in zip(chosen, results, sets, strict=True):
         picture = render(plant.scenes).images
         ways = {"untouched": None, "blocked": neurons, "random neurons": random_neurons(world.model.unet, neurons)}
         images = {name: world.sample([plant.captions[0]] * 10, seeds, blocked) for name, blocked in ways.items()}
         images["control"] = world.sample([plant.controls[0]] * 10, seeds)
-        far = {name: (made - picture).square().mean((1, 2, 3)).sqrt() for name, made in images.items()}
-        spread = (far["control"] - far["control"].median()).abs().median()
-        cured += int(far["blocked"].median() >= far["control"].median() - spread)
+        distances = {name: (made - picture).square().mean((1, 2, 3)).sqrt() for name, made in images.items()}
+        far[plant.name] = {name: float(v.median()) for name, v in distances.items()}
         rows[plant.name] = {
             "neurons": len(neurons),
             "verdict": result.verdict,
-            "RMS to the planted picture": {n: round(float(v.median()), 3) for n, v in far.items()},
+            "RMS to the planted picture": {name: round(v, 3) for name, v in far[plant.name].items()},
             "diversity (pairwise RMS)": {n: round(diversity(made), 3) for n, made in images.items()},
         }
+    level = torch.tensor([v["control"] for v in far.values()])
+    mad = float((level - level.median()).abs().median())  # median +- MAD over captions, as in the paper's tables
+    cured = sum(v["blocked"] >= v["control"] - mad for v in far.values())
+    ratio = torch.tensor([(v["blocked"] - v["untouched"]) / (v["control"] - v["untouched"]) for v in far.values()])
     return ClaimResult(
         value=round(cured / len(chosen), 3),
         interval=None,
         holds=cured >= 0.75 * len(chosen),
-        details={"by picture": rows, "median neurons": sorted(map(len, sets))[len(sets) // 2], **_harm(world, sets)},
+        details={
+            "way to the control's distance [least, median]": [
+                round(float(v), 3) for v in (ratio.min(), ratio.median())
+            ],
+            "MAD over captions": round(mad, 3),
+            "by picture": rows,
+            "median neurons": sorted(map(len, sets))[len(sets) // 2],
+            **_harm(world, sets),
+        },
     )
 
 

@@ -12,7 +12,7 @@ from .neurons import NeuronSet
 _DARK, _BRIGHT = (0.16, 0.18, 0.22), (1.0, 0.78, 0.24)
 
 
-def heat_map(neurons: NeuronSet, widths: dict[str, int], cell: int = 4, columns: int = 128) -> torch.Tensor:
+def heat_map(neurons: NeuronSet, widths: dict[str, int], cell: int = 8, columns: int = 64) -> torch.Tensor:
     """(H, W, 3) in [0, 1]: a band for each layer, a cell for each neuron, found ones bright.
 
     Layers wider than ``columns`` neurons wrap into several rows of cells.

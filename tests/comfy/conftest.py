@@ -52,6 +52,8 @@ class Comfy:
         pack.parent.mkdir(parents=True)
         pack.symlink_to(ROOT)
         assert self.loop.run_until_complete(nodes.load_custom_node(str(pack)))
+        core = COMFYUI / "comfy_extras" / "nodes_preview_any.py"  # shipped workflows show texts with it
+        assert self.loop.run_until_complete(nodes.load_custom_node(str(core), module_parent="comfy_extras"))
 
     def run(self, graph):
         """Validate and execute; returns (history result, error message or None)."""
