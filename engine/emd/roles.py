@@ -26,15 +26,17 @@ class Roles:
     def __init__(self, base: Denoiser, rank: int, seed: int = 0) -> None:
         from peft import LoraConfig
 
-        self.base, self.unet = base, base.backbone
-        if not hasattr(self.unet, "add_adapter"):
+        self.base = base
+        self.unet: Any = base.backbone
+        add: Any = getattr(self.unet, "add_adapter", None)
+        if add is None:
             raise refuse("backbone", type(self.unet).__name__, "a diffusers UNet", "pass pipe.unet")
         self.unet.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for name in (GENERATOR, SCORE):
                 made = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS))
-                self.unet.add_adapter(made, adapter_name=name)
+                add(made, adapter_name=name)
         self._on: str | None = ""
         self.teacher, self.generator, self.score = (self._role(n) for n in (None, GENERATOR, SCORE))
 
@@ -49,14 +51,13 @@ class Roles:
         """Make one adapter the active one, or none; gradients are decided by :meth:`learn`, not by this."""
         if name == self._on:
             return
-        unet: Any = self.unet
-        wanted = {n: p.requires_grad for n, p in unet.named_parameters() if ".lora_" in n}
+        wanted = {n: p.requires_grad for n, p in self.unet.named_parameters() if ".lora_" in n}
         if name is None:
-            unet.disable_adapters()
+            self.unet.disable_adapters()
         else:
-            unet.enable_adapters()
-            unet.set_adapter(name)
-        for key, parameter in unet.named_parameters():
+            self.unet.enable_adapters()
+            self.unet.set_adapter(name)
+        for key, parameter in self.unet.named_parameters():
             if key in wanted:
                 parameter.requires_grad_(wanted[key])
         self._on = name
@@ -72,6 +73,5 @@ class Roles:
 
     def remove(self) -> None:
         """Take both adapters out; the teacher is what it was, bit for bit."""
-        unet: Any = self.unet
-        unet.enable_adapters()
-        unet.delete_adapters([GENERATOR, SCORE])
+        self.unet.enable_adapters()
+        self.unet.delete_adapters([GENERATOR, SCORE])
