@@ -107,7 +107,8 @@ def test_only_the_teacher_is_guided():
         def call(x, t, c):
             sizes[name].append(len(x))
             return c.text.mean((1, 2))[:, None] * x
-        return Denoiser(torch.nn.Identity(), VP, "eps", call)  # fmt: skip
+
+        return Denoiser(torch.nn.Identity(), VP, "eps", call)
 
     cond, null = Condition(torch.full((3, 2, 2), 2.0)), Condition(torch.ones(1, 2, 2))
     x, t = torch.ones(3, 4), torch.full((3,), 500.0)
