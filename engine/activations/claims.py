@@ -8,6 +8,7 @@ import torch
 
 from ..claims import ClaimResult, claim
 from ..progress import Progress, silent
+from . import matching_claims as _matching  # noqa: F401  registers gdf.*
 
 if TYPE_CHECKING:
     from ..portraits import Portraits

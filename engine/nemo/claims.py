@@ -153,7 +153,9 @@ def blocking(model: str | None = None, progress: Progress = silent) -> ClaimResu
             "diversity (pairwise RMS)": {n: round(diversity(made), 3) for n, made in images.items()},
         }
     level = torch.tensor([v["control"] for v in far.values()])
-    mad = float((level - level.median()).abs().median())  # median +- MAD over captions, as in the paper's tables
+    mad = float(
+        (level - level.quantile(0.5)).abs().quantile(0.5)
+    )  # median +- MAD over captions, as in the paper's tables
     cured = sum(v["blocked"] >= v["control"] - mad for v in far.values())
     ratio = torch.tensor([(v["blocked"] - v["untouched"]) / (v["control"] - v["untouched"]) for v in far.values()])
     return ClaimResult(

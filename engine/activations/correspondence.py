@@ -1,0 +1,145 @@
+"""Semantic correspondence: a point in one picture, the same part in another, from activations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..errors import refuse
+from .container import Activations
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Where N points of a source picture lie in a target picture.
+
+    Attributes:
+        points: (N, 2) x, y in [0, 1] of the target.
+        similarity: (N,) cosine similarity of the two features.
+        mutual: (N,) bool, the target point's own nearest neighbour lies in the cell asked for, or one beside it.
+    """
+
+    points: torch.Tensor
+    similarity: torch.Tensor
+    mutual: torch.Tensor
+
+
+def feature_maps(taps: Activations, size: tuple[int, int] | None = None) -> torch.Tensor:
+    """(B, C, H, W): all spatial places, each of unit length at every position, resized bilinearly and joined.
+
+    Unit length first, so that no place outvotes the others by its scale.
+
+    Raises:
+        VitrineError: no spatial place was tapped.
+    """
+    maps = [v.tensor.float() for v in taps.values() if v.grid is not None and v.tensor.ndim == 4]
+    if not maps:
+        raise refuse("activations", list(taps), "at least one place with a grid", "tap a spatial address")
+    size = size or max(((m.shape[-2], m.shape[-1]) for m in maps), key=lambda s: s[0] * s[1])
+    resized = [F.interpolate(F.normalize(m, dim=1), size=size, mode="bilinear", align_corners=False) for m in maps]
+    return F.normalize(torch.cat(resized, 1), dim=1)
+
+
+def sample_points(features: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """(N, C) features of (C, H, W) at (N, 2) points x, y in [0, 1], bilinear between cell centres, clamped at edges."""
+    grid = (points.to(features) * 2 - 1).view(1, 1, -1, 2)
+    found = F.grid_sample(features[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return found[0, :, 0].T
+
+
+def find_correspondence(
+    source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, *, temperature: float = 0.0, window: int = 2
+) -> Matches:
+    """Cosine nearest neighbour of each source point among the target's cells.
+
+    Args:
+        source, target: (C, H, W) feature maps of one picture each, e.g. from :func:`feature_maps`.
+        points: (N, 2) x, y in [0, 1].
+        temperature: 0 takes the best cell's centre; above 0, a soft argmax over cells within ``window`` of it.
+        window: in cells.
+
+    Raises:
+        VitrineError: no points, points outside the picture, or maps of different widths.
+    """
+    _check(source, target, points)
+    # Cosine similarity of every point with every cell.
+    asked = F.normalize(sample_points(source, points), dim=1)
+    cells = F.normalize(target.flatten(1), dim=0)
+    table = asked @ cells
+    similarity, best = table.max(1)
+    height, width = target.shape[-2:]
+    found = _centres(best, height, width)
+    if temperature > 0:
+        found = _soft(table, best, height, width, temperature, window)
+    return Matches(found, similarity, _mutual(source, target, points, found))
+
+
+def _centres(index: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    y, x = index // width, index % width
+    return torch.stack([(x + 0.5) / width, (y + 0.5) / height], 1)
+
+
+def _soft(
+    table: torch.Tensor, best: torch.Tensor, height: int, width: int, temperature: float, window: int
+) -> torch.Tensor:
+    """Softmax-weighted centre of the cells near the best one."""
+    every = torch.arange(height * width, device=table.device)
+    away_x = (every % width)[None] - (best % width)[:, None]
+    away_y = (every // width)[None] - (best // width)[:, None]
+    near = (away_x.abs() <= window) & (away_y.abs() <= window)
+    weights = torch.softmax((table / temperature).masked_fill(~near, float("-inf")), 1)
+    return weights @ _centres(every, height, width).to(weights)
+
+
+def _mutual(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    back = F.normalize(sample_points(target, found), dim=1) @ F.normalize(source.flatten(1), dim=0)
+    height, width = source.shape[-2:]
+    landed = _centres(back.argmax(1), height, width)
+    cells = torch.tensor([width, height], device=points.device)
+    return ((landed - points.to(landed)) * cells).abs().amax(1) <= 1.5
+
+
+def _check(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor) -> None:
+    if points.ndim != 2 or points.shape[-1] != 2 or not len(points):
+        raise refuse("points", tuple(points.shape), "(N, 2) with N >= 1", "give at least one point as x, y in [0, 1]")
+    if not bool(((points >= 0) & (points <= 1)).all()):
+        raise refuse("points", points.tolist(), "x, y in [0, 1]", "divide pixels by the picture's width and height")
+    if source.ndim != 3 or target.ndim != 3 or source.shape[0] != target.shape[0]:
+        given = (tuple(source.shape), tuple(target.shape))
+        raise refuse("features", given, "(C, H, W) and (C, H, W)", "tap both pictures with the same addresses")
+
+
+def flip_ensemble(plain: torch.Tensor, flipped: torch.Tensor) -> torch.Tensor:
+    """Mean of (B, C, H, W) features of pictures and of those of their mirror images, turned back.
+
+    It makes features blind to left and right: useful where parts come in one kind, harmful for left against right eye.
+    """
+    return F.normalize(plain + flipped.flip(-1), dim=1)
+
+
+def pck(
+    found: Sequence[torch.Tensor],
+    true: Sequence[torch.Tensor],
+    scale: Sequence[float | torch.Tensor],
+    alpha: float = 0.1,
+) -> tuple[float, torch.Tensor]:
+    """(PCK over all points, (P,) PCK of each pair): share of points within ``alpha`` * scale of the truth.
+
+    Args:
+        found, true: for each of P pairs (N_i, 2) in one unit; rows with NaN in ``true`` are left out.
+        scale: for each pair, the larger side of the picture ("img") or of the object's box ("bbox"), same unit.
+
+    Raises:
+        VitrineError: lists of different lengths.
+    """
+    if not len(found) == len(true) == len(scale) or not len(found):
+        raise refuse("pairs", (len(found), len(true), len(scale)), "three lists of one length", "one entry a pair")
+    hits = []
+    for a, b, s in zip(found, true, scale, strict=True):
+        seen = ~torch.isnan(b).any(1)
+        hits.append(((a - b).norm(dim=1)[seen] <= alpha * float(s)).float())
+    each = torch.stack([h.mean() if len(h) else torch.tensor(float("nan")) for h in hits])
+    return float(torch.cat(hits).mean()), each
