@@ -7,7 +7,7 @@ import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
-FAMILIES = ("reference", "patches", "activations", "control", "resolution", "w2w", "nemo", "emd")
+FAMILIES = ("reference", "patches", "activations", "matching", "control", "resolution", "w2w", "nemo", "emd")
 """Modules of this folder in menu order; each has a list ``NODES``."""
 
 

@@ -22,7 +22,25 @@ _DEFAULT = "up-level0-repeat0-vit-block0-cross-q\nup-level1-repeat0-vit-block0-c
 _HELP = "One address or glob a line, e.g. up-level*-cross-q. A wrong one is refused with the nearest valid names."
 
 
-def _addresses(choice: str, own: str) -> tuple[str, ...]:
+def selection_inputs() -> list[io.Input]:
+    """The inputs that say which places are tapped, and how: the same in every node that taps pictures."""
+    return [
+        io.Combo.Input(
+            "selection", options=[_OWN, *PRESETS], default=_OWN,
+            tooltip="A published selection, or the addresses typed below.",
+        ),
+        io.String.Input("addresses", multiline=True, default=_DEFAULT, tooltip=_HELP),
+        io.Float.Input(
+            "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
+            tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
+        ),
+        io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
+        io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
+    ]  # fmt: skip
+
+
+def selection_addresses(choice: str, own: str) -> tuple[str, ...]:
+    """Addresses of a published selection, or those typed."""
     return tuple(own.split()) if choice == _OWN else preset(choice).addresses
 
 
@@ -62,21 +80,7 @@ class ActivationTap(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="The model's VAE."),
                 io.Image.Input("image", tooltip="One or more pictures; sides must be multiples of the VAE's factor."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt that fits the pictures."),
-                io.Combo.Input(
-                    "selection",
-                    options=[_OWN, *PRESETS],
-                    default=_OWN,
-                    tooltip="A published selection, or the addresses typed below.",
-                ),
-                io.String.Input("addresses", multiline=True, default=_DEFAULT, tooltip=_HELP),
-                io.Float.Input(
-                    "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
-                    tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
-                ),
-                io.Int.Input(
-                    "seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."
-                ),
-                io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
+                *selection_inputs(),
                 io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
             ],
             outputs=[
@@ -93,7 +97,7 @@ class ActivationTap(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """Encode once, tap with ``tap_latents``, draw the first place."""
         seeds = tuple(range(seed, seed + ensemble))
-        config = TapConfig(_addresses(selection, addresses), timestep=timestep, seeds=seeds, dtype=dtype)
+        config = TapConfig(selection_addresses(selection, addresses), timestep=timestep, seeds=seeds, dtype=dtype)
         resolve(bridge.backbone_of(model), list(config.addresses))
         denoiser = bridge.denoiser_of(model)
         latents = bridge.encode(model, vae, image)

@@ -9,6 +9,8 @@ _HOMES = {
     "ActivationTapXLPipeline": ".activation_tap",
     "ActivationTapPipelineOutput": ".activation_tap",
     "EMDOneStepPipeline": ".emd",
+    "CorrespondencePipeline": ".matching",
+    "SegmentationPipeline": ".matching",
     "NEMOPipeline": ".nemo",
 }
 

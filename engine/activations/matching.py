@@ -1,0 +1,83 @@
+"""Points as people give them (lines of numbers, painted spots), and matches drawn for people to look at."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import refuse
+from .correspondence import Matches
+
+COLOURS = ((0.90, 0.22, 0.27), (0.16, 0.62, 0.56), (0.96, 0.64, 0.14), (0.27, 0.42, 0.85), (0.62, 0.30, 0.71))
+
+
+def parse_points(text: str, width: int, height: int) -> torch.Tensor:
+    """(N, 2) in [0, 1] from lines ``x y``: fractions, or pixels where any number is above 1.
+
+    Raises:
+        VitrineError: no points, a line that is not two numbers, or points outside the picture.
+    """
+    rows = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    try:
+        values = torch.tensor([[float(v) for v in row] for row in rows])
+        good = values.ndim == 2 and values.shape[1] == 2 and bool(torch.isfinite(values).all())
+    except ValueError:
+        good = False
+    if not good:
+        raise refuse("points", text, "lines of two numbers: x y", "e.g. 0.5 0.4")
+    if bool((values > 1).any()):
+        values = values / torch.tensor([width, height])
+    if not bool(((values >= 0) & (values <= 1)).all()):
+        raise refuse(
+            "points", text, f"inside the picture of {width} x {height}", "x counts from the left, y from above"
+        )
+    return values
+
+
+def mask_points(mask: torch.Tensor) -> torch.Tensor:
+    """(N, 2) middles of the connected spots of a mask (H, W) or (1, H, W), in reading order.
+
+    Raises:
+        VitrineError: nothing painted.
+    """
+    painted = (mask[0] if mask.ndim == 3 else mask) > 0.5
+    if not bool(painted.any()):
+        raise refuse("mask", "empty", "at least one painted spot", "paint where the points are, or use the text field")
+    height, width = painted.shape
+    spots = [torch.nonzero(_labels(painted) == k).float() for k in _labels(painted).unique().tolist() if k]
+    middles = [(s.mean(0).flip(0) + 0.5) / torch.tensor([width, height]) for s in spots]
+    return torch.stack(sorted(middles, key=lambda p: (float(p[1]), float(p[0]))))
+
+
+def _labels(painted: torch.Tensor) -> torch.Tensor:
+    """(H, W) int: the number of each pixel's connected spot (8 neighbours), 0 where nothing is painted.
+
+    Every pixel takes the largest number among its painted neighbours until nothing changes.
+    """
+    numbers = torch.arange(1, painted.numel() + 1, dtype=torch.float32).view_as(painted) * painted
+    while True:
+        grown = torch.nn.functional.max_pool2d(numbers[None, None], 3, 1, 1)[0, 0] * painted
+        if torch.equal(grown, numbers):
+            return numbers.long()
+        numbers = grown
+
+
+def draw_matches(source: torch.Tensor, target: torch.Tensor, asked: torch.Tensor, found: Matches) -> torch.Tensor:
+    """(H, 2 W, 3) in [0, 1]: both pictures side by side, each pair of points in one colour, doubtful ones hollow."""
+    height = source.shape[0]
+    radius = max(1.5, height / 40)
+    pictures = []
+    for picture, points, sure in ((source, asked, None), (target, found.points, found.mutual)):
+        drawn = picture[..., :3].detach().clone().cpu().float()
+        for n, point in enumerate(points.cpu()):
+            _dot(drawn, point, COLOURS[n % len(COLOURS)], radius, hollow=sure is not None and not bool(sure[n]))
+        pictures.append(drawn)
+    return torch.cat(pictures, 1)
+
+
+def _dot(picture: torch.Tensor, point: torch.Tensor, colour: tuple[float, ...], radius: float, hollow: bool) -> None:
+    height, width = picture.shape[:2]
+    y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
+    away = torch.hypot(x - point[0] * width, y - point[1] * height)
+    picture[(away <= radius + 1) & (away > radius)] = 1.0
+    inside = away <= radius if not hollow else (away <= radius) & (away > 0.5 * radius)
+    picture[inside] = torch.tensor(colour)

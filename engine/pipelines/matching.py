@@ -1,0 +1,116 @@
+"""Correspondence and few-shot segmentation as pipelines over the Activation Tap.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
+from ..activations.images import to_pixels
+from ..activations.segmentation import PixelProbe, ProbeSettings, fit_probe
+from ..errors import refuse
+from .activation_tap import ActivationTapPipeline
+
+
+class CorrespondencePipeline(ActivationTapPipeline):
+    """Points of one picture found in others by nearest activations (GDF, section 5; DIFT).
+
+    Example:
+        >>> pipe = CorrespondencePipeline.from_pipe(stable_diffusion)
+        >>> (match,) = pipe(source, target, points=[[0.4, 0.3]], preset="Ours-v1.5")
+        >>> match.points, match.mutual
+    """
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]  # another task takes other inputs
+        self,
+        source: Any,
+        target: Any,
+        points: Sequence[Sequence[float]] | torch.Tensor,
+        prompt: str = "",
+        *,
+        temperature: float = 0.02,
+        flip: bool = False,
+        **tap: Any,
+    ) -> list[Matches]:
+        """One :class:`Matches` for each target picture.
+
+        Args:
+            source: one picture; target: one or more of the same size (PIL, arrays, tensors).
+            points: (N, 2) x, y in [0, 1] of the source.
+            temperature: 0 takes cell centres; above, a soft argmax around the best cell.
+            flip: average features with those of the mirror images; they then cannot tell left from right.
+            tap: addresses or preset, timestep, seeds ... as in :class:`ActivationTapPipeline`.
+
+        Raises:
+            VitrineError: pictures of different sizes, points outside the picture, unknown addresses.
+        """
+        one, several = to_pixels(source), to_pixels(target)
+        if len(one) != 1 or one.shape[-2:] != several.shape[-2:]:
+            given = (tuple(one.shape), tuple(several.shape))
+            raise refuse("pictures", given, "one source, targets of its size", "resize them first")
+        asked = torch.as_tensor(points, dtype=torch.float32)
+        features = self._features(torch.cat([one, several]), prompt, flip, tap)
+        found = asked.to(features)
+        return [find_correspondence(features[0], f, found, temperature=temperature) for f in features[1:]]
+
+    def _features(self, pixels: torch.Tensor, prompt: str, flip: bool, tap: dict) -> torch.Tensor:
+        """(B, C, H, W) joined unit features."""
+        call: Any = super().__call__
+        made = feature_maps(call(pixels, prompt, output_type="none", **tap).activations)
+        if flip:
+            mirrored = call(pixels.flip(-1), prompt, output_type="none", **tap).activations
+            made = flip_ensemble(made, feature_maps(mirrored))
+        return made
+
+
+class SegmentationPipeline(ActivationTapPipeline):
+    """Masks for pictures from a few labelled ones: a probe on activations (GDF, label-scarce setting).
+
+    Example:
+        >>> pipe = SegmentationPipeline.from_pipe(stable_diffusion)
+        >>> labels = pipe(examples, masks, images, preset="Ours-v1.5")   # (B, H, W) class numbers
+    """
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]  # another task takes other inputs
+        self,
+        examples: Any,
+        masks: torch.Tensor,
+        images: Any,
+        prompt: str = "",
+        *,
+        classes: int | None = None,
+        probe: ProbeSettings | None = None,
+        **tap: Any,
+    ) -> torch.Tensor:
+        """(B, H, W) int64 class of every pixel of ``images``.
+
+        Args:
+            examples: 1 to 50 labelled pictures; images: pictures to label, of the same size.
+            masks: (N, H, W) integers, 255 where nobody knows.
+            probe: linear by default; ``ProbeSettings(hidden=64)`` for a small MLP.
+            tap: addresses or preset, timestep, seeds ... as in :class:`ActivationTapPipeline`.
+
+        Raises:
+            VitrineError: another number of masks than examples, masks of another size, one class only.
+        """
+        known, new = to_pixels(examples), to_pixels(images)
+        if known.shape[-2:] != new.shape[-2:] or tuple(masks.shape[-2:]) != tuple(known.shape[-2:]):
+            given = (tuple(known.shape), tuple(masks.shape), tuple(new.shape))
+            raise refuse("examples, masks, images", given, "one picture size", "resize them first")
+        fitted, features = self.fit(known, masks, prompt, classes, probe, new, tap)
+        return fitted.predict(features, (new.shape[-2], new.shape[-1]))
+
+    def fit(
+        self, known: torch.Tensor, masks: torch.Tensor, prompt: str, classes: int | None,
+        probe: ProbeSettings | None, new: torch.Tensor, tap: dict,
+    ) -> tuple[PixelProbe, torch.Tensor]:  # fmt: skip
+        """The probe, and the features of the new pictures: all pictures are tapped together."""
+        call: Any = super().__call__
+        taps = call(torch.cat([known, new]), prompt, output_type="none", **tap).activations
+        labelled, rest = feature_maps(taps).split([len(known), len(new)])
+        return fit_probe(labelled, masks.to(labelled.device), classes, probe), rest

@@ -1,0 +1,140 @@
+"""Put activations to use: the same point in another picture, the same parts from a few labelled masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from comfy_api.latest import io, ui
+
+from ..engine.activations import TapConfig, tap_latents
+from ..engine.activations.correspondence import Matches, feature_maps, find_correspondence
+from ..engine.activations.matching import draw_matches, mask_points, parse_points
+from ..engine.activations.segmentation import ProbeSettings, fit_probe
+from ..engine.errors import refuse
+from . import bridge
+from .activations import selection_addresses, selection_inputs
+
+CATEGORY = "Vitrine/activations"
+
+
+def _features(model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig) -> torch.Tensor:
+    """(B, C, H, W) joined unit features of a batch of pictures."""
+    latents = bridge.encode(model, vae, image)
+    cond = bridge.condition_of(model, positive, latents)
+    return feature_maps(tap_latents(bridge.denoiser_of(model), latents, cond, config, bridge.progress()))
+
+
+def _config(selection: str, addresses: str, timestep: float, seed: int, ensemble: int) -> TapConfig:
+    places = selection_addresses(selection, addresses)
+    return TapConfig(places, timestep=timestep, seeds=tuple(range(seed, seed + ensemble)))
+
+
+def as_lines(match: Matches) -> list[str]:
+    """x y similarity of each point; a minus marks those that do not lead back."""
+    numbers = zip(match.points.tolist(), match.similarity.tolist(), match.mutual.tolist(), strict=True)
+    return [f"{x:.4f} {y:.4f} {s:.3f}{'' if sure else ' -'}" for (x, y), s, sure in numbers]
+
+
+class FindCorrespondence(io.ComfyNode):
+    """Points of one picture, found in others."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Two pictures and points in; points and a drawing out."""
+        return io.Schema(
+            node_id="VitrineFindCorrespondence",
+            display_name="Find Correspondence",
+            category=CATEGORY,
+            description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
+            search_aliases=["point matching", "DIFT", "semantic correspondence", "keypoints"],
+            inputs=[
+                io.Model.Input("model", tooltip="Whose activations compare the pictures."),
+                io.Vae.Input("vae", tooltip="Its VAE."),
+                io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
+                io.Image.Input("source", tooltip="One picture, where the points are."),
+                io.Image.Input("target", tooltip="One or more pictures of the same size, where they are sought."),
+                io.String.Input("points", default="0.5 0.5", multiline=True,
+                                tooltip="x y, one point a line: fractions of width and height, or pixels if above 1."),
+                *selection_inputs(),
+                io.Float.Input("softness", default=0.02, min=0.0, max=1.0, step=0.01,
+                               tooltip="0: centre of the best cell; above: weighted over its neighbours, finer."),
+                io.Mask.Input("mask", optional=True, tooltip="Instead of points: the middle of each painted spot."),
+            ],
+            outputs=[
+                io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
+                io.Image.Output(display_name="IMAGE", tooltip="Source and target with numbered points."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, vae: Any, positive: list, source: torch.Tensor, target: torch.Tensor, points: str,
+        selection: str, addresses: str, timestep: float, seed: int, ensemble: int, softness: float,
+        mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """One early-exited forward serves source and targets together."""
+        if source.shape[1:3] != target.shape[1:3] or len(source) != 1:
+            given = (tuple(source.shape), tuple(target.shape))
+            raise refuse("pictures", given, "one source, targets of the same size", "resize, or split the batch")
+        height, width = source.shape[1:3]
+        asked = parse_points(points, width, height) if mask is None else mask_points(mask)
+        config = _config(selection, addresses, timestep, seed, ensemble)
+        features = _features(model, vae, torch.cat([source, target])[..., :3], positive, config)
+        found = [find_correspondence(features[0], one, asked.to(one), temperature=softness) for one in features[1:]]
+        rows = [line for match in found for line in as_lines(match)]
+        drawn = torch.stack([draw_matches(source[0], t, asked, m) for t, m in zip(target, found, strict=True)])
+        return io.NodeOutput("\n".join(rows), drawn, ui=ui.PreviewImage(drawn, cls=cls))
+
+
+class SegmentLikeThis(io.ComfyNode):
+    """Masks for many pictures from a few labelled ones."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Labelled pictures with masks and new pictures in; masks out."""
+        return io.Schema(
+            node_id="VitrineSegmentLikeThis",
+            display_name="Segment Like This",
+            category=CATEGORY,
+            description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
+            search_aliases=["few-shot segmentation", "mask propagation", "auto mask", "label propagation"],
+            inputs=[
+                io.Model.Input("model", tooltip="Whose activations describe the pixels."),
+                io.Vae.Input("vae", tooltip="Its VAE."),
+                io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
+                io.Image.Input("examples", tooltip="Labelled pictures."),
+                io.Mask.Input("masks", tooltip="One mask for each: white is what you want."),
+                io.Image.Input("images", tooltip="Pictures to mask, any number, same size as the examples."),
+                *selection_inputs(),
+                io.Int.Input("hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."),
+            ],
+            outputs=[
+                io.Mask.Output(display_name="MASK", tooltip="One mask for each picture, 0 or 1."),
+                io.Mask.Output(display_name="probability", tooltip="The same, soft: 0..1."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, masks: torch.Tensor, images: torch.Tensor,
+        selection: str, addresses: str, timestep: float, seed: int, ensemble: int, hidden: int,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Fit a probe on the examples' activations and apply it."""
+        if len(examples) != len(masks) or masks.shape[-2:] != examples.shape[1:3]:
+            given = (tuple(examples.shape), tuple(masks.shape))
+            raise refuse("masks", given, "one mask of the same size for each example", "batch them in the same order")
+        if images.shape[1:3] != examples.shape[1:3]:
+            given = (tuple(images.shape), tuple(examples.shape))
+            raise refuse("images", given, "pictures of the examples' size", "resize them first")
+        config = _config(selection, addresses, timestep, seed, ensemble)
+        features = _features(model, vae, torch.cat([examples, images])[..., :3], positive, config)
+        known, new = features.split([len(examples), len(images)])
+        probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
+        height, width = images.shape[1:3]
+        soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()
+        return io.NodeOutput((soft > 0.5).float(), soft, ui=ui.PreviewMask((soft > 0.5).float(), cls=cls))
+
+
+NODES = [FindCorrespondence, SegmentLikeThis]

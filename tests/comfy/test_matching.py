@@ -1,0 +1,101 @@
+"""Find Correspondence and Segment Like This in real ComfyUI, and against their pipelines."""
+
+import pytest
+import torch
+from vitrine.engine.activations.correspondence import Matches
+from vitrine.engine.activations.matching import draw_matches, mask_points, parse_points
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
+
+PLACES = "up-level0-repeat0-vit-block0-cross-q\nup-level0-repeat0-res-increment"
+TAP = {"selection": "addresses below", "addresses": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
+
+
+@pytest.fixture(scope="module")
+def parts(comfy):
+    model, clip, vae = comfy.call("VitrineLoadPortraits")
+    empty = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, "")[0]
+    return {"model": model, "vae": vae, "positive": empty}
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return render(sample_scenes(range(7_000_000, 7_000_006)))
+
+
+def image(pictures, rows):
+    return pictures.images[rows].permute(0, 2, 3, 1)
+
+
+def test_points_travel_to_the_right_part_and_agree_with_the_pipeline(comfy, parts, pictures):
+    asked = pictures.keypoints[0, :3]
+    text = "\n".join(f"{x} {y}" for x, y in asked.tolist())
+    told = {"source": image(pictures, [0]), "target": image(pictures, [1, 2]), "points": text, "softness": 0.02}
+    found, drawn = comfy.call("VitrineFindCorrespondence", **parts, **told, **TAP)
+    rows = [[float(v) for v in line.split()[:3]] for line in found.splitlines()]
+    assert len(rows) == 6 and drawn.shape == (2, 64, 128, 3)
+    pipe = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
+    tap = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
+    matches = pipe(pictures.images[:1], pictures.images[1:3], asked, **tap)
+    ours = torch.cat([torch.cat([m.points, m.similarity[:, None]], 1) for m in matches])
+    assert torch.allclose(torch.tensor(rows), ours, atol=1e-3)
+    truth = torch.cat([pictures.keypoints[1, :3], pictures.keypoints[2, :3]])
+    assert float((ours[:, :2] - truth).norm(dim=1).median()) < 0.1
+
+
+def test_painted_spots_are_points(comfy, parts, pictures):
+    mask = torch.zeros(1, 64, 64)
+    mask[0, 20:23, 10:13] = 1
+    mask[0, 40, 50] = 1
+    told = {"source": image(pictures, [0]), "target": image(pictures, [0]), "points": "", "softness": 0.0}
+    found, _ = comfy.call("VitrineFindCorrespondence", **parts, **told, **TAP, mask=mask)
+    rows = [[float(v) for v in line.split()[:2]] for line in found.splitlines()]
+    assert len(rows) == 2 and abs(rows[0][0] - 11.5 / 64) < 0.07 and abs(rows[1][1] - 40.5 / 64) < 0.07
+
+
+def test_masks_are_learned_from_three_pictures(comfy, parts, pictures):
+    wanted = (pictures.parts == PARTS.index("background")).float()
+    told = {
+        "examples": image(pictures, [0, 1, 2]),
+        "masks": wanted[:3],
+        "images": image(pictures, [3, 4, 5]),
+        "hidden": 0,
+    }
+    hard, soft = comfy.call("VitrineSegmentLikeThis", **parts, **told, **TAP)
+    assert hard.shape == soft.shape == (3, 64, 64) and set(hard.unique().tolist()) == {0.0, 1.0}
+    assert float((hard == wanted[3:]).float().mean()) > 0.9
+    pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
+    tap = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
+    ours = pipe(pictures.images[:3], wanted[:3].long(), pictures.images[3:], **tap)
+    assert float((ours.float() == hard).float().mean()) > 0.999
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"points": "here"}, "two numbers"), ({"points": ""}, "two numbers"),
+     ({"points": "900 900"}, "inside the picture"),
+     ({"addresses": "up-level9-out"}, "Did you mean"), ({"target": torch.zeros(1, 32, 32, 3)}, "same size")],
+)  # fmt: skip
+def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
+    told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": "0.5 0.5", "softness": 0.0}
+    with pytest.raises(VitrineError, match=word):
+        comfy.call("VitrineFindCorrespondence", **parts, **(told | TAP | change))
+
+
+@pytest.mark.parametrize(
+    ("masks", "word"),
+    [(torch.zeros(1, 64, 64), "background"), (torch.ones(1, 32, 32), "same size"), (torch.ones(2, 64, 64), "each")],
+)
+def test_bad_masks_are_refused_with_a_remedy(comfy, parts, pictures, masks, word):
+    told = {"examples": image(pictures, [0]), "masks": masks, "images": image(pictures, [1]), "hidden": 0}
+    with pytest.raises(VitrineError, match=word):
+        comfy.call("VitrineSegmentLikeThis", **parts, **told, **TAP)
+
+
+def test_points_in_pixels_and_the_drawing():
+    assert parse_points("32 16\n0, 48", 64, 64).tolist() == [[0.5, 0.25], [0.0, 0.75]]
+    assert len(mask_points(torch.eye(8))) == 1, "diagonal neighbours touch"
+    found = Matches(torch.tensor([[0.5, 0.5]]), torch.ones(1), torch.tensor([False]))
+    drawn = draw_matches(torch.zeros(40, 40, 3), torch.zeros(40, 40, 3), torch.tensor([[0.25, 0.25]]), found)
+    assert drawn[10, 10].max() > 0.8 and drawn[20, 60].max() == 0, "doubtful points are hollow"

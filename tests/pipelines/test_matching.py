@@ -1,0 +1,44 @@
+"""CorrespondencePipeline and SegmentationPipeline on the portraits model."""
+
+import pytest
+import torch
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.portraits import load_portraits, render, sample_scenes
+
+TAP = {"addresses": ["up-level0-repeat0-res-increment"], "timestep": 50, "seeds": [0]}
+
+
+@pytest.fixture(scope="module")
+def stock():
+    return load_portraits().pipeline()
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return render(sample_scenes(range(7_000_000, 7_000_004)))
+
+
+def test_a_picture_matches_itself_and_flips_are_averaged(stock, drawn):
+    pipe = CorrespondencePipeline.from_pipe(stock)
+    asked = drawn.keypoints[0, :3]
+    (same,) = pipe(drawn.images[:1], drawn.images[:1], asked, temperature=0.0, **TAP)
+    assert float((same.points - asked).abs().max()) <= 0.5 / 8 + 1e-6 and bool(same.mutual.all())
+    (plain,) = pipe(drawn.images[:1], drawn.images[1:2], asked, **TAP)
+    (flipped,) = pipe(drawn.images[:1], drawn.images[1:2], asked, flip=True, **TAP)
+    assert not torch.equal(plain.similarity, flipped.similarity)
+
+
+def test_background_is_learned_from_two_pictures(stock, drawn):
+    pipe = SegmentationPipeline.from_pipe(stock)
+    truth = (drawn.parts == 0).long()
+    labels = pipe(drawn.images[:2], truth[:2], drawn.images[2:], **TAP)
+    assert labels.shape == (2, 64, 64) and float((labels == truth[2:]).float().mean()) > 0.8
+
+
+def test_bad_input_is_refused(stock, drawn):
+    pipe = SegmentationPipeline.from_pipe(stock)
+    with pytest.raises(VitrineError, match="one picture size"):
+        pipe(drawn.images[:2], torch.zeros(2, 32, 32), drawn.images[2:], **TAP)
+    with pytest.raises(VitrineError, match="at least one"):
+        CorrespondencePipeline.from_pipe(stock)(drawn.images[:1], drawn.images[1:], torch.zeros(0, 2), **TAP)
