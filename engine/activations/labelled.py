@@ -1,0 +1,201 @@
+"""Labelled pictures from folders: the layouts of ADE20K, Cityscapes, Horse-21, and a plain one for your own masks.
+
+Every reader gives class numbers from 0, and 255 where nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from ..errors import refuse
+from .images import to_pixels
+from .segmentation import IGNORE
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+
+# The 19 classes that Cityscapes evaluates, by their number in *_labelIds.png.
+_CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+
+
+@dataclass(frozen=True)
+class LabelledFolder:
+    """Pairs of picture and mask files, read one at a time.
+
+    Attributes:
+        pictures, masks: files in the same order.
+        classes: number of classes.
+        relabel: (H, W) stored numbers -> int64 class numbers, 255 where nobody knows.
+    """
+
+    pictures: tuple[Path, ...]
+    masks: tuple[Path, ...]
+    classes: int
+    relabel: Callable[[torch.Tensor], torch.Tensor]
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def mask(self, index: int, size: int | None = None) -> torch.Tensor:
+        """(H, W) int64 classes of one picture; ``size`` resizes to a square, nearest.
+
+        Raises:
+            VitrineError: a mask that is not one channel of whole numbers, or a label beyond the classes.
+        """
+        labels = self.relabel(_read_mask(self.masks[index]))
+        known = labels[labels != IGNORE]
+        if len(known) and (int(known.min()) < 0 or int(known.max()) >= self.classes):
+            given = sorted(set(known.unique().tolist()) - set(range(self.classes)))
+            accepted = f"0 .. {self.classes - 1}, or {IGNORE}"
+            raise refuse(f"labels in {self.masks[index].name}", given, accepted, "choose the layout of this data set")
+        return labels if size is None else _square(labels, size)
+
+    def read(self, indices: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """((B, 3, size, size) pictures in [-1, 1], (B, size, size) masks), both squeezed to a square as GDF does.
+
+        Raises:
+            VitrineError: a mask of another size than its picture.
+        """
+        pictures, masks = [], []
+        for index in indices:
+            picture, labels = _read_picture(self.pictures[index]), self.mask(index)
+            if picture.shape[:2] != tuple(labels.shape):
+                given = (tuple(picture.shape[:2]), tuple(labels.shape))
+                raise refuse(f"mask {self.masks[index].name}", given, "the picture's size", "resize it, nearest")
+            pictures.append(to_pixels(picture, size, 1))
+            masks.append(_square(labels, size))
+        return torch.cat(pictures), torch.stack(masks)
+
+
+def _square(labels: torch.Tensor, size: int) -> torch.Tensor:
+    # class numbers below 2**24 are exact in float32
+    return F.interpolate(labels[None, None].float(), size=(size, size), mode="nearest-exact")[0, 0].long()
+
+
+def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
+    """(B, H, W) masks in which classes with fewer than ``least`` pixels in a picture are unknown there (GDF, C.3)."""
+    kept = []
+    for mask in masks:
+        numbers, counts = mask.unique(return_counts=True)
+        kept.append(torch.where(torch.isin(mask, numbers[counts < least]), IGNORE, mask))
+    return torch.stack(kept)
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        return np.array(picture.convert("RGB"))
+
+
+def _read_mask(path: Path) -> torch.Tensor:
+    """(H, W) int64 numbers as stored: the index of a palette picture, not its colour."""
+    if path.suffix == ".npy":
+        table = _read_array(path)
+    else:
+        from PIL import Image
+
+        with Image.open(path) as picture:
+            table = np.array(picture)
+    if table.ndim != 2 or not (np.issubdtype(table.dtype, np.integer) or (table == np.round(table)).all()):
+        given = f"{table.dtype} of shape {table.shape}"
+        raise refuse(f"mask {path.name}", given, "one channel of whole numbers", "save class numbers, not colours")
+    return torch.from_numpy(table.astype(np.int64))
+
+
+def _read_array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except ValueError as error:
+        remedy = "save it with numpy.save as an integer array; objects are never unpickled"
+        raise refuse(f"mask {path.name}", "a broken or pickled file", "a plain array", remedy) from error
+
+
+def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder:
+    """ADEChallengeData2016: ``images/<split>/*.jpg``, ``annotations/<split>/*.png``; 150 classes, stored 0 unknown.
+
+    Raises:
+        VitrineError: another layout, or a picture without its mask.
+    """
+    root = Path(folder)
+    pictures = _listed(root / "images" / split)
+    masks = [root / "annotations" / split / f"{p.stem}.png" for p in pictures]
+    return _folder(pictures, masks, 150, _ade_classes)
+
+
+def _ade_classes(stored: torch.Tensor) -> torch.Tensor:
+    return torch.where(stored == 0, IGNORE, stored - 1)
+
+
+def read_cityscapes(folder: str | Path, split: str = "val") -> LabelledFolder:
+    """``leftImg8bit/<split>/<city>/*_leftImg8bit.png`` with ``gtFine/.../*_gtFine_labelIds.png``; 19 classes.
+
+    Raises:
+        VitrineError: another layout, or a picture without its mask.
+    """
+    root, ending = Path(folder), "_leftImg8bit.png"
+    pictures = sorted((root / "leftImg8bit" / split).glob(f"*/*{ending}"))
+    fine = root / "gtFine" / split
+    masks = [fine / p.parent.name / p.name.replace(ending, "_gtFine_labelIds.png") for p in pictures]
+    return _folder(pictures, masks, len(_CITYSCAPES), _city_classes, root / "leftImg8bit" / split)
+
+
+def _city_classes(stored: torch.Tensor) -> torch.Tensor:
+    labels = torch.full_like(stored, IGNORE)
+    for new, old in enumerate(_CITYSCAPES):
+        labels[stored == old] = new
+    return labels
+
+
+def read_horse21(folder: str | Path, split: str = "train", classes: int = 21) -> LabelledFolder:
+    """DatasetDDPM's layout, ``real/<split>/`` with each picture's mask beside it as ``.npy``; Bedroom-28 likewise.
+
+    Raises:
+        VitrineError: another layout, or a picture without its mask.
+    """
+    pictures = _listed(Path(folder) / "real" / split)
+    return _folder(pictures, [p.with_suffix(".npy") for p in pictures], classes, _as_stored)
+
+
+def read_masks(pictures: str | Path, masks: str | Path, classes: int) -> LabelledFolder:
+    """Your own: two folders with files of the same name; masks are PNG or .npy with class numbers.
+
+    Raises:
+        VitrineError: no pictures, or a picture without its mask.
+    """
+    found = _listed(Path(pictures))
+    sought = [next((f for f in (Path(masks) / f"{p.stem}{e}" for e in (".png", ".npy")) if f.is_file()),
+                   Path(masks) / f"{p.stem}.png") for p in found]  # fmt: skip
+    return _folder(found, sought, classes, _as_stored)
+
+
+def _as_stored(stored: torch.Tensor) -> torch.Tensor:
+    return stored
+
+
+def _listed(folder: Path) -> list[Path]:
+    found = sorted(p for p in folder.glob("*") if p.suffix.lower() in _PICTURES)
+    if not found:
+        raise refuse("folder", str(folder), f"pictures ({', '.join(_PICTURES)})", "give the data set's top folder")
+    return found
+
+
+def _folder(
+    pictures: Sequence[Path],
+    masks: Sequence[Path],
+    classes: int,
+    relabel: Callable[[torch.Tensor], torch.Tensor],
+    where: Path | None = None,
+) -> LabelledFolder:
+    if not pictures:
+        raise refuse("folder", str(where), "pictures of this data set", "give the data set's top folder")
+    lost = [m.name for m in masks if not m.is_file()]
+    if lost:
+        raise refuse("masks", f"{len(lost)} of {len(masks)} are missing, e.g. {lost[0]}", "one for each picture",
+                     "unpack the annotations beside the pictures")  # fmt: skip
+    return LabelledFolder(tuple(pictures), tuple(masks), classes, relabel)

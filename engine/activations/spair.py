@@ -1,0 +1,155 @@
+"""SPair-71k (Min et al. 2019, arXiv 1908.10543) read from the folder as its authors ship it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+from .correspondence import pck
+
+SPLITS = ("trn", "val", "test")
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class SPairPair:
+    """One annotated pair; all numbers in pixels of the original pictures, x before y.
+
+    Attributes:
+        name: the annotation file's name without its ending.
+        source, target: picture files.
+        source_points, target_points: (N, 2) float32, row n of both is the same part.
+        source_size, target_size: width, height.
+        source_box, target_box: left, top, right, bottom of the object.
+    """
+
+    name: str
+    category: str
+    source: Path
+    target: Path
+    source_points: torch.Tensor
+    target_points: torch.Tensor
+    source_size: tuple[int, int]
+    target_size: tuple[int, int]
+    source_box: Box
+    target_box: Box
+
+    def asked(self) -> torch.Tensor:
+        """(N, 2) source points as x, y in [0, 1], for :func:`find_correspondence`."""
+        return (self.source_points / torch.tensor(self.source_size)).clamp(0, 1)
+
+    def in_pixels(self, found: torch.Tensor) -> torch.Tensor:
+        """(N, 2) target points in pixels from x, y in [0, 1]."""
+        return found.cpu() * torch.tensor(self.target_size)
+
+
+def read_spair(folder: str | Path, split: str = "test", category: str | None = None) -> list[SPairPair]:
+    """All pairs of one split, in the order of their file names.
+
+    ``folder`` holds ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Pictures are not opened.
+
+    Raises:
+        VitrineError: an unknown split or category, another layout, or a broken annotation.
+    """
+    if split not in SPLITS:
+        raise refuse("split", split, ", ".join(SPLITS), "SPair-71k calls training 'trn'")
+    root = Path(folder)
+    files = sorted((root / "PairAnnotation" / split).glob("*.json"))
+    if not files:
+        wanted = f"PairAnnotation/{split}/*.json below it"
+        raise refuse("SPair-71k folder", str(folder), wanted, "unpack SPair-71k and give the folder of that name")
+    pairs = [_pair(root, file) for file in files]
+    if category is None:
+        return pairs
+    chosen = [p for p in pairs if p.category == category]
+    if not chosen:
+        raise refuse("category", category, sorted({p.category for p in pairs}), "leave it out for all of them")
+    return chosen
+
+
+def _pair(root: Path, file: Path) -> SPairPair:
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        ends = [_end(root, told, prefix) for prefix in ("src", "trg")]
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise refuse("SPair-71k annotation", str(file), "the keys of SPair-71k", "unpack the data set again") from error
+    (source, points, size, box), (target, others, other_size, other_box) = ends
+    if points.shape != others.shape or points.ndim != 2 or points.shape[1] != 2:
+        given = (tuple(points.shape), tuple(others.shape))
+        raise refuse("SPair-71k points", given, "(N, 2) twice", f"look into {file.name}")
+    return SPairPair(
+        file.stem, told["category"], source, target, points, others, size, other_size, box, other_box
+    )  # fmt: skip
+
+
+def _end(root: Path, told: dict[str, Any], prefix: str) -> tuple[Path, torch.Tensor, tuple[int, int], Box]:
+    width, height = (int(v) for v in told[f"{prefix}_imsize"][:2])
+    left, top, right, bottom = (float(v) for v in told[f"{prefix}_bndbox"])
+    picture = root / "JPEGImages" / told["category"] / told[f"{prefix}_imname"]
+    points = torch.tensor(told[f"{prefix}_kps"], dtype=torch.float32)
+    return picture, points, (width, height), (left, top, right, bottom)
+
+
+@dataclass(frozen=True)
+class SPairScore:
+    """PCK over points (GDF, Table 1), by the picture's and by the box's longer side, and by category.
+
+    Attributes:
+        img, bbox: share of all points.
+        each_img, each_bbox: (P,) share of each pair, for a bootstrap.
+        categories: name -> (img, bbox) over that category's points.
+    """
+
+    img: float
+    bbox: float
+    each_img: torch.Tensor
+    each_bbox: torch.Tensor
+    categories: dict[str, tuple[float, float]]
+
+
+def score_spair(
+    pairs: Sequence[SPairPair], find: Callable[[SPairPair], torch.Tensor], alpha: float = 0.1
+) -> SPairScore:
+    """PCK@alpha of a matcher.
+
+    Args:
+        find: gives the (N, 2) target points x, y in [0, 1] of one pair.
+
+    Raises:
+        VitrineError: no pairs, or another number of points than asked for.
+    """
+    if not pairs:
+        raise refuse("pairs", 0, "at least one", "read a split with read_spair")
+    found = [_checked(pair, find(pair)) for pair in pairs]
+    img, each_img = _scores(pairs, found, alpha, box=False)
+    bbox, each_bbox = _scores(pairs, found, alpha, box=True)
+    categories = {}
+    for name in sorted({p.category for p in pairs}):
+        rows = [i for i, p in enumerate(pairs) if p.category == name]
+        mine, places = [pairs[i] for i in rows], [found[i] for i in rows]
+        categories[name] = (_scores(mine, places, alpha, False)[0], _scores(mine, places, alpha, True)[0])
+    return SPairScore(img, bbox, each_img, each_bbox, categories)
+
+
+def _checked(pair: SPairPair, points: torch.Tensor) -> torch.Tensor:
+    if points.shape != pair.target_points.shape:
+        given = (tuple(points.shape), tuple(pair.target_points.shape))
+        raise refuse("found points", given, "as many as asked for", f"see pair {pair.name}")
+    return pair.in_pixels(points)
+
+
+def _scores(
+    pairs: Sequence[SPairPair], found: Sequence[torch.Tensor], alpha: float, box: bool
+) -> tuple[float, torch.Tensor]:
+    return pck(found, [p.target_points for p in pairs], [_longer_side(p, box) for p in pairs], alpha)
+
+
+def _longer_side(pair: SPairPair, box: bool) -> float:
+    left, top, right, bottom = pair.target_box
+    return max(right - left, bottom - top) if box else float(max(pair.target_size))
