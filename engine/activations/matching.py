@@ -43,7 +43,8 @@ def mask_points(mask: torch.Tensor) -> torch.Tensor:
     if not bool(painted.any()):
         raise refuse("mask", "empty", "at least one painted spot", "paint where the points are, or use the text field")
     height, width = painted.shape
-    spots = [torch.nonzero(_labels(painted) == k).float() for k in _labels(painted).unique().tolist() if k]
+    numbers = _labels(painted)
+    spots = [torch.nonzero(numbers == k).float() for k in numbers.unique().tolist() if k]
     middles = [(s.mean(0).flip(0) + 0.5) / torch.tensor([width, height]) for s in spots]
     return torch.stack(sorted(middles, key=lambda p: (float(p[1]), float(p[0]))))
 

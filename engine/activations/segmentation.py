@@ -73,7 +73,7 @@ def fit_probe(
         classes: K; by default one more than the largest label.
 
     Raises:
-        VitrineError: another number of masks than pictures, labels beyond K, or only one class labelled.
+        VitrineError: another number of masks than pictures, labels beyond K, only one class labelled, or none of some.
     """
     settings = settings or ProbeSettings()
     count = _check(features, masks, classes)
@@ -97,6 +97,10 @@ def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> 
     count = classes or int(known.max()) + 1
     if int(known.max()) >= count or int(known.min()) < 0:
         raise refuse("labels", known.tolist(), f"0 .. {count - 1}, or {IGNORE}", "raise classes or relabel")
+    lost = sorted(set(range(count)) - set(known.tolist()))
+    if lost:
+        remedy = "label some of it in one picture, or number the classes without gaps"
+        raise refuse("unlabelled classes", lost, f"pixels of each of the {count} classes", remedy)
     return count
 
 
@@ -176,18 +180,44 @@ def iou(table: torch.Tensor) -> tuple[float, torch.Tensor]:
 
 
 def bootstrap_iou(tables: torch.Tensor, draws: int = 500, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of mIoU when pictures are drawn anew; ``tables`` from :func:`confusion`."""
-    g = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(tables), (draws, len(tables)), generator=g)
-    values = torch.tensor([iou(tables[p].sum(0))[0] for p in picks])
-    low, high = values.quantile(torch.tensor([0.025, 0.975])).tolist()
-    return low, high
+    """95 % interval of mIoU when pictures are drawn anew; ``tables`` from :func:`confusion`.
+
+    Raises:
+        VitrineError: one picture only, which has no spread.
+    """
+    return _span([iou(tables[p].sum(0))[0] for p in _draws(len(tables), draws, seed)])
+
+
+def bootstrap_iou_gain(
+    ours: torch.Tensor, theirs: torch.Tensor, draws: int = 500, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of mIoU(ours) - mIoU(theirs) on the same pictures, drawn anew together.
+
+    Raises:
+        VitrineError: one picture only, or tables of different pictures.
+    """
+    if ours.shape != theirs.shape:
+        raise refuse("tables", (tuple(ours.shape), tuple(theirs.shape)), "one shape", "predict the same pictures")
+    picks = _draws(len(ours), draws, seed)
+    return _span([iou(ours[p].sum(0))[0] - iou(theirs[p].sum(0))[0] for p in picks])
 
 
 def bootstrap_mean(values: Sequence[float] | torch.Tensor, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of a mean over pictures or pairs."""
+    """95 % interval of a mean over pictures or pairs.
+
+    Raises:
+        VitrineError: one value only, which has no spread.
+    """
     v = torch.as_tensor(values).float()
-    g = torch.Generator().manual_seed(seed)
-    means = v[torch.randint(len(v), (draws, len(v)), generator=g)].nanmean(1)
-    low, high = means.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return _span(v[_draws(len(v), draws, seed)].nanmean(1))
+
+
+def _draws(count: int, draws: int, seed: int) -> torch.Tensor:
+    if count < 2:
+        raise refuse("pictures", count, "two at least", "one picture has no spread: give more, or no interval")
+    return torch.randint(count, (draws, count), generator=torch.Generator().manual_seed(seed))
+
+
+def _span(values: Sequence[float] | torch.Tensor) -> tuple[float, float]:
+    low, high = torch.as_tensor(values).float().quantile(torch.tensor([0.025, 0.975])).tolist()
     return low, high
