@@ -11,6 +11,7 @@ from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
 from .images import encode_pixels
+from .matching_report import add_matching
 from .pca import PCABasis, pca_rgb
 from .tap import tap_latents
 
@@ -42,6 +43,7 @@ def section(report: Any, progress: Progress = silent, model: Portraits | None = 
     from ..denoiser import Condition, Denoiser
     from ..portraits import caption, load_portraits, render, sample_scenes
 
+    shipped = model is None
     model, scenes = model or load_portraits(), sample_scenes(list(PEOPLE))
     pictures, words = render(scenes), caption(scenes)
     with torch.no_grad():
@@ -66,6 +68,8 @@ def section(report: Any, progress: Progress = silent, model: Portraits | None = 
     best = max(scores, key=scores.__getitem__)
     last = list(scores.values())[-1]
     report.add_paragraph(f"Best here: {best} with {scores[best]:.0%}; the last place reaches {last:.0%}.")
+    if shipped:  # its places and figures belong to this model; a caller's own may lack them
+        add_matching(report, model, progress)
 
 
 def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:

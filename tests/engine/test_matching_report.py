@@ -1,0 +1,45 @@
+"""The demo's pictures of matching, on an untrained portraits model."""
+
+import torch
+from vitrine.engine.activations import matching_report
+from vitrine.engine.activations.matching_claims import by_pair
+from vitrine.engine.cli.report import Report
+from vitrine.engine.portraits import PARTS, build_models, render, sample_scenes
+
+
+def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
+    monkeypatch.setattr(matching_report, "SHOTS", 2)
+    monkeypatch.setattr(matching_report, "_MEASURED", 4)
+    # two labelled portraits lack some parts: take two that together show all of them
+    scenes = sample_scenes(range(matching_report.LABELLED, matching_report.LABELLED + 60))
+    parts = render(scenes).parts.flatten(1).long()
+    shown = torch.nn.functional.one_hot(parts, len(PARTS)).any(1)
+    first, second = next((i, j) for i in range(60) for j in range(i) if bool((shown[i] | shown[j]).all()))
+    real = matching_report.tap_pictures
+
+    def tapped(model, start, count, places, progress):
+        if start != matching_report.LABELLED:
+            return real(model, start, count, places, progress)
+        return matching_report.Pictures(*_two(real(model, start, 60, places, progress), [first, second]))
+
+    monkeypatch.setattr(matching_report, "tap_pictures", tapped)
+    page = Report("t")
+    matching_report.add_matching(page, build_models(seed=0))
+    text = page.write(tmp_path / "r.html").read_text()
+    assert text.count("<table>") == 2 and text.count("<img") == 3 + 3 + 4 + 4 + 4
+    assert all(name in text for name in ("Find Correspondence", "Segment Like This", "portraits-legacy"))
+
+
+def _two(pictures, rows):
+    items = {a: type(v)(a, v.tensor[rows], v.grid) for a, v in pictures.taps.items()}
+    taps = type(pictures.taps)(items, pictures.taps.info)
+    return pictures.images[rows], pictures.parts[rows], pictures.keypoints[rows], taps
+
+
+def test_parts_have_a_colour_each():
+    drawn = matching_report.colour_parts(torch.arange(len(PARTS))[None])
+    assert drawn.shape == (1, len(PARTS), 3) and len(drawn[0].unique(dim=0)) == len(PARTS)
+
+
+def test_a_pair_there_and_back_counts_once():
+    assert by_pair(torch.tensor([1.0, 0.0, 0.0, float("nan")])).tolist() == [0.5, 0.0]
