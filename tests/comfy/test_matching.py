@@ -75,7 +75,8 @@ def test_masks_are_learned_from_three_pictures(comfy, parts, pictures):
     ("change", "word"),
     [({"points": "here"}, "two numbers"), ({"points": ""}, "two numbers"),
      ({"points": "900 900"}, "inside the picture"),
-     ({"addresses": "up-level9-out"}, "Did you mean"), ({"target": torch.zeros(1, 32, 32, 3)}, "same size")],
+     ({"addresses": "up-level9-out"}, "Did you mean"), ({"selection": "Ours-XL"}, "Did you mean"),
+     ({"target": torch.zeros(1, 32, 32, 3)}, "same size")],
 )  # fmt: skip
 def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": "0.5 0.5", "softness": 0.0}
