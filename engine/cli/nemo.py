@@ -1,0 +1,159 @@
+"""``vitrine nemo calibrate | find | bake``: NEMO for lists of prompts, from files to files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+
+
+def _pipeline(model: str) -> Any:
+    from ..pipelines import NEMOPipeline
+
+    if model == "portraits":
+        from ..portraits import load_portraits
+
+        pipe = NEMOPipeline.from_pipe(load_portraits().pipeline())
+    else:
+        pipe = NEMOPipeline.from_pretrained(model)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _prompts(path: Path, least: int = 1) -> list[str]:
+    if not path.is_file():
+        raise refuse("prompt file", str(path), "a text file, one prompt a line", "check the path")
+    found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(found) < least:
+        raise refuse("prompt file", f"{len(found)} prompts", f"{least} or more, one a line", "add ordinary captions")
+    return found
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(json.dumps(table, indent=1), encoding="utf-8")
+    os.replace(scratch, path)
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Measure neuron statistics and the memorization threshold on ordinary captions."""
+
+    prompts: Positional[Path]
+    """Text file with ordinary captions, one a line; 500 or more."""
+    model: str = "portraits"
+    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    out: Path = Path("nemo")
+    """Folder for statistics.safetensors and threshold.json."""
+    scope: str = "down+mid"
+    """down+mid (published) or all."""
+    timestep_index: int = 1
+    """Which of 50 steps is looked at; detection must use the same."""
+    scored: int = 200
+    """How many of the captions are scored for the threshold."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import ProbeConfig, fingerprint_of, threshold
+        from ..progress import TqdmProgress
+
+        texts, pipe = _prompts(self.prompts, 2), _pipeline(self.model)
+        probe = ProbeConfig(timestep_index=self.timestep_index)
+        pipe.statistics(texts, self.scope, TqdmProgress("statistics")).save(self.out / "statistics.safetensors")
+        scores = pipe.score(texts[: self.scored], 1.0, probe, TqdmProgress("threshold"))
+        tau, mean, std = threshold([s.value for s in scores])
+        own = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
+        _write(self.out / "threshold.json", own | {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)})
+        print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Find:
+    """Score prompts and search the memorized ones; one NEURONS file each. The same command resumes."""
+
+    prompts: Positional[Path]
+    """Text file, one prompt a line."""
+    calibrated: Path = Path("nemo")
+    """The folder that calibrate wrote."""
+    model: str = "portraits"
+    """The model it was calibrated on."""
+    out: Path = Path("neurons")
+    """Folder for the NEURONS files."""
+    share: float | None = None
+    """Stop at this share of what blocking everything does, instead of at tau; 0.98 suits the portraits."""
+    mode: str = "chain"
+    """parity, chain or fast."""
+    together: int = 16
+    """Prompts searched in lockstep."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import NeuronStatistics, ProbeConfig, SearchConfig
+        from ..progress import TqdmProgress
+
+        told = _threshold(self.calibrated / "threshold.json")
+        statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
+        pipe, probe = _pipeline(self.model), ProbeConfig(**told["probe"])
+        config = SearchConfig(tau=told["tau"], share=self.share, mode=self.mode)
+        paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
+        left = [p for p, path in paths.items() if not path.is_file()]
+        for i in range(0, len(left), self.together):
+            part = left[i : i + self.together]
+            bar = TqdmProgress(f"prompts {i + 1} to {i + len(part)} of {len(left)}")
+            for result in pipe.find(part, statistics, config, probe, told["scope"], bar):
+                neurons = pipe.neurons(result)
+                neurons.save(paths[result.prompt])
+                print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
+        return 0
+
+
+def _threshold(path: Path) -> dict[str, Any]:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return {"tau": float(told["tau"]), "scope": str(told["scope"]), "probe": dict(told["probe"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise refuse("threshold file", str(path), "what `vitrine nemo calibrate` wrote", "calibrate first") from error
+
+
+@dataclass(frozen=True)
+class Bake:
+    """Write the union of NEURONS files into a UNet's weights, as the changed tensors only."""
+
+    neurons: Positional[tuple[Path, ...]]
+    """NEURONS files of one model."""
+    model: str = "portraits"
+    """That model."""
+    out: Path = Path("nemo-patch.safetensors")
+    """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
+    factor: float = 0.0
+    """0 prunes."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from safetensors.torch import save_file
+
+        from ..nemo import NeuronSet, bake
+
+        if not self.neurons:
+            raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
+        sets = [NeuronSet.load(p) for p in self.neurons]
+        union = sets[0].merged(*sets[1:])
+        changed = bake(_pipeline(self.model).unet, union, self.factor)
+        scratch = self.out.with_name(self.out.name + ".tmp")
+        save_file({k: v.contiguous() for k, v in changed.items()}, scratch, metadata={"format": "pt"})
+        os.replace(scratch, self.out)
+        print(f"{len(union)} neurons in {len(changed)} tensors -> {self.out}")
+        return 0
+
+
+COMMANDS: dict[str, Callable] = {"calibrate": Calibrate, "find": Find, "bake": Bake}
