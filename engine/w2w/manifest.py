@@ -1,0 +1,181 @@
+"""Which numbers of a flat weight vector belong to which LoRA factor: kept with a space, never found by walking modules.
+
+Order: layers by name as strings, and in each layer the down factor (A), then the up factor (B), both row-major. For
+rank 1 adapters on the q and v projections of SD1.5 this is the order of the published space (99,648 numbers).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+
+
+@dataclass(frozen=True)
+class LoraLayer:
+    """The two factors of one layer: W' = W + (alpha / rank) up @ down (Hu et al. 2021, Eq. 3).
+
+    Attributes:
+        down: A, (r, in), or (r, in, k, k) for a convolution.
+        up: B, (out, r), or (out, r, 1, 1).
+        alpha: numerator of the scale; equal to the rank where a file has none.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.down.shape[0]
+
+    @property
+    def scale(self) -> float:
+        """alpha / r."""
+        return self.alpha / self.rank
+
+    def delta(self) -> torch.Tensor:
+        """The change of the weight, (out, in) or (out, in, k, k)."""
+        flat = self.scale * (self.up.flatten(1) @ self.down.flatten(1))
+        return flat.view(self.up.shape[0], *self.down.shape[1:])
+
+
+Lora = Mapping[str, LoraLayer]
+"""Layer path in diffusers' UNet naming -> factors."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where one layer's factors lie in a flat vector.
+
+    Attributes:
+        path: module path in diffusers' UNet naming, without ``.weight``.
+        down, up: shapes of the factors; the rank is ``down[0]``.
+        offset: index of the first number of the down factor; the up factor follows it.
+        alpha: constant of every model of the space.
+    """
+
+    path: str
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    offset: int
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.down[0]
+
+    @property
+    def scale(self) -> float:
+        """alpha / r."""
+        return self.alpha / self.rank
+
+    @property
+    def middle(self) -> int:
+        """Index of the first number of the up factor."""
+        return self.offset + math.prod(self.down)
+
+    @property
+    def end(self) -> int:
+        """One past the last number."""
+        return self.middle + math.prod(self.up)
+
+
+@dataclass(frozen=True)
+class Manifest(Sequence[Layer]):
+    """The layers of a flat vector, in order, without gaps."""
+
+    layers: tuple[Layer, ...]
+
+    def __post_init__(self) -> None:
+        expected = 0
+        for layer in self.layers:
+            if layer.offset != expected or layer.up[1] != layer.down[0]:
+                given = f"{layer.path} at {layer.offset}, {layer.down} and {layer.up}"
+                raise refuse("manifest", given, f"offset {expected} and one rank", "rebuild the space")
+            expected = layer.end
+
+    @classmethod
+    def of(cls, lora: Lora) -> Manifest:
+        """The manifest of one LoRA."""
+        layers, offset = [], 0
+        for path in sorted(lora):
+            found = lora[path]
+            layer = Layer(path, tuple(found.down.shape), tuple(found.up.shape), offset, float(found.alpha))
+            layers.append(layer)
+            offset = layer.end
+        return cls(tuple(layers))
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.layers[index]
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    @property
+    def size(self) -> int:
+        """D, the length of a flat vector."""
+        return self.layers[-1].end if self.layers else 0
+
+    def flatten(self, lora: Lora) -> torch.Tensor:
+        """(D,) float32. A LoRA with another alpha is brought to this manifest's by scaling its up factors.
+
+        Raises:
+            VitrineError: other layers or shapes than the manifest's.
+        """
+        if set(lora) != {layer.path for layer in self}:
+            odd = sorted(set(lora) ^ {layer.path for layer in self})[:3]
+            raise refuse(
+                "LoRA layers", f"{len(lora)}, among others {odd}", f"the space's {len(self)}", "use delta mode"
+            )
+        return torch.cat([part for layer in self for part in _pieces(layer, lora[layer.path])])
+
+    def unflatten(self, flat: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """(D,) -> path -> (down, up), as views, so that gradients reach ``flat``.
+
+        Raises:
+            VitrineError: another length.
+        """
+        if flat.shape != (self.size,):
+            raise refuse("flat weights", tuple(flat.shape), (self.size,), "decode one row of coefficients at a time")
+        return {
+            layer.path: (
+                flat[layer.offset : layer.middle].view(layer.down),
+                flat[layer.middle : layer.end].view(layer.up),
+            )
+            for layer in self
+        }
+
+    def lora(self, flat: torch.Tensor) -> dict[str, LoraLayer]:
+        """(D,) -> path -> :class:`LoraLayer`."""
+        parts = self.unflatten(flat)
+        return {layer.path: LoraLayer(*parts[layer.path], layer.alpha) for layer in self}
+
+    def to_json(self) -> str:
+        """For a file's header."""
+        return json.dumps([asdict(layer) for layer in self])
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """What :meth:`to_json` wrote."""
+        found = json.loads(text)
+        return cls(tuple(Layer(**(d | {"down": tuple(d["down"]), "up": tuple(d["up"])})) for d in found))
+
+
+def _pieces(layer: Layer, found: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    if tuple(found.down.shape) != layer.down or tuple(found.up.shape) != layer.up:
+        given = f"{layer.path}: {tuple(found.down.shape)} and {tuple(found.up.shape)}"
+        raise refuse("LoRA shapes", given, f"{layer.down} and {layer.up}", "use delta mode for mixed ranks")
+    up = found.up.reshape(-1).float()
+    return found.down.reshape(-1).float(), up if found.alpha == layer.alpha else up * (found.alpha / layer.alpha)

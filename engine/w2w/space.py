@@ -1,0 +1,170 @@
+"""The space of models: mean, spread and principal directions of many LoRAs' flat weights, in one safetensors file.
+
+A model is a row of K coefficients beta: theta = mean + scale * (beta @ components) (weights2weights, section 3.1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+from .files import open_file, write_file
+from .manifest import LoraLayer, Manifest
+
+KIND = "vitrine.w2w.space"
+VERSION = 1
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class WeightSpace:
+    """A space in ``factors`` mode: PCA of standardised LoRA factors.
+
+    Attributes:
+        manifest: layers with module path, rank, shapes and offsets.
+        mean: (D,) float32.
+        scale: (D,) float32, the standard deviation of each number; may be negative in the published files.
+        components: (K, D), orthonormal rows, so that the first m components are one contiguous slice.
+        singular_values: (K,) of the standardised, centred data; the deviation of coefficient k is S_k / sqrt(N - 1).
+        coefficients: (N, K) of the training set; (0, K) where a file holds none.
+        count: N, the number of models the space was made from.
+        names: of the models, in the order of ``coefficients``.
+        directions: label -> (K,), one standard deviation long (see ``directions.py``).
+        total_variance: of the standardised data (sum over all of S^2 / (N - 1)), for explained shares.
+        info: provenance, anything JSON can hold ("base", "gauge", "source", ...).
+    """
+
+    manifest: Manifest
+    mean: torch.Tensor
+    scale: torch.Tensor
+    components: torch.Tensor
+    singular_values: torch.Tensor
+    coefficients: torch.Tensor
+    count: int
+    names: tuple[str, ...] = ()
+    directions: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    total_variance: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    mode = "factors"
+
+    def __post_init__(self) -> None:
+        d, (k, width) = self.manifest.size, self.components.shape
+        shapes = {"mean": self.mean.shape, "scale": self.scale.shape, "components": (width,)}
+        for name, shape in shapes.items():
+            if tuple(shape) != (d,):
+                raise refuse(
+                    f"space {name}", tuple(shape), (d,), "the file does not fit its own manifest: build it anew"
+                )
+        if len(self.singular_values) != k or self.coefficients.shape[1] != k or self.count < 2:
+            given = (len(self.singular_values), tuple(self.coefficients.shape), self.count)
+            raise refuse("space", given, f"{k} components of 2 or more models", "build it anew")
+
+    @property
+    def dimension(self) -> int:
+        """K."""
+        return len(self.singular_values)
+
+    @property
+    def deviations(self) -> torch.Tensor:
+        """(K,) standard deviation of each coefficient over the training set, S_k / sqrt(N - 1)."""
+        return self.singular_values / (self.count - 1) ** 0.5
+
+    @property
+    def explained(self) -> torch.Tensor:
+        """(K,) share of the total variance each component holds."""
+        variance = self.deviations.double() ** 2
+        return (variance / (self.total_variance or float(variance.sum()))).float()
+
+    @property
+    def identity(self) -> str:
+        """A short hash of what coefficients mean here, to tie saved models to their space."""
+        digest = hashlib.sha256(self.manifest.to_json().encode())
+        for part in (self.mean, self.singular_values):
+            digest.update(part.detach().cpu().float().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """(..., k) -> flat weights (..., D), differentiable; k may be smaller than K: the first k components.
+
+        Raises:
+            VitrineError: more coefficients than components.
+        """
+        k = coefficients.shape[-1]
+        if not 0 < k <= self.dimension:
+            raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space they were made in")
+        where = {"device": coefficients.device, "dtype": torch.float32}
+        mean, scale, basis = self.mean.to(**where), self.scale.to(**where), self.components[:k].to(**where)
+        # weights2weights, section 3.1 and official unproject(): theta = (beta V^T) * std + mean
+        return mean + scale * (coefficients.float() @ basis)
+
+    def encode(self, flat: torch.Tensor) -> torch.Tensor:
+        """Flat weights (..., D) -> (..., K): the nearest point of the space in standardised numbers."""
+        mean, scale = self.mean.to(flat.device), self.scale.to(flat.device)
+        # weights2weights, official project(): beta = ((theta - mean) / std) V
+        return ((flat.float() - mean) / scale) @ self.components.to(flat.device, torch.float32).T
+
+    def unflatten(self, flat: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        """(D,) -> layer path -> (down (r, in), up (out, r)); views, so gradients reach ``flat``."""
+        return self.manifest.unflatten(flat)
+
+    def flatten(self, lora: Mapping[str, LoraLayer]) -> torch.Tensor:
+        """A LoRA with the space's layers and shapes -> (D,)."""
+        return self.manifest.flatten(lora)
+
+    def lora(self, coefficients: torch.Tensor) -> dict[str, LoraLayer]:
+        """(k,) -> the LoRA of that model."""
+        return self.manifest.lora(self.decode(coefficients))
+
+    def encode_lora(self, lora: Mapping[str, LoraLayer]) -> torch.Tensor:
+        """A LoRA -> (K,)."""
+        return self.encode(self.manifest.flatten(lora))
+
+    def first(self, count: int) -> WeightSpace:
+        """The space of the first ``count`` components; ``count`` at or above K changes nothing."""
+        return self if count >= self.dimension else replace(
+            self, components=self.components[:count], singular_values=self.singular_values[:count],
+            coefficients=self.coefficients[:, :count],
+            directions={label: d[:count] for label, d in self.directions.items()},
+        )  # fmt: skip
+
+    def save(self, path: str | Path, dtype: str = "float32") -> Path:
+        """Write one safetensors file, whole or not at all; ``dtype`` is that of components and coefficients.
+
+        Raises:
+            VitrineError: an unknown dtype.
+        """
+        if dtype not in DTYPES:
+            raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
+        narrow = DTYPES[dtype]
+        tensors = {"mean": self.mean.float(), "std": self.scale.float(), "V": self.components.to(narrow)}
+        tensors |= {"S": self.singular_values.float(), "proj": self.coefficients.to(narrow)}
+        tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
+        head = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
+        head |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
+        head |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
+        return write_file(path, tensors, KIND, VERSION, head)
+
+    @classmethod
+    def load(cls, path: str | Path) -> WeightSpace:
+        """Read what :meth:`save` wrote; components stay in the file's dtype, the rest is float32.
+
+        Raises:
+            VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
+        """
+        tensors, head = open_file(path, KIND, VERSION)
+        if head.get("mode") != cls.mode:
+            raise refuse("space", f"mode {head.get('mode')!r}", cls.mode, "load it with load_space")
+        directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
+        parts = (tensors["mean"].float(), tensors["std"].float(), tensors["V"], tensors["S"].float())
+        return cls(
+            Manifest.from_json(head["manifest"]), *parts, tensors["proj"].float(), int(head["count"]),
+            tuple(json.loads(head["names"])), directions, float(head["total_variance"]), json.loads(head["info"]),
+        )  # fmt: skip
