@@ -1,0 +1,287 @@
+"""Reading LoRA files of any spelling: what a file holds, its factors, and a whole folder with the bad ones named."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import VitrineError, refuse
+from .manifest import LoraLayer
+from .names import other_kind, parse
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One layer of a file: its keys, shapes and alpha (None: the file gives none, the scale is 1)."""
+
+    down_key: str
+    up_key: str
+    down: tuple[int, ...]
+    up: tuple[int, ...]
+    alpha: float | None
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """(out, in), whatever the rank."""
+        inside = 1
+        for side in self.down[1:]:
+            inside *= side
+        return self.up[0], inside
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """What a file's header says.
+
+    Attributes:
+        path: where it is; ``name``: the file's, or its folder's for adapter_model and pytorch_lora_weights.
+        dialect: the spelling of its keys.
+        entries: layer path -> :class:`Entry`, the UNet's layers only.
+        text_layers: layers of text encoders, which a space leaves out.
+    """
+
+    path: Path
+    name: str
+    dialect: str
+    entries: dict[str, Entry]
+    text_layers: int
+
+
+@dataclass(frozen=True)
+class BadFile:
+    """A file left out, why, and what to do."""
+
+    name: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What a folder holds. ``good`` is in the order of names as strings; ``notes`` are things to know."""
+
+    good: tuple[LoraFile, ...]
+    bad: tuple[BadFile, ...] = ()
+    notes: tuple[str, ...] = ()
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The report to print."""
+        dialects = Counter(f.dialect for f in self.good)
+        ranks = sorted({e.down[0] for f in self.good for e in f.entries.values()})
+        alphas = sorted({e.alpha for f in self.good for e in f.entries.values() if e.alpha is not None})
+        lines = [
+            f"{len(self.good)} LoRAs: " + ", ".join(f"{n} {kind}" for kind, n in dialects.most_common()),
+            f"{len(self.shapes)} layers, ranks {_few(ranks)}, alphas {_few(alphas) or 'none'}",
+        ]
+        lines += [*self.notes, *(f"left out {b.name}: {b.problem}" for b in self.bad)]
+        return "\n".join(lines)
+
+
+def _few(values: list) -> str:
+    shown = [f"{v:g}" for v in values]
+    return ", ".join(shown) if len(shown) < 6 else f"{shown[0]} .. {shown[-1]}"
+
+
+def name_of(path: Path) -> str:
+    """A model's name: its file's, or its folder's where the file name is the same for all."""
+    return path.parent.name if path.stem in ("adapter_model", "pytorch_lora_weights") else path.stem
+
+
+def read_header(path: str | Path, layers_per_block: int = 2) -> LoraFile:
+    """Keys, shapes and alphas of one file, without its tensors.
+
+    Raises:
+        VitrineError: a pickle, a corrupt file, no LoRA, another kind of adapter, a layer with one factor only.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise refuse("LoRA file", path.name, "a .safetensors file", "pickles are not read; convert it once")
+    try:
+        with safe_open(str(path), "pt") as opened:
+            keys = list(opened.keys())
+            shapes = {k: tuple(opened.get_slice(k).get_shape()) for k in keys}
+            alphas = {k: float(opened.get_tensor(k)) for k in keys if k.endswith(".alpha")}
+            metadata = dict(opened.metadata() or {})
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise refuse("LoRA file", f"{path.name} ({error})", "a whole safetensors file", "download it again") from error
+    return _header(path, shapes, alphas, _settings(path, metadata), layers_per_block)
+
+
+def _header(path: Path, shapes: dict, alphas: dict[str, float], told: _Settings, layers: int) -> LoraFile:
+    strange = next((kind for kind in map(other_kind, shapes) if kind), None)
+    if strange:
+        raise refuse("LoRA file", f"{path.name} holds {strange}", "plain LoRA factors", "convert it to a LoRA by SVD")
+    parts: dict[str, dict[str, str]] = {}
+    dialects: Counter[str] = Counter()
+    text = set()
+    for key in shapes:
+        found = parse(key, layers)
+        if found is None:
+            continue
+        if not found.unet:
+            text.add(found.path)
+            continue
+        dialects[found.dialect] += found.role != "alpha"
+        parts.setdefault(found.path, {})[found.role] = key
+    entries = {p: _entry(path.name, p, k, shapes, alphas, told) for p, k in sorted(parts.items())}
+    if not entries:
+        raise refuse("LoRA file", f"{path.name} without UNet layers", "a UNet LoRA", "choose another file")
+    return LoraFile(path, name_of(path), dialects.most_common(1)[0][0], entries, len(text))
+
+
+def _entry(name: str, path: str, keys: dict, shapes: dict, alphas: dict[str, float], told: _Settings) -> Entry:
+    if "down" not in keys or "up" not in keys:
+        raise refuse("LoRA file", f"{name}: {path} has only {sorted(keys)}", "two factors a layer", "download it again")
+    down, up = shapes[keys["down"]], shapes[keys["up"]]
+    if len(down) < 2 or len(up) < 2 or up[1] != down[0]:
+        raise refuse("LoRA file", f"{name}: {path} has factors {down} and {up}", "(r, in), (out, r)", "export it again")
+    alpha = alphas[keys["alpha"]] if "alpha" in keys else told.alpha(path, down[0])
+    return Entry(keys["down"], keys["up"], down, up, alpha)
+
+
+# --- alphas that stand beside the tensors -------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Settings:
+    """LoRA settings from adapter_config.json or a diffusers header."""
+
+    values: dict[str, Any]
+
+    def alpha(self, path: str, rank: int) -> float | None:
+        """PEFT's rules: a pattern for this layer, else the common alpha; rank-stabilised LoRA divides by sqrt(r)."""
+        found = self.values.get("lora_alpha")
+        for pattern, value in (self.values.get("alpha_pattern") or {}).items():
+            if path == pattern or path.endswith("." + pattern):
+                found = value
+        if found is None:
+            return None
+        return float(found) * (rank**0.5 if self.values.get("use_rslora") else 1.0)
+
+
+def _settings(path: Path, metadata: dict[str, str]) -> _Settings:
+    beside = path.with_name("adapter_config.json")
+    if path.stem == "adapter_model" and beside.is_file():
+        try:
+            return _Settings(dict(json.loads(beside.read_text())))
+        except (ValueError, TypeError) as error:
+            raise refuse(
+                "adapter_config.json", str(error), "PEFT's JSON file", f"export {name_of(path)} again"
+            ) from error
+    try:
+        found = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+    except ValueError:
+        return _Settings({})
+    prefixed = {k[5:]: v for k, v in found.items() if k.startswith("unet.")}
+    return _Settings(prefixed or found)
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+def read_lora(file: str | Path | LoraFile, layers_per_block: int = 2) -> dict[str, LoraLayer]:
+    """The UNet factors of a file in float32; alpha is the rank where the file has none.
+
+    Raises:
+        VitrineError: see :func:`read_header`; NaN or Inf.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block)
+    layers = {}
+    try:
+        with safe_open(str(file.path), "pt") as opened:
+            for path, entry in file.entries.items():
+                down, up = (opened.get_tensor(k).float() for k in (entry.down_key, entry.up_key))
+                layers[path] = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
+    except (SafetensorError, OSError) as error:
+        raise refuse("LoRA file", f"{file.path.name} ({error})", "a whole file", "download it again") from error
+    for path, layer in layers.items():
+        if not bool(torch.isfinite(layer.down).all() and torch.isfinite(layer.up).all()):
+            raise refuse("LoRA file", f"{file.path.name}: NaN or Inf in {path}", "finite numbers", "train it again")
+    return layers
+
+
+def scan_folder(folder: str | Path | Iterable[Path], layers_per_block: int = 2) -> FolderReport:
+    """Headers of every file of a folder and its subfolders (or of the files given), in the order of names as strings.
+
+    Files of the base most others are of stay; the rest is named in ``bad`` and left out.
+
+    Raises:
+        VitrineError: no folder, or fewer than two usable files.
+    """
+    paths = _files(folder)
+    good: list[LoraFile] = []
+    bad: list[BadFile] = []
+    for path in paths:
+        try:
+            good.append(read_header(path, layers_per_block))
+        except VitrineError as error:
+            bad.append(BadFile(path.name, str(error)))
+    good, others, shapes = _same_base(sorted(good, key=lambda f: (f.name, str(f.path))))
+    bad += others
+    if len(good) < 2:
+        found = "; ".join(f"{b.name}: {b.problem}" for b in bad[:3]) or "no .safetensors files"
+        raise refuse("folder", f"{len(good)} usable LoRAs ({found})", "two or more", "point to a folder of LoRAs")
+    return FolderReport(tuple(good), tuple(bad), tuple(_notes(good, shapes)), shapes)
+
+
+def _files(folder: str | Path | Iterable[Path]) -> list[Path]:
+    if not isinstance(folder, (str, Path)):
+        return [Path(p) for p in folder]
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise refuse("folder", folder.name, "an existing folder of LoRA files", "check the path")
+    found = [p for p in folder.rglob("*") if p.suffix in (".safetensors", ".pt", ".bin", ".ckpt") and p.is_file()]
+    return sorted(found)
+
+
+def _same_base(files: list[LoraFile]) -> tuple[list[LoraFile], list[BadFile], dict[str, tuple[int, ...]]]:
+    """Each layer's size is what most files say; a file that says otherwise is of another base model."""
+    votes: dict[str, Counter[tuple[int, ...]]] = {}
+    for file in files:
+        for path, entry in file.entries.items():
+            votes.setdefault(path, Counter())[entry.outer] += 1
+    shapes = {path: count.most_common(1)[0][0] for path, count in sorted(votes.items())}
+    families = Counter(_family(file) for file in files)
+    usual = families.most_common(1)[0][0] if families else ()
+    good, bad = [], []
+    for file in files:
+        off = next((p for p, e in file.entries.items() if e.outer != shapes[p]), None)
+        if off is not None:
+            said = f"{off} is {file.entries[off].outer} (out, in), in most files {shapes[off]}"
+        elif not _overlap(file, files, usual):
+            said = f"none of its layers ({next(iter(file.entries))} ..) is in the other files"
+        else:
+            good.append(file)
+            continue
+        problem = f"of another base model: {said}. Put LoRAs of one base into one folder."
+        bad.append(BadFile(file.path.name, problem))
+    kept = {p for f in good for p in f.entries}
+    return good, bad, {p: s for p, s in shapes.items() if p in kept}
+
+
+def _family(file: LoraFile) -> tuple[str, ...]:
+    return tuple(sorted({path.split(".")[0] for path in file.entries}))
+
+
+def _overlap(file: LoraFile, files: list[LoraFile], usual: tuple[str, ...]) -> bool:
+    return bool(set(_family(file)) & set(usual)) or len(files) == 1
+
+
+def _notes(files: list[LoraFile], shapes: dict) -> list[str]:
+    notes = []
+    short = [f.name for f in files if len(f.entries) < len(shapes)]
+    if short:
+        notes.append(f"{len(short)} files lack some of the {len(shapes)} layers, e.g. {short[0]}: counted as zero")
+    text = sum(1 for f in files if f.text_layers)
+    if text:
+        notes.append(f"{text} files also change text encoders: left out of the space")
+    bare = sum(1 for f in files if any(e.alpha is None for e in f.entries.values()))
+    if bare:
+        notes.append(f"{bare} files give no alpha: their scale is 1")
+    return notes
