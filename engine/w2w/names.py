@@ -15,7 +15,7 @@ _ROLES = (
     ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
     ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!weight$)[^.]+)?(?:\.weight)?$")),
     ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!weight$)[^.]+)?(?:\.weight)?$")),
-    ("alpha", re.compile(r"\.alpha$")),
+    ("alpha", re.compile(r"(?:_lora)?\.alpha$")),
 )
 _OTHER_KINDS = {
     "hada_": "LoHa", "lokr_": "LoKr", "dora_scale": "DoRA", "lora_magnitude_vector": "DoRA", "oft_": "OFT",

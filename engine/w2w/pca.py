@@ -20,7 +20,19 @@ from .files import open_file, write_file
 
 ROUTES = ("auto", "gram", "randomised")
 _STATE = "vitrine.w2w.pca"
-Sum = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that share a build: this one's number of how many, a sum over all of them, and a meeting point."""
+
+    index: int = 0
+    count: int = 1
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda part: part
+    meet: Callable[[], None] = lambda: None
+
+
+ALONE = Workers()
 
 
 class Columns(Protocol):
@@ -38,18 +50,20 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in memory or memory-mapped, (N, D)."""
+    """A matrix in memory or memory-mapped, (N', D), of which ``rows`` (N,) count; None takes all."""
 
     data: torch.Tensor
+    rows: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, D)."""
-        return self.data.shape[0], self.data.shape[1]
+        return len(self.data if self.rows is None else self.rows), self.data.shape[1]
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
         """(N, stop - start) float32."""
-        return self.data[:, start:stop].float()
+        part = self.data[:, start:stop]
+        return part.float() if self.rows is None else part[self.rows].float()
 
 
 @dataclass(frozen=True)
@@ -109,15 +123,13 @@ def principal_components(
     progress: Progress = silent,
     *,
     resume: str | Path | None = None,
-    mine: Callable[[int], bool] = lambda index: True,
-    total: Sum = lambda part: part,
+    workers: Workers = ALONE,
 ) -> Components:
     """PCA of the (standardised) rows.
 
     Args:
         resume: a file that keeps the sums after each shard of the first pass; a stopped run goes on from it.
-        mine: which shards this process works on; ``total`` then sums a tensor over all processes, and each
-            process's rows of every sum are zero elsewhere.
+        workers: the processes that share the shards; each returns the same.
 
     Raises:
         VitrineError: fewer than two models, more components than N - 1, or rows that are all equal.
@@ -128,15 +140,15 @@ def principal_components(
         raise refuse("models", n, "two or more", "a space needs several LoRAs")
     if config.components is not None and config.components > n - 1:
         raise refuse("components", config.components, f"up to {n - 1} for {n} models", "leave it out for all")
-    parts = [(a, b) for i, (a, b) in enumerate(shards(n, d, config.memory)) if mine(i)]
+    parts = [(a, b) for i, (a, b) in enumerate(shards(n, d, config.memory)) if i % workers.count == workers.index]
     gram = config.route == "gram" or (config.route == "auto" and 3 * 8 * n * n <= config.memory)
     if gram or config.components is None:
         sums = _first_pass(data, parts, config, progress, resume)
-        sums = {name: total(value) for name, value in sums.items()}
+        sums = {name: workers.total(value) for name, value in sums.items()}
         values, vectors = _top(sums["gram"], config.components)
     else:
-        sums = {name: total(value) for name, value in _moments(data, parts, config, progress).items()}
-        values, vectors = _randomised(data, parts, sums, config, progress, total)
+        sums = {name: workers.total(value) for name, value in _moments(data, parts, config, progress).items()}
+        values, vectors = _randomised(data, parts, sums, config, progress, workers)
     mean, scale = sums["mean"], sums["scale"]
     basis = torch.zeros(len(values), d)
     for start, stop in parts:
@@ -144,7 +156,9 @@ def principal_components(
         # Right singular vectors from left ones: V = Z^T Q S^-1 (columns of this shard)
         basis[:, start:stop] = (vectors / values).T @ z
     spread = float(sums["square"]) / (n - 1)
-    return Components(mean.float(), scale.float(), total(basis), values.float(), (vectors * values).float(), spread)
+    return Components(
+        mean.float(), scale.float(), workers.total(basis), values.float(), (vectors * values).float(), spread
+    )
 
 
 def _standard(x: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -192,9 +206,13 @@ def _resumed(path: str | Path | None, n: int, d: int) -> dict[str, torch.Tensor]
             given = f"{tuple(sums['gram'].shape)[0]} models of {len(sums['mean'])} numbers"
             raise refuse("unfinished build", given, f"{n} of {d}", f"delete {Path(path).name} and start anew")
         return sums
-    wide = {"dtype": torch.float64}
-    zeros = {"mean": torch.zeros(d, **wide), "scale": torch.zeros(d, **wide), "gram": torch.zeros(n, n, **wide)}
-    return zeros | {"square": torch.zeros((), **wide), "done": torch.zeros(d, dtype=torch.uint8)}
+    return {
+        "mean": torch.zeros(d, dtype=torch.float64),
+        "scale": torch.zeros(d, dtype=torch.float64),
+        "gram": torch.zeros(n, n, dtype=torch.float64),
+        "square": torch.zeros((), dtype=torch.float64),
+        "done": torch.zeros(d, dtype=torch.uint8),
+    }
 
 
 def _top(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,7 +249,7 @@ def _moments(
 
 
 def _randomised(
-    data: Columns, parts: Sequence[tuple[int, int]], sums: dict, config: PCAConfig, progress: Progress, total: Sum
+    data: Columns, parts: Sequence[tuple[int, int]], sums: dict, config: PCAConfig, progress: Progress, workers: Workers
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Randomised subspace iteration on Z Z^T without forming it (Halko et al. 2011, Algorithm 4.4)."""
     n, k = data.shape[0], config.components or data.shape[0] - 1
@@ -245,7 +263,7 @@ def _randomised(
             z = _standard(data.columns(start, stop), mean[start:stop], scale[start:stop])
             product += z @ (z.T @ q)
             progress((turn + 1) * len(parts) + index + 1, (config.power + 3) * len(parts))
-        product = total(product)
+        product = workers.total(product)
         if turn < config.power:
             q = torch.linalg.qr(product)[0]
     small = q.T @ product  # Rayleigh-Ritz: Q^T Z Z^T Q

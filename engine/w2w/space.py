@@ -100,8 +100,9 @@ class WeightSpace:
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
             raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space they were made in")
-        where = {"device": coefficients.device, "dtype": torch.float32}
-        mean, scale, basis = self.mean.to(**where), self.scale.to(**where), self.components[:k].to(**where)
+        device = coefficients.device
+        mean, scale = self.mean.to(device), self.scale.to(device)
+        basis = self.components[:k].to(device, torch.float32)
         # weights2weights, section 3.1 and official unproject(): theta = (beta V^T) * std + mean
         return mean + scale * (coefficients.float() @ basis)
 

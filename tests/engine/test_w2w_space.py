@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.progress import Interrupted
 from vitrine.engine.w2w.manifest import LoraLayer, Manifest
-from vitrine.engine.w2w.pca import Matrix, PCAConfig, principal_components, shards
+from vitrine.engine.w2w.pca import Matrix, PCAConfig, Workers, principal_components, shards
 from vitrine.engine.w2w.space import WeightSpace
 
 N, D = 40, 6432
@@ -105,7 +105,7 @@ def test_processes_that_share_the_shards_sum_to_the_same(data, found):
             barrier.wait()
             return whole
 
-        results[worker] = principal_components(Matrix(data), config, mine=lambda i: i % 3 == worker, total=total)
+        results[worker] = principal_components(Matrix(data), config, workers=Workers(worker, 3, total))
 
     threads = [threading.Thread(target=work, args=(w,)) for w in range(3)]
     [t.start() for t in threads]

@@ -1,0 +1,229 @@
+"""A space over the products B A: for LoRAs of any ranks and starts. The products themselves are never formed.
+
+A model is mean + sum_k beta_k v_k with v_k = D^T q_k / S_k, so it is a weighted sum of the training LoRAs:
+Delta W = sum_i c_i s_i B_i A_i with c = 1/N + Q (beta / S).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+from ..progress import Progress, silent
+from .files import open_file, write_file
+from .manifest import Lora, LoraLayer
+from .pca import _top
+from .space import DTYPES, KIND, VERSION
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One layer of all training LoRAs side by side: down (R, in), up (out, R) with the scales in it, ranks (N,)."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    ranks: torch.Tensor
+
+    @classmethod
+    def of(cls, path: str, loras: Sequence[Lora]) -> Stack:
+        """A LoRA without this layer has rank 0 here."""
+        present = [x[path] for x in loras if path in x]
+        ranks = torch.tensor([x[path].rank if path in x else 0 for x in loras])
+        up = torch.cat([(v.up * v.scale).flatten(2) if v.up.ndim > 2 else v.up * v.scale for v in present], dim=1)
+        return cls(torch.cat([v.down for v in present]), up.reshape(up.shape[0], -1), ranks)
+
+    @property
+    def owner(self) -> torch.Tensor:
+        """(R,) index of the LoRA each rank belongs to."""
+        return torch.repeat_interleave(torch.arange(len(self.ranks)), self.ranks)
+
+
+def gram(stacks: Mapping[str, Stack], progress: Progress = silent, rows: int = 2048) -> torch.Tensor:
+    """(N, N) float64 inner products of the weight changes, from r x r pieces.
+
+    G_ij = sum over layers of s_i s_j sum((B_i^T B_j) * (A_i A_j^T)): <BA, B'A'> = tr(A^T B^T B' A').
+    """
+    n = len(next(iter(stacks.values())).ranks)
+    found = torch.zeros(n, n, dtype=torch.float64)
+    for index, stack in enumerate(stacks.values()):
+        down, up, owner = stack.down.flatten(1).double(), stack.up.double(), stack.owner
+        for start in range(0, len(owner), rows):
+            part = slice(start, start + rows)
+            pieces = (up[:, part].T @ up) * (down[part] @ down.T)
+            columns = torch.zeros(len(pieces), n, dtype=torch.float64).index_add_(1, owner, pieces)
+            found.index_add_(0, owner[part], columns)
+        progress(index + 1, len(stacks))
+    return found
+
+
+@dataclass(frozen=True)
+class DeltaSpace:
+    """A space in ``delta`` mode; the same handling as :class:`~.space.WeightSpace`, but for ``decode``.
+
+    Attributes:
+        stacks: layer path -> the training LoRAs' factors.
+        vectors: (N, K) left singular vectors Q of the centred products.
+        singular_values: (K,) S; ``names``, ``directions``, ``total_variance``, ``info``: as in ``WeightSpace``.
+    """
+
+    stacks: Mapping[str, Stack]
+    vectors: torch.Tensor
+    singular_values: torch.Tensor
+    gram: torch.Tensor
+    names: tuple[str, ...] = ()
+    directions: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    total_variance: float = 0.0
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    mode = "delta"
+
+    @classmethod
+    def of(
+        cls, loras: Sequence[Lora], names: Sequence[str] = (), components: int | None = None,
+        progress: Progress = silent, info: Mapping[str, Any] | None = None,
+    ) -> DeltaSpace:  # fmt: skip
+        """PCA of the products of LoRAs of any ranks.
+
+        Raises:
+            VitrineError: more components than N - 1, or LoRAs that are all equal.
+        """
+        n = len(loras)
+        if components is not None and not 0 < components < n:
+            raise refuse("components", components, f"1 .. {n - 1} for {n} models", "leave it out for all")
+        stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
+        plain = gram(stacks, progress)
+        centred = plain - plain.mean(0) - plain.mean(1, keepdim=True) + plain.mean()  # H G H
+        values, vectors = _top(centred, components)
+        spread = float(centred.diagonal().sum()) / (n - 1)
+        return cls(stacks, vectors.float(), values.float(), plain, tuple(names), {}, spread, dict(info or {}))
+
+    @property
+    def dimension(self) -> int:
+        """K."""
+        return len(self.singular_values)
+
+    @property
+    def count(self) -> int:
+        """N."""
+        return len(self.vectors)
+
+    @property
+    def coefficients(self) -> torch.Tensor:
+        """(N, K) of the training set, Q S."""
+        return self.vectors * self.singular_values
+
+    @property
+    def deviations(self) -> torch.Tensor:
+        """(K,) standard deviation of each coefficient over the training set."""
+        return self.singular_values / (self.count - 1) ** 0.5
+
+    @property
+    def explained(self) -> torch.Tensor:
+        """(K,) share of the total variance each component holds."""
+        return (self.deviations.double() ** 2 / self.total_variance).float()
+
+    @property
+    def identity(self) -> str:
+        """A short hash of what coefficients mean here."""
+        digest = hashlib.sha256(json.dumps([list(self.stacks), list(self.names)]).encode())
+        digest.update(self.singular_values.float().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def weights(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """(..., k) -> (..., N), the share each training LoRA has in the model; differentiable."""
+        k = coefficients.shape[-1]
+        if not 0 < k <= self.dimension:
+            raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space they were made in")
+        q = self.vectors[:, :k].to(coefficients.device)
+        s = self.singular_values[:k].to(coefficients.device)
+        return 1 / self.count + (coefficients.float() / s) @ q.T
+
+    def stacked(self, coefficients: torch.Tensor) -> dict[str, LoraLayer]:
+        """(k,) -> the exact LoRA of rank R = sum of all ranks in each layer; differentiable."""
+        c = self.weights(coefficients)
+        return {
+            path: LoraLayer(stack.down.to(c.device), stack.up.to(c.device) * c[stack.owner.to(c.device)],
+                            float(len(stack.down)))
+            for path, stack in self.stacks.items()
+        }  # fmt: skip
+
+    def lora(self, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
+        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: as many as it needs to be exact)."""
+        return {path: refactor(layer, rank) for path, layer in self.stacked(coefficients).items()}
+
+    def encode_lora(self, lora: Lora) -> torch.Tensor:
+        """A LoRA of any rank -> (K,): the nearest point of the space. Layers the space has not are passed over."""
+        cross = torch.zeros(self.count, dtype=torch.float64)
+        for path, stack in self.stacks.items():
+            if path in lora:
+                other = lora[path]
+                up = (stack.up.double().T @ other.up.flatten(1).double()) * other.scale
+                pieces = (up * (stack.down.flatten(1).double() @ other.down.flatten(1).double().T)).sum(1)
+                cross.index_add_(0, stack.owner, pieces)
+        centred = cross - self.gram.mean(1)
+        return ((centred - centred.mean()) @ self.vectors.double() / self.singular_values).float()
+
+    def first(self, count: int) -> DeltaSpace:
+        """The space of the first ``count`` components."""
+        return self if count >= self.dimension else replace(
+            self, vectors=self.vectors[:, :count], singular_values=self.singular_values[:count],
+            directions={label: d[:count] for label, d in self.directions.items()},
+        )  # fmt: skip
+
+    def save(self, path: str | Path, dtype: str = "float32") -> Path:
+        """Write one safetensors file; ``dtype`` is that of the LoRAs' factors."""
+        if dtype not in DTYPES:
+            raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
+        narrow = DTYPES[dtype]
+        tensors = {"Q": self.vectors.float(), "S": self.singular_values.float(), "G": self.gram}
+        for name, stack in self.stacks.items():
+            tensors |= {f"down/{name}": stack.down.to(narrow), f"up/{name}": stack.up.to(narrow)}
+            tensors[f"ranks/{name}"] = stack.ranks.to(torch.int32)
+        tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
+        head = {"mode": self.mode, "names": json.dumps(list(self.names)), "info": json.dumps(dict(self.info))}
+        head |= {"identity": self.identity, "total_variance": repr(self.total_variance)}
+        return write_file(path, tensors, KIND, VERSION, head)
+
+    @classmethod
+    def load(cls, path: str | Path) -> DeltaSpace:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
+        """
+        tensors, head = open_file(path, KIND, VERSION)
+        if head.get("mode") != cls.mode:
+            raise refuse("space", f"mode {head.get('mode')!r}", cls.mode, "load it with load_space")
+        paths = [k[5:] for k in tensors if k.startswith("down/")]
+        stacks = {
+            p: Stack(tensors[f"down/{p}"].float(), tensors[f"up/{p}"].float(), tensors[f"ranks/{p}"].long())
+            for p in sorted(paths)
+        }
+        directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
+        parts = (stacks, tensors["Q"].float(), tensors["S"].float(), tensors["G"].double())
+        more = (directions, float(head["total_variance"]), json.loads(head["info"]))
+        return cls(*parts, tuple(json.loads(head["names"])), *more)
+
+
+def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
+    """The same weight change in fewer factors, by QR of both stacks and an SVD of the small middle (R x R).
+
+    With ``rank`` None, singular values below ``tolerance`` of the largest go. Scale 1 afterwards (alpha = rank).
+    """
+    down, up = layer.down.flatten(1).double(), layer.up.flatten(1).double() * layer.scale
+    q_up, r_up = torch.linalg.qr(up)
+    q_down, r_down = torch.linalg.qr(down.T)
+    u, s, v = torch.linalg.svd(r_up @ r_down.T)
+    wanted = max(1, int((s > tolerance * s[0]).sum())) if rank is None else min(rank, len(s))
+    root = s[:wanted].sqrt()
+    new_up = (q_up @ u[:, :wanted] * root).float()
+    new_down = (root[:, None] * (v[:wanted] @ q_down.T)).float()
+    tail = layer.down.shape[1:]
+    return LoraLayer(new_down.view(wanted, *tail), new_up.view(-1, wanted, *[1] * (len(tail) - 1)), float(wanted))
