@@ -19,6 +19,24 @@ from .errors import refuse
 
 
 @dataclass(frozen=True)
+class Stream:
+    """Where one stream of tokens gets its queries and keys for a joint attention map.
+
+    Attributes:
+        query, key: module paths of the projections.
+        columns, key_columns: slices of fused projections, as in :class:`Site`.
+        norm_query, norm_key: paths of norms on each head, or "".
+    """
+
+    query: str
+    key: str
+    columns: tuple[int, int] | None = None
+    key_columns: tuple[int, int] | None = None
+    norm_query: str = ""
+    norm_key: str = ""
+
+
+@dataclass(frozen=True)
 class Site:
     """Where one activation is found, in one layout.
 
@@ -40,6 +58,8 @@ class Site:
         heads: number of heads, for maps.
         key_columns: like ``columns`` for the keys of a map, whose ``columns`` are those of its queries.
         text_keys: the keys of a map are text tokens, which a mask may hide.
+        streams: of a joint map, in the order text, image; ``key`` is then the projection that runs last.
+        rope: module among whose arguments the rotary embedding is, or "".
     """
 
     address: str
@@ -58,6 +78,8 @@ class Site:
     heads: int = 0
     key_columns: tuple[int, int] | None = None
     text_keys: bool = False
+    streams: tuple[Stream, ...] = ()
+    rope: str = ""
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:

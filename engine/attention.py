@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from .errors import refuse
+
+HEADS = ("each", "mean")
+
+
+@dataclass(frozen=True)
+class MapReduction:
+    """What is kept of an attention map, decided while it is computed: a whole one of a 64 x 64 layer is 0.5 GiB.
+
+    Attributes:
+        heads: ``each`` keeps them apart, ``mean`` gives one map a layer.
+        tokens: the keys to keep, by position (words of a prompt, or image tokens); None keeps all.
+        queries: the queries to compute, by position; None computes all.
+        memory: bytes that scores and probabilities may take at a time, beside the result itself.
+    """
+
+    heads: str = "each"
+    tokens: tuple[int, ...] | None = None
+    queries: tuple[int, ...] | None = None
+    memory: int = 2**24
+
+    def __post_init__(self) -> None:
+        if self.heads not in HEADS:
+            raise refuse("map heads", self.heads, HEADS, "mean is what GDF's attention features take")
+        for name in ("tokens", "queries"):
+            kept = getattr(self, name)
+            if kept is not None:
+                object.__setattr__(self, name, tuple(int(i) for i in kept))
+                if not kept or min(kept) < 0:
+                    raise refuse(f"map {name}", kept, "positions from 0, at least one, or None", "None keeps all")
+        if self.memory < 1:
+            raise refuse("map memory", self.memory, "a positive number of bytes", "2**24 suits most machines")
+
+
+WHOLE = MapReduction()
+
 
 def attention_map(
-    query: torch.Tensor, key: torch.Tensor, heads: int, bias: torch.Tensor | None = None
+    query: torch.Tensor, key: torch.Tensor, heads: int, bias: torch.Tensor | None = None, how: MapReduction = WHOLE
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d) + bias) (Vaswani et al. 2017, eq. 1), one head at a time; softmax in float32 at least.
+    """softmax(q k^T / sqrt(d) + bias) (Vaswani et al. 2017, eq. 1), a head and some queries at a time, in float32.
 
     Args:
         query: (B, Q, heads d).
@@ -19,13 +56,37 @@ def attention_map(
         bias: (B, 1, K), added to the scores of every head, or None.
 
     Returns:
-        (B, heads, Q, K) in the query's dtype.
+        (B, heads or 1, Q or chosen, K or chosen) in the query's dtype.
+
+    Raises:
+        VitrineError: a chosen token or query that is not there.
     """
+    for name, kept, count in (("tokens", how.tokens, key.shape[1]), ("queries", how.queries, query.shape[1])):
+        if kept is not None and max(kept) >= count:
+            raise refuse(f"map {name}", max(kept), f"0 .. {count - 1}", "this layer has no such position")
+    if how.queries is not None:
+        query = query[:, list(how.queries)]
     q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
-    scale, wide = q.shape[-1] ** -0.5, torch.promote_types(q.dtype, torch.float32)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    chosen = list(how.tokens) if how.tokens is not None else slice(None)
+    mean = how.heads == "mean"
+    (batch, _, count, _), width = q.shape, len(how.tokens or range(key.shape[1]))
+    found = query.new_empty(batch, 1 if mean else heads, count, width)
     shift = 0 if bias is None else bias.to(q.device, wide)
-    parts = [((q[:, h] * scale).to(wide) @ k[:, h].to(wide).transpose(1, 2) + shift).softmax(-1) for h in range(heads)]
-    return torch.stack(parts, 1).to(query.dtype)
+    step = max(1, how.memory // (3 * batch * key.shape[1] * wide.itemsize))  # scores, probabilities, running mean
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        total = torch.zeros(batch, len(range(count)[part]), width, device=q.device, dtype=wide) if mean else None
+        for h in range(heads):
+            scores = (q[:, h, part] * q.shape[-1] ** -0.5).to(wide) @ k[:, h].to(wide).transpose(1, 2)
+            part_map = (scores + shift).softmax(-1)[..., chosen]
+            if total is None:
+                found[:, h, part] = part_map.to(query.dtype)
+            else:
+                total += part_map / heads
+        if total is not None:
+            found[:, 0, part] = total.to(query.dtype)
+    return found
 
 
 def normed(attention: nn.Module, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -9,32 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from .addresses import Site, resolve
-from .attention import attention_map, normed, text_bias
+from .attention import WHOLE, MapReduction, attention_map, normed
 from .errors import refuse
+from .joint_maps import Rope, joint_map, rope_of
+from .reading import Activation, Surroundings, module_at, read_site, site_view, write_site
 
 Reduce = Callable[["Activation"], "Activation | None"]
-
-
-@dataclass(frozen=True)
-class Activation:
-    """One tensor and where it was.
-
-    Attributes:
-        address: canonical name.
-        tensor: (B, C, h, w) for image places, (B, N, C) for text tokens, (B, heads, Q, K) for attention maps.
-        grid: (h, w) for image places, else None.
-    """
-
-    address: str
-    tensor: torch.Tensor
-    grid: tuple[int, int] | None = None
 
 
 class _Seen(BaseException):
@@ -56,118 +43,6 @@ class _Hooks(AbstractContextManager):
         self.close()
 
 
-class _Surroundings:
-    """What a hook must know of the running forward: latent size, number of text tokens, sizes inside each ViT."""
-
-    def __init__(self, backbone: nn.Module, sites: Sequence[Site]) -> None:
-        self.batch, self.text_tokens = 0, 0
-        self.text_bias: torch.Tensor | None = None
-        self.grids: dict[str, tuple[int, int]] = {}
-        self._backbone, self._vits = backbone, sorted({s.grid for s in sites if s.grid})
-
-    def watch(self, on_start: Callable[[], None]) -> list[Any]:
-        """Hooks on the backbone and on each enclosing spatial transformer."""
-
-        def root(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            on_start()
-            self._read_root(args, kwargs)
-
-        def vit(path: str) -> Callable:
-            def read(module: nn.Module, args: tuple, kwargs: dict) -> None:
-                x = args[0] if args else kwargs["hidden_states"]
-                self.grids[path] = tuple(x.shape[-2:])
-
-            return read
-
-        handles = [self._backbone.register_forward_pre_hook(root, with_kwargs=True)]
-        for path in self._vits:
-            handles.append(_module(self._backbone, path).register_forward_pre_hook(vit(path), with_kwargs=True))
-        return handles
-
-    def _read_root(self, args: tuple, kwargs: dict) -> None:
-        x = _first(args[0] if args else None, kwargs, ("hidden_states", "sample", "x"))
-        text = _first(args[2] if len(args) > 2 else None, kwargs, ("encoder_hidden_states", "context"))
-        self.batch = x.shape[0]
-        self.text_bias = text_bias(kwargs.get("encoder_attention_mask"))
-        self.text_tokens = text.shape[1] if isinstance(text, torch.Tensor) and text.ndim == 3 else 0
-        if x.ndim == 4:
-            self.grids[""] = (x.shape[-2], x.shape[-1])
-        elif kwargs.get("img_ids") is not None:  # diffusers' Flux gets packed tokens and their positions
-            ids = kwargs["img_ids"].reshape(-1, 3)
-            rows, columns = int(ids[:, 1].max()) + 1, int(ids[:, 2].max()) + 1
-            self.grids[""] = (2 * rows, 2 * columns)
-
-    def grid(self, site: Site) -> tuple[int, int]:
-        """Token grid (h, w) of a site; latent sides are rounded up to whole patches, as the models pad."""
-        h, w = self.grids[site.grid or ""]
-        patch = site.patch if site.grid == "" else 1
-        return -(-h // patch), -(-w // patch)
-
-
-def _first(value: Any, kwargs: dict, names: tuple[str, ...]) -> Any:
-    return next((kwargs[n] for n in names if kwargs.get(n) is not None), value)
-
-
-def _module(backbone: nn.Module, path: str) -> nn.Module:
-    return backbone.get_submodule(path)
-
-
-# --- reading and writing one site ---------------------------------------------------------------------------------
-def _pick(site: Site, output: Any, around: _Surroundings) -> tuple[torch.Tensor, bool]:
-    """The tensor a site means inside a module's output, and whether it still starts with the text tokens."""
-    if isinstance(output, torch.Tensor):
-        return output, site.skip_text
-    if isinstance(output, (tuple, list)):
-        return output[site.element or 0], False  # streams that come apart need no cutting
-    return output[0], False  # diffusers' ModelOutput
-
-
-def _view(site: Site, tensor: torch.Tensor, cut: bool, around: _Surroundings) -> torch.Tensor:
-    """A view (B, N, C) or (B, C, h, w) of exactly the site's numbers; writing to it writes to the module's tensor."""
-    if site.flat_batch and tensor.ndim == 3 and tensor.shape[0] != around.batch:
-        tensor = tensor.reshape(around.batch, -1, tensor.shape[-1])
-    if site.columns is not None:
-        i, n = site.columns
-        width = site.width or tensor.shape[-1] // n
-        tensor = tensor[..., i * width : (i + 1) * width]
-    return tensor[:, around.text_tokens :] if cut else tensor
-
-
-def _read(site: Site, output: Any, around: _Surroundings) -> Activation:
-    view = _view(site, *_pick(site, output, around), around)
-    if site.kind == "text":
-        return Activation(site.address, view.detach().clone())
-    if site.kind == "spatial":
-        return Activation(site.address, view.detach().clone(), (view.shape[-2], view.shape[-1]))
-    h, w = around.grid(site)
-    if view.shape[1] != h * w:
-        raise refuse(site.address, f"{view.shape[1]} tokens", f"a {h} x {w} grid", "report this model's layout")
-    # Cloned because Flux blocks update their stream in place, and ControlNet adds in place to block outputs.
-    image = view.detach().transpose(1, 2).reshape(view.shape[0], view.shape[2], h, w)
-    return Activation(site.address, image.clone(memory_format=torch.contiguous_format), (h, w))
-
-
-def _write(site: Site, output: Any, around: _Surroundings, change: Callable, rows: torch.Tensor | None) -> Any:
-    """A new output in which the site holds ``change(old)``, in the rows wanted; the old output is not touched."""
-    old, cut = _pick(site, output, around)
-    new = old.clone()
-    view = _view(site, new, cut, around)
-    changed = change(view.clone())
-    if rows is not None:
-        mask = rows.to(view.device).view(-1, *[1] * (view.ndim - 1))
-        changed = torch.where(mask, changed, view)
-    view.copy_(changed)
-    if isinstance(output, torch.Tensor):
-        return new
-    if isinstance(output, (tuple, list)):
-        parts = list(output)
-        parts[site.element or 0] = new
-        return type(output)(parts)
-    output = type(output)(output)
-    output[next(iter(output))] = new
-    return output
-
-
 # --- capture ------------------------------------------------------------------------------------------------------
 class Capture(_Hooks):
     """An open capture; made by :func:`capture`.
@@ -177,13 +52,19 @@ class Capture(_Hooks):
         enabled: set to False to let forwards pass unseen; the hooks then cost one attribute look-up.
     """
 
-    def __init__(self, backbone: nn.Module, sites: Sequence[Site], early_exit: bool, reduce: Reduce | None) -> None:
+    def __init__(
+        self, backbone: nn.Module, sites: Sequence[Site], early_exit: bool, reduce: Reduce | None,
+        maps: MapReduction = WHOLE,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.activations: dict[str, Activation] = {}
         self.enabled = True
         self._backbone, self._sites, self._early_exit, self._reduce = backbone, list(sites), early_exit, reduce
-        self._around = _Surroundings(backbone, self._sites)
+        self._maps = maps
+        self._around = Surroundings(backbone, self._sites)
         self._queries: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, torch.Tensor] = {}
+        self._rope: Rope | None = None
         self._places = self._group()
         self._left: set[tuple[str, bool]] = set()
         try:
@@ -219,18 +100,43 @@ class Capture(_Hooks):
     def _open(self) -> None:
         self._handles += self._around.watch(self._start)
         for site in self._sites:
-            if site.kind == "map":
-                self._handles.append(_module(self._backbone, site.query).register_forward_hook(self._keep_query(site)))
+            if site.streams:
+                self._open_joint(site)
+            elif site.kind == "map":
+                query = module_at(self._backbone, site.query)
+                self._handles.append(query.register_forward_hook(self._keep_query(site)))
         for (path, before), sites in self._places.items():
-            module = _module(self._backbone, path)
+            module = module_at(self._backbone, path)
             if before:
                 self._handles.append(module.register_forward_pre_hook(self._on_input(sites)))
             else:
                 self._handles.append(module.register_forward_hook(self._on_output((path, before), sites)))
 
+    def _open_joint(self, site: Site) -> None:
+        """Keep all projections but the one that completes the map, and the rotary embedding."""
+        wanted = {path for s in site.streams for path in (s.query, s.key)} - {site.key}
+        for path in sorted(wanted):
+            self._handles.append(module_at(self._backbone, path).register_forward_hook(self._keep_part(path)))
+        if site.rope:
+
+            def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
+                if self.enabled:
+                    self._rope = rope_of(kwargs)
+
+            self._handles.append(module_at(self._backbone, site.rope).register_forward_pre_hook(hook, with_kwargs=True))
+
+    def _keep_part(self, path: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+            if self.enabled:
+                self._parts[path] = output.detach()
+
+        return hook
+
     def _start(self) -> None:
         self._left = set(self._places)
         self._queries.clear()
+        self._parts.clear()
+        self._rope = None
 
     def _keep_query(self, site: Site) -> Callable:
         def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
@@ -255,7 +161,7 @@ class Capture(_Hooks):
         if not self.enabled:
             return
         for site in sites:
-            found = self._map(site, output) if site.kind == "map" else _read(site, output, self._around)
+            found = self._map(site, output) if site.kind == "map" else read_site(site, output, self._around)
             kept = self._reduce(found) if self._reduce else found
             if kept is not None:
                 self.activations[site.address] = kept
@@ -265,13 +171,20 @@ class Capture(_Hooks):
             raise _Seen
 
     def _map(self, site: Site, key: torch.Tensor) -> Activation:
-        attention = _module(self._backbone, site.path)
-        query = _view(replace(site, flat_batch=False), self._queries.pop(site.address), False, self._around)
-        key = _view(replace(site, columns=site.key_columns), key.detach(), False, self._around)
+        if site.streams:
+            parts = {**self._parts, site.key: key.detach()}
+            text = self._around.text_tokens
+            found = joint_map(self._backbone, site, parts, self._rope if site.rope else None, text, self._maps)
+            for path in {s.query for s in site.streams} | {s.key for s in site.streams}:
+                self._parts.pop(path, None)
+            return Activation(site.address, found)
+        attention = module_at(self._backbone, site.path)
+        query = site_view(replace(site, flat_batch=False), self._queries.pop(site.address), False, self._around)
+        key = site_view(replace(site, columns=site.key_columns), key.detach(), False, self._around)
         query = normed(attention, "norm_q", query, site.heads)
         key = normed(attention, "norm_k", key, site.heads)
         bias = self._around.text_bias if site.text_keys else None
-        return Activation(site.address, attention_map(query, key, site.heads, bias))
+        return Activation(site.address, attention_map(query, key, site.heads, bias, self._maps))
 
 
 def capture(
@@ -280,6 +193,7 @@ def capture(
     *,
     early_exit: bool = False,
     reduce: Reduce | None = None,
+    maps: MapReduction = WHOLE,
 ) -> Capture:
     """Record activations while the block is open.
 
@@ -288,13 +202,14 @@ def capture(
         early_exit: stop each forward once all wanted places were seen; call through :meth:`Capture.run`.
         reduce: called inside the hook with each Activation; what it returns is kept, None keeps nothing. The place to
             resize, cast, average or stream.
+        maps: what is kept of attention maps; the rest is never all in memory at once.
 
     Example:
         >>> with capture(unet, "up-level1-*-cross-q", early_exit=True) as taps:
         ...     taps.run(unet, x, t, encoder_hidden_states=text)
         >>> taps.activations
     """
-    return Capture(backbone, _sites(backbone, sites), early_exit, reduce)
+    return Capture(backbone, _sites(backbone, sites), early_exit, reduce, maps)
 
 
 def _sites(backbone: nn.Module, sites: Any) -> list[Site]:
@@ -311,11 +226,11 @@ class Edit(_Hooks):
 
     def __init__(self, backbone: nn.Module, changes: list[tuple[Site, Callable]], rows: torch.Tensor | None) -> None:
         super().__init__()
-        around = _Surroundings(backbone, [site for site, _ in changes])
+        around = Surroundings(backbone, [site for site, _ in changes])
         try:
             self._handles += around.watch(lambda: None)
             for site, change in changes:
-                module = _module(backbone, site.path)
+                module = module_at(backbone, site.path)
                 if site.before:
                     self._handles.append(module.register_forward_pre_hook(_edit_input(site, change, around, rows)))
                 else:
@@ -328,16 +243,16 @@ class Edit(_Hooks):
         return self
 
 
-def _edit_input(site: Site, change: Callable, around: _Surroundings, rows: torch.Tensor | None) -> Callable:
+def _edit_input(site: Site, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:
     def hook(module: nn.Module, args: tuple) -> tuple:
-        return (_write(site, args[0], around, change, rows), *args[1:])
+        return (write_site(site, args[0], around, change, rows), *args[1:])
 
     return hook
 
 
-def _edit_output(site: Site, change: Callable, around: _Surroundings, rows: torch.Tensor | None) -> Callable:
+def _edit_output(site: Site, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:
     def hook(module: nn.Module, args: tuple, output: Any) -> Any:
-        return _write(site, output, around, change, rows)
+        return write_site(site, output, around, change, rows)
 
     return hook
 

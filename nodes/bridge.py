@@ -45,6 +45,21 @@ def denoiser_of(model: Any) -> Denoiser:
     return Denoiser(backbone_of(model), schedule, "flow" if schedule.kind == "flow" else "x0", call)
 
 
+def allow_gradients(model: Any) -> None:
+    """Let autograd run through the backbone, towards its inputs; call it outside inference mode.
+
+    ComfyUI loads models in inference mode, and autograd refuses such tensors. Each is replaced by an equal one, which
+    ComfyUI's own training node does too; one at a time, so that memory does not double.
+    """
+    for module in backbone_of(model).modules():
+        for name, value in module._parameters.items():
+            if value is not None and value.is_inference():
+                module._parameters[name] = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_inference():
+                module._buffers[name] = buffer.clone()
+
+
 def schedule_of(model: Any) -> NoiseSchedule:
     """The noise schedule of a MODEL.
 

@@ -24,6 +24,7 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
+from ..engine.nemo.block import token_positions
 from ..engine.nemo.config import MODES
 from ..engine.nemo.report import heat_map
 from ..engine.nemo.sites import SCOPES
@@ -33,12 +34,12 @@ from .sockets import NeuronsSocket, NeuronStatisticsSocket
 
 CATEGORY = "Vitrine/nemo"
 _FOLDER = "vitrine_neurons"
-_SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
-_INDEX = io.Int.Input(
+SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
+INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,
     tooltip="Which of 50 DDIM steps is looked at: 1 (t = 961) is published; small models may need 4 to 15.",
 )  # fmt: skip
-_TAU = io.Float.Input(
+TAU = io.Float.Input(
     "tau", default=0.428, min=0.001, max=1.0, step=0.001,
     tooltip="Threshold of memorization: 0.428 for SD1.4; calibrate with NEMO Threshold for any other model.",
 )  # fmt: skip
@@ -84,9 +85,8 @@ class NEMOStatistics(io.ComfyNode):
         texts = _lines(prompts, 2)
         denoiser, progress = bridge.denoiser_of(model), bridge.progress()
         sites = value_sites(denoiser.backbone, scope)
-        blank = torch.zeros(
-            1, model.get_model_object("latent_format").latent_channels, 16, 16, device=model.load_device
-        )
+        channels = model.get_model_object("latent_format").latent_channels
+        blank = torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(1)).to(model.load_device)
 
         def batches() -> Any:
             for text in texts:
@@ -116,8 +116,8 @@ class NEMOThreshold(io.ComfyNode):
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 _PROMPTS,
-                _SEEDS,
-                _INDEX,
+                SEEDS,
+                INDEX,
             ],
             outputs=[
                 io.Float.Output(display_name="tau", tooltip="For NEMO Score and NEMO Find Neurons."),
@@ -154,9 +154,9 @@ class NEMOScore(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model to question."),
                 io.Conditioning.Input("positive", tooltip="The prompt."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                _TAU,
-                _SEEDS,
-                _INDEX,
+                TAU,
+                SEEDS,
+                INDEX,
                 io.Vae.Input("vae", optional=True, tooltip="Connect it to see the predictions as pictures."),
             ],
             outputs=[
@@ -199,15 +199,15 @@ class NEMOFindNeurons(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="The memorized prompt."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 NeuronStatisticsSocket.Input("statistics", tooltip="From NEMO Statistics, same model."),
-                _TAU,
+                TAU,
                 io.Float.Input(
                     "share", default=0.0, min=0.0, max=1.0, step=0.01,
                     tooltip="0: stop at tau, as published. Else: do this share of what blocking everything would do; "
                     "0.95 suits worlds of similar pictures.",
                 ),
                 io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
-                _SEEDS,
-                _INDEX,
+                SEEDS,
+                INDEX,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),
             ],
             outputs=[
@@ -270,16 +270,20 @@ class NEMONeuronBlocker(io.ComfyNode):
                 io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
                 io.Float.Input("start", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
                 io.Float.Input("end", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
+                io.String.Input(
+                    "tokens", default="", optional=True,
+                    tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (0: start token); empty: everywhere.",
+                ),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
-        )
+        )  # fmt: skip
 
     @classmethod
     def execute(
-        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float
+        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float, tokens: str = ""
     ) -> io.NodeOutput:
         """Check the set against the model now, not in the middle of sampling."""
-        config = BlockConfig(factor, branch, start, end)
+        config = BlockConfig(factor, branch, start, end, token_positions(tokens))
         if not len(neurons) or factor == 1:
             return io.NodeOutput(model)
         return io.NodeOutput(bridge_nemo.blocked(model, neurons, config))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..addresses import split_patterns
+from ..attention import MapReduction
 from ..errors import refuse
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -32,6 +33,8 @@ class TapConfig:
         batch: the most rows (images x seeds x timesteps) in one forward. Never changes which noise a row sees.
         variance: also keep the variance over the seeds, at least two of them.
         noise: False feeds the clean latent, as CleanDIFT's fine-tuned networks expect.
+        map_heads: attention maps with their heads apart (``"each"``) or averaged (``"mean"``).
+        map_tokens: keys of attention maps to keep, by position; None keeps all.
 
     Raises:
         VitrineError: a value is outside what is listed above.
@@ -47,6 +50,8 @@ class TapConfig:
     batch: int = 16
     variance: bool = False
     noise: bool = True
+    map_heads: str = "each"
+    map_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", tuple(split_patterns(self.addresses)))
@@ -75,7 +80,13 @@ class TapConfig:
         if self.variance and len(self.seeds) < 2:
             raise refuse("variance", self.variance, "two or more seeds", "give more seeds or leave variance off")
 
+    @property
+    def maps(self) -> MapReduction:
+        """What is kept of attention maps."""
+        return MapReduction(self.map_heads, None if self.map_tokens is None else tuple(self.map_tokens))
+
     def _check_choices(self) -> None:
+        object.__setattr__(self, "map_tokens", self.maps.tokens)
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 halves the file, float32 is exact")
         if self.posterior not in ("mean", "sample"):
@@ -88,7 +99,8 @@ class TapConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; ``TapConfig.from_dict`` undoes it."""
         data = asdict(self)
-        return {**data, "addresses": list(self.addresses), "seeds": list(self.seeds)}
+        tokens = None if self.map_tokens is None else list(self.map_tokens)
+        return {**data, "addresses": list(self.addresses), "seeds": list(self.seeds), "map_tokens": tokens}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TapConfig:

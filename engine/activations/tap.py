@@ -99,7 +99,7 @@ def tap_timesteps(
                 tables[t][activation.address] = RunningMoments.like(activation, len(latents), config.variance)
             tables[t][activation.address].add(picture, value)
 
-    with capture(denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce) as taps:
+    with capture(denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce, maps=config.maps) as taps:
         for start in range(0, len(rows), config.batch):
             current[:] = rows[start : start + config.batch]
             taps.run(_forward, denoiser, latents, cond, noise, current, configs)

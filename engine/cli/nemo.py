@@ -79,7 +79,10 @@ class Calibrate:
 
 @dataclass(frozen=True)
 class Find:
-    """Score prompts and search the memorized ones; one NEURONS file each. The same command resumes."""
+    """Score prompts and search the memorized ones; one NEURONS file each. The same command resumes.
+
+    Under ``accelerate launch -m vitrine.engine.cli.main nemo find ...`` each process takes its part of the prompts.
+    """
 
     prompts: Positional[Path]
     """Text file, one prompt a line."""
@@ -98,15 +101,19 @@ class Find:
 
     def run(self) -> int:
         """0 on success."""
+        from accelerate import PartialState
+
         from ..nemo import NeuronStatistics, ProbeConfig, SearchConfig
         from ..progress import TqdmProgress
 
         told = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        pipe, probe = _pipeline(self.model), ProbeConfig(**told["probe"])
+        mine, probe = PartialState(), ProbeConfig(**told["probe"])
+        pipe = _pipeline(self.model).to(mine.device)
         config = SearchConfig(tau=told["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
-        left = [p for p, path in paths.items() if not path.is_file()]
+        share = list(paths)[mine.process_index :: mine.num_processes]
+        left = [p for p in share if not paths[p].is_file()]
         for i in range(0, len(left), self.together):
             part = left[i : i + self.together]
             bar = TqdmProgress(f"prompts {i + 1} to {i + len(part)} of {len(left)}")

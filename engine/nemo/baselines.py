@@ -1,14 +1,16 @@
-"""What the paper compares with: random neurons, random tokens, an adjusted prompt embedding."""
+"""What the paper compares with: random neurons, random tokens, an adjusted prompt embedding, scaled attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from ..addresses import Site, sites_of
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
+from ..hooks import Edit, edit
 from ..progress import Progress, silent
 from .neurons import NeuronSet, width_of
 from .sites import value_sites
@@ -80,3 +82,34 @@ def adjusted_embedding(
             optimizer.step()
             progress(step + 1, steps, None)
     return Condition(torch.cat([first, rest.detach()], 1), cond.pooled, cond.extra)
+
+
+def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Tensor | None = None) -> Edit:
+    """The start token's attention score multiplied by ``factor`` in every cross-attention (Ren et al. 2024, C1).
+
+    A score is q . k, so the start token's key is multiplied. The authors also hide the padding behind the prompt: give
+    the network text states without it (:func:`without_padding`), which is the same as a mask of minus infinity.
+
+    Args:
+        rows: (B,) bool, the rows with the prompt; None changes all.
+
+    Raises:
+        VitrineError: a model without cross-attention keys (SD3 and Flux attend jointly).
+    """
+
+    def louder(keys: torch.Tensor) -> torch.Tensor:
+        return torch.cat([keys[:, :1] * factor, keys[:, 1:]], 1)
+
+    sites = [s for a, s in sites_of(backbone).items() if a.endswith("-cross-k")]
+    if not sites:
+        raise refuse("backbone", type(backbone).__name__, "a model with cross-attention", "use SD1.x, SD2.x or SDXL")
+    changes: dict[str | Site, Callable] = {s: louder for s in sites}
+    return edit(backbone, changes, rows=rows)
+
+
+def without_padding(cond: Condition, length: int) -> Condition:
+    """Text states of the first ``length`` tokens: start token, prompt and end token."""
+    if cond.text is None or not 1 <= length <= cond.text.shape[1]:
+        given = (length, None if cond.text is None else cond.text.shape[1])
+        raise refuse("length, tokens", given, "1 .. the number of tokens", "count the prompt's tokens with both ends")
+    return Condition(cond.text[:, :length], cond.pooled, cond.extra)

@@ -23,14 +23,19 @@ class BlockConfig:
         factor: what their activations are multiplied by, -1..1: 0 blocks (published), 1 changes nothing.
         branch: ``both`` rows of guidance (published), or ``cond`` only, which leaves the negative prompt alone.
         start, end: part of sampling during which it acts, 0..1.
+        tokens: positions in the prompt where it acts, 0 the start token; None is everywhere (published). Blocking only
+            at the words that trigger a copy leaves the rest of the prompt its neurons.
     """
 
     factor: float = 0.0
     branch: str = "both"
     start: float = 0.0
     end: float = 1.0
+    tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.tokens is not None and (not self.tokens or min(self.tokens) < 0):
+            raise refuse("tokens", self.tokens, "positions of 0 or more, or None", "None blocks at every token")
         if not -1 <= self.factor <= 1:
             raise refuse("factor", self.factor, "-1 .. 1", "0 blocks; positive factors above 0.25 do not cure")
         if self.branch not in ("both", "cond"):
@@ -40,6 +45,21 @@ class BlockConfig:
 
 
 PUBLISHED = BlockConfig()
+
+
+def token_positions(text: str) -> tuple[int, ...] | None:
+    """"3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
+
+    Raises:
+        VitrineError: anything but numbers, ranges and commas.
+    """
+    found: set[int] = set()
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        ends = [e.strip() for e in part.split("-")]
+        if len(ends) > 2 or not all(e.isdecimal() and len(e) < 6 for e in ends) or int(ends[0]) > int(ends[-1]):
+            raise refuse("tokens", part, "positions and ranges such as 3-5, 9", "count from 0, the start token")
+        found.update(range(int(ends[0]), int(ends[-1]) + 1))
+    return tuple(sorted(found)) or None
 
 
 def factors(
@@ -69,14 +89,20 @@ class Now:
         self.rows = cond_rows if config.branch == "cond" else None
 
 
-def scaled(scale: torch.Tensor, now: Now | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
-    """An edit that multiplies (B, N, width) by (width,) or, row by row, by (B, width)."""
+def scaled(
+    scale: torch.Tensor, now: Now | None = None, tokens: Sequence[int] | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An edit that multiplies (B, N, width) by (width,) or, row by row, by (B, width); at ``tokens`` only if given."""
 
     def change(values: torch.Tensor) -> torch.Tensor:
         if now is not None and not now.active:
             return values
         wide = scale.to(values)
         changed = values * (wide if wide.ndim == 1 else wide[:, None])
+        if tokens is not None:
+            here = torch.zeros(values.shape[1], dtype=torch.bool, device=values.device)
+            here[[i for i in tokens if i < len(here)]] = True
+            changed = torch.where(here[:, None], changed, values)
         if now is None or now.rows is None:
             return changed
         return torch.where(now.rows.to(values.device).view(-1, 1, 1), changed, values)
@@ -105,7 +131,7 @@ def block(
     """
     table = neurons.check(backbone, value_sites(backbone, "all"), fingerprint)
     made = factors(backbone, table.values(), neurons.neurons, config.factor)
-    changes: dict[str | Site, Callable] = {table[a]: scaled(row, now) for a, row in made.items()}
+    changes: dict[str | Site, Callable] = {table[a]: scaled(row, now, config.tokens) for a, row in made.items()}
     return edit(backbone, changes, rows=rows)
 
 

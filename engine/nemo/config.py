@@ -25,6 +25,10 @@ class ProbeConfig:
         signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
         data_range: of the similarity: None takes it from the batch as the official code does, 1.0 makes a seed's score
             independent of its companions.
+        guidance: 0 looks at the conditional prediction alone (published detection), else eps_u + g (eps_c - eps_u),
+            at twice the rows.
+        swapped: guidance with the two branches exchanged, as the official ``compute_noise_diff`` computes it; only to
+            repeat figures made with it.
     """
 
     seeds: int = 10
@@ -33,6 +37,8 @@ class ProbeConfig:
     timestep_index: int = 1
     signal: str = "eps_minus_noise"
     data_range: float | None = 1.0
+    guidance: float = 0.0
+    swapped: bool = False
 
     def __post_init__(self) -> None:
         if self.seeds < 2:
@@ -43,6 +49,9 @@ class ProbeConfig:
             raise refuse("timestep_index", self.timestep_index, f"0 .. {self.steps - 1}", "use 1")
         if self.signal not in SIGNALS:
             raise refuse("signal", self.signal, SIGNALS, "x0 works for every model")
+        if self.guidance < 0 or (self.guidance and self.signal == "x0"):
+            given = (self.guidance, self.signal)
+            raise refuse("guidance, signal", given, "guidance >= 0 with eps_minus_noise", "0 is the published way")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for headers."""

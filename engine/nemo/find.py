@@ -64,11 +64,12 @@ class Result:
 
 
 def make_probe(
-    denoiser: Denoiser, scope: str = "down+mid", config: ProbeConfig = PUBLISHED_PROBE, rows: int = 80
-) -> Probe:
-    """A probe over the model's value sites at the configured timestep."""
+    denoiser: Denoiser, scope: str = "down+mid", config: ProbeConfig = PUBLISHED_PROBE, rows: int = 80,
+    empty: Condition | None = None,
+) -> Probe:  # fmt: skip
+    """A probe over the model's value sites at the configured timestep; ``empty`` is needed with guidance."""
     t = ddim_timestep(config.steps, config.timestep_index, denoiser.schedule.steps)
-    return Probe(denoiser, value_sites(denoiser.backbone, scope), t, config, rows)
+    return Probe(denoiser, value_sites(denoiser.backbone, scope), t, config, rows, empty)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 
 from ..addresses import Site
 from ..denoiser import Condition, Denoiser
+from ..errors import refuse
 from ..metrics.ssim import betas_for, ms_ssim
 from .block import block_rows
 from .config import ProbeConfig
@@ -52,6 +53,7 @@ class Probe:
     Attributes:
         t: the network's timestep of all looks.
         rows: largest batch of one forward.
+        empty: the unconditional condition (one row); needed for guidance only.
         forwards: rows that went through the network so far.
     """
 
@@ -60,7 +62,12 @@ class Probe:
     t: float
     config: ProbeConfig = ProbeConfig()
     rows: int = 80
+    empty: Condition | None = None
     forwards: int = 0
+
+    def __post_init__(self) -> None:
+        if self.config.guidance and self.empty is None:
+            raise refuse("empty condition", None, "the empty prompt's, for guidance", "pass it, or guidance 0")
 
     @torch.no_grad()
     def signals(self, looks: Sequence[Request]) -> list[torch.Tensor]:
@@ -72,15 +79,28 @@ class Probe:
         return list(torch.cat(parts).split([len(look.noise) for look in looks]))
 
     def _forward(self, looks: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-        self.forwards += len(noise)
         used = [int(i) for i in owner.unique_consecutive()]
         cond = Condition.batch([looks[i].cond for i in used]).take(owner - used[0])
         sets = [looks[int(i)].blocked for i in owner]
+        if self.config.guidance:
+            return min_max(self._guided(noise, cond, sets) - noise.float())
+        self.forwards += len(noise)
         with block_rows(self.denoiser.backbone, self.sites, sets):
             prediction = self.denoiser.predict(noise, self.t, cond)
         # NeMo, section 3.1: delta = eps(x_T, T, y) - x_T. Unit noise is what the network is given, so x_T is the input.
         signal = prediction.x0 if self.config.signal == "x0" else prediction.eps - noise.float()
         return min_max(signal)
+
+    def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons]) -> torch.Tensor:
+        """eps with guidance, both branches blocked alike; the official order of branches when ``swapped``."""
+        assert self.empty is not None
+        both = Condition.batch([cond, self.empty.take(torch.zeros(len(noise), dtype=torch.long))])
+        self.forwards += 2 * len(noise)
+        with block_rows(self.denoiser.backbone, self.sites, sets * 2):
+            eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
+        told, untold = eps.chunk(2)
+        base, other = (told, untold) if self.config.swapped else (untold, told)
+        return base + self.config.guidance * (other - base)
 
     def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """(B,) similarity of two batches of signals, as the configuration says."""

@@ -40,8 +40,12 @@ def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[Site]:
 
 
 def text_only(site: Site) -> bool:
-    """True where the activation depends on the text embedding alone: no latent, no timestep, no forward needed."""
-    return site.address.endswith("-cross-v") and site.columns is None and not site.flat_batch
+    """True where the activation is a projection of the text embedding itself: no latent, timestep or forward needed.
+
+    PixArt's depends on the text alone too, but a caption projection of its own comes first: it takes a forward.
+    """
+    unet = site.address.startswith(("down-", "mid-", "up-"))
+    return unet and site.address.endswith("-cross-v") and site.columns is None and not site.flat_batch
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from ..nemo import (
     Result,
     Score,
     SearchConfig,
+    Verification,
     block,
     find_neurons,
     fingerprint_of,
@@ -28,6 +29,7 @@ from ..nemo import (
     threshold,
     value_activations,
     value_sites,
+    verify,
 )
 from ..nemo.block import Now
 from ..progress import Progress, silent
@@ -135,6 +137,29 @@ class NEMOPipeline(StableDiffusionPipeline):
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, bound to this model."""
         return result.neurons(fingerprint_of(self.unet), {})
+
+    def verify(
+        self,
+        prompt: str,
+        neurons: NeuronSet,
+        tau: float,
+        picture: torch.Tensor | None = None,
+        probe: ProbeConfig | None = None,
+        seed: int = 101,
+        progress: Progress = silent,
+    ) -> Verification:
+        """Does blocking hold on other seeds and, with ``picture``, under an optimised embedding.
+
+        Args:
+            picture: (1, 3, H, W) in [0, 1], the memorized one, or an unblocked sample.
+        """
+        made = make_probe(Denoiser.from_diffusers(self), "all", probe or ProbeConfig())
+        (cond,), reference = self.conditions([prompt]), None
+        if picture is not None:
+            with torch.no_grad():
+                mean = self.vae.encode(picture.to(self.vae.device, self.vae.dtype) * 2 - 1).latent_dist.mean
+            reference = mean * self.vae.config.scaling_factor
+        return verify(made, cond, neurons, self._shape(), tau, reference=reference, seed=seed, progress=progress)
 
     def _shape(self) -> tuple[int, int, int]:
         side = self.unet.config.sample_size

@@ -18,7 +18,7 @@ def seeded_noise(seeds: list[int], shape: tuple[int, ...] = (4, 16, 16)) -> torc
 @torch.no_grad()
 def sample_latents(
     model: Portraits,
-    prompts: list[str],
+    prompts: list[str] | torch.Tensor,
     seeds: list[int],
     *,
     steps: int = 30,
@@ -27,11 +27,16 @@ def sample_latents(
 ) -> torch.Tensor:
     """(B, 4, 16, 16) latents for B prompts and B seeds. Guidance 1 makes one conditional pass a step.
 
+    Prompts may be text states (B, T, 64), which are guided against as many tokens of the empty prompt.
+
     Guidance as in Ho & Salimans 2022, eps = eps_u + g (eps_c - eps_u); DDIM (Song et al. 2021, Eq. 12, eta = 0).
     """
     device = model.unet.device
     guided = guidance != 1.0
-    text = model.encode(prompts + [""] * len(prompts) if guided else prompts)
+    text = model.encode(prompts) if isinstance(prompts, list) else prompts.to(device)
+    if guided:
+        empty = model.encode([""])[:, : text.shape[1]]
+        text = torch.cat([text, empty.expand_as(text)])
     x = seeded_noise(seeds).to(device)
     model.scheduler.set_timesteps(steps)
     for i, t in enumerate(model.scheduler.timesteps):
@@ -53,7 +58,7 @@ def decode(model: Portraits, latents: torch.Tensor) -> torch.Tensor:
 
 def sample_images(
     model: Portraits,
-    prompts: list[str],
+    prompts: list[str] | torch.Tensor,
     seeds: list[int],
     *,
     batch: int = 64,

@@ -106,13 +106,17 @@ def test_blocked_sampling_equals_the_pipelines_and_the_baked_model(comfy, pipe, 
     assert torch.equal(plain, sample(comfy, model, clip)), "the sibling branch must not see the hooks"
 
 
-@pytest.mark.parametrize("config", [BlockConfig(), BlockConfig(0.3, "cond"), BlockConfig(0.0, "both", 0.3, 0.8)])
+@pytest.mark.parametrize(
+    "config",
+    [BlockConfig(), BlockConfig(0.3, "cond"), BlockConfig(0.0, "both", 0.3, 0.8), BlockConfig(tokens=(1, 2, 9))],
+)
 def test_node_and_pipeline_block_alike(comfy, pipe, parts, neurons, config):
     """One denoising step in both doors from the same noise: the same rows and the same part of sampling."""
     from diffusers import EulerDiscreteScheduler
 
     model, clip, _ = parts
     told = {"factor": config.factor, "branch": config.branch, "start": config.start, "end": config.end}
+    told["tokens"] = ", ".join(map(str, config.tokens or ()))
     (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)
     theirs = sample(comfy, blocked, clip, steps=8)
     noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
@@ -183,3 +187,43 @@ def test_a_graph_with_every_step(comfy):
     history, error = comfy.run(graph)
     assert error is None, error
     assert "vitrine.nemo" in str(history["outputs"]["8"])
+
+
+def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, latent, neurons):
+    from vitrine.engine.portraits import render
+
+    picture = render(plants()[0].scenes).images
+    with torch.inference_mode():
+        latents = comfy.nodes.NODE_CLASS_MAPPINGS["VAEEncode"]().encode(parts[2], picture.permute(0, 2, 3, 1))[0]
+    told = {"model": parts[0], "latent": latent, "neurons": neurons, "tau": 0.5, "seeds": 3, "timestep_index": 4}
+    positive = encode(comfy, parts[1], PLANT)
+    text, cured, adversarial = comfy.call(
+        "VitrineNEMOVerify", positive=positive, seed=101, attack_steps=2, reference=latents, **told
+    )
+    ours = pipe.verify(PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
+    assert f"{ours.untouched.value:.3f} untouched, {ours.blocked.value:.3f} blocked" in text
+    assert cured == (ours.untouched.memorized and not ours.blocked.memorized) and "optimised embedding" in text
+    moved = float((adversarial[0][0] - positive[0][0]).abs().max())
+    assert 0.05 < moved < 0.5, "two Adam steps of 0.1"
+    again, _, same = comfy.call("VitrineNEMOVerify", positive=positive, seed=101, attack_steps=50, **told)
+    assert "not tried" in again and same is positive
+    backbone = parts[0].model.diffusion_model
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
+
+
+def test_blocking_at_chosen_tokens(comfy, pipe, parts, neurons):
+    model, clip, _ = parts
+    told = {"model": model, "neurons": neurons, "factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
+    everywhere, all_of_them, few = (
+        sample(comfy, comfy.call("VitrineNEMONeuronBlocker", **told, tokens=t)[0], clip) for t in ("", "0-23", "1-2, 9")
+    )
+    assert torch.equal(everywhere, all_of_them) and not torch.equal(everywhere, few)
+
+
+def test_long_prompts_are_scored(comfy, parts, latent):
+    long = " ".join(["a smiling dark face with bald head on pink"] * 18)
+    assert len(long.split()) > 150
+    positive = encode(comfy, parts[1], long)
+    told = {"latent": latent, "seeds": 3, "timestep_index": 15, "tau": 0.9}
+    score, memorized, _ = comfy.call("VitrineNEMOScore", model=parts[0], positive=positive, **told)
+    assert positive[0][0].shape[1] > 24 and 0 < score < 1 and not memorized

@@ -1,0 +1,66 @@
+"""Attention maps of joint attention (SD3, Flux): where each image token looks, among text and image tokens.
+
+Queries and keys are those of the forward itself: taken from the projections of both streams, normed and rotated again
+exactly as the model does. Text tokens come first among the keys, whatever order the library keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .addresses import Site, Stream
+from .attention import MapReduction, attention_map
+
+Rope = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines (S, d / 2) of all tokens, text first."""
+
+
+def rope_of(kwargs: dict[str, Any]) -> Rope | None:
+    """The rotary embedding among a block's arguments: diffusers' (cos, sin), or ComfyUI's 2 x 2 matrices."""
+    given = kwargs.get("image_rotary_emb")
+    if given is not None:
+        cos, sin = given
+        return cos[:, ::2], sin[:, ::2]  # each angle stands there twice
+    matrices = kwargs.get("pe")
+    if matrices is None:
+        return None
+    table = matrices[0, 0]
+    return table[..., 0, 0], table[..., 1, 0]
+
+
+def rotated(x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
+    """(B, S, heads, d) with neighbouring channels turned by each token's angles (Su et al. 2021, Eq. 34)."""
+    if rope is None:
+        return x
+    cos, sin = (r.to(x.device, torch.float32)[None, :, None] for r in rope)
+    a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
+
+
+def joint_map(
+    backbone: nn.Module, site: Site, outputs: dict[str, torch.Tensor], rope: Rope | None, text: int, how: MapReduction
+) -> torch.Tensor:
+    """(B, heads or 1, image tokens, text + image tokens), or what ``how`` keeps of it.
+
+    Args:
+        outputs: module path -> what the projection gave in this forward.
+        text: number of text tokens.
+    """
+
+    def read(stream: Stream, path: str, columns: tuple[int, int] | None, norm: str) -> torch.Tensor:
+        x = outputs[path]
+        if columns is not None:
+            width = site.width or x.shape[-1] // columns[1]
+            x = x[..., columns[0] * width : (columns[0] + 1) * width]
+        x = x.unflatten(-1, (site.heads, -1))
+        module: Callable = backbone.get_submodule(norm) if norm else nn.Identity()
+        return module(x)
+
+    queries = [read(s, s.query, s.columns, s.norm_query) for s in site.streams]
+    keys = [read(s, s.key, s.key_columns, s.norm_key) for s in site.streams]
+    q, k = (rotated(torch.cat(parts, 1), rope).flatten(2) for parts in (queries, keys))
+    return attention_map(q[:, text:] if site.skip_text else q, k, site.heads, None, how)

@@ -1,0 +1,157 @@
+"""Does blocking hold: other seeds, and an embedding that was optimised to bring the picture back.
+
+Blocking stops recall for a prompt. It does not take the picture out of the weights, and an attacker who can choose the
+embedding freely often gets it back (DoRI). So a verdict says both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..denoiser import Condition, Denoiser
+from ..errors import refuse
+from ..progress import Progress, silent
+from .block import block
+from .neurons import NeuronSet
+from .score import Probe, Request, Score, probe_noise
+
+
+@dataclass(frozen=True)
+class AttackConfig:
+    """The adversarial embedding: Adam on the text states against the denoising loss of one picture.
+
+    Attributes:
+        steps, lr, batch: 50, 0.1 and 8 are DoRI's; pictures a model never memorized need over 500 steps.
+        seed: of the noises and timesteps.
+    """
+
+    steps: int = 50
+    lr: float = 0.1
+    batch: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.batch < 1 or not self.lr > 0:
+            given = (self.steps, self.batch, self.lr)
+            raise refuse("steps, batch, lr", given, "steps >= 0, batch >= 1, lr > 0", "use 50, 8 and 0.1")
+
+
+ATTACK = AttackConfig()
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Cross-seed scores on seeds the search never saw, each with its tau.
+
+    Attributes:
+        untouched, blocked: without and with the neurons blocked.
+        attacked: blocked, under the adversarial embedding; None where no reference was given.
+        embedding: that embedding (one row), to sample with and look.
+    """
+
+    untouched: Score
+    blocked: Score
+    attacked: Score | None = None
+    embedding: Condition | None = None
+
+    def text(self) -> str:
+        """The verdict in words."""
+        was, now = self.untouched.value, self.blocked.value
+        lines = [f"other seeds agree by {was:.3f} untouched, {now:.3f} blocked (tau {self.blocked.tau:.3f})"]
+        if not self.untouched.memorized:
+            lines.append("this prompt is not memorized on these seeds: nothing to verify")
+        elif self.blocked.memorized:
+            lines.append("NOT cured: other seeds still agree; search with a lower tau, a higher share or a wider scope")
+        else:
+            lines.append("cured for this prompt")
+        if self.attacked is not None:
+            back = "comes back" if self.attacked.memorized else "does not come back"
+            lines.append(f"under an optimised embedding the picture {back} ({self.attacked.value:.3f})")
+        else:
+            lines.append("no reference picture: the adversarial embedding was not tried")
+        lines.append("blocking stops recall for this prompt; it does not erase the picture from the model")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def other_seeds(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float, blocked: Mapping) -> Score:
+    """The cross-seed score with some neurons blocked, at the probe's own seeds."""
+    noise = probe_noise(probe.config, shape).to(cond.text.device if cond.text is not None else "cpu")
+    (signals,) = probe.signals([Request(cond, noise, blocked)])
+    return Score(probe.per_seed(signals).cpu(), tau)
+
+
+def adversarial_embedding(
+    denoiser: Denoiser,
+    cond: Condition,
+    reference: torch.Tensor,
+    neurons: NeuronSet,
+    config: AttackConfig = ATTACK,
+    *,
+    fingerprint: str = "",
+    progress: Progress = silent,
+) -> Condition:
+    """Text states that denoise ``reference`` best while the neurons are blocked (DoRI; loss of Ho et al. 2020, Eq. 14).
+
+    Args:
+        cond: one row, where the search starts.
+        reference: (1, C, h, w) latents of the picture that must not come back.
+        fingerprint: see :func:`vitrine.engine.nemo.block`.
+
+    Raises:
+        VitrineError: a condition without text, more than one row, or several references.
+    """
+    if cond.text is None or len(cond.text) != 1 or len(reference) != 1:
+        given = (None if cond.text is None else len(cond.text), len(reference))
+        raise refuse("rows of condition and reference", given, "one each", "verify one prompt and picture at a time")
+    text = cond.text.detach().float().clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([text], lr=config.lr)
+    g = torch.Generator().manual_seed(config.seed)
+    rows = torch.zeros(config.batch, dtype=torch.long)
+    clean = reference.float().expand(config.batch, *reference.shape[1:])
+    with torch.enable_grad(), block(denoiser.backbone, neurons, fingerprint=fingerprint):
+        for step in range(config.steps):
+            noise = torch.randn(clean.shape, generator=g).to(clean)
+            t = torch.randint(denoiser.schedule.steps, (config.batch,), generator=g).float().to(clean.device)
+            told = Condition(text, cond.pooled, cond.extra).take(rows)
+            eps = denoiser.predict(denoiser.network_input(clean, noise, t), t, told).eps
+            loss = (eps - noise).square().mean()
+            (text.grad,) = torch.autograd.grad(loss, text)
+            optimizer.step()
+            progress(step + 1, config.steps, None)
+    return Condition(text.detach().to(cond.text.dtype), cond.pooled, cond.extra)
+
+
+def verify(
+    probe: Probe,
+    cond: Condition,
+    neurons: NeuronSet,
+    shape: tuple[int, int, int],
+    tau: float,
+    *,
+    reference: torch.Tensor | None = None,
+    seed: int = 101,
+    attack: AttackConfig = ATTACK,
+    fingerprint: str = "",
+    progress: Progress = silent,
+) -> Verification:
+    """Score blocked neurons on seeds the search never saw and, with a reference, under an adversarial embedding.
+
+    Args:
+        probe: as in the search; its own seeds are replaced by those of ``seed``.
+        reference: (1, C, h, w) latents of the memorized picture, or of an unblocked sample.
+    """
+    fresh = replace(probe, config=replace(probe.config, seed=seed))
+    table: Mapping[str, Sequence[int]] = neurons.neurons
+    neurons.check(probe.denoiser.backbone, probe.sites, fingerprint)
+    untouched = other_seeds(fresh, cond, shape, tau, {})
+    blocked = other_seeds(fresh, cond, shape, tau, table)
+    if reference is None:
+        return Verification(untouched, blocked)
+    found = adversarial_embedding(
+        probe.denoiser, cond, reference, neurons, attack, fingerprint=fingerprint, progress=progress
+    )
+    return Verification(untouched, blocked, other_seeds(fresh, found, shape, tau, table), found)

@@ -1,0 +1,83 @@
+"""NEMO Verify: does blocking hold on other seeds and against an optimised embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.nemo import AttackConfig, NeuronSet, ProbeConfig, make_probe, verify
+from . import bridge, bridge_nemo
+from .nemo import CATEGORY, INDEX, SEEDS, TAU
+from .sockets import NeuronsSocket
+
+
+class NEMOVerify(io.ComfyNode):
+    """An honest verdict on a set of neurons."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, prompt and neurons in; report and the adversarial conditioning out."""
+        return io.Schema(
+            node_id="VitrineNEMOVerify",
+            display_name="NEMO Verify",
+            category=CATEGORY,
+            description="Scores blocked neurons on seeds the search never saw. With the memorized picture it also "
+            "tries to bring it back by optimising the prompt's embedding, as an attacker would.",
+            search_aliases=["check blocking", "adversarial embedding", "dori", "does it hold"],
+            inputs=[
+                io.Model.Input("model", tooltip="The untouched model: the neurons are blocked here."),
+                io.Conditioning.Input("positive", tooltip="The prompt the neurons were found for."),
+                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
+                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons, same model."),
+                TAU,
+                SEEDS,
+                INDEX,
+                io.Int.Input("seed", default=101, min=0, max=2**31, tooltip="Of the noises; the search uses 1."),
+                io.Int.Input("attack_steps", default=50, min=0, max=1000, tooltip="Adam steps; 50 is a fair probe."),
+                io.Latent.Input(
+                    "reference", optional=True,
+                    tooltip="The memorized picture, or an unblocked sample, as a latent: connect it to try the attack.",
+                ),
+            ],
+            outputs=[
+                io.String.Output(display_name="report", tooltip="Scores and what they mean, in words."),
+                io.Boolean.Output(display_name="cured", tooltip="True if other seeds no longer agree."),
+                io.Conditioning.Output(
+                    display_name="adversarial", tooltip="Sample the blocked model with it and look (the prompt without "
+                    "a reference).",
+                ),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, latent: dict, neurons: NeuronSet, tau: float, seeds: int, timestep_index: int,
+        seed: int, attack_steps: int, reference: dict | None = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Interrupt works between two steps of the attack."""
+        blank = bridge_nemo.latents_of(model, latent)
+        config = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+        probe = make_probe(bridge.denoiser_of(model), "all", config)
+        cond = bridge.condition_of(model, positive, blank)
+        picture = None
+        if reference is not None and attack_steps:
+            picture = model.model.process_latent_in(reference["samples"][:1].to(model.load_device))
+        with torch.inference_mode(False):  # nodes run in inference mode, which knows no gradients
+            if picture is not None:
+                bridge.allow_gradients(model)
+            done = verify(
+                probe, cond.to(model.load_device, copy=True), neurons, bridge_nemo.shape_of(blank), tau, seed=seed,
+                reference=None if picture is None else picture.clone(), attack=AttackConfig(steps=attack_steps),
+                fingerprint=bridge_nemo.fingerprint(model), progress=bridge.progress(),
+            )  # fmt: skip
+        found = positive
+        if done.embedding is not None and done.embedding.text is not None:
+            found = [[done.embedding.text.cpu(), positive[0][1]]]
+        text = done.text()
+        cured = done.untouched.memorized and not done.blocked.memorized
+        return io.NodeOutput(text, cured, found, ui=ui.PreviewText(text))
+
+
+NODES = [NEMOVerify]

@@ -1,0 +1,100 @@
+"""What the search costs beside the published procedure, on 32 planted captions: ``VITRINE_BENCH=1 pytest ... -s``."""
+
+import os
+import time
+
+import pytest
+import torch
+from vitrine.engine.nemo.block import block_rows
+from vitrine.engine.nemo.find import make_probe
+from vitrine.engine.nemo.score import min_max, probe_noise
+from vitrine.engine.nemo.search import candidates
+from vitrine.engine.nemo.sites import value_activations
+from vitrine.engine.nemo.world import SEARCH, SHAPE, SHARE, setting
+from vitrine.engine.portraits import plants
+
+pytestmark = pytest.mark.skipif(not os.environ.get("VITRINE_BENCH"), reason="set VITRINE_BENCH=1 to measure")
+
+
+class Published:
+    """The authors' procedure: one set of neurons a call, ten seeds a call, every call made twice (t 981 and 961)."""
+
+    def __init__(self, world, probe, cond):
+        self.world, self.probe, self.cond, self.calls = world, probe, cond, 0
+        self.noise = probe_noise(SEARCH, SHAPE)
+        self.addresses = [s.address for s in probe.sites]
+        self.plain = self.difference({})
+        per_seed = probe.per_seed(self.plain)
+        self.keep = per_seed > world.tau
+
+    @torch.no_grad()
+    def difference(self, blocked):
+        d = self.noise
+        for t in (981.0, self.probe.t):
+            self.calls += 1
+            told = self.cond.take(torch.zeros(len(self.noise), dtype=torch.long))
+            with block_rows(self.world.denoiser.backbone, self.probe.sites, [blocked] * len(self.noise)):
+                d = min_max(self.world.denoiser.predict(self.noise, t, told).eps - self.noise)
+        return d
+
+    def score(self, blocked):
+        return float(self.probe.similarity(self.plain[self.keep], self.difference(blocked)[self.keep]).max())
+
+    def run(self):
+        if not self.keep.any():
+            return {}
+        everything = {a: range(n) for a, n in self.world.widths().items()}
+        level = 1 - SHARE * (1 - self.score(everything))  # the same stopping level as ours, one look more
+        a = [v.mean(0) for v in value_activations(self.world.denoiser, self.cond, self.probe.sites)]
+        z = [self.world.statistics.z(ad, v) for ad, v in zip(self.addresses, a, strict=True)]
+        theta, k = 5.0, 0
+        while True:
+            lists = candidates(self.addresses, z, a, theta, k)
+            score = self.score(lists)
+            if score <= level:
+                break
+            theta, k = theta - 0.25, k + 1
+            if theta == 1:
+                level = score
+                break
+        for layer in reversed(self.addresses):
+            if lists[layer]:
+                trial = lists | {layer: []}
+                lists = trial if self.score(trial) < level else lists
+        for layer in reversed(self.addresses):
+            for position in range(len(lists[layer])):
+                holes = [None if i == position else n for i, n in enumerate(lists[layer])]
+                trial = lists | {layer: holes}
+                plain = {ad: [n for n in ns if n is not None] for ad, ns in trial.items()}
+                lists = trial if self.score(plain) < level else lists
+        return {ad: sorted({n for n in ns if n is not None}) for ad, ns in lists.items()}
+
+
+def test_lockstep_of_32_prompts_against_the_published_procedure(request):
+    world = setting()
+    verbatim = [p.captions[0] for p in plants() if p.kind == "verbatim"]
+    templates = [c for p in plants() if p.kind == "template" for c in p.captions[:120:20]]
+    prompts = [*verbatim, *templates]
+    assert len(prompts) == 32
+    world.find(prompts[:1])  # warm
+    start = time.perf_counter()
+    ours = world.find(prompts)
+    lockstep = time.perf_counter() - start
+    probe = make_probe(world.denoiser, config=SEARCH)
+    start = time.perf_counter()
+    runs = [Published(world, probe, c) for c in world.conditions(prompts)]
+    published = [r.run() for r in runs]
+    straight = time.perf_counter() - start
+    same = 0
+    for result, theirs in zip(ours, published, strict=True):
+        mine = {a: sorted(n) for a, n in result.found.neurons.items()} if result.found else {}
+        same += mine == {a: n for a, n in theirs.items() if n}
+    rows = sum(r.forwards for r in ours)
+    theirs = sum(r.calls for r in runs) * SEARCH.seeds
+    memorized = sum(r.found is not None for r in ours)
+    request.config.get_terminal_writer().line(
+        f"\n32 prompts, {memorized} memorized, {same} equal sets: published {straight:.1f} s ({theirs} rows), "
+        f"lockstep {lockstep:.1f} s ({rows} rows): {straight / lockstep:.2f}x in time, {theirs / rows:.2f}x in rows"
+    )
+    assert same >= 30, "near ties of float32 may decide differently, but not often"
+    assert straight / lockstep >= 5
