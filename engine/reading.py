@@ -82,6 +82,7 @@ def _first(value: Any, kwargs: dict, names: tuple[str, ...]) -> Any:
 
 
 def module_at(backbone: nn.Module, path: str) -> nn.Module:
+    """A submodule by its dotted path; the backbone itself for an empty one."""
     return backbone.get_submodule(path)
 
 
@@ -107,6 +108,7 @@ def site_view(site: Site, tensor: torch.Tensor, cut: bool, around: Surroundings)
 
 
 def read_site(site: Site, output: Any, around: Surroundings) -> Activation:
+    """A copy of what a site holds, image tokens folded back to (B, C, h, w)."""
     view = site_view(site, *_pick(site, output, around), around)
     if site.kind == "text":
         return Activation(site.address, view.detach().clone())

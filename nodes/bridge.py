@@ -14,8 +14,10 @@ import comfy.utils
 import torch
 
 from ..engine.activations import Activations, StepRecord, tap_steps
+from ..engine.addresses import sites_of
 from ..engine.denoiser import Condition, Denoiser
 from ..engine.errors import refuse
+from ..engine.fingerprint import fingerprint_of
 from ..engine.schedule import NoiseSchedule
 
 _KEY = "vitrine"
@@ -43,6 +45,16 @@ def denoiser_of(model: Any) -> Denoiser:
         return (x - x0) / wide if schedule.kind == "flow" else x0
 
     return Denoiser(backbone_of(model), schedule, "flow" if schedule.kind == "flow" else "x0", call)
+
+
+def fingerprint(model: Any) -> str:
+    """Of the checkpoint itself: weights that carry a LoRA at the moment are read from ComfyUI's backup."""
+    backbone, originals = backbone_of(model), {}
+    for site in sites_of(backbone).values():
+        kept = model.backup.get(f"diffusion_model.{site.path}.weight")
+        if kept is not None:
+            originals[site.path] = kept.weight
+    return fingerprint_of(backbone, originals)
 
 
 def allow_gradients(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""What NEMO needs of ComfyUI's insides: conditions of prompts, the model's own fingerprint, blocking while sampling."""
+"""What NEMO needs of ComfyUI's insides: conditions of prompts, blocking while sampling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import comfy.sample
 import torch
 
 from ..engine.denoiser import Condition
-from ..engine.nemo import BlockConfig, NeuronSet, block, fingerprint_of, value_sites
+from ..engine.nemo import BlockConfig, NeuronSet, block, value_sites
 from ..engine.nemo.block import Now
 from ..engine.nemo.score import probe_noise
 from . import bridge
@@ -25,17 +25,6 @@ def conditions(model: Any, clip: Any, prompts: list[str], latents: torch.Tensor)
         encoded = clip.encode_from_tokens_scheduled(clip.tokenize(prompt))
         found.append(bridge.condition_of(model, encoded, latents[:1]))
     return found
-
-
-def fingerprint(model: Any) -> str:
-    """Of the checkpoint itself: weights that carry a LoRA at the moment are read from ComfyUI's backup."""
-    backbone = bridge.backbone_of(model)
-    originals = {}
-    for site in value_sites(backbone, "all"):
-        kept = model.backup.get(f"{_PREFIX}{site.path}.weight")
-        if kept is not None:
-            originals[site.path] = kept.weight
-    return fingerprint_of(backbone, originals)
 
 
 def latents_of(model: Any, latent: dict) -> torch.Tensor:
@@ -57,7 +46,7 @@ def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
     Raises:
         VitrineError: neurons of another model.
     """
-    own = fingerprint(model)
+    own = bridge.fingerprint(model)
     neurons.check(bridge.backbone_of(model), value_sites(bridge.backbone_of(model), "all"), own)
     clone = model.clone()
 

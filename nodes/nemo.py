@@ -94,7 +94,7 @@ class NEMOStatistics(io.ComfyNode):
                 yield value_activations(denoiser, cond, sites, blank)
 
         addresses = [s.address for s in sites]
-        made = gather(batches(), addresses, bridge_nemo.fingerprint(model), len(texts), progress)
+        made = gather(batches(), addresses, bridge.fingerprint(model), len(texts), progress)
         neurons = sum(map(len, made.means.values()))
         return io.NodeOutput(made, f"{len(addresses)} layers, {neurons} neurons, {made.count} captions")
 
@@ -223,7 +223,7 @@ class NEMOFindNeurons(io.ComfyNode):
         seeds: int, timestep_index: int, scope: str,
     ) -> io.NodeOutput:  # fmt: skip
         """Score, search, judge; interrupt works between two forwards."""
-        own = bridge_nemo.fingerprint(model)
+        own = bridge.fingerprint(model)
         if statistics.fingerprint and statistics.fingerprint != own:
             raise refuse("statistics", f"model {statistics.fingerprint}", f"this model, {own}", "run NEMO Statistics")
         blank = bridge_nemo.latents_of(model, latent)
@@ -313,7 +313,7 @@ class NEMOBake(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, neurons: NeuronSet, factor: float) -> io.NodeOutput:
         """The patch holds only the layers concerned."""
-        own = bridge_nemo.fingerprint(model)
+        own = bridge.fingerprint(model)
         return io.NodeOutput(bridge_nemo.baked(model, bake(bridge.backbone_of(model), neurons, factor, own)))
 
 

@@ -70,7 +70,7 @@ class NEMOVerify(io.ComfyNode):
             done = verify(
                 probe, cond.to(model.load_device, copy=True), neurons, bridge_nemo.shape_of(blank), tau, seed=seed,
                 reference=None if picture is None else picture.clone(), attack=AttackConfig(steps=attack_steps),
-                fingerprint=bridge_nemo.fingerprint(model), progress=bridge.progress(),
+                fingerprint=bridge.fingerprint(model), progress=bridge.progress(),
             )  # fmt: skip
         found = positive
         if done.embedding is not None and done.embedding.text is not None:

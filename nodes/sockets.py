@@ -13,3 +13,6 @@ NeuronsSocket = io.Custom("VITRINE_NEURONS")
 
 NeuronStatisticsSocket = io.Custom("VITRINE_NEURON_STATISTICS")
 """A ``vitrine.engine.nemo.NeuronStatistics``."""
+
+FeaturePresetSocket = io.Custom("VITRINE_FEATURE_PRESET")
+"""A ``vitrine.engine.activations.preset_files.FeaturePreset``."""

@@ -8,7 +8,8 @@ import torch
 
 from ..claims import ClaimResult, claim
 from ..progress import Progress, silent
-from . import matching_claims as _matching  # noqa: F401  registers gdf.*
+from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
+from . import matching_claims as _matching  # noqa: F401  registers the other gdf.*
 
 if TYPE_CHECKING:
     from ..portraits import Portraits

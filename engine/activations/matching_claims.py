@@ -62,6 +62,14 @@ def candidates(portraits: Any) -> list[str]:
     return [a for a, s in sites_of(portraits.unet).items() if s.kind in kinds and a not in ("unet-in", "unet-out")]
 
 
+def filtered(portraits: Any, progress: Progress) -> list[str]:
+    """What the qualitative filter leaves, from the pictures that places are chosen on."""
+    from .filter_claims import properties_of
+    from .qualitative import FilterRule
+
+    return FilterRule().apply(properties_of(portraits, candidates(portraits), CHOOSING, progress))[0]
+
+
 def correspondence_score(pictures: Pictures, features: torch.Tensor) -> tuple[float, torch.Tensor]:
     """PCK@0.1 of the picture's side, between each picture and the one half a set away."""
     count = len(features)
@@ -111,17 +119,16 @@ def _remember(score: Any) -> Any:
     target="PCK@0.1 of the chosen places above legacy ones, outside the 95 % bootstrap interval of the difference",
 )
 def correspondence(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Raw pixels, legacy places, and places chosen on held-out portraits, on the same 200 pairs."""
+    """Raw pixels, legacy places, and places chosen by filter and comparison on held-out portraits, on 200 pairs."""
     from ..portraits import load_portraits
     from .presets import PRESETS
 
     portraits = load_portraits(model)
-
-    names = candidates(portraits)
-    held_out = tap_pictures(portraits, CHOOSING, HELD_OUT, names, progress)
+    names, legacy = filtered(portraits, progress), PRESETS["portraits-legacy"].addresses
+    held_out = tap_pictures(portraits, CHOOSING, HELD_OUT, [*dict.fromkeys((*names, *legacy))], progress)
     score = _remember(lambda picked: correspondence_score(held_out, held_out.features(picked))[0])
     comparison = compare(names, score, most=3, pool=8, progress=progress)
-    legacy, widths = PRESETS["portraits-legacy"].addresses, _widths(held_out.taps)
+    widths = _widths(held_out.taps)
     narrow = _as_wide_as(legacy, names, widths, score)
     wanted = [*dict.fromkeys((*comparison.chosen, *narrow.chosen, *legacy))]
     test = tap_pictures(portraits, TESTING, TEST, wanted, progress)
@@ -139,6 +146,7 @@ def correspondence(model: str | None = None, progress: Progress = silent) -> Cla
             "gain over legacy, 95 %": [round(v, 4) for v in gain],
             "gain over legacy at its width, 95 %": [round(v, 4) for v in same_width],
             **_places(legacy, comparison, narrow, widths),
+            "places after the filter": len(names),
             "best alone": dict(list({k: round(v, 3) for k, v in comparison.singles.items()}.items())[:5]),
         },
     )
@@ -173,8 +181,8 @@ def segmentation(model: str | None = None, progress: Progress = silent) -> Claim
         predicted = probe.predict(test.features(picked), (64, 64))
         return confusion(predicted, test.parts, classes)
 
-    names = candidates(portraits)
-    half = tap_pictures(portraits, CHOOSING, HELD_OUT, names, progress)
+    names, legacy = filtered(portraits, progress), PRESETS["portraits-legacy"].addresses
+    half = tap_pictures(portraits, CHOOSING, HELD_OUT, [*dict.fromkeys((*names, *legacy))], progress)
 
     def part(pictures: Pictures, rows: slice) -> Pictures:
         items = {a: v for a, v in pictures.taps.items()}
@@ -189,7 +197,7 @@ def segmentation(model: str | None = None, progress: Progress = silent) -> Claim
 
     score = _remember(alone)
     comparison = compare(names, score, most=3, pool=6, progress=progress)
-    legacy, widths = PRESETS["portraits-legacy"].addresses, _widths(half.taps)
+    widths = _widths(half.taps)
     narrow = _as_wide_as(legacy, names, widths, score)
     wanted = [*dict.fromkeys((*comparison.chosen, *narrow.chosen, *legacy))]
     train = tap_pictures(portraits, LABELLED, SHOTS, wanted, progress)
@@ -211,6 +219,7 @@ def segmentation(model: str | None = None, progress: Progress = silent) -> Claim
                 round(v, 4) for v in bootstrap_iou_gain(found["chosen, legacy's width"], found["legacy"])
             ],
             **_places(legacy, comparison, narrow, widths),
+            "places after the filter": len(names),
             "best alone": dict(list({k: round(v, 3) for k, v in comparison.singles.items()}.items())[:5]),
         },
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -10,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..addresses import Site
 from ..errors import refuse
+from ..fingerprint import fingerprint_of, width_of
 
 FORMAT, VERSION = "vitrine-neurons", 1
 
@@ -106,36 +105,6 @@ class NeuronSet:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             accepted = f"a JSON file of {FORMAT} version {VERSION}"
             raise refuse("neurons file", str(path), accepted, f"{type(error).__name__}: {error}") from error
-
-
-def width_of(backbone: nn.Module, site: Site) -> int:
-    """Number of neurons of a value site, read from the projection's own size."""
-    module: Any = backbone.get_submodule(site.path)
-    out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
-    return site.width or (out // site.columns[1] if site.columns else out)
-
-
-def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
-    """16 hex digits from sampled weights of the value projections; the same in diffusers and ComfyUI.
-
-    A few numbers of each layer are read, rounded to half precision, so that fp16 and fp32 copies agree.
-
-    Args:
-        originals: module path -> weight, for modules whose present weight carries a patch (a LoRA in ComfyUI).
-    """
-    from .sites import value_sites
-
-    digest = hashlib.sha256()
-    for site in value_sites(backbone, "all"):
-        module: Any = backbone.get_submodule(site.path)
-        weight = (originals or {}).get(site.path, module.weight).detach()
-        if site.columns is not None:
-            width = width_of(backbone, site)
-            weight = weight[site.columns[0] * width : (site.columns[0] + 1) * width]
-        sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
-        rounded = sample.to("cpu", torch.float32).to(torch.float16).flatten().float()
-        digest.update(f"{site.address} {tuple(weight.shape)} {[f'{v:.4g}' for v in rounded.tolist()]}".encode())
-    return digest.hexdigest()[:16]
 
 
 def import_csv(path: str | Path, addresses: list[str], column: str = "refined") -> list[tuple[str, NeuronSet]]:

@@ -4,14 +4,18 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
-from ..activations.images import to_pixels
+from ..activations.images import encode_pixels, to_pixels
+from ..activations.qualitative import FilterRule
+from ..activations.ranking import Ranking, rank_places
 from ..activations.segmentation import PixelProbe, ProbeSettings, fit_probe
 from ..errors import refuse
+from ..progress import Progress, silent
 from .activation_tap import ActivationTapPipeline
 
 
@@ -114,3 +118,25 @@ class SegmentationPipeline(ActivationTapPipeline):
         taps = call(torch.cat([known, new]), prompt, output_type="none", **tap).activations
         labelled, rest = feature_maps(taps).split([len(known), len(new)])
         return fit_probe(labelled, masks.to(labelled.device), classes, probe), rest
+
+    @torch.no_grad()
+    def rank(
+        self, images: Any, masks: torch.Tensor | None = None, prompt: str = "", *, timestep: float = 50.0,
+        rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
+        state: str | Path | None = None, strips: bool = False, progress: Progress = silent,
+    ) -> Ranking:  # fmt: skip
+        """Which places to tap: filter by noise, granularity and locality, then compare on the masks (GDF, section 5).
+
+        Args:
+            images: two pictures or more, four or more with masks; the more the surer.
+            masks: (N, H, W) integers, 255 where nobody knows; None runs the filter alone.
+            rule, budget, most, patterns, state, strips: as in :func:`vitrine.engine.activations.ranking.rank_places`.
+        """
+        pixels = to_pixels(images)
+        latents = encode_pixels(self.vae, pixels)
+        height, width = pixels.shape[-2:]
+        cond = self._condition([prompt], height, width)
+        return rank_places(
+            self._denoiser(), latents, cond, masks=masks, patterns=patterns, timestep=timestep, rule=rule,
+            budget=budget, most=most, state=state, strips=strips, progress=progress,
+        )

@@ -1,12 +1,16 @@
-"""One-step generation costs one bare forward."""
+"""One-step generation costs one bare forward: ``VITRINE_BENCH=1 pytest tests/benchmarks/test_emd_cost.py``."""
 
+import os
 import statistics
 import time
 
+import pytest
 import torch
 from vitrine.engine.denoiser import Condition, Denoiser
 from vitrine.engine.emd import StudentContract, one_step, seeded
 from vitrine.engine.portraits import build_models
+
+pytestmark = pytest.mark.skipif(not os.environ.get("VITRINE_BENCH"), reason="set VITRINE_BENCH=1 to measure")
 
 
 def test_one_step_costs_one_forward():

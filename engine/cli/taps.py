@@ -1,0 +1,83 @@
+"""``vitrine taps rank``: which places of a model to tap, from a folder of pictures and their masks, if any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Filter a model's places by noise, granularity and locality, compare the rest on masks, write a preset file."""
+
+    pictures: Positional[Path]
+    """Folder of pictures; four or more."""
+    masks: Path | None = None
+    """Folder of masks with the same file names (grey values are class numbers, 255 unknown). Without it, only the
+    filter runs."""
+    classes: int = 2
+    """Number of classes in the masks."""
+    model: str = "portraits"
+    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    prompt: str = ""
+    """One plain prompt that fits all pictures."""
+    size: int | None = None
+    """Side the pictures are squeezed to; 512 for SD1.5. None takes the model's own."""
+    timestep: float = 50.0
+    """The network's own timestep."""
+    budget: int | None = None
+    """Most channels of the chosen places together."""
+    most: int = 4
+    """Most places."""
+    out: Path = Path("feature-preset.json")
+    """The preset file."""
+    state: Path | None = None
+    """Folder for finished scores; the same command resumes from it."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..pipelines import SegmentationPipeline
+        from ..progress import TqdmProgress
+
+        if self.model == "portraits":
+            from ..portraits import load_portraits
+
+            pipe: Any = SegmentationPipeline.from_pipe(load_portraits().pipeline())
+        else:
+            pipe = SegmentationPipeline.from_pretrained(self.model)
+        side = self.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
+        pixels, labels = self._read(side)
+        ranking = pipe.rank(
+            pixels, labels, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
+            progress=TqdmProgress("ranking"),
+        )  # fmt: skip
+        ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
+        print(ranking.text())
+        print(f"preset -> {self.out}")
+        return 0
+
+    def _read(self, side: int) -> tuple[Any, Any]:
+        import torch
+
+        from ..activations.images import to_pixels
+        from ..activations.labelled import read_masks
+
+        if self.masks is not None:
+            folder = read_masks(self.pictures, self.masks, self.classes)
+            return folder.read(range(len(folder)), side)
+        from PIL import Image
+
+        endings = (".png", ".jpg", ".jpeg", ".webp")
+        files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in endings)
+        if len(files) < 2:
+            raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
+        return torch.cat([to_pixels(Image.open(p).convert("RGB"), side) for p in files]), None
+
+
+COMMANDS: dict[str, Callable] = {"rank": Rank}
