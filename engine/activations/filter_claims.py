@@ -51,8 +51,8 @@ def filtering(model: str | None = None, progress: Progress = silent) -> ClaimRes
         keypoints[address] = correspondence_score(pictures, features)[0]
         probe = fit_probe(features[:SHOTS], pictures.parts[:SHOTS], classes)
         parts[address] = mean_iou(probe.predict(features[SHOTS:], (64, 64)), pictures.parts[SHOTS:], classes)[0]
-    top = {name: sorted(table, key=lambda a, t=table: -t[a])[:5] for name, table in
-           {"keypoints, PCK@0.1": keypoints, "parts, mIoU": parts}.items()}  # fmt: skip
+    tasks = {"keypoints, PCK@0.1": keypoints, "parts, mIoU": parts}
+    top = {name: sorted(table, key=table.__getitem__, reverse=True)[:5] for name, table in tasks.items()}
     lost = sorted({a for best in top.values() for a in best if a in dropped})
     share = len(dropped) / len(names)
     return ClaimResult(
@@ -61,8 +61,7 @@ def filtering(model: str | None = None, progress: Progress = silent) -> ClaimRes
         holds=not lost and share >= 0.6,
         details={
             "places": len(names), "kept": len(kept), "top 5 that were dropped": lost,
-            "top 5": {name: {a: round((keypoints if "PCK" in name else parts)[a], 3) for a in best}
-                      for name, best in top.items()},
+            "top 5": {name: {a: round(tasks[name][a], 3) for a in best} for name, best in top.items()},
             "median PCK@0.1 [kept, dropped]": [round(median(keypoints[a] for a in p), 3) for p in (kept, dropped)],
             "median mIoU [kept, dropped]": [round(median(parts[a] for a in p), 3) for p in (kept, dropped)],
             "dropped": {a: "; ".join(why) for a, why in dropped.items()},
