@@ -15,7 +15,7 @@ import folder_paths
 import torch
 
 from ..engine.denoiser import Condition, Denoiser
-from ..engine.emd import StudentContract, check_names, read_student, seeded
+from ..engine.emd import StudentContract, check_names, read_student, seeded, students
 from ..engine.errors import refuse
 from ..engine.progress import Progress
 from . import bridge
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ..engine.emd.train import EMDTrainConfig
 
 NONE = "(the model is the student)"
+
+if students.FOLDER.is_dir():  # the shipped student and its score adapter, for this pack's nodes and for Load LoRA
+    folder_paths.add_model_folder_path("loras", str(students.FOLDER))
 
 
 def student_files() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io, ui
 
-from ..engine.portraits import caption, render, sample_scenes
+from ..engine.portraits import PARTS, caption, render, sample_scenes
 from .portraits_loader import WEIGHTS, load_clip, load_model, load_vae
 
 CATEGORY = "Vitrine/portraits"
@@ -54,19 +54,24 @@ class RenderPortrait(io.ComfyNode):
                 io.Int.Input("seed", default=100_000, min=0, max=2**31, tooltip="First seed; below 32768: trained on."),
                 io.Int.Input("count", default=4, min=1, max=64, tooltip="How many portraits, from consecutive seeds."),
                 io.Int.Input("size", default=64, min=16, max=512, step=4, tooltip="Side in pixels (model: 64)."),
+                io.Combo.Input("part", options=["person", *PARTS[1:]], default="person", optional=True,
+                               tooltip="What the mask shows, exactly as drawn."),
             ],
             outputs=[
                 io.Image.Output(display_name="IMAGE", tooltip="The portraits."),
                 io.String.Output(display_name="caption", tooltip="The caption of the first one."),
+                io.Mask.Output(display_name="MASK", tooltip="One mask a portrait: the part asked for."),
             ],
-        )
+        )  # fmt: skip
 
     @classmethod
-    def execute(cls, seed: int, count: int, size: int) -> io.NodeOutput:
+    def execute(cls, seed: int, count: int, size: int, part: str = "person") -> io.NodeOutput:
         """Render seeds seed .. seed + count - 1."""
         scenes = sample_scenes(list(range(seed, seed + count)))
-        images = render(scenes, size).images.permute(0, 2, 3, 1)
-        return io.NodeOutput(images, caption(scenes)[0], ui=ui.PreviewImage(images, cls=cls))
+        drawn = render(scenes, size)
+        images = drawn.images.permute(0, 2, 3, 1)
+        mask = (drawn.parts > 0 if part == "person" else drawn.parts == PARTS.index(part)).float()
+        return io.NodeOutput(images, caption(scenes)[0], mask, ui=ui.PreviewImage(images, cls=cls))
 
 
 NODES = [LoadPortraits, RenderPortrait]

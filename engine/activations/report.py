@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
+from .filter_report import add_filter
 from .images import encode_pixels
 from .matching_report import add_matching
 from .pca import PCABasis, pca_rgb
@@ -70,6 +71,7 @@ def section(report: Any, progress: Progress = silent, model: Portraits | None = 
     report.add_paragraph(f"Best here: {best} with {scores[best]:.0%}; the last place reaches {last:.0%}.")
     if shipped:  # its places and figures belong to this model; a caller's own may lack them
         add_matching(report, model, progress)
+        add_filter(report, model, progress)
 
 
 def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Claims of EM Distillation that need no trained student."""
+"""Claims of EM Distillation: here those that need no trained student."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from ..claims import ClaimResult, claim
 from ..progress import Progress, silent
+from . import student_claims as _students  # noqa: F401  registers emd.student
 from .chain import e_step, normal_from
 from .config import EStepConfig
 from .toys import LinearGaussian, train_mixture

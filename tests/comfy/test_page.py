@@ -34,7 +34,7 @@ async def _run(driver, workflow, base):
         await tab.evaluate("app.queuePrompt(0)")
         history = {}
         async with aiohttp.ClientSession() as session:
-            for _ in range(240):
+            for _ in range(480):
                 async with session.get(f"{address}/history") as answer:
                     history = await answer.json()
                 if any(h["status"]["completed"] or h["status"]["status_str"] == "error" for h in history.values()):
