@@ -1,0 +1,68 @@
+"""What a tap holds in memory beyond the bare forward, on full-size SD1.5 and SDXL without weights (meta tensors)."""
+
+import weakref
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from torch.utils._python_dispatch import TorchDispatchMode
+from vitrine.engine.activations import PRESETS
+from vitrine.engine.hooks import capture
+
+SDXL = {
+    "block_out_channels": (320, 640, 1280), "cross_attention_dim": 2048, "attention_head_dim": (5, 10, 20),
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "transformer_layers_per_block": (1, 2, 10), "use_linear_projection": True, "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256, "projection_class_embeddings_input_dim": 2816,
+}  # fmt: skip
+
+
+class Peak(TorchDispatchMode):
+    """Largest number of bytes alive at once, of everything made inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, torch.Tensor):
+                storage = one.untyped_storage()
+                if storage._cdata not in self.seen:
+                    self.seen.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._drop, storage._cdata, storage.nbytes())
+        return out
+
+    def _drop(self, pointer, size):
+        self.seen.discard(pointer)
+        self.now -= size
+
+
+def network(family):
+    with torch.device("meta"):
+        if family == "SDXL":
+            net = UNet2DConditionModel(sample_size=128, **SDXL)
+            x, text = torch.randn(1, 4, 128, 128), torch.randn(1, 77, 2048)
+            added = {"text_embeds": torch.randn(1, 1280), "time_ids": torch.randn(1, 6)}
+        else:
+            net = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8)
+            x, text, added = torch.randn(1, 4, 64, 64), torch.randn(1, 77, 768), None
+        t = torch.tensor(51)
+    return net.eval(), lambda: net(x, t, encoder_hidden_states=text, added_cond_kwargs=added)
+
+
+@pytest.mark.parametrize(("family", "name"), [("SD 1.5", "Ours-v1.5"), ("SDXL", "Ours-XL"), ("SD 1.5", "DHF")])
+def test_a_tap_needs_at_most_a_third_more_than_what_it_hands_over(family, name):
+    net, call = network(family)
+    with torch.no_grad(), Peak() as bare:
+        call()
+    with torch.no_grad(), Peak() as tapped, capture(net, list(PRESETS[name].addresses)) as taps:
+        call()
+    wanted = sum(a.tensor.untyped_storage().nbytes() for a in taps.activations.values())
+    assert len(taps.activations) == len(PRESETS[name].addresses) and wanted > 2**20
+    assert tapped.peak - bare.peak <= 1.3 * wanted
