@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from ..progress import Progress, silent
 from .config import EStepConfig
 from .contract import PRESETS, StudentContract
 from .onestep import noise_scale, one_step, seeded
+from .students import one_step_pipeline
 from .toys import train_mixture
 
 
@@ -30,7 +34,7 @@ def section(report: Any, progress: Progress = silent) -> None:
         progress(i + 1, len(runs) + 1, None)
     report.add_table(rows)
     _conventions(report)
-    _start(report)
+    _side_by_side(report)
     progress(len(runs) + 1, len(runs) + 1, None)
 
 
@@ -47,21 +51,30 @@ def _conventions(report: Any) -> None:
 
 
 @torch.no_grad()
-def _start(report: Any) -> None:
+def _side_by_side(report: Any) -> None:
     from ..denoiser import Condition, Denoiser
     from ..portraits import caption, load_portraits, sample_scenes
     from ..portraits.report import to_pil
     from ..portraits.sampling import decode, sample_latents
 
     model = load_portraits()
-    prompts = caption(sample_scenes(range(6_000_000, 6_000_004)))
-    teacher = Denoiser.from_diffusers(model.unet, model.scheduler)
-    cond, z = Condition(model.encode(prompts)), seeded([0, 1, 2, 3], (4, 16, 16))
+    prompts, seeds = caption(sample_scenes(range(6_000_000, 6_000_008))), list(range(8))
+    cond, z = Condition(model.encode(prompts)), seeded(seeds, (4, 16, 16))
     report.add_paragraph(
-        "Where a student starts: the teacher's one-step prediction, below the teacher's 30 steps. "
-        "`vitrine emd train` distils the way from the second row to the first."
+        "The same prompts and seeds: the teacher with 30 steps (60 network rows a picture), its one-step prediction, "
+        "and two LoRAs of 2 MB distilled with as many updates. `vitrine reproduce emd.student` measures them."
     )
-    many = to_pil(decode(model, sample_latents(model, prompts, [0, 1, 2, 3])))
-    report.add_images([(p, "teacher, 30 steps") for p in many], width=100)
-    once = to_pil(decode(model, one_step(teacher, z, cond, StudentContract())))
-    report.add_images([(p, "teacher, 1 step") for p in once], width=100)
+
+    def show(name: str, sample: Callable[[], torch.Tensor]) -> None:
+        start = time.perf_counter()
+        latents = sample()
+        label = f"{name}, {1000 * (time.perf_counter() - start) / len(seeds):.0f} ms a picture"
+        report.add_images([(p, label) for p in to_pil(decode(model, latents))], width=100)
+
+    show("teacher, 30 steps", lambda: sample_latents(model, prompts, seeds))
+    teacher = Denoiser.from_diffusers(model.unet, model.scheduler)
+    show("teacher, 1 step", lambda: one_step(teacher, z, cond, StudentContract()))
+    for name, title in (("diff-instruct", "Diff-Instruct, 1 step"), ("student", "EMD, 1 step")):
+        pipe, contract = one_step_pipeline(name)
+        student = Denoiser.from_diffusers(pipe)
+        show(title, partial(one_step, student, z, cond, contract))

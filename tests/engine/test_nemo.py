@@ -136,7 +136,7 @@ class Straightforward:
         return [[n for n in x if n is not None] for x in lists]
 
 
-def everyone(denoiser, statistics, text, tau, mode, config=PARITY):
+def everyone(denoiser, statistics, text, tau, mode, config=PARITY, rows=80):
     """The engine's search with every seed kept, as random nets' seeds hardly agree; returns (Found, probe)."""
     probe = make_probe(denoiser, config=config)
     noise = probe_noise(config, SHAPE)
@@ -144,7 +144,8 @@ def everyone(denoiser, statistics, text, tau, mode, config=PARITY):
     found = [a.mean(0) for a in value_activations(denoiser, Condition(text), probe.sites)]
     addresses = [s.address for s in probe.sites]
     z = [statistics.z(ad, a) for ad, a in zip(addresses, found, strict=True)]
-    searching = search(addresses, z, found, SEEDS, SearchConfig(tau=tau, mode=mode), config.data_range is not None)
+    settings = SearchConfig(tau=tau, mode=mode, rows=rows)
+    searching = search(addresses, z, found, SEEDS, settings, config.data_range is not None)
     task = Task(Condition(text), noise, plain, searching)
     return lockstep(probe, {0: task})[0], probe
 
@@ -263,6 +264,13 @@ def test_search_equals_the_published_algorithm(denoiser, texts, statistics, refe
     assert found.exhausted == (case == "exhausted") and (not found.exhausted or count == 16)
     kept = [sorted(set(found.neurons.get(a, []))) for a in found.initial]
     assert kept == [sorted(set(x)) for x in refined]
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 8, 16])
+def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statistics, reference, ahead):
+    tau, _, _, _, refined = reference["midway"]
+    found, _ = everyone(denoiser, statistics, texts[:1], tau, "chain", rows=ahead * SEEDS)
+    assert [sorted(set(found.neurons.get(a, []))) for a in found.initial] == [sorted(set(x)) for x in refined]
 
 
 def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistics):

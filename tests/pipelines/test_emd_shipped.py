@@ -1,0 +1,31 @@
+"""The one-step student that ships with the portraits model."""
+
+import pytest
+import torch
+from vitrine.engine.emd import read_student
+from vitrine.engine.emd.students import STUDENTS, one_step_pipeline, shipped
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.portraits import caption, sample_scenes
+from vitrine.engine.portraits.readout import attribute_accuracy, load_readout, read
+
+
+def test_files_carry_their_contract_and_stay_small():
+    for name in STUDENTS:
+        contract, tensors = read_student(shipped(name))
+        assert contract.timestep == 999 and contract.noise == "unit" and tuple(contract.shape) == (4, 16, 16)
+        assert shipped(name).stat().st_size < 3 * 2**20 and all(
+            t.dtype == torch.float16 or t.ndim == 0 for t in tensors.values()
+        )
+    with pytest.raises(VitrineError, match="diff-instruct"):
+        shipped("other")
+
+
+def test_one_step_shows_what_the_prompt_says():
+    scenes = sample_scenes(range(5_600_000, 5_600_032))
+    pipe, contract = one_step_pipeline()
+    calls = []
+    handle = pipe.unet.register_forward_hook(lambda *a: calls.append(1))
+    images = pipe(caption(scenes), list(range(32)), contract, output_type="pt").images
+    handle.remove()
+    found = attribute_accuracy(read(load_readout(), images.float()), scenes)
+    assert len(calls) == 1 and sum(found.values()) / len(found) > 0.9
