@@ -20,6 +20,7 @@ from .comparison import Comparison, compare
 from .config import TapConfig
 from .container import Activations
 from .correspondence import feature_maps
+from .parallel import first_process, shared_taps
 from .pca import PCABasis, pca_rgb
 from .preset_files import FeaturePreset
 from .presets import Preset
@@ -118,7 +119,7 @@ def rank_places(
     if masks is not None:
         _check(latents, masks)
     names = spatial_places(denoiser.backbone, patterns)
-    folder = None if state is None else Path(state)
+    folder = Path(state) if state is not None and first_process() else None
     first = min(LOOKED_AT, len(latents))
     rows = torch.arange(first)
     seen = cond.take(rows) if len(latents) > 1 else cond
@@ -143,7 +144,7 @@ def _compare(
     denoiser: Denoiser, latents: torch.Tensor, cond: Condition, masks: torch.Tensor, kept: list[str], timestep: float,
     budget: int | None, most: int, folder: Path | None, progress: Progress,
 ) -> Comparison:  # fmt: skip
-    taps = tap_latents(denoiser, latents, cond, TapConfig(tuple(kept), timestep), progress)
+    taps = shared_taps(denoiser, latents, cond, TapConfig(tuple(kept), timestep), progress)
     half, classes = len(latents) // 2, int(masks[masks != IGNORE].max()) + 1
     size = (int(masks.shape[-2]), int(masks.shape[-1]))
     widths = {a: int(v.tensor.shape[1]) for a, v in taps.items()}

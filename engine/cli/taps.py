@@ -14,7 +14,10 @@ from ..errors import refuse
 
 @dataclass(frozen=True)
 class Rank:
-    """Filter a model's places by noise, granularity and locality, compare the rest on masks, write a preset file."""
+    """Filter a model's places by noise, granularity and locality, compare the rest on masks, write a preset file.
+
+    Under ``accelerate launch -m vitrine.engine.cli.main taps rank ...`` each process taps its part of the pictures.
+    """
 
     pictures: Positional[Path]
     """Folder of pictures; four or more."""
@@ -42,6 +45,8 @@ class Rank:
 
     def run(self) -> int:
         """0 on success."""
+        from accelerate import PartialState
+
         from ..pipelines import SegmentationPipeline
         from ..progress import TqdmProgress
 
@@ -57,9 +62,10 @@ class Rank:
             pixels, labels, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
             progress=TqdmProgress("ranking"),
         )  # fmt: skip
-        ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
-        print(ranking.text())
-        print(f"preset -> {self.out}")
+        if PartialState().is_main_process:
+            ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
+            print(ranking.text())
+            print(f"preset -> {self.out}")
         return 0
 
     def _read(self, side: int) -> tuple[Any, Any]:

@@ -11,7 +11,9 @@ _HOMES = {
     "ActivationTapPipelineOutput": ".activation_tap",
     "EMDOneStepPipeline": ".emd",
     "CorrespondencePipeline": ".matching",
+    "CorrespondenceXLPipeline": ".matching",
     "SegmentationPipeline": ".matching",
+    "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
 }
 

@@ -16,17 +16,11 @@ from ..activations.ranking import Ranking, rank_places
 from ..activations.segmentation import PixelProbe, ProbeSettings, fit_probe
 from ..errors import refuse
 from ..progress import Progress, silent
-from .activation_tap import ActivationTapPipeline
+from .activation_tap import ActivationTapPipeline, ActivationTapXLPipeline, _TapPipeline
 
 
-class CorrespondencePipeline(ActivationTapPipeline):
-    """Points of one picture found in others by nearest activations (GDF, section 5; DIFT).
-
-    Example:
-        >>> pipe = CorrespondencePipeline.from_pipe(stable_diffusion)
-        >>> (match,) = pipe(source, target, points=[[0.4, 0.3]], preset="Ours-v1.5")
-        >>> match.points, match.mutual
-    """
+class _Correspondence(_TapPipeline):
+    """What the SD and SDXL pipelines share."""
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]  # another task takes other inputs
@@ -71,13 +65,22 @@ class CorrespondencePipeline(ActivationTapPipeline):
         return made
 
 
-class SegmentationPipeline(ActivationTapPipeline):
-    """Masks for pictures from a few labelled ones: a probe on activations (GDF, label-scarce setting).
+class CorrespondencePipeline(_Correspondence, ActivationTapPipeline):
+    """Points of one picture found in others by nearest activations (GDF, section 5; DIFT); SD 1.x and 2.x.
 
     Example:
-        >>> pipe = SegmentationPipeline.from_pipe(stable_diffusion)
-        >>> labels = pipe(examples, masks, images, preset="Ours-v1.5")   # (B, H, W) class numbers
+        >>> pipe = CorrespondencePipeline.from_pipe(stable_diffusion)
+        >>> (match,) = pipe(source, target, points=[[0.4, 0.3]], preset="Ours-v1.5")
+        >>> match.points, match.mutual
     """
+
+
+class CorrespondenceXLPipeline(_Correspondence, ActivationTapXLPipeline):
+    """:class:`CorrespondencePipeline` for SDXL, e.g. with ``preset="Ours-XL"``."""
+
+
+class _Segmentation(_TapPipeline):
+    """What the SD and SDXL pipelines share."""
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]  # another task takes other inputs
@@ -140,3 +143,16 @@ class SegmentationPipeline(ActivationTapPipeline):
             self._denoiser(), latents, cond, masks=masks, patterns=patterns, timestep=timestep, rule=rule,
             budget=budget, most=most, state=state, strips=strips, progress=progress,
         )
+
+
+class SegmentationPipeline(_Segmentation, ActivationTapPipeline):
+    """Masks for pictures from a few labelled ones: a probe on activations (GDF, label-scarce setting); SD 1.x and 2.x.
+
+    Example:
+        >>> pipe = SegmentationPipeline.from_pipe(stable_diffusion)
+        >>> labels = pipe(examples, masks, images, preset="Ours-v1.5")   # (B, H, W) class numbers
+    """
+
+
+class SegmentationXLPipeline(_Segmentation, ActivationTapXLPipeline):
+    """:class:`SegmentationPipeline` for SDXL, e.g. with ``preset="Ours-XL"``."""

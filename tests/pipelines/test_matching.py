@@ -42,3 +42,32 @@ def test_bad_input_is_refused(stock, drawn):
         pipe(drawn.images[:2], torch.zeros(2, 32, 32), drawn.images[2:], **TAP)
     with pytest.raises(VitrineError, match="at least one"):
         CorrespondencePipeline.from_pipe(stock)(drawn.images[:1], drawn.images[1:], torch.zeros(0, 2), **TAP)
+
+
+def test_sdxl_has_the_same_pipelines(drawn):
+    """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
+    from diffusers import UNet2DConditionModel
+    from transformers import CLIPTextModelWithProjection
+    from vitrine.engine.activations.qualitative import FilterRule
+    from vitrine.engine.pipelines import CorrespondenceXLPipeline, SegmentationXLPipeline
+    from vitrine.engine.portraits import build_models
+
+    m = build_models(seed=3)
+    second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=128, attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        transformer_layers_per_block=(1, 2), addition_embed_type="text_time", addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=64 + 6 * 8,
+    ).eval()  # fmt: skip
+    parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
+    place = {"addresses": ["up-level0-repeat0-vit-block1-out"], "timestep": 50, "seeds": [0]}
+    (match,) = CorrespondenceXLPipeline(*parts)(drawn.images[:1], drawn.images[:1], [[0.4, 0.4]], **place)
+    assert match.points.shape == (1, 2) and bool(match.mutual.all())
+    masks = (drawn.parts > 0).long()
+    pipe = SegmentationXLPipeline(*parts)
+    found = pipe(drawn.images[:2], masks[:2], drawn.images[2:], classes=2, **place)
+    assert found.shape == (2, 64, 64)
+    ranking = pipe.rank(drawn.images, masks, patterns="up-level0-*-out", rule=FilterRule(None, None, (None, None)))
+    assert ranking.comparison is not None and set(ranking.chosen) <= set(ranking.properties)

@@ -1,0 +1,51 @@
+"""Taps shared between the processes of ``accelerate launch``: each takes some pictures, all get the whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..denoiser import Condition, Denoiser
+from ..hooks import Activation
+from ..progress import Progress, silent
+from .config import TapConfig
+from .container import Activations
+from .tap import tap_latents
+
+
+def first_process() -> bool:
+    """True in the process that writes files: the only one without a launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def shared_taps(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, config: TapConfig, progress: Progress = silent
+) -> Activations:
+    """:func:`tap_latents`, with the pictures split over processes where there are several.
+
+    Noise depends on the seed alone, so the result is the same as in one process.
+    """
+    state, gather = _processes()
+    if state is None or state.num_processes == 1 or len(latents) < state.num_processes:
+        return tap_latents(denoiser, latents, cond, config, progress)
+    mine = torch.arange(len(latents))[state.process_index :: state.num_processes]
+    own = tap_latents(denoiser, latents[mine.to(latents.device)], cond.take(mine), config, progress)
+    parts = gather([(mine, {a: v.tensor for a, v in own.items()})])
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    items = {
+        a: Activation(a, torch.cat([tensors[a] for _, tensors in parts])[order], found.grid) for a, found in own.items()
+    }
+    return Activations(items, own.info)
+
+
+def _processes() -> tuple[Any, Callable]:
+    """accelerate's state if a launcher started this process; without one nothing is imported."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return None, lambda parts: parts
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    return PartialState(), gather_object
