@@ -10,6 +10,7 @@ import torch
 
 from ..denoiser import Condition, Denoiser
 from ..hooks import Activation
+from ..processes import processes
 from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
@@ -45,7 +46,6 @@ def _processes() -> tuple[Any, Callable]:
     """accelerate's state if a launcher started this process; without one nothing is imported."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return None, lambda parts: parts
-    from accelerate import PartialState
     from accelerate.utils import gather_object
 
-    return PartialState(), gather_object
+    return processes(), gather_object

@@ -101,14 +101,13 @@ class Find:
 
     def run(self) -> int:
         """0 on success."""
-        from accelerate import PartialState
-
         from ..nemo import NeuronStatistics, ProbeConfig, SearchConfig
+        from ..processes import processes
         from ..progress import TqdmProgress
 
         told = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        mine, probe = PartialState(), ProbeConfig(**told["probe"])
+        mine, probe = processes(), ProbeConfig(**told["probe"])
         pipe = _pipeline(self.model).to(mine.device)
         config = SearchConfig(tau=told["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}

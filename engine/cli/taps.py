@@ -45,24 +45,25 @@ class Rank:
 
     def run(self) -> int:
         """0 on success."""
-        from accelerate import PartialState
-
         from ..pipelines import SegmentationPipeline
+        from ..processes import processes
         from ..progress import TqdmProgress
 
+        mine = processes()
         if self.model == "portraits":
             from ..portraits import load_portraits
 
             pipe: Any = SegmentationPipeline.from_pipe(load_portraits().pipeline())
         else:
             pipe = SegmentationPipeline.from_pretrained(self.model)
+        pipe.to(mine.device)
         side = self.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
         pixels, labels = self._read(side)
         ranking = pipe.rank(
             pixels, labels, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
             progress=TqdmProgress("ranking"),
         )  # fmt: skip
-        if PartialState().is_main_process:
+        if mine.is_main_process:
             ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
             print(ranking.text())
             print(f"preset -> {self.out}")

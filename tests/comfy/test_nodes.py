@@ -199,5 +199,7 @@ def test_a_deep_clone_samples_the_same(loaded):
 
 
 def test_rendered_portraits_come_with_captions(comfy):
-    images, text = comfy.call("VitrineRenderPortrait", seed=100_000, count=3, size=64)
+    images, text, mask = comfy.call("VitrineRenderPortrait", seed=100_000, count=3, size=64, part="shirt")
     assert images.shape == (3, 64, 64, 3) and text == caption(sample_scenes([100_000]))[0]
+    person = comfy.call("VitrineRenderPortrait", seed=100_000, count=3, size=64)[2]
+    assert mask.shape == (3, 64, 64) and bool((mask <= person).all()) and 0 < float(mask.mean()) < float(person.mean())
