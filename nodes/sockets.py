@@ -16,3 +16,9 @@ NeuronStatisticsSocket = io.Custom("VITRINE_NEURON_STATISTICS")
 
 FeaturePresetSocket = io.Custom("VITRINE_FEATURE_PRESET")
 """A ``vitrine.engine.activations.preset_files.FeaturePreset``."""
+
+W2WSpaceSocket = io.Custom("VITRINE_W2W_SPACE")
+"""A ``vitrine.engine.w2w.WeightSpace`` or ``DeltaSpace``."""
+
+W2WModelSocket = io.Custom("VITRINE_W2W_MODEL")
+"""A ``vitrine.engine.w2w.W2WModel``: one or more models of a space."""

@@ -15,6 +15,7 @@ _HOMES = {
     "SegmentationPipeline": ".matching",
     "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
+    "W2WPipeline": ".w2w",
 }
 
 __all__ = list(_HOMES)

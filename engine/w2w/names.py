@@ -51,7 +51,7 @@ def parse(key: str, layers_per_block: int = 2) -> Key | None:
         if found:
             adapter = (found.groupdict().get("adapter") or "").strip(".")
             stem, dialect = _bare(key[: found.start()], adapter)
-            return Key(_canonical(stem, layers_per_block), role, dialect, _TEXT.match(key) is None)
+            return Key(canonical(stem, layers_per_block), role, dialect, _TEXT.match(key) is None)
     return None
 
 
@@ -85,8 +85,11 @@ _EDGES = {
 }  # fmt: skip
 
 
-def _canonical(path: str, layers: int) -> str:
-    """ldm module names in diffusers' words: a level has ``layers`` repeats on the way down, one more on the way up."""
+def canonical(path: str, layers: int = 2) -> str:
+    """ldm module names in diffusers' words, other names as they are.
+
+    A level has ``layers`` repeats on the way down and one more on the way up.
+    """
     if path in _EDGES:
         return _EDGES[path]
     found = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)

@@ -1,0 +1,108 @@
+"""People of the portraits world: the same face in many contexts, and how alike two pictures' faces are.
+
+Identity features are the readout's, projected to the directions that tell people apart and not their surroundings
+(linear discriminant analysis, Fisher 1936), fitted on renders of people nobody else uses.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .captions import caption
+from .readout import READOUT_FILE, Reading, Readout
+from .render import render
+from .scenes import IDENTITY_ATTRIBUTES, Scenes, sample_scenes
+
+FACE_FILE = READOUT_FILE.with_name("identity.safetensors")
+FIRST_IDENTITY = 20_000_000
+"""Identity seeds from here on belong to spaces of models; the portraits model never saw them."""
+_FITTING, _CONTEXTS = 30_000_000, 40_000_000
+DIMENSIONS = 24
+
+
+def portraits_of(identity: int, count: int = 16, first_context: int = 0) -> Scenes:
+    """``count`` scenes of one person in contexts ``first_context`` onwards, which are the same for everybody."""
+    return sample_scenes([identity] * count, range(_CONTEXTS + first_context, _CONTEXTS + first_context + count))
+
+
+def context_caption(scenes: Scenes) -> list[str]:
+    """What a caption says of the surroundings only: expression, hat, shirt, background; nothing of who it is."""
+    out = []
+    for i in range(len(scenes)):
+        word = scenes.words(i)
+        kind, _, side = word["hat"].partition("-")
+        hat = [] if kind == "none" else [kind, side]
+        parts = ["a", word["mouth"], "face with", *hat, word["shirt"], "shirt on", word["background"]]
+        out.append(" ".join(p for p in parts if p))
+    return out
+
+
+def fit_identity(net: Readout, people: int = 600, pictures: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean (128,), projection (128, 24)) by Fisher's criterion; the within-person scatter becomes the identity."""
+    from .readout import read
+
+    scenes = [portraits_of(_FITTING + i, pictures, 1000 + pictures * i) for i in range(people)]
+    rows = torch.cat([read(net, render(s).images).features for s in scenes]).double()
+    grouped = rows.view(people, pictures, -1)
+    centre = grouped.mean(1, keepdim=True)
+    within = (grouped - centre).flatten(0, 1)
+    scatter = within.T @ within / (people * (pictures - 1))
+    scatter += 1e-3 * scatter.diagonal().mean() * torch.eye(len(scatter), dtype=torch.float64)
+    between = (centre - rows.mean(0)).flatten(0, 1)
+    root = torch.linalg.cholesky(torch.linalg.inv(scatter))
+    _, axes = torch.linalg.eigh(root.T @ (between.T @ between) @ root)
+    return rows.mean(0).float(), (root @ axes.flip(1)[:, :DIMENSIONS]).float()
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[torch.Tensor, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    found = load_file(FACE_FILE)
+    return found["mean"], found["projection"]
+
+
+def save_identity(net: Readout, path: str | Path = FACE_FILE) -> Path:
+    """Fit and write the projection."""
+    from safetensors.torch import save_file
+
+    mean, projection = fit_identity(net)
+    save_file({"mean": mean, "projection": projection.contiguous()}, str(path), {"format": "pt"})
+    return Path(path)
+
+
+def identity_features(reading: Reading) -> torch.Tensor:
+    """(B, 24): distances between rows are in units of what one person's pictures vary."""
+    mean, projection = _shipped()
+    return (reading.features - mean.to(reading.features.device)) @ projection.to(reading.features.device)
+
+
+def identity_similarity(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Cosine (...,) of identity features, which are centred on the average person."""
+    return torch.nn.functional.cosine_similarity(one, other, dim=-1)
+
+
+def identity_attributes(reading: Reading) -> dict[str, torch.Tensor]:
+    """Permanent attribute -> (B, values) probabilities."""
+    return {name: reading.logits[name].softmax(1) for name in IDENTITY_ATTRIBUTES}
+
+
+def training_pictures(identity: int, count: int = 16) -> tuple[torch.Tensor, list[str], Scenes]:
+    """(n, 3, 64, 64) in [0, 1], context captions, scenes."""
+    scenes = portraits_of(identity, count)
+    return render(scenes).images, context_caption(scenes), scenes
+
+
+def people(count: int, first: int = FIRST_IDENTITY) -> np.ndarray:
+    """(count,) identity seeds."""
+    return np.arange(first, first + count)
+
+
+__all__ = [
+    "FIRST_IDENTITY", "caption", "context_caption", "fit_identity", "identity_attributes", "identity_features",
+    "identity_similarity", "people", "portraits_of", "save_identity", "training_pictures",
+]  # fmt: skip

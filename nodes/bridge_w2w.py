@@ -1,0 +1,145 @@
+"""What the W2W nodes need of ComfyUI's insides: spaces and LoRA folders on disk, models as patches, late edits."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import comfy.lora
+import comfy.lora_convert
+import comfy.patcher_extension
+import folder_paths
+
+from ..engine.errors import refuse
+from ..engine.w2w import (
+    BatchedLora,
+    BuildConfig,
+    Built,
+    Lora,
+    Manifest,
+    Space,
+    W2WModel,
+    build_space,
+    difference,
+    load_space,
+    materialise,
+)
+from ..engine.w2w.export import kohya
+from ..engine.w2w.world import FILE, people_space
+from . import bridge
+from .activations import plain_name
+
+PEOPLE = "portraits people (shipped)"
+_KEY = "vitrine.w2w"
+
+if "w2w" not in folder_paths.folder_names_and_paths:  # another pack may have registered it
+    folder_paths.add_model_folder_path("w2w", str(Path(folder_paths.models_dir) / "w2w"))
+
+
+def space_files() -> list[str]:
+    """The shipped space and the files in models/w2w."""
+    shipped = [PEOPLE] if FILE.is_file() else []
+    return [*shipped, *folder_paths.get_filename_list("w2w")]
+
+
+def space(name: str) -> Space:
+    """A space by its entry in the list."""
+    return people_space() if name == PEOPLE else load_space(folder_paths.get_full_path_or_raise("w2w", name))
+
+
+def lora_folders() -> list[str]:
+    """Folders below models/loras that hold two LoRA files or more, by name; ``.`` is models/loras itself."""
+    found = set()
+    for root in map(Path, folder_paths.get_folder_paths("loras")):
+        for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
+            if len(list(folder.glob("*.safetensors"))) > 1:
+                found.add(folder.relative_to(root).as_posix())
+    return sorted(found)
+
+
+def build(folder: str, name: str, config: BuildConfig) -> Built:
+    """Build a space from a folder below models/loras; it is saved in models/w2w.
+
+    Raises:
+        VitrineError: a folder that is not there, or a name that leaves models/w2w.
+    """
+    roots = [Path(p) for p in folder_paths.get_folder_paths("loras")]
+    found = next((root / folder for root in roots if (root / folder).is_dir()), None)
+    if found is None or ".." in Path(folder).parts:
+        raise refuse("folder", folder, lora_folders(), "put the LoRAs into a folder below models/loras")
+    work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # a stopped build goes on
+    built = build_space(found, config, bridge.progress(), work=work)
+    save_space(built.space, name)
+    shutil.rmtree(work, ignore_errors=True)
+    return built
+
+
+def save_space(space: Space, name: str) -> Path:
+    """Write a space into models/w2w."""
+    target = Path(folder_paths.get_folder_paths("w2w")[0])
+    return space.save(target / f"{plain_name(name)}.w2w.safetensors", "float16")
+
+
+def model_folder() -> Path:
+    """Where saved models lie."""
+    return Path(folder_paths.get_output_directory()) / "vitrine_w2w"
+
+
+def model_files() -> list[str]:
+    """Saved models by file name."""
+    return sorted(p.name for p in model_folder().glob("*.w2wmodel.safetensors"))
+
+
+def patched(model: Any, lora: Lora, strength: float = 1.0) -> Any:
+    """A clone with a LoRA as ordinary weight patches; every layer must fit.
+
+    Raises:
+        VitrineError: layers this MODEL has not.
+    """
+    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    found = comfy.lora.load_lora(comfy.lora_convert.convert_lora(kohya(lora)), keys)
+    clone = model.clone()
+    applied = set(clone.add_patches(found, strength))
+    if len(applied) < len(lora):
+        given = f"{len(applied)} of {len(lora)} layers fit"
+        raise refuse("model of the space", given, "the base model the LoRAs were trained on", "load that checkpoint")
+    return clone
+
+
+def applied(model: Any, space: Space, chosen: W2WModel, late: W2WModel | None, start: float, strength: float) -> Any:
+    """A clone that is the chosen model of the space and, from timestep ``start`` on, the late one.
+
+    The chosen model is a weight patch like any LoRA. The late one adds their difference, a LoRA of twice the rank,
+    inside each forward: patches cannot change while a sampler runs.
+    """
+    before = materialise(space, chosen.belongs(space).coefficients[0])
+    if late is None:
+        return patched(model, before, strength)
+    after = materialise(space, late.belongs(space).coefficients[0])
+    if start >= 1000:
+        return patched(model, after, strength)
+    clone, change = patched(model, before, strength), difference(after, before)
+    if not change or start < 0:
+        return clone
+    change = {path: replace(layer, up=strength * layer.up) for path, layer in change.items()}
+    manifest = Manifest.of(change)
+    weights = manifest.flatten(change)[None]
+
+    def apply_model(executor: Any, x: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
+        base = executor.class_obj
+        if float(base.model_sampling.timestep(t[:1])) > start:
+            return executor(x, t, *args, **kwargs)
+        with BatchedLora(base.diffusion_model, manifest, weights.to(x.device)):
+            return executor(x, t, *args, **kwargs)
+
+    clone.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, _KEY, apply_model)
+    return clone
+
+
+def inverting(model: Any) -> Any:
+    """A Denoiser whose backbone lets gradients through; call it outside inference mode."""
+    denoiser = bridge.denoiser_of(model)
+    bridge.allow_gradients(model)
+    return denoiser

@@ -1,0 +1,322 @@
+"""Models as points of a space: load it, sample, edit, blend, apply to MODEL, keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io, ui
+
+from ..engine.errors import refuse
+from ..engine.w2w import (
+    EditConfig,
+    SampleConfig,
+    Space,
+    W2WModel,
+    blend,
+    closeness,
+    conditioned,
+    edit,
+    materialise,
+    nearest,
+    reach,
+    sample,
+    score,
+    write_lora,
+)
+from . import bridge_w2w
+from .activations import plain_name
+from .sockets import W2WModelSocket, W2WSpaceSocket
+
+CATEGORY = "Vitrine/w2w"
+SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
+MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
+SLIDERS = 4
+
+
+def sliders(text: str) -> dict[str, float]:
+    """``label: number`` lines or comma-separated pairs -> label -> strength.
+
+    Raises:
+        VitrineError: a part that is no such pair.
+    """
+    found: dict[str, float] = {}
+    for part in text.replace("\n", ",").split(","):
+        if not part.strip():
+            continue
+        label, _, number = part.rpartition(":")
+        try:
+            found[label.strip()] = float(number)
+        except ValueError:
+            raise refuse("slider", part.strip(), "label: number", "write beard: 2") from None
+    return found
+
+
+def describe(space: Space, model: W2WModel) -> str:
+    """Where a model stands: nearest training models, and its score on each direction of the space."""
+    lines = []
+    for i, near in enumerate(nearest(space, model.coefficients, 3)):
+        said = ", ".join(f"{n.name} {n.cosine:.2f}" for n in near)
+        lines.append(f"model {i}: nearest {said}")
+        if near[0].cosine > closeness(space, percentile=0.95):
+            lines.append(f"  closer to {near[0].name} than 95 % of the training models are to each other")
+        scores = {label: float(score(d, model.coefficients[i])) for label, d in space.directions.items()}
+        strong = sorted(scores.items(), key=lambda item: -abs(item[1]))[:6]
+        if strong:
+            lines.append("  " + ", ".join(f"{label} {value:+.1f}" for label, value in strong))
+    return "\n".join(lines)
+
+
+class LoadSpace(io.ComfyNode):
+    """A space from models/w2w, or the one that ships."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A file in; the space and what it holds out."""
+        files = bridge_w2w.space_files()
+        return io.Schema(
+            node_id="VitrineLoadW2WSpace",
+            display_name="Load W2W Space",
+            category=CATEGORY,
+            description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
+            "attribute directions. 520 people of the portraits model ship with the pack.",
+            search_aliases=["weights2weights", "model space", "w2w", "identity space", "LoRA space"],
+            inputs=[
+                io.Combo.Input("space_file", options=files or ["none built yet"], tooltip="A file in models/w2w."),
+                io.Int.Input(
+                    "components", default=0, min=0, max=100_000,
+                    tooltip="Use only the first so many principal components; 0 takes all.",
+                ),
+            ],
+            outputs=[
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="For the other W2W nodes."),
+                io.String.Output(display_name="report", tooltip="Models, components, variance and directions."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, space_file: str, components: int) -> io.NodeOutput:
+        """Load and say what it is."""
+        space = bridge_w2w.space(space_file)
+        space = space.first(components) if components else space
+        held = float(space.explained.double().sum())
+        lines = [f"{space.count} models, {space.dimension} components with {held:.1%} of the variance, {space.mode}"]
+        lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in space.directions.items()]
+        text = "\n".join(lines)
+        return io.NodeOutput(space, text, ui=ui.PreviewText(text))
+
+
+class W2WSample(io.ComfyNode):
+    """A model nobody trained."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Space and seed in; a model and its neighbours out."""
+        return io.Schema(
+            node_id="VitrineW2WSample",
+            display_name="W2W Sample",
+            category=CATEGORY,
+            description="Draws a new model of the space, for example a person who does not exist, the same in every "
+            "picture. Tells which training models are nearest.",
+            search_aliases=["weights2weights", "new identity", "random person", "sample model", "random LoRA"],
+            inputs=[
+                SPACE,
+                io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
+                             tooltip="The model; the same seed is the same model for ever."),
+                io.Float.Input("factor", default=1.0, min=0.0, max=3.0, step=0.05,
+                               tooltip="Spread: 1 varies as the training models do, 0 is their mean."),
+                io.Int.Input("components", default=0, min=0, max=100_000,
+                             tooltip="Draw only the first so many; 0: a third of the number of models."),
+                io.Float.Input("truncation", default=0.0, min=0.0, max=5.0, step=0.1,
+                               tooltip="Redraw numbers beyond so many deviations; 0 keeps all, 2 avoids odd ones."),
+                io.String.Input("wanted", default="", multiline=True,
+                                tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
+            ],
+            outputs=[
+                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
+                io.String.Output(display_name="report", tooltip="Nearest training models and strongest attributes."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, space: Space, seed: int, factor: float, components: int, truncation: float, wanted: str
+    ) -> io.NodeOutput:
+        """``sample``, then ``conditioned``."""
+        config, targets = SampleConfig(factor, components or None, truncation or None), sliders(wanted)
+        rows = conditioned(space, sample(space, [seed], config), targets)
+        model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], "factor": factor} | targets},))
+        text = describe(space, model)
+        return io.NodeOutput(model, text, ui=ui.PreviewText(text))
+
+
+class W2WEdit(io.ComfyNode):
+    """Sliders on a model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Space, model and sliders in; the edited model out."""
+        pairs: list[Any] = []
+        for i in range(1, SLIDERS + 1):
+            pairs += [
+                io.String.Input(f"label_{i}", default="beard" if i == 1 else "",
+                                tooltip="A direction of the space (see its report); empty for none."),
+                io.Float.Input(f"strength_{i}", default=2.0 if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
+                               tooltip="In standard deviations of the training models, which reach about 3."),
+            ]  # fmt: skip
+        return io.Schema(
+            node_id="VitrineW2WEdit",
+            display_name="W2W Edit",
+            category=CATEGORY,
+            description="Moves a model along attribute directions: the same person with a beard, in every picture. "
+            "Several sliders at once; their order does not matter.",
+            search_aliases=["weights2weights", "slider", "attribute", "edit identity", "concept slider"],
+            inputs=[
+                SPACE, MODEL, *pairs,
+                io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
+            ],
+            outputs=[
+                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
+                io.String.Output(display_name="report", tooltip="Where it stands now."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, space: Space, w2w_model: W2WModel, protect: str, **pairs: Any) -> io.NodeOutput:
+        """``edit`` with the labels given."""
+        strengths: dict[str, float] = {}
+        for i in range(1, SLIDERS + 1):
+            label = pairs.get(f"label_{i}", "").strip()
+            if label:
+                strengths[label] = strengths.get(label, 0.0) + float(pairs.get(f"strength_{i}", 0.0))
+        config = EditConfig(tuple(p.strip() for p in protect.split(",") if p.strip()))
+        rows = edit(space, w2w_model.belongs(space).coefficients, strengths, config)
+        moved = w2w_model.told(rows, edit=strengths)
+        text = describe(space, moved)
+        return io.NodeOutput(moved, text, ui=ui.PreviewText(text))
+
+
+class W2WBlend(io.ComfyNode):
+    """Between two models."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Two models and a share in; one out."""
+        return io.Schema(
+            node_id="VitrineW2WBlend",
+            display_name="W2W Blend",
+            category=CATEGORY,
+            description="A model between two of the same space: a child of two people.",
+            search_aliases=["weights2weights", "interpolate", "mix identities", "merge people"],
+            inputs=[
+                SPACE, MODEL,
+                W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
+                io.Float.Input("share", default=0.5, min=-1.0, max=2.0, step=0.05,
+                               tooltip="0 is the first, 1 the other; beyond exaggerates."),
+            ],
+            outputs=[W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The blend.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, share: float) -> io.NodeOutput:
+        """``blend`` of the first rows."""
+        rows = [m.belongs(space).coefficients[0] for m in (w2w_model, other)]
+        return io.NodeOutput(w2w_model.told(blend(rows, [1 - share, share])[None], blend=share))
+
+
+class ApplyW2W(io.ComfyNode):
+    """A model of the space on MODEL."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """MODEL and a model of the space in; the patched MODEL out."""
+        return io.Schema(
+            node_id="VitrineApplyW2WModel",
+            display_name="Apply W2W Model",
+            category=CATEGORY,
+            description="Turns MODEL into a model of the space, as an ordinary LoRA patch that stacks with LoRAs, NEMO "
+            "and merges. With a late model, an edit begins at a chosen timestep and leaves the layout alone.",
+            search_aliases=["weights2weights", "apply identity", "delayed injection", "load person"],
+            inputs=[
+                io.Model.Input("model", tooltip="The base model the space was made for."),
+                SPACE, MODEL,
+                io.Float.Input("strength", default=1.0, min=-2.0, max=2.0, step=0.05, tooltip="As of a LoRA; 1 is it."),
+                io.Float.Input("start", default=1000.0, min=-1.0, max=1000.0, step=10.0,
+                               tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "
+                               "layout, 400 fine details only, -1 never."),
+                W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
+            ],
+            outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, space: Space, w2w_model: W2WModel, strength: float, start: float,
+        late_model: W2WModel | None = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """The first row of each."""
+        return io.NodeOutput(bridge_w2w.applied(model, space, w2w_model, late_model, start, strength))
+
+
+class SaveW2WLora(io.ComfyNode):
+    """A model of the space as LoRA files."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Space and model in; files out."""
+        return io.Schema(
+            node_id="VitrineSaveW2WLora",
+            display_name="Save W2W as LoRA",
+            category=CATEGORY,
+            description="Writes a model as a LoRA that loads everywhere, in kohya names (ComfyUI, A1111, diffusers) "
+            "or diffusers names, and the model itself for later edits, into output/vitrine_w2w.",
+            search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
+            is_output_node=True,
+            inputs=[
+                SPACE, MODEL,
+                io.String.Input("name", default="person", tooltip="File name without folder or ending."),
+                io.Combo.Input("names", options=["kohya", "diffusers"], default="kohya",
+                               tooltip="How the tensors are called; kohya suits most programs."),
+            ],
+            outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, space: Space, w2w_model: W2WModel, name: str, names: str) -> io.NodeOutput:
+        """Files are written whole; those of the same name are replaced."""
+        lora = materialise(space, w2w_model.belongs(space).coefficients[0])
+        stem = bridge_w2w.model_folder() / plain_name(name)
+        path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names)
+        kept = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
+        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{kept}"))
+
+
+class LoadW2WModel(io.ComfyNode):
+    """A saved model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A file in, the model out."""
+        files = bridge_w2w.model_files()
+        return io.Schema(
+            node_id="VitrineLoadW2WModel",
+            display_name="Load W2W Model",
+            category=CATEGORY,
+            description="Reads a model from output/vitrine_w2w; one of another space is refused when it is used.",
+            search_aliases=["weights2weights", "load identity", "load person"],
+            inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved model.")],
+            outputs=[W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="As it was saved, with its history.")],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str) -> float:
+        """Runs again when the file has changed."""
+        path = bridge_w2w.model_folder() / plain_name(file)
+        return path.stat().st_mtime if path.is_file() else 0.0
+
+    @classmethod
+    def execute(cls, file: str) -> io.NodeOutput:
+        """Load; broken files are named."""
+        return io.NodeOutput(W2WModel.load(bridge_w2w.model_folder() / plain_name(file)))
+
+
+NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W, SaveW2WLora, LoadW2WModel]

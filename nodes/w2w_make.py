@@ -1,0 +1,196 @@
+"""Spaces and what belongs in them: build one from a folder of LoRAs, train directions, turn a picture into a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.errors import refuse
+from ..engine.w2w import (
+    BuildConfig,
+    InvertConfig,
+    Space,
+    W2WModel,
+    direction,
+    invert,
+    latent_mask,
+    quality,
+    reach,
+    with_directions,
+)
+from ..engine.w2w.directions import METHODS
+from ..engine.w2w.inversion import preset
+from ..engine.w2w.labels import parse_labels
+from . import bridge, bridge_w2w
+from .sockets import W2WModelSocket, W2WSpaceSocket
+from .w2w import CATEGORY, SPACE, describe
+
+
+class BuildSpace(io.ComfyNode):
+    """A folder of LoRAs becomes a space."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A folder in; the space and its report out."""
+        return io.Schema(
+            node_id="VitrineBuildW2WSpace",
+            display_name="Build W2W Space",
+            category=CATEGORY,
+            description="Principal components of all LoRAs in a folder below models/loras: kohya, diffusers, PEFT and "
+            "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
+            search_aliases=["weights2weights", "PCA of LoRAs", "LoRA folder", "model space"],
+            inputs=[
+                io.Combo.Input("folder", options=bridge_w2w.lora_folders() or ["no folder with two LoRAs"],
+                               tooltip="A folder below models/loras with LoRAs of one kind and one base model."),
+                io.String.Input("name", default="my_space", tooltip="File name in models/w2w."),
+                io.Combo.Input("mode", options=["auto", "factors", "delta"], default="auto",
+                               tooltip="factors: LoRAs trained from one start, as in the paper. delta: any LoRAs. "
+                               "auto tests which, and the report says why."),
+                io.Int.Input("components", default=0, min=0, max=100_000, tooltip="How many to keep; 0 keeps all."),
+                io.String.Input("base", default="", tooltip="Name of the base model, for the record."),
+            ],
+            outputs=[
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="Also saved, for Load W2W Space."),
+                io.String.Output(display_name="report", tooltip="What was found, what was left out, how it was built."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, folder: str, name: str, mode: str, components: int, base: str) -> io.NodeOutput:
+        """``build_space``; interrupted, it goes on from where it was."""
+        built = bridge_w2w.build(folder, name, BuildConfig(mode, components or None, base=base))
+        return io.NodeOutput(built.space, built.text(), ui=ui.PreviewText(built.text()))
+
+
+class TrainDirection(io.ComfyNode):
+    """A named slider from labelled models."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Space and labels in; the space with one more direction out."""
+        return io.Schema(
+            node_id="VitrineTrainW2WDirection",
+            display_name="Train W2W Direction",
+            category=CATEGORY,
+            description="Learns what an attribute is in a space from labels of its models: two groups of files, or a "
+            "number for each (scores of any kind).",
+            search_aliases=["weights2weights", "attribute direction", "linear classifier", "make slider"],
+            inputs=[
+                SPACE,
+                io.String.Input("label", default="my attribute", tooltip="What the slider is called."),
+                io.String.Input("labels", default="", multiline=True,
+                                tooltip="One a line: file name or pattern, then a number: old_* 1, young_* 0."),
+                io.Combo.Input("method", options=list(METHODS), default="least_squares",
+                               tooltip="least_squares is the paper's; logistic needs scikit-learn; means is the "
+                               "difference of two groups, best for few labels."),
+                io.Int.Input("components", default=0, min=0, max=100_000,
+                             tooltip="Components used; 0: a third of the number of models."),
+                io.String.Input("save_as", default="", tooltip="Save the space under this name; empty saves nothing."),
+            ],
+            outputs=[
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the direction, for W2W Edit."),
+                io.String.Output(display_name="report", tooltip="Held-out accuracy, reach, overlap with the others."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, space: Space, label: str, labels: str, method: str, components: int, save_as: str
+    ) -> io.NodeOutput:
+        """``direction`` and its ``quality``."""
+        y, used = parse_labels(labels, space.names), components or None
+        if not label.strip():
+            raise refuse("label", label, "a name for the slider", "write one")
+        found = direction(space, y, method, used)
+        told = quality(space, {label: y}, method, used)
+        made = with_directions(space, {label.strip(): found})
+        known = int((~y.isnan()).sum())
+        lines = [
+            f"{label}: {known} labelled models, held-out accuracy {told.accuracy[label]:.0%} "
+            f"(both classes equally: {told.balanced[label]:.0%}), training models reach {reach(space, found):.1f}"
+        ]
+        for other, vector in space.directions.items():
+            shared = float(torch.nn.functional.cosine_similarity(found, vector, dim=0))
+            if abs(shared) > 0.2:
+                lines.append(f"overlaps with {other}: cosine {shared:+.2f}; protect it in W2W Edit")
+        if save_as:
+            lines.append(f"saved: {bridge_w2w.save_space(made, save_as)}")
+        text = "\n".join(lines)
+        return io.NodeOutput(made, text, ui=ui.PreviewText(text))
+
+
+class W2WInvert(io.ComfyNode):
+    """One picture becomes a model."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A picture in; the model of the space that explains it out."""
+        usual = InvertConfig()
+        return io.Schema(
+            node_id="VitrineW2WInvert",
+            display_name="W2W Invert",
+            category=CATEGORY,
+            description="Finds the model of the space that fits one picture, for example the person in it; a mask "
+            "keeps the background out. Interrupting keeps the best so far.",
+            search_aliases=["weights2weights", "invert", "personalise", "one image", "face to model", "dreambooth"],
+            inputs=[
+                io.Model.Input("model", tooltip="The base model the space was made for."),
+                io.Vae.Input("vae", tooltip="Its VAE."),
+                io.Conditioning.Input("positive", tooltip="The prompt the LoRAs were trained with: sks person."),
+                SPACE,
+                io.Image.Input("image", tooltip="One picture; of a batch each becomes a model."),
+                io.Combo.Input("preset", options=["photo", "out_of_distribution", "quick", "custom"], default="quick",
+                               tooltip="photo, out_of_distribution: the paper's. quick: fewer steps, larger batches. "
+                               "custom takes the values below."),
+                io.Int.Input("steps", default=usual.steps, min=1, max=10_000, tooltip="custom: Adam steps."),
+                io.Float.Input("lr", default=usual.lr, min=1e-4, max=10.0, step=0.01, tooltip="custom: learning rate."),
+                io.Int.Input("batch", default=4, min=1, max=64, tooltip="custom: noise levels a step."),
+                io.Int.Input("components", default=0, min=0, max=100_000, tooltip="custom: how many; 0 takes all."),
+                io.Float.Input("prior", default=0.0, min=0.0, max=1.0, step=0.0001,
+                               tooltip="custom: pull towards the mean model; for drawings or hidden faces try 0.001."),
+                io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
+                             tooltip="Of noise levels and noise."),
+                io.Mask.Input("mask", optional=True, tooltip="White where the subject is; same size as the picture."),
+            ],
+            outputs=[
+                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
+                io.String.Output(display_name="report", tooltip="Loss on held-out noise, nearest training models."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, vae: Any, positive: list, space: Space, image: torch.Tensor, preset: str, steps: int,
+        lr: float, batch: int, components: int, prior: float, seed: int, mask: torch.Tensor | None = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """``invert`` outside inference mode."""
+        config = _config(preset, steps, lr, batch, components, prior, seed)
+        latents = bridge.encode(model, vae, image)
+        if mask is not None and mask.shape[-2:] != image.shape[1:3]:
+            given, wanted = tuple(mask.shape[-2:]), tuple(image.shape[1:3])
+            raise refuse("mask size", given, wanted, "crop or resize picture and mask together")
+        small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
+        denoiser, cond = bridge.denoiser_of(model), bridge.condition_of(model, positive, latents[:1])
+        with torch.inference_mode(False):  # nodes run in inference mode, which knows no gradients
+            bridge.allow_gradients(model)
+            found = invert(
+                denoiser, space, latents.clone(), cond.to(model.load_device, copy=True), config,
+                None if small is None else small.clone(), progress=bridge.progress(),
+            )  # fmt: skip
+        made = W2WModel(found.coefficients, space.identity, ({"invert": {"steps": found.steps, "preset": preset}},))
+        first, last = found.losses[0][1][0], min(row[0] for _, row in found.losses)
+        stopped = ", interrupted" if found.interrupted else ""
+        text = f"{found.steps} steps{stopped}: held-out loss {first:.4f} -> {last:.4f}\n{describe(space, made)}"
+        return io.NodeOutput(made, text, ui=ui.PreviewText(text))
+
+
+def _config(name: str, steps: int, lr: float, batch: int, components: int, prior: float, seed: int) -> InvertConfig:
+    if name != "custom":
+        return replace(preset(name), seed=seed)
+    return InvertConfig(components or None, steps, lr, batch, prior=prior, seed=seed, antithetic=batch > 1)
+
+
+NODES: list[type[io.ComfyNode]] = [BuildSpace, TrainDirection, W2WInvert]

@@ -1,0 +1,171 @@
+"""Many LoRAs at once: the batched forward against PEFT, the batched trainer against one-at-a-time PEFT (check 20)."""
+
+import copy
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from peft import LoraConfig
+from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.portraits.models import build_models
+from vitrine.engine.w2w import (
+    BatchedLora,
+    BatchedTrainer,
+    LoraLayer,
+    LoraTrainConfig,
+    Manifest,
+    Subject,
+    initial_lora,
+    read_header,
+    read_lora,
+    train_loras,
+)
+
+
+def tiny():
+    torch.manual_seed(0)
+    return UNet2DConditionModel(
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=12, attention_head_dim=4,
+        norm_num_groups=4, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ).eval().requires_grad_(False)  # fmt: skip
+
+
+def denoiser(unet):
+    return Denoiser.from_diffusers(unet, build_models().scheduler)
+
+
+def subjects(count, scale=1.0):
+    out = []
+    for i in range(count):
+        g = torch.Generator().manual_seed(i)
+        latents, text = torch.randn(3, 4, 8, 8, generator=g), torch.randn(3, 5, 12, generator=g)
+        out.append(Subject(f"s{i}", latents * (scale if i == 1 else 1.0), Condition(text), i))
+    return out
+
+
+def random_lora(unet, seed, conv=False):
+    g = torch.Generator().manual_seed(seed)
+    out = {
+        p: LoraLayer(layer.down, torch.randn(layer.up.shape, generator=g) * 0.1, 27.0)
+        for p, layer in initial_lora(unet, rank=2, seed=seed).items()
+    }
+    if conv:
+        shape = unet.conv_in.weight.shape
+        down = torch.randn(2, *shape[1:], generator=g) * 0.1
+        out["conv_in"] = LoraLayer(down, torch.randn(shape[0], 2, 1, 1, generator=g) * 0.1, 2.0)
+    return out
+
+
+def run(unet, x, text):
+    t = torch.linspace(10, 900, len(x))
+    return unet(x, t, text).sample
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("conv", [False, True])
+def test_each_block_of_rows_sees_its_own_model(tiled, conv):
+    unet = tiny()
+    loras = [random_lora(unet, i, conv) for i in range(3)]
+    manifest = Manifest.of(loras[0])
+    weights = torch.stack([manifest.flatten(x) for x in loras])
+    x, text = torch.randn(6, 4, 8, 8), torch.randn(6, 5, 12)
+    bare = run(unet, x, text)
+    with BatchedLora(unet, manifest, weights, tiled):
+        found = run(unet, x, text)
+    assert torch.equal(run(unet, x, text), bare)  # closing leaves the module as it was
+    for row in range(6):
+        model = row % 3 if tiled else row // 2
+        merged = copy.deepcopy(unet)
+        for path, layer in loras[model].items():
+            merged.get_submodule(path).weight += layer.delta()
+        alone = run(merged, x, text)[row]
+        torch.testing.assert_close(found[row], alone, atol=2e-5, rtol=1e-4)
+    assert (found - bare).abs().max() > 1e-2
+
+
+def one_at_a_time(subject, config):
+    """The plain way: PEFT adapter, torch's AdamW and clip_grad_norm_, one model, the same draws."""
+    unet = tiny()
+    start = initial_lora(unet, config.targets, config.rank, config.alpha, config.seed)
+    unet.add_adapter(LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.targets)))
+    for path, layer in start.items():
+        module = unet.get_submodule(path)
+        module.lora_A["default"].weight.data.copy_(layer.down)
+        module.lora_B["default"].weight.data.copy_(layer.up)
+    learnt = [p for n, p in unet.named_parameters() if ".lora_" in n]
+    adam = torch.optim.AdamW(learnt, config.lr, weight_decay=config.weight_decay)
+    abar = build_models().scheduler.alphas_cumprod
+    random = torch.Generator().manual_seed(config.seed * 1_000_003 + subject.number)
+    for _ in range(config.steps):
+        x0, t, noise, cond = subject.draw(config.batch, random)
+        a = abar[t].view(-1, 1, 1, 1)
+        found = unet(a.sqrt() * x0 + (1 - a).sqrt() * noise, t, cond.text).sample
+        (found - noise).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(learnt, config.clip)
+        adam.step()
+        adam.zero_grad()
+    return {
+        p: (unet.get_submodule(p).lora_A["default"].weight, unet.get_submodule(p).lora_B["default"].weight)
+        for p in start
+    }
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_batched_training_equals_peft_one_at_a_time(scale):
+    """Five AdamW steps with clipping; one model with huge gradients must not scale the others.
+
+    1e-4, as AdamW divides gradients near zero by themselves and so magnifies rounding; most numbers agree to 1e-7.
+    """
+    config = LoraTrainConfig(rank=2, alpha=4.0, steps=5, batch=2, lr=1e-3)
+    trainer = BatchedTrainer(denoiser(tiny()), subjects(3, scale), config)
+    for _ in range(config.steps):
+        trainer.step()
+    for subject, found in zip(subjects(3, scale), trainer.loras(), strict=True):
+        for path, (down, up) in one_at_a_time(subject, config).items():
+            torch.testing.assert_close(found[path].down, down, atol=1e-4, rtol=0)
+            torch.testing.assert_close(found[path].up, up, atol=1e-4, rtol=0)
+
+
+def test_a_folder_resumes_where_it_was_stopped(tmp_path):
+    unet, config = tiny(), LoraTrainConfig(steps=2, lr=1e-3)
+    every = subjects(5)
+    names, made = [s.name for s in every], [lambda s=s: s for s in every]
+
+    class Stop(Exception):
+        pass
+
+    def stop(step, total, preview=None):
+        if step == 6:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train_loras(denoiser(unet), made, names, tmp_path / "a", config, together=2, progress=stop)
+    kept = {p.name: p.read_bytes() for p in (tmp_path / "a").glob("*.safetensors")}
+    assert set(kept) == {"s0.safetensors", "s1.safetensors"}
+    files = train_loras(denoiser(unet), made, names, tmp_path / "a", config, together=3)
+    alone = train_loras(denoiser(unet), made, names, tmp_path / "b", config, together=1)
+    assert (tmp_path / "a" / "s0.safetensors").read_bytes() == kept["s0.safetensors"]
+    for one, other in zip(files, alone, strict=True):
+        a, b = read_lora(read_header(one)), read_lora(read_header(other))
+        for path in a:
+            torch.testing.assert_close(a[path].up, b[path].up, atol=1e-6, rtol=0)
+    with pytest.raises(VitrineError, match="these settings"):
+        train_loras(denoiser(unet), made, names, tmp_path / "a", LoraTrainConfig(steps=3, lr=1e-3))
+
+
+@pytest.mark.parametrize("bad", [{"rank": 0}, {"lr": 0.0}, {"weighting": "min-snr"}, {"schedule": "linear"}])
+def test_bad_settings_are_refused(bad):
+    with pytest.raises(VitrineError):
+        LoraTrainConfig(**bad)
+
+
+def test_targets_that_match_nothing_are_named():
+    with pytest.raises(VitrineError, match="to_q"):
+        initial_lora(tiny(), ("query",))
+
+
+def test_settings_round_trip():
+    config = LoraTrainConfig(rank=3, targets=("to_q",), schedule="cosine")
+    assert LoraTrainConfig.from_dict(config.to_dict()) == config
