@@ -275,7 +275,7 @@ class SaveW2WLora(io.ComfyNode):
                 SPACE, MODEL,
                 io.String.Input("name", default="person", tooltip="File name without folder or ending."),
                 io.Combo.Input("names", options=["kohya", "diffusers"], default="kohya",
-                               tooltip="How the tensors are called; kohya suits most programs."),
+                               tooltip="kohya loads in ComfyUI and most programs, diffusers in diffusers only."),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
         )  # fmt: skip

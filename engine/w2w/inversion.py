@@ -133,13 +133,13 @@ class _Run:
         self.losses: list[tuple[int, list[float]]] = []
         self.best = torch.zeros(len(latents), space.dimension, device=device)
         self._lowest = torch.full((len(latents),), math.inf)
-        self._held_out = self._draw([torch.Generator().manual_seed(config.seed + 77_777) for _ in latents], 8)
+        self._held_out = self._draw([torch.Generator().manual_seed(config.seed + 77_777) for _ in latents], 8, True)
 
     def step(self, number: int) -> None:
         """One Adam step on the coefficients."""
         config = self.config
         with torch.enable_grad():
-            loss = self.loss(*self._draw(self.random, config.batch)).sum()
+            loss = self.loss(*self._draw(self.random, config.batch, config.antithetic)).sum()
             if config.prior:  # the negative log of the sampling Gaussian, up to constants
                 loss = loss + config.prior * (self.beta / self.sigma).square().mean(1).sum()
             (self.beta.grad,) = torch.autograd.grad(loss, [self.beta])
@@ -163,7 +163,9 @@ class _Run:
         error = ((found - noise) * self.mask[rows]).square()
         return error.flatten(1).mean(1).view(models, each).mean(1)
 
-    def _draw(self, generators: list[torch.Generator], each: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _draw(
+        self, generators: list[torch.Generator], each: int, even: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         device, shape = self.latents.device, self.latents.shape[1:]
         span, parts = self.config.high + 1 - self.config.low, []
         for row, random in enumerate(generators):
@@ -172,7 +174,7 @@ class _Run:
                 own = torch.randn(each, *shape, generator=random).to(device)
                 x0 = x0 + self.deviations[row : row + 1] * own
             noise = torch.randn(each, *shape, generator=random).to(device)
-            if self.config.antithetic or each == 8:
+            if even:
                 offset = torch.rand(1, generator=random)
                 t = self.config.low + ((torch.arange(each) + offset) * span / each).long()
             else:
@@ -198,7 +200,16 @@ def _factors(space: Space) -> WeightSpace:
     if not isinstance(space, WeightSpace):
         remedy = "build the space in factors mode, or encode a LoRA trained on the picture"
         raise refuse("space", "delta mode", "factors mode", remedy)
-    return space
+    if not space.components.is_inference():
+        return space
+    # loaded inside torch.inference_mode(), as ComfyUI's nodes are run; autograd takes copies only
+    return replace(
+        space,
+        mean=space.mean.clone(),
+        scale=space.scale.clone(),
+        components=space.components.clone(),
+        singular_values=space.singular_values.clone(),
+    )
 
 
 def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:

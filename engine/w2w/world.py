@@ -17,6 +17,7 @@ from .build import BuildConfig, Space, build_space
 from .directions import direction, with_directions
 from .editing import materialise
 from .manifest import Manifest
+from .pca import Matrix, PCAConfig, principal_components
 from .space import WeightSpace
 from .train import LoraTrainConfig, Subject, train_loras
 
@@ -110,6 +111,16 @@ def build_people(folder: str | Path, components: int = 300, progress: Progress =
 def people_space() -> WeightSpace:
     """The shipped space."""
     return WeightSpace.load(FILE)
+
+
+def subspace(space: WeightSpace, count: int) -> WeightSpace:
+    """The space of the first ``count`` models, from their weights as the space holds them."""
+    if count >= space.count:
+        return space
+    rows = space.decode(space.coefficients[:count])
+    found = principal_components(Matrix(rows), PCAConfig())
+    parts = (found.mean, found.scale, found.basis, found.singular_values, found.coefficients, count)
+    return WeightSpace(space.manifest, *parts, space.names[:count], {}, found.total_variance, dict(space.info))
 
 
 @dataclass(frozen=True)

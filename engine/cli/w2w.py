@@ -1,0 +1,178 @@
+"""``vitrine w2w train-loras | build | sample | import-official``: spaces of models, from files to files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+
+
+@dataclass(frozen=True)
+class TrainLoras:
+    """Train one LoRA for each subject, many at once; the same command goes on where it was stopped.
+
+    FOLDER holds one folder of pictures for each subject; without one, people of the portraits model are trained.
+    Started by ``accelerate launch`` or ``torchrun``, processes share the subjects.
+    """
+
+    folder: Positional[Path | None] = None
+    """Folder of folders with pictures; none: the portraits world."""
+    out: Path = Path("w2w-loras")
+    """Where the LoRA files go, one for each subject."""
+    model: str = "portraits"
+    """A Stable Diffusion 1.x / 2.x folder or hub id."""
+    prompt: str = "sks person"
+    """What every picture is called."""
+    people: int = 520
+    """How many people of the portraits world."""
+    together: int = 16
+    """Models trained in one batch; more fills a larger GPU."""
+    steps: int = 800
+    """Optimiser steps of each model (portraits: 160)."""
+    batch: int = 1
+    """Pictures of one subject in each step (portraits: 2)."""
+    rank: int = 1
+    """LoRA rank."""
+    lr: float = 1e-4
+    """AdamW's rate (portraits: 1e-2)."""
+
+    def run(self) -> int:
+        """0 when all are trained."""
+        from ..processes import processes
+        from ..progress import TqdmProgress
+        from ..w2w import LoraTrainConfig, train_loras
+        from ..w2w.world import train_people
+
+        state = processes()
+        how: dict[str, Any] = {"together": self.together, "progress": TqdmProgress("training")}
+        how["share"] = (state.process_index, state.num_processes)
+        if self.folder is None:
+            files = train_people(self.out, self.people, **how)
+        else:
+            from ..pipelines.w2w_training import subjects_in
+
+            denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt)
+            config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
+            files = train_loras(denoiser, makers, names, self.out, config, **how)
+        print(f"{len(files)} LoRAs in {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Build:
+    """Build a space from a folder of LoRA files, and directions from a table of labels."""
+
+    folder: Positional[Path]
+    """LoRA files of one kind and one base model."""
+    out: Path = Path("space.w2w.safetensors")
+    """The space."""
+    labels: Path | None = None
+    """CSV: model name, then one column a label; see `vitrine w2w build --help`."""
+    portraits: bool = False
+    """The folder holds people of the portraits world: label them by what is known."""
+    mode: str = "auto"
+    """auto, factors or delta."""
+    components: int | None = None
+    """How many to keep; none: all."""
+    memory_gb: float = 2.0
+    """Largest share of memory; larger folders go through a work folder."""
+    dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+
+    def run(self) -> int:
+        """0 on success; bad files are named and left out."""
+        from ..progress import TqdmProgress
+        from ..w2w import BuildConfig, build_space, direction, quality, with_directions
+        from ..w2w.labels import read_table
+        from ..w2w.world import build_people
+
+        bar = TqdmProgress("components")
+        if self.portraits:
+            space = build_people(self.folder, self.components or 300, bar)
+            print(f"{space.count} people, directions {', '.join(space.directions)}")
+        else:
+            config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30))
+            work = self.out.with_name(self.out.name + ".work")
+            built = build_space(self.folder, config, bar, work)
+            space = built.space
+            print(built.text())
+        if self.labels is not None:
+            table = read_table(self.labels, space.names)
+            space = with_directions(space, {k: direction(space, y) for k, y in table.items()})
+            for label, value in quality(space, table).balanced.items():
+                print(f"{label}: held-out accuracy {value:.1%}, both classes equally")
+        print(f"space: {space.save(self.out, self.dtype)}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Write new models of a space as LoRA files."""
+
+    space: Positional[Path | None] = None
+    """A space file; none: the shipped people."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """One model each."""
+    edits: tuple[str, ...] = ()
+    """Sliders such as 'beard=2'."""
+    factor: float = 1.0
+    """Spread of the models."""
+    dialect: str = "kohya"
+    """kohya, diffusers or peft."""
+    out: Path = Path("w2w-models")
+    """Folder for the files."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import SampleConfig, W2WModel, edit, load_space, materialise, nearest, sample, write_lora
+        from ..w2w.world import people_space
+
+        space = load_space(self.space) if self.space else people_space()
+        strengths = dict(map(_slider, self.edits))
+        rows = edit(space, sample(space, self.seeds, SampleConfig(self.factor)), strengths)
+        for seed, row in zip(self.seeds, rows, strict=True):
+            name = f"model-{seed:04d}" + "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
+            path = write_lora(self.out / f"{name}.safetensors", materialise(space, row), self.dialect)
+            told = ({"sample": {"seed": seed, "factor": self.factor}}, {"edit": strengths})
+            W2WModel(row[None], space.identity, told).save(self.out / f"{name}.w2wmodel.safetensors")
+            near = nearest(space, row[None])[0][0]
+            print(f"{path}  nearest training model {near.name}, cosine {near.cosine:.2f}")
+        return 0
+
+
+@dataclass(frozen=True)
+class ImportOfficial:
+    """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
+
+    folder: Positional[Path]
+    """Holds mean.pt, std.pt, V.pt, weight_dimensions.pt and perhaps proj_1000pc.pt."""
+    out: Path = Path("official.w2w.safetensors")
+    """The space; their licence is non-commercial, and stays so."""
+    components: int = 1000
+    """Columns of V to take; 0 takes all 10,000."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w.official import import_official
+
+        space = import_official(self.folder, self.components or None)
+        print(space.info.get("note", ""))
+        print(f"space: {space.save(self.out, 'bfloat16')}")
+        return 0
+
+
+def _slider(text: str) -> tuple[str, float]:
+    label, _, number = text.partition("=")
+    try:
+        return label.strip(), float(number)
+    except ValueError:
+        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
+
+
+COMMANDS: dict[str, type] = {
+    "train-loras": TrainLoras, "build": Build, "sample": Sample, "import-official": ImportOfficial,
+}  # fmt: skip

@@ -1,0 +1,259 @@
+"""Claims about W2W on the people of the portraits world: ``vitrine reproduce w2w.*``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..claims import ClaimResult, claim
+from ..progress import Progress, silent
+from .world import LABELS, PAPER, SHAPES
+
+MODELS, PICTURES = 50, 6
+PER_LABEL, SHOTS = 10, 4
+INVERTED = 8
+FRESH = 5000
+"""People from here on (after the first identity) are in no space."""
+
+
+@claim(
+    "w2w.sampling", paper=PAPER, figure="section 4.2: sampled models are consistent, new, and vary as the training set",
+    target="within < between for every model; none nearer to a training model than 95 % of these are to each other; "
+    "attribute shares within 10 points of the training set's",
+)  # fmt: skip
+def sampling(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+    """50 sampled models, 6 pictures each, in the same contexts."""
+    from .measures import distances, shares
+    from .sampling import SampleConfig, closeness, nearest, sample
+    from .world import Studio, labels
+
+    studio = Studio.open(model)
+    space = studio.space
+    config = SampleConfig(components=space.dimension)
+    rows = sample(space, range(MODELS), config)
+    features, attributes = studio.read(studio.draw(rows, PICTURES))
+    within, between = distances(features)
+    limit = closeness(space)
+    near = [n[0].cosine for n in nearest(space, rows)]
+    known = labels(space.names)
+    wanted = {k: float(known[k].nanmean()) for k in LABELS}
+    # a finite training set's own shares, through the same network: what its LoRAs draw
+    drawn = studio.read(studio.draw(space.coefficients[:: max(1, space.count // MODELS)][:MODELS], PICTURES))[1]
+    found, trained = shares(studio, attributes), shares(studio, drawn)
+    gaps = {k: round(found[k] - wanted[k], 3) for k in LABELS}
+    consistent = int((within[:, None] < between).all(1).sum())
+    worst = max(gaps, key=lambda k: abs(gaps[k]))
+    holds = consistent == MODELS and max(near) < limit and abs(gaps[worst]) <= 0.10
+    details = {
+        "distance within a model": _spread(within),
+        "distance between models": _spread(between.flatten()),
+        "models closer to themselves than to any other": f"{consistent} of {MODELS}",
+        "nearest training model, cosine": f"at most {max(near):.3f}, mean {sum(near) / len(near):.3f}",
+        "training models among themselves, 95th percentile": round(limit, 3),
+        "largest gap of an attribute's share": f"{worst} {gaps[worst]:+.3f}",
+        "gaps": gaps,
+        "training LoRAs' own gaps": {k: round(trained[k] - wanted[k], 3) for k in LABELS},
+    }
+    return ClaimResult(round(float(within.mean() / between.mean()), 3), None, holds, details)
+
+
+@claim(
+    "w2w.directions", paper=PAPER, figure="Fig. 9: linear directions in weight space tell attributes apart",
+    target="held-out accuracy >= 90 % for every attribute of LABELS",
+)  # fmt: skip
+def directions(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+    """Five-fold accuracy of each label's direction, and how much directions share."""
+    from .directions import quality
+    from .world import DIRECTION_COMPONENTS, labels, people_space
+
+    space = people_space()
+    told = quality(space, labels(space.names), components=DIRECTION_COMPONENTS)
+    worst = min(LABELS, key=lambda k: told.balanced[k])
+    off = told.entanglement[~torch.eye(len(told.labels), dtype=torch.bool)]
+    details: dict[str, Any] = {k: f"{told.accuracy[k]:.3f} (balanced {told.balanced[k]:.3f})" for k in LABELS}
+    details |= {k: f"above or below average: {told.balanced[k.replace('_', ' ')]:.3f}" for k in SHAPES}
+    details["mean |cosine| between directions"] = round(float(off.mean()), 3)
+    return ClaimResult(round(told.balanced[worst], 3), None, told.balanced[worst] >= 0.9, details)
+
+
+@claim(
+    "w2w.editing", paper=PAPER, figure="Table 1: edits against prompts and concept sliders",
+    target="for 6 attributes or more: target +60 points monotonically, others <= 10 points, identity above both",
+)  # fmt: skip
+def editing(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+    """Sweeps on models that lack the attribute; baselines on the same models, seeds and surroundings."""
+    from ..denoiser import Denoiser
+    from . import measures as m
+    from .world import Studio
+
+    studio = Studio.open(model)
+    denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
+    sliders, start = m.baseline_sliders(studio, denoiser, progress=progress)
+    details: dict[str, Any] = {}
+    good = 0
+    for i, label in enumerate(m.EDITED):
+        models = m.subjects_without(studio, label, PER_LABEL)
+        own = m.w2w_sweep(studio, label, models, SHOTS, [p for p in m.EDITED if p != label])
+        prompt = m.prompt_sweep(studio, label, models, SHOTS)
+        slider = m.slider_sweep(studio, label, models, SHOTS, sliders[i], start)
+        row, holds = _edit_row(own, prompt, slider)
+        details[label] = row
+        good += holds
+        progress(i + 1, len(m.EDITED), None)
+    return ClaimResult(good, None, good >= 6, details)
+
+
+def _edit_row(own: Any, prompt: Any, slider: Any) -> tuple[dict[str, Any], bool]:
+    """Each method where the target has risen as far as all three reach, and w2w where it has risen by 60 points."""
+    rise = own.target[-1] - own.target[1]
+    steady = all(b >= a - 0.01 for a, b in zip(own.target[1:], own.target[2:], strict=False))
+    common = max(0.05, min(0.6, rise, prompt.target[-1] - prompt.target[0], max(slider.target) - slider.target[0]))
+    at = {name: s.at(common) for name, s in (("w2w", own), ("prompt", prompt), ("slider", slider))}
+    mine = own.at(0.6)
+    better = mine is not None and all(v is None or at["w2w"][0] > v[0] for k, v in at.items() if k != "w2w")
+    row = {
+        "target by strength": [round(v, 3) for v in own.target],
+        "others at +60": None if mine is None else f"{mine[1]:.3f} (most: {own.other})",
+        f"identity at +{common:.0%}": {k: None if v is None else round(v[0], 3) for k, v in at.items()},
+        f"others at +{common:.0%}": {k: None if v is None else round(v[1], 3) for k, v in at.items()},
+        f"pixels at +{common:.0%}": {k: None if v is None else round(v[2], 3) for k, v in at.items()},
+        "reach": {"w2w": round(rise, 3), "prompt": round(prompt.target[-1] - prompt.target[0], 3),
+                  "slider": round(max(slider.target) - slider.target[0], 3)},
+    }  # fmt: skip
+    return row, bool(steady and mine is not None and mine[1] <= 0.10 and better)
+
+
+@claim(
+    "w2w.delayed", paper=PAPER, figure="Fig. 31: edits that begin later keep the picture and do less",
+    target="attribute change and picture change both fall as the edit begins later; order of 3 edits <= 1e-6",
+)  # fmt: skip
+def delayed(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+    """Three edits at once on 10 models, injected from several timesteps on."""
+    from .editing import edit
+    from .sampling import SampleConfig, sample
+    from .world import Studio
+
+    studio = Studio.open(model)
+    rows = sample(studio.space, range(900, 910), SampleConfig(truncation=2.0))
+    steps = {"beard": 2.5, "glasses": 2.0, "white hair": 2.5}
+    after = edit(studio.space, rows, steps)
+    turned = rows
+    for label in reversed(steps):
+        turned = edit(studio.space, turned, {label: steps[label]})
+    flat, other = studio.flat(after)[0], studio.flat(turned)[0]
+    order = float((flat - other).abs().max())
+    plain = studio.draw(rows, SHOTS)
+    table, gains, moves = {}, [], []
+    for start in (1000, 900, 800, 700, 600, 400, 200, -1):
+        images = studio.draw(rows, SHOTS, late=after, start=float(start))
+        attributes = studio.read(images)[1]
+        gains.append(sum(float(studio.likelihood(attributes, k).mean()) for k in steps) / len(steps))
+        moves.append(float((images - plain).square().mean().sqrt()))
+        table[f"from t = {start}"] = f"attributes {gains[-1]:.3f}, picture moved by {moves[-1]:.4f}"
+        progress(len(gains), 8, None)
+    falls = all(b <= a + 0.02 for a, b in zip(gains, gains[1:], strict=False))
+    falls = falls and all(b <= a + 1e-3 for a, b in zip(moves, moves[1:], strict=False)) and moves[-1] == 0
+    return ClaimResult(order, None, falls and order <= 1e-6, table)
+
+
+@claim(
+    "w2w.inversion", paper=PAPER, figure="Table 2: one picture against trained LoRAs; Figs. 10 and 30: trends",
+    target="identity >= 90 % of a LoRA trained on 20 pictures, above a LoRA trained on the one picture",
+)  # fmt: skip
+def inversion(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+    """8 people of no space: inversion, LoRA on 20 pictures, LoRA on one; then fewer components, and other styles."""
+    from ..denoiser import Denoiser
+    from ..portraits.identities import FIRST_IDENTITY
+    from . import measures as m
+    from .world import Studio
+
+    studio = Studio.open(model)
+    denoiser, who = Denoiser.from_diffusers(studio.portraits.pipeline()), []
+    who = [FIRST_IDENTITY + FRESH + i for i in range(INVERTED)]
+    images, told, _ = m.pictures_of(who)
+    rows, seconds = m.inverted(studio, denoiser, images, told)
+    ours = m.Likeness(m.likeness(studio, studio.flat(rows)[0], who), studio.space.dimension, seconds)
+    many, one = (
+        m.Likeness(m.likeness(studio, weights, who), weights.shape[1], spent)
+        for weights, spent in (m.trained(studio, denoiser, who, n) for n in (20, 1))
+    )
+    progress(1, 3, None)
+    nobody = studio.flat(torch.zeros(len(who), studio.space.dimension))[0]
+    mean = float(m.likeness(studio, nobody, who).mean())
+    details: dict[str, Any] = {
+        name: f"identity {found.mean:.3f}, {found.numbers} numbers, {found.seconds:.1f} s a person"
+        for name, found in (("inversion, 1 picture", ours), ("LoRA, 20 pictures", many), ("LoRA, 1 picture", one))
+    }
+    details["the mean model"] = round(mean, 3)
+    details["by number of components"] = _by_components(studio, denoiser, images, told, who)
+    progress(2, 3, None)
+    details["another drawing style (gray, inked edges)"] = _other_style(studio, denoiser, images, told, who)
+    holds = ours.mean >= 0.9 * many.mean and ours.mean > one.mean
+    return ClaimResult(round(ours.mean / many.mean, 3), None, holds, details)
+
+
+def _by_components(studio: Any, denoiser: Any, images: Any, told: list[str], who: list[int]) -> dict[str, float]:
+    from . import measures as m
+
+    found = {}
+    for count in (10, 30, 100):
+        rows, _ = m.inverted(studio, denoiser, images, told, replace(m.INVERSION, components=count))
+        found[str(count)] = round(float(m.likeness(studio, studio.flat(rows)[0], who).mean()), 3)
+    return found
+
+
+def _other_style(studio: Any, denoiser: Any, images: Any, told: list[str], who: list[int]) -> dict[str, Any]:
+    """Gray pictures with inked edges: does inversion still land on a person, and on this one."""
+    from . import measures as m
+    from .sampling import nearest
+
+    gray = images.mean(1, keepdim=True)
+    edges = (gray - torch.nn.functional.avg_pool2d(gray, 3, 1, 1)).abs().clamp(max=0.15) * 4
+    drawn = (gray - edges).clamp(0, 1).expand(-1, 3, -1, -1)
+    rows, _ = m.inverted(studio, denoiser, drawn, told, replace(m.INVERSION, prior=2e-3))
+    length = (rows / studio.space.deviations).square().mean(1).sqrt()
+    usual = (studio.space.coefficients / studio.space.deviations).square().mean(1).sqrt()
+    features, _ = studio.read(studio.draw(rows, 6))
+    within, between = m.distances(features)
+    return {
+        "identity": round(float(m.likeness(studio, studio.flat(rows)[0], who).mean()), 3),
+        "deviations from the mean": f"{float(length.mean()):.2f} (training models {float(usual.mean()):.2f})",
+        "distance within / between": f"{float(within.mean()):.3f} / {float(between.mean()):.3f}",
+        "nearest training model, cosine": round(sum(n[0].cosine for n in nearest(studio.space, rows)) / len(rows), 3),
+    }
+
+
+@claim(
+    "w2w.models", paper=PAPER, figure="Figs. 9 and 10: more training models make better spaces",
+    target="identity of inversions rises, entanglement falls, with the number of models",
+)  # fmt: skip
+def models(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+    """Spaces of the first 32, 128 and all people, from the shipped coefficients' own weights."""
+    from ..denoiser import Denoiser
+    from ..portraits.identities import FIRST_IDENTITY
+    from . import measures as m
+    from .directions import quality
+    from .world import Studio, labels, subspace
+
+    studio = Studio.open(model)
+    denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
+    who = [FIRST_IDENTITY + FRESH + i for i in range(INVERTED)]
+    images, told, _ = m.pictures_of(who)
+    table, trend = {}, []
+    for i, count in enumerate((32, 128, studio.space.count)):
+        space = subspace(studio.space, count)
+        rows, _ = m.inverted(studio, denoiser, images, told, space=space)
+        score = float(m.likeness(studio, space.decode(rows), who).mean())
+        known = {k: v for k, v in labels(space.names).items() if k in m.EDITED}
+        shared = quality(space, known).entanglement[~torch.eye(len(known), dtype=torch.bool)].mean()
+        table[f"{count} models"] = f"identity {score:.3f}, mean |cosine| of directions {float(shared):.3f}"
+        trend.append((score, float(shared)))
+        progress(i + 1, 3, None)
+    return ClaimResult(round(trend[-1][0] - trend[0][0], 3), None, trend[0][0] < trend[1][0] < trend[2][0], table)
+
+
+def _spread(values: torch.Tensor) -> str:
+    low, middle, high = torch.quantile(values, torch.tensor([0.05, 0.5, 0.95])).tolist()
+    return f"{middle:.3f} (5th to 95th percentile {low:.3f} to {high:.3f})"

@@ -1,0 +1,257 @@
+"""What the claims of W2W measure on the people of the portraits world: identity, attributes, edits, inversions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..denoiser import Condition, Denoiser
+from ..progress import Progress, silent
+from .directions import named, score, without
+from .editing import edit
+from .inversion import InvertConfig, invert
+from .sampling import SampleConfig, sample
+from .sliders import SliderConfig, train_sliders
+from .space import WeightSpace
+from .train import BatchedTrainer
+from .world import LABELS, RECIPE, Studio, subject
+
+EDITED = ("glasses", "beard", "bald", "long hair", "curly hair", "dark skin", "white hair")
+"""Attributes whose edits are measured; their words also stand in prompts, for the prompt baseline."""
+WORDS = {
+    "glasses": "glasses", "beard": "beard", "bald": "bald head", "long hair": "long hair", "curly hair": "curly hair",
+    "dark skin": "dark", "white hair": "white hair",
+}  # fmt: skip
+STRENGTHS = (-1.0, 0.0, 1.0, 2.0, 3.0)
+
+
+def distances(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(M, P, F) identity features -> cosine distances within models (M,) and between pictures of models (M, M - 1)."""
+    unit = torch.nn.functional.normalize(features, dim=-1)
+    m, p = unit.shape[:2]
+    table = 1 - torch.einsum("ipf,jqf->ijpq", unit, unit)
+    off = ~torch.eye(p, dtype=torch.bool)
+    within = table[range(m), range(m)][:, off].mean(1)
+    between = table.mean((2, 3))[~torch.eye(m, dtype=torch.bool)].view(m, m - 1)
+    return within, between
+
+
+def shares(studio: Studio, attributes: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Label -> share of models for which most pictures show it; hair colours among those with hair."""
+    hair = studio.likelihood(attributes, "bald").mean(1) < 0.5
+    found = {}
+    for label, (attribute, _) in LABELS.items():
+        has = studio.likelihood(attributes, label).mean(1) > 0.5
+        found[label] = float(has[hair].float().mean() if attribute == "hair_color" else has.float().mean())
+    return found
+
+
+# --- editing ------------------------------------------------------------------------------------------------------
+def subjects_without(studio: Studio, label: str, count: int, seed: int = 500) -> torch.Tensor:
+    """(count, K) sampled models whose score on a label is below its mean by half a deviation: there is room to move."""
+    d, kept = named(studio.space, label), []
+    for first in range(seed, seed + 4000, 50):
+        rows = sample(studio.space, range(first, first + 50), SampleConfig(truncation=2.0))
+        if LABELS[label][0] == "hair_color":  # a hair colour is to be seen on hair
+            rows = rows[score(named(studio.space, "bald"), rows) < -0.3]
+        kept += list(rows[score(d, rows) < -0.5])
+        if len(kept) >= count:
+            break
+    return torch.stack(kept[:count])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One way to edit at several strengths, for one label. All (S,) over strengths, means over models and pictures.
+
+    Attributes:
+        target: probability of the label. others: largest change of any other attribute's distribution, in total
+            variation. identity: cosine of identity features to strength 0. pixels: RMS change of the picture.
+    """
+
+    label: str
+    strengths: tuple[float, ...]
+    target: list[float]
+    others: list[float]
+    identity: list[float]
+    pixels: list[float]
+    other: str = ""
+
+    def at(self, gain: float) -> tuple[float, float, float] | None:
+        """(identity, others, pixels) where the target has risen by ``gain``, by linear interpolation."""
+        zero = self.strengths.index(0.0)
+        for i in range(zero + 1, len(self.strengths)):
+            low, high = self.target[i - 1] - self.target[zero], self.target[i] - self.target[zero]
+            if high >= gain:
+                w = 1.0 if high == low else (gain - low) / (high - low)
+                rows = (self.identity, self.others, self.pixels)
+                first, second, third = (row[i - 1] + w * (row[i] - row[i - 1]) for row in rows)
+                return first, second, third
+        return None
+
+
+def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictures: Sequence[torch.Tensor]) -> Sweep:
+    """From the pictures (M, P, 3, 64, 64) at each strength."""
+    from ..portraits.identities import identity_similarity
+
+    zero = list(strengths).index(0.0)
+    read = [studio.read(images) for images in pictures]
+    base, edited = read[zero], LABELS[label][0]
+    target, others, identity, pixels, worst = [], [], [], [], ("", 0.0)
+    for (features, attributes), images in zip(read, pictures, strict=True):
+        target.append(float(studio.likelihood(attributes, label).mean()))
+        changes = {
+            name: float((value.mean((0, 1)) - base[1][name].mean((0, 1))).abs().sum() / 2)
+            for name, value in attributes.items()
+            if name != edited and not (edited == "hair" and name == "hair_color")  # a bald head shows no colour
+        }
+        name = max(changes, key=changes.__getitem__)
+        worst = max(worst, (name, changes[name]), key=lambda pair: pair[1])
+        others.append(changes[name])
+        identity.append(float(identity_similarity(features, base[0]).mean()))
+        pixels.append(float((images - pictures[zero]).square().mean().sqrt()))
+    return Sweep(label, tuple(strengths), target, others, identity, pixels, worst[0])
+
+
+def w2w_sweep(studio: Studio, label: str, models: torch.Tensor, pictures: int, protect: Sequence[str] = ()) -> Sweep:
+    """Sliders along the space's direction, cleared of ``protect``."""
+    space, drawn = studio.space, []
+    vector = without(named(space, label), [named(space, p) for p in protect])
+    scale = float(score(named(space, label), vector))  # protecting shortens what a step does to its own score
+    for strength in STRENGTHS:
+        drawn.append(studio.draw(models + strength / max(scale, 0.2) * vector, pictures))
+    return measure_sweep(studio, label, STRENGTHS, drawn)
+
+
+def prompt_sweep(studio: Studio, label: str, models: torch.Tensor, pictures: int) -> Sweep:
+    """The same models, the attribute's word in the prompt, blended in by strength of its text states."""
+    before = prompts(pictures)
+    drawn = [studio.draw(models, pictures, prompts=before)]
+    drawn.append(studio.draw(models, pictures, prompts=[with_word(p, WORDS[label]) for p in before]))
+    return measure_sweep(studio, label, (0.0, 1.0), drawn)
+
+
+def slider_sweep(
+    studio: Studio, label: str, models: torch.Tensor, pictures: int, slider: torch.Tensor, start: torch.Tensor
+) -> Sweep:
+    """The concept slider's weights added to each model's, at several strengths.
+
+    Slider and models share their initial factors, so the factors' differences add up like the paper's merges.
+    """
+    flat, manifest = studio.flat(models)
+    strengths, drawn = (0.0, 0.5, 1.0, 1.5, 2.0), []
+    for strength in strengths:
+        both = flat + strength * (slider - start)
+        drawn.append(studio.draw_weights(manifest, both, pictures))
+    return measure_sweep(studio, label, strengths, drawn)
+
+
+def prompts(pictures: int, first_context: int = 5000) -> list[str]:
+    """Prompts of the surroundings."""
+    from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
+
+    return context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context))
+
+
+def with_word(prompt: str, word: str) -> str:
+    """A prompt that also says an attribute, where training captions say it."""
+    if word == "dark":
+        return prompt.replace(" face", " dark face")
+    return prompt.replace("face with", f"face with {word}")
+
+
+def baseline_sliders(
+    studio: Studio, denoiser: Denoiser, config: SliderConfig | None = None, progress: Progress = silent
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(L, D) concept sliders for ``EDITED`` and the (D,) weights they started from."""
+    from ..portraits import render
+    from ..portraits.identities import context_caption, portraits_of
+
+    scenes = [portraits_of(i, 1, 9000 + i) for i in range(64)]
+    told = [context_caption(s)[0] for s in scenes]
+    with torch.no_grad():
+        images = torch.cat([render(s).images for s in scenes])
+        latents = studio.portraits.vae.encode(images * 2 - 1).latent_dist.mean
+        latents = latents * studio.portraits.vae.config.scaling_factor
+        plain = Condition(studio.portraits.encode(told))
+        positive = [Condition(studio.portraits.encode([with_word(p, WORDS[label]) for p in told])) for label in EDITED]
+    weights, manifest = train_sliders(denoiser, latents, plain, positive, config, progress)
+    from .batched_lora import initial_lora
+
+    start = manifest.flatten(initial_lora(denoiser.backbone, alpha=RECIPE.alpha))
+    return weights, start
+
+
+# --- inversion ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Likeness:
+    """Identity scores (one for each person), trained numbers and seconds a person of one way to get a model."""
+
+    scores: torch.Tensor
+    numbers: int
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """Mean score."""
+        return float(self.scores.mean())
+
+
+def likeness(studio: Studio, weights: torch.Tensor, who: Sequence[int], pictures: int = 8) -> torch.Tensor:
+    """(M,) cosine between identity features of drawn pictures and of the true person's renders, mean over pictures."""
+    from ..portraits import render
+    from ..portraits.identities import identity_similarity, portraits_of
+
+    manifest = studio.space.manifest if isinstance(studio.space, WeightSpace) else None
+    assert manifest is not None
+    features = studio.read(studio.draw_weights(manifest, weights, pictures))[0]
+    truth = torch.stack([
+        studio.read(render(portraits_of(i, 24, 7000)).images[None])[0][0].mean(0) for i in who
+    ])  # fmt: skip
+    return identity_similarity(features, truth[:, None]).mean(1)
+
+
+def trained(studio: Studio, denoiser: Denoiser, who: Sequence[int], pictures: int) -> tuple[torch.Tensor, float]:
+    """(M, D) LoRAs trained on so many pictures of each person with the space's recipe, and seconds a person."""
+    began = time.perf_counter()
+    trainer = BatchedTrainer(denoiser, [subject(studio.portraits, i, pictures) for i in who], RECIPE)
+    for _ in range(RECIPE.steps):
+        trainer.step()
+    return trainer.weights.detach(), (time.perf_counter() - began) / len(who)
+
+
+INVERSION = InvertConfig(steps=120, lr=0.6, batch=4, schedule="cosine", antithetic=True, check_every=30, prior=2e-4)
+"""On 16 x 16 latents and 300 components; 480 network rows in all against the 320 of a trained LoRA."""
+
+
+def inverted(
+    studio: Studio, denoiser: Denoiser, images: torch.Tensor, told: list[str], config: InvertConfig = INVERSION,
+    space: WeightSpace | None = None,
+) -> tuple[torch.Tensor, float]:  # fmt: skip
+    """(M, K) coefficients from one picture (M, 3, 64, 64) each, and seconds a picture."""
+    with torch.no_grad():
+        latents = studio.portraits.vae.encode(images * 2 - 1).latent_dist.mean
+        latents = latents * studio.portraits.vae.config.scaling_factor
+        cond = Condition(studio.portraits.encode(told))
+    began = time.perf_counter()
+    found = invert(denoiser, space or studio.space, latents, cond, config)
+    return found.coefficients, (time.perf_counter() - began) / len(images)
+
+
+def pictures_of(who: Sequence[int], context: int = 6000) -> tuple[torch.Tensor, list[str], Any]:
+    """One picture of each person, each in a context of its own, with its caption and the rendering."""
+    from ..portraits import render
+    from ..portraits.identities import context_caption, portraits_of
+
+    scenes = [portraits_of(i, 1, context + k) for k, i in enumerate(who)]
+    drawn = [render(s) for s in scenes]
+    return torch.cat([d.images for d in drawn]), [context_caption(s)[0] for s in scenes], drawn
+
+
+def composed(studio: Studio, models: torch.Tensor, edits: Mapping[str, float]) -> torch.Tensor:
+    """Models with several sliders at once."""
+    return edit(studio.space, models, edits)

@@ -1,0 +1,307 @@
+"""W2W nodes in real ComfyUI: against the pipeline, stock LoraLoader, siblings, late edits, building, inversion."""
+
+import pytest
+import torch
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines import W2WPipeline
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.w2w import EditConfig, InvertConfig, W2WModel, WeightSpace, materialise, sample, write_lora
+from vitrine.engine.w2w.world import FILE
+
+PROMPT = "a smiling face with cap left navy shirt on blue"
+STEPS, SEED = 6, 3
+
+
+@pytest.fixture(scope="module")
+def loaded(comfy):
+    return comfy.call("VitrineLoadPortraits")
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    made = W2WPipeline.from_pipe(load_portraits().pipeline())
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def space(comfy):
+    return comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
+
+
+@pytest.fixture(scope="module")
+def positive(loaded):
+    with torch.inference_mode():
+        return loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def person(comfy, space):
+    return comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
+
+
+def sliders(**given):
+    table = {f"label_{i}": "" for i in range(1, 5)} | {f"strength_{i}": 0.0 for i in range(1, 5)}
+    for i, (label, strength) in enumerate(given.items(), 1):
+        table |= {f"label_{i}": label, f"strength_{i}": strength}
+    return table | {"protect": ""}
+
+
+def ddim(model, positive):
+    """Stock sampling: KSampler's ddim, cfg 1, so that the diffusers side needs no negative prompt."""
+    import comfy.sample
+
+    noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(SEED))
+    with torch.inference_mode():
+        return comfy.sample.sample(
+            model, noise, STEPS, 1.0, "euler", "normal", positive, positive, torch.zeros(1, 4, 16, 16), seed=SEED,
+            disable_pbar=True,
+        )  # fmt: skip
+
+
+def network(model, positive, t):
+    """One bare call of the patched network, and the same latent for the diffusers side."""
+    x = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(SEED))
+    import comfy.model_management
+
+    comfy.model_management.load_models_gpu([model])
+    sampling = model.model.model_sampling
+    sigma = sampling.sigma(torch.tensor([float(t)]))
+    with torch.inference_mode():
+        x0 = model.model.apply_model(
+            x * (1 + sigma**2) ** 0.5, sigma, c_crossattn=positive[0][0], transformer_options=options(model, sigma)
+        )
+    return x, (x * (1 + sigma**2) ** 0.5 - x0) / sigma
+
+
+def options(model, sigma):
+    import comfy.patcher_extension
+
+    made = dict(model.model_options.get("transformer_options", {}))
+    made["wrappers"] = comfy.patcher_extension.copy_nested_dicts(model.wrappers)
+    return made | {"sample_sigmas": sigma, "sigmas": sigma}
+
+
+def wanted(pipe, space, person, t, **how):
+    """What the pipeline's network gives for the same latent."""
+    from vitrine.engine.w2w import BatchedLora, edit
+
+    rows = person.coefficients if not how else edit(space, person.coefficients, **how)
+    x = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(SEED))
+    text = pipe.encode_prompt([PROMPT], "cpu", 1, False)[0]
+    with torch.no_grad(), BatchedLora(pipe.unet, space.manifest, space.decode(rows)):
+        return pipe.unet(x, torch.tensor([t]), text).sample
+
+
+def test_the_patch_is_the_pipelines_model(comfy, loaded, pipe, space, positive, person):
+    (model,) = comfy.call(
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+    )
+    for t in (10, 500, 950):
+        _, found = network(model, positive, t)
+        torch.testing.assert_close(found, wanted(pipe, space, person, t), atol=1e-5, rtol=1e-4)
+
+
+def test_late_models_begin_where_the_pipeline_begins(comfy, loaded, pipe, space, positive, person):
+    edited, _ = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=3.0, glasses=2.0))
+    told = {"model": loaded[0], "space": space, "w2w_model": person, "late_model": edited, "strength": 1.0}
+    (late,) = comfy.call("VitrineApplyW2WModel", **told, start=500.0)
+    how = {"strengths": {"beard": 3.0, "glasses": 2.0}}
+    for t in (100, 499, 501, 900):
+        _, found = network(late, positive, t)
+        expected = wanted(pipe, space, person, t, **(how if t <= 500 else {}))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert not any(m._forward_hooks for m in loaded[0].model.diffusion_model.modules())
+    always = comfy.call("VitrineApplyW2WModel", **told, start=1000.0)[0]
+    never = comfy.call("VitrineApplyW2WModel", **told, start=-1.0)[0]
+    plain = comfy.call(
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+    )[0]
+    assert torch.equal(ddim(never, positive), ddim(plain, positive))
+    assert not torch.equal(ddim(always, positive), ddim(plain, positive))
+
+
+def test_zero_sliders_and_siblings(comfy, loaded, space, positive, person):
+    before = ddim(loaded[0], positive)
+    same, _ = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=0.0))
+    assert torch.equal(same.coefficients, person.coefficients)
+    (model,) = comfy.call(
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+    )
+    assert not torch.equal(ddim(model, positive), before)
+    assert torch.equal(ddim(loaded[0], positive), before)
+
+
+def test_an_export_in_stock_lora_loader(comfy, loaded, space, positive, person, dialect="kohya"):
+    import folder_paths
+
+    import nodes
+
+    comfy_nodes = nodes.NODE_CLASS_MAPPINGS
+    (path,) = comfy.call("VitrineSaveW2WLora", space=space, w2w_model=person, name=f"t_{dialect}", names=dialect)
+    kept = folder_paths.folder_names_and_paths["loras"]
+    folder_paths.folder_names_and_paths["loras"] = ([path.rsplit("/", 1)[0]], kept[1])
+    try:
+        with torch.inference_mode():
+            model, _ = comfy_nodes["LoraLoader"]().load_lora(loaded[0], loaded[1], f"t_{dialect}.safetensors", 1.0, 0.0)
+    finally:
+        folder_paths.folder_names_and_paths["loras"] = kept
+    (ours,) = comfy.call(
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+    )
+    assert len(model.patches) == len(ours.patches) == len(space.manifest)
+    assert (ddim(model, positive) - ddim(ours, positive)).abs().max() < 1e-4
+    (back,) = comfy.call("VitrineLoadW2WModel", file=f"t_{dialect}.w2wmodel.safetensors")
+    assert torch.equal(back.coefficients, person.coefficients)
+
+
+def test_it_stacks_with_another_lora_and_nemo(comfy, loaded, space, positive, person):
+    from vitrine.engine.nemo import NeuronSet
+
+    (model,) = comfy.call(
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+    )
+    (twice,) = comfy.call(
+        "VitrineApplyW2WModel", model=model, space=space, w2w_model=person, strength=-1.0, start=1000.0
+    )
+    assert (ddim(twice, positive) - ddim(loaded[0], positive)).abs().max() < 1e-4  # patches add up, and cancel
+    some = NeuronSet({"down-level0-repeat0-vit-block0-cross-v": (0, 1, 2)})
+    (blocked,) = comfy.call(
+        "VitrineNEMONeuronBlocker", model=model, neurons=some, factor=0.0, branch="both", start=0.0, end=1.0
+    )
+    assert not torch.equal(ddim(blocked, positive), ddim(model, positive))
+
+
+def test_building_from_a_folder(comfy, space, tmp_path):
+    import folder_paths
+
+    folder = tmp_path / "loras" / "people"
+    for i, row in enumerate(sample(space, range(6))):
+        write_lora(folder / f"p{i}.safetensors", materialise(space, row), "kohya" if i % 2 else "diffusers")
+    (folder / "broken.safetensors").write_bytes(b"not a file")
+    kept = dict(folder_paths.folder_names_and_paths)
+    folder_paths.folder_names_and_paths["loras"] = ([str(tmp_path / "loras")], {".safetensors"})
+    folder_paths.folder_names_and_paths["w2w"] = ([str(tmp_path / "w2w")], {".safetensors"})
+    try:
+        told = {"folder": "people", "name": "six", "mode": "auto", "components": 0, "base": "portraits"}
+        built, report = comfy.call("VitrineBuildW2WSpace", **told)
+        assert built.count == 6 and "broken" in report and (tmp_path / "w2w" / "six.w2w.safetensors").is_file()
+        assert not list((tmp_path / "w2w").glob(".six*"))
+        more, told = comfy.call(
+            "VitrineTrainW2WDirection", space=built, label="late", labels="p[0-2] 0\np[3-5] 1", method="means",
+            components=0, save_as="named",
+        )  # fmt: skip
+        assert "late" in more.directions and "held-out" in told
+        again = comfy.call("VitrineLoadW2WSpace", space_file="named.w2w.safetensors", components=3)[0]
+        assert again.dimension == 3 and "late" in again.directions
+        with pytest.raises(VitrineError, match="name"):
+            comfy.call(
+                "VitrineBuildW2WSpace",
+                **{"folder": "people", "name": "../six", "mode": "auto", "components": 0, "base": ""},
+            )
+    finally:
+        folder_paths.folder_names_and_paths.clear()
+        folder_paths.folder_names_and_paths.update(kept)
+
+
+def test_inversion_equals_the_pipelines(comfy, loaded, pipe, space, positive):
+    image = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
+    told = {"steps": 4, "lr": 0.5, "batch": 2, "components": 20, "prior": 0.0, "seed": 1}
+    found, report = comfy.call(
+        "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space, image=image,
+        preset="custom", **told, mask=torch.ones(1, 64, 64),
+    )  # fmt: skip
+    config = InvertConfig(20, 4, 0.5, 2, seed=1, antithetic=True)
+    pipe.scheduler = load_portraits().scheduler
+    theirs, _ = pipe.invert_image(space, image.permute(0, 3, 1, 2), PROMPT, config, mask=torch.ones(1, 64, 64))
+    torch.testing.assert_close(found.coefficients, theirs.coefficients, atol=2e-3, rtol=1e-2)
+    assert "held-out loss" in report
+    with pytest.raises(VitrineError, match="mask size"):
+        comfy.call(
+            "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space, image=image,
+            preset="quick", **told, mask=torch.ones(1, 32, 32),
+        )  # fmt: skip
+
+
+def test_interrupting_an_inversion_keeps_the_best(comfy, loaded, space, positive):
+    """The user's Cancel is noticed inside a network call, within one step."""
+    import comfy.model_management as management
+
+    calls = []
+
+    def press(*_):
+        calls.append(1)
+        if len(calls) == 4:
+            management.interrupt_current_processing(True)
+
+    handle = loaded[0].model.diffusion_model.register_forward_hook(press)
+    try:
+        found, report = comfy.call(
+            "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space,
+            image=torch.rand(1, 64, 64, 3), preset="photo", steps=1, lr=0.1, batch=1, components=0, prior=0.0, seed=0,
+        )  # fmt: skip
+    finally:
+        handle.remove()
+        management.interrupt_current_processing(False)
+    assert "interrupted" in report and len(found) == 1 and found.coefficients.abs().max() > 0
+    assert len(calls) <= 6
+
+
+def test_blend_and_wanted_attributes(comfy, space, person):
+    other, report = comfy.call(
+        "VitrineW2WSample",
+        space=space,
+        seed=9,
+        factor=0.8,
+        components=0,
+        truncation=2.0,
+        wanted="beard: 2, glasses: -1",
+    )
+    assert "nearest" in report and "beard" in report
+    (child,) = comfy.call("VitrineW2WBlend", space=space, w2w_model=person, other=other, share=0.25)
+    torch.testing.assert_close(child.coefficients, 0.75 * person.coefficients + 0.25 * other.coefficients)
+    with pytest.raises(VitrineError, match="bread"):
+        comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(bread=1.0))
+    with pytest.raises(VitrineError, match="slider"):
+        comfy.call(
+            "VitrineW2WSample", space=space, seed=9, factor=1.0, components=0, truncation=0.0, wanted="beard two"
+        )
+
+
+def test_a_model_of_another_space_or_base_is_refused(comfy, loaded, space, person):
+    stranger = W2WModel(torch.zeros(1, 5), "0" * 16)
+    with pytest.raises(VitrineError, match="space"):
+        comfy.call("VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=stranger, strength=1.0, start=1000.0)
+
+
+def test_sampled_pictures_agree_with_the_pipeline(comfy, loaded, pipe, space, positive, person):
+    """A whole run, DDIM in both doors, the edit beginning at 700."""
+    graph_model = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=3.0))[0]
+    (model,) = comfy.call(
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, late_model=graph_model, strength=1.0,
+        start=700.0,
+    )  # fmt: skip
+    import comfy.sample
+    import comfy.samplers
+
+    pipe.scheduler.set_timesteps(10)
+    sampling = model.get_model_object("model_sampling")
+    sigmas = torch.cat([sampling.sigma(torch.tensor([float(t)])) for t in pipe.scheduler.timesteps] + [torch.zeros(1)])
+    z = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(SEED))
+    top = sigmas[0]
+    with torch.inference_mode():
+        found = comfy.sample.sample_custom(
+            model, z * (1 + top**2) ** 0.5 / top, 1.0, comfy.samplers.sampler_object("euler"), sigmas, positive,
+            positive, torch.zeros(1, 4, 16, 16), disable_pbar=True, seed=SEED,
+        )  # fmt: skip
+    found = loaded[0].model.process_latent_in(found)
+    theirs = pipe(
+        PROMPT, space=space, model=person, edits={"beard": 3.0}, edit_config=EditConfig(start=700), latents=z,
+        num_inference_steps=10, guidance_scale=1.0, output_type="latent",
+    ).images  # fmt: skip
+    # the last step differs: DDIM here ends at alpha-bar of t = 0, ComfyUI at zero noise
+    assert (found - theirs).norm() / theirs.norm() < 0.02
+
+
+def test_the_file_is_the_packs(space):
+    assert isinstance(space, WeightSpace) and FILE.is_file()

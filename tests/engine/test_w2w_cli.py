@@ -1,0 +1,56 @@
+"""``vitrine w2w``: folders of pictures to LoRAs to a space to new LoRA files."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from vitrine.engine.cli.main import main
+from vitrine.engine.w2w import load_space, read_header, read_lora
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for i in range(3):
+        folder = tmp_path / "people" / f"p{i}"
+        folder.mkdir(parents=True)
+        for k in range(2):
+            pixels = np.random.default_rng(10 * i + k).integers(0, 255, (70, 90, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{k}.png")
+    return tmp_path / "people"
+
+
+def test_from_pictures_to_new_models(pictures, tmp_path, capsys):
+    loras, space = tmp_path / "loras", tmp_path / "space.w2w.safetensors"
+    train = [
+        "w2w",
+        "train-loras",
+        str(pictures),
+        "--out",
+        str(loras),
+        "--steps",
+        "2",
+        "--lr",
+        "0.01",
+        "--together",
+        "2",
+    ]
+    assert main([*train, "--prompt", "a face"]) == 0
+    assert len(list(loras.glob("*.safetensors"))) == 3
+    made = [read_lora(read_header(p)) for p in sorted(loras.glob("*.safetensors"))]
+    assert any(not torch.equal(made[0][path].up, made[1][path].up) for path in made[0])
+    labels = tmp_path / "labels.csv"
+    labels.write_text("name,old\np0,1\np1,0\np2,1\n")
+    assert main(["w2w", "build", str(loras), "--out", str(space), "--labels", str(labels)]) == 0
+    assert "old" in load_space(space).directions
+    out = tmp_path / "new"
+    assert main(["w2w", "sample", str(space), "--seeds", "1", "2", "--edits", "old=1", "--out", str(out)]) == 0
+    assert len(list(out.glob("model-*.safetensors"))) == 4  # a LoRA and its coefficients each
+    assert "nearest" in capsys.readouterr().out
+
+
+def test_bad_input_is_one_line(tmp_path, capsys):
+    assert main(["w2w", "train-loras", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
+    assert main(["w2w", "import-official", str(tmp_path)]) == 2
+    assert main(["w2w", "sample", "--edits", "beard"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 3 and "one folder for each subject" in lines[0] and "mean.pt" in lines[1]
