@@ -15,9 +15,10 @@ from ..errors import refuse
 
 
 class Call(NamedTuple):
-    """A forward of the backbone: its timesteps (B,) float64 on the CPU, and its arguments by name."""
+    """A forward of the backbone: its timesteps (B,) float64 on the CPU, its noisy input, its arguments by name."""
 
     t: torch.Tensor
+    sample: torch.Tensor
     arguments: dict[str, Any]
 
 
@@ -72,7 +73,7 @@ class Clocked(AbstractContextManager):
         if timestep is None or sample is None:
             raise refuse("forward", sorted(arguments), "a sample and a timestep", "call the model with both")
         t = torch.as_tensor(timestep, dtype=torch.float64, device="cpu").reshape(-1).expand(len(sample))
-        self._local.told = self._last = self._told(Call(t, arguments))
+        self._local.told = self._last = self._told(Call(t, sample, arguments))
 
     @property
     def _now(self) -> Any:

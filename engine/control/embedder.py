@@ -50,8 +50,8 @@ class ControlEmbedder(nn.Module):
         """Set both last layers to zero."""
         for mlp in (self.h, self.l):
             if mlp is not None:
-                nn.init.zeros_(mlp[2].weight)
-                nn.init.zeros_(mlp[2].bias)
+                for parameter in mlp[2].parameters():
+                    nn.init.zeros_(parameter)
         return self
 
     def terms(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -114,9 +114,18 @@ Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 
 def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Network:
-    """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it."""
+    """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it.
+
+    Raises:
+        VitrineError: another class of model; or, in a call, a DiT with gradient checkpointing.
+    """
+    # DiT embeds the timestep inside its blocks; recomputed in the backward pass, after the hooks are gone, they would
+    # silently lack c_emb. The other families embed it before their blocks.
+    inside = family_of(backbone) == "DiTTransformer2DModel"
 
     def network(x: torch.Tensor, t: torch.Tensor, semantics: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        if inside and torch.is_grad_enabled() and getattr(backbone, "is_gradient_checkpointing", False):
+            raise refuse("gradient checkpointing", "on", "off for DiT", "call disable_gradient_checkpointing()")
         with AddedVector(backbone, added):
             return call(x, t, semantics)
 

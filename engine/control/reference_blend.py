@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,8 +82,8 @@ def sdxl_reference(y: torch.Tensor, reference: Reference = "target", channels: i
     first = y.shape[1] - 6 * channels
     if first < 0:
         raise refuse("y", tuple(y.shape), f"(B, at least {6 * channels})", "this is not SDXL's vector")
-    last = slice(y.shape[1] - 2 * channels, y.shape[1])
-    return reference_input(y, slice(first, first + 2 * channels), last, reference)
+    last, waves = slice(y.shape[1] - 2 * channels, y.shape[1]), partial(sinusoid, channels=channels)
+    return reference_input(y, slice(first, first + 2 * channels), last, reference, waves)
 
 
 # --- diffusers models ---------------------------------------------------------------------------------------------
@@ -179,18 +180,15 @@ class ReferenceBlend(Clocked):
             if ids is None or ids.shape[-1] != 6:
                 given = None if ids is None else tuple(ids.shape)
                 raise refuse("time_ids", given, "(B, 6)", "the refiner is told no target size; use the base model")
-        height, width = call.arguments.get("sample", call.arguments.get("hidden_states")).shape[-2:]
+        height, width = call.sample.shape[-2:]
         return self.gamma.at(call.t), (height * self.pixels, width * self.pixels)
 
     def _blend(self, module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
         weight, asked = self._now
         if bool((weight == 1).all()):
             return output
-        changed = self._changed(args[0], asked)
-        if torch.equal(changed, args[0]):
-            return output
         # forward, not a call: this hook must not run again
-        reference = module.forward(changed)
+        reference = module.forward(self._changed(args[0], asked))
         return blend(output, reference, weight.repeat_interleave(len(output) // len(weight)))
 
     def _changed(self, full: torch.Tensor, asked: tuple[int, int]) -> torch.Tensor:

@@ -149,4 +149,4 @@ def _paper_clock(tau: torch.Tensor) -> torch.Tensor:
     table = _paper_table()
     # sigma = tau / (1 - tau); a signal scaled by 1 / (1 - tau) is the paper's x0 + sigma eps
     log_sigma = torch.logit(tau.clamp(0, 1)).clamp(table[0], table[-1])
-    return (log_sigma[..., None] - table).abs().argmin(-1) / len(table)
+    return (log_sigma[..., None] - table).abs().argmin(-1).double() / len(table)

@@ -105,6 +105,7 @@ class ControlTrainer:
     the LoRA's, or all of the network's.
 
     Args:
+        embedder: made from the same seed in every process.
         network: (x_t, t, semantics, c_emb) -> prediction, for diffusers backbones as :func:`inject.injected` makes it.
         records: read by number; an iterable is listed once.
         null_semantics: one record's semantics for "nothing", put into dropped rows.
@@ -159,7 +160,7 @@ class ControlTrainer:
         """One update; the loss."""
         seed = self._seed(self.done)
         # A network's own dropout draws from the global state; seeding it here makes a resumed run the same run.
-        with torch.random.fork_rng():
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
             loss = self.loss(self.draw(self.done))
         self._update(loss)
@@ -221,15 +222,17 @@ class ControlTrainer:
         self.adam.zero_grad()
 
     def export(self, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
-        """``folder/<name>.safetensors`` with the metadata of this run."""
-        config = self.config
+        """``folder/<name>.safetensors`` with the metadata of this run; written by the main process."""
+        config, path = self.config, self.folder / f"{name}.safetensors"
+        if not self.accelerator.is_main_process:
+            return path
         facts = replace(
             self.metadata, dim=self.embedder.dim, spec=self.embedder.spec, gamma=config.gamma, steps=self.done,
             prediction=config.prediction, crop=config.augment.crop,
         )  # fmt: skip
         mine = {k[5:]: v for k, v in weights.items() if k.startswith("ctrl.")}
         extra = {k: v for k, v in weights.items() if not k.startswith("ctrl.")}
-        return save_control(self.folder / f"{name}.safetensors", mine, facts, extra)
+        return save_control(path, mine, facts, extra)
 
     # --- state --------------------------------------------------------------------------------------------------
     def _identity(self) -> str:
@@ -253,7 +256,7 @@ class ControlTrainer:
         path = self.folder / "state.safetensors"
         if not path.is_file():
             return
-        with safe_open(str(path), "pt", device=str(self.device)) as file:
+        with safe_open(str(path), "pt") as file:
             facts, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
         if facts["config"] != self._identity():
             raise refuse("folder", path.parent.name, "a run with these settings", "choose another folder")
@@ -263,7 +266,7 @@ class ControlTrainer:
             if kind == "weight":
                 self.parameters[rest].data.copy_(value)
             elif kind == "ema":
-                self.ema[rest] = value
+                self.ema[rest].copy_(value)
             else:
                 i, part = rest.split("/")
                 slots.setdefault(int(i), {})[part] = value

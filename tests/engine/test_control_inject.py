@@ -18,6 +18,7 @@ from vitrine.engine.control import (
     ControlEmbedder,
     ControlSpec,
     GammaConfig,
+    GuidanceConfig,
     Injection,
     ReferenceBlend,
     added_delta,
@@ -25,6 +26,8 @@ from vitrine.engine.control import (
     control_width,
     delta_share,
     gamma,
+    guide,
+    injected,
     sdxl_reference,
 )
 from vitrine.engine.errors import VitrineError
@@ -183,12 +186,59 @@ def test_threads_keep_their_own_clock():
     found = {}
     with Injection(net, made, rows, GammaConfig()):
         alone = [call(net, X, t) for t in times]
-        work = [threading.Thread(target=lambda i=i, t=t: found.update({i: call(net, X, t)})) for i, t in enumerate(times)]
+        gate = threading.Barrier(4)
+        # All clocks are set before any network runs on.
+        handle = net.conv_in.register_forward_pre_hook(lambda m, a: gate.wait(30) and None)
+
+        def task(i):
+            found[i] = call(net, X, times[i])
+
+        work = [threading.Thread(target=task, args=(i,)) for i in range(4)]
         for thread in work:
             thread.start()
         for thread in work:
             thread.join()
+        handle.remove()
     assert all(torch.equal(found[i], alone[i]) for i in range(4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_injection_holds_under_gradient_checkpointing(name):
+    net, call = build(name)
+    made, rows = controls(net)
+    made.requires_grad_(True)
+    grads = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            net.enable_gradient_checkpointing()
+        made.zero_grad()
+        with Injection(net, made, rows, GammaConfig()):  # open until the backward pass is done
+            call(net, X, T).square().mean().backward()
+        grads.append([p.grad.clone() for p in made.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*grads, strict=True))
+    assert any(bool((g != 0).any()) for g in grads[0])
+    network = injected(net, lambda x, t, s: call(net, x, t))
+    if name == "dit":
+        with pytest.raises(VitrineError, match="checkpointing"):
+            network(X, T, TEXT, torch.zeros(2, control_width(net)))
+    else:
+        assert network(X, T, TEXT, torch.zeros(2, control_width(net))).shape[0] == 2
+
+
+def test_the_skip_rule_holds_in_a_network():
+    net, call = build("dit")
+    made, rows = controls(net)
+    start = torch.full((2,), 1000.0)  # gamma = 0
+
+    def predict(control, semantics):
+        drop = torch.tensor([[True, not control]] * 2)  # the high-level control is null
+        classes = torch.tensor([1, 3]) if semantics else torch.tensor([4, 4])
+        with Injection(net, made, rows, GammaConfig(), drop):
+            return net(X, timestep=start, class_labels=classes).sample
+
+    config = GuidanceConfig(3.0, 1.375)
+    slow, quick = guide(predict, config, 0.0), guide(predict, config, 0.0, high_is_null=True)
+    assert (slow.evaluations, quick.evaluations) == (3, 2) and torch.equal(slow.prediction, quick.prediction)
 
 
 # --- checks 12 and 13: the blend ------------------------------------------------------------------------------------
@@ -253,8 +303,9 @@ def test_the_added_vector_is_linear_in_gamma():
     net = sdxl()
     found = {}
     for share in (0.0, 0.25, 0.5, 1.0):
+        t = torch.full((2,), 1000 * (1 - share))
         with ReferenceBlend(net, GammaConfig("linear")):
-            found[share] = seen(net, "add_embedding", lambda s=share: told(net, IDS, torch.full((2,), 1000 * (1 - s))))[1]
+            found[share] = seen(net, "add_embedding", lambda t=t: told(net, IDS, t))[1]
     assert torch.allclose(found[0.25], 0.75 * found[0.0] + 0.25 * found[1.0], atol=1e-6)
     assert torch.allclose(found[0.5], (found[0.0] + found[1.0]) / 2, atol=1e-6)
 
@@ -305,7 +356,8 @@ def test_the_delta_gives_the_same_vector_beside_the_models_own():
     share = delta_share(delta, weight)
     assert bool((share[1] == 0).all())
     mixed = blend(net.add_embedding(y), net.add_embedding(neutral), weight)
-    assert torch.allclose(net.add_embedding(y) + share, mixed, atol=1e-7)
+    assert torch.allclose(net.add_embedding(y) + share, mixed, atol=1e-6)
+    assert torch.equal(mixed[1], net.add_embedding(y)[1])
     assert bool((added_delta(net.add_embedding, neutral, neutral) == 0).all())
     # The sinusoid used where no model gives its own is the models' own.
     plain = sdxl_reference(seeded(2, 16 + 6 * 8), (640, 512), channels=8)
