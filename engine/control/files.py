@@ -150,7 +150,7 @@ def load_control(path: str | Path) -> ControlCheckpoint:
     try:
         metadata = ControlMetadata.from_dict(json.loads(header["ccs"]))
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise refuse("ccs", f"a header without {error}", "the JSON of ControlMetadata", "the file is damaged") from error
+        raise refuse("ccs", repr(error), "the JSON of ControlMetadata", "the file is damaged") from error
     weights = {k[5:]: v for k, v in tensors.items() if k.startswith("ctrl.")}
     embedder = ControlEmbedder(metadata.spec, metadata.dim)
     wanted = {k: tuple(v.shape) for k, v in embedder.state_dict().items()}

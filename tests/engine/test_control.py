@@ -122,7 +122,8 @@ def test_controls_are_checked_and_ordered():
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"height": 0}, "height"), ({"width": math.nan}, "width"), ({"aspect": 0}, "ratio above 0"),
-     ({"flip": 0.5}, "0 or 1"), ({"crop_top": 1.5}, "0 to 1"), ({"colour": 1}, "unknown"), ({"flip": [0, 1, 0]}, "one length")],
+     ({"flip": 0.5}, "0 or 1"), ({"crop_top": 1.5}, "0 to 1"), ({"colour": 1}, "unknown"),
+     ({"flip": [0, 1, 0]}, "one length")],
 )  # fmt: skip
 def test_bad_controls_are_refused(change, message):
     with pytest.raises(VitrineError, match=message):
@@ -310,7 +311,8 @@ def test_foreign_and_later_files_are_refused(tmp_path):
     text = json.dumps(metadata().to_dict())
     save_file(tensors, path, {"ccs_format": "1.4", "ccs": json.dumps(metadata().to_dict() | {"later": 1})})
     assert load_control(path).metadata == metadata()
-    for header in ({"ccs_format": "2", "ccs": text}, {"ccs": text}, {"ccs_format": "1"}, {"ccs_format": "1", "ccs": "{}"}):
+    later, bare, empty = {"ccs_format": "2", "ccs": text}, {"ccs_format": "1"}, {"ccs_format": "1", "ccs": "{}"}
+    for header in (later, {"ccs": text}, bare, empty):
         save_file(tensors, path, header)
         with pytest.raises(VitrineError, match="ccs"):
             load_control(path)

@@ -187,8 +187,11 @@ def test_threads_keep_their_own_clock():
     with Injection(net, made, rows, GammaConfig()):
         alone = [call(net, X, t) for t in times]
         gate = threading.Barrier(4)
-        # All clocks are set before any network runs on.
-        handle = net.conv_in.register_forward_pre_hook(lambda m, a: gate.wait(30) and None)
+
+        def wait(module, args):
+            gate.wait(30)  # all clocks are set before any embedding is made
+
+        handle = net.time_embedding.register_forward_pre_hook(wait)
 
         def task(i):
             found[i] = call(net, X, times[i])
