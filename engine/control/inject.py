@@ -1,0 +1,132 @@
+"""Adding the control embedding to the timestep embedding of diffusers models, through torch's own forward hooks.
+
+Where Eq. 1 enters (Berrada et al. 2024, 2.1): with the timestep, before every adaLN or ResBlock. No weight is touched;
+after the block the model is bit for bit what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import refuse
+from .clock import Call, Clocked, rows_for
+from .embedder import ControlEmbedder
+from .schedule import GammaConfig
+
+PLACES: dict[str, Callable[[Any], list[str]]] = {
+    "UNet2DConditionModel": lambda b: ["time_embedding"],
+    # The final layer reads block 0's embedding, so it is covered.
+    "DiTTransformer2DModel": lambda b: [f"transformer_blocks.{i}.norm1.emb" for i in range(len(b.transformer_blocks))],
+    "PixArtTransformer2DModel": lambda b: ["adaln_single.emb"],
+    "SD3Transformer2DModel": lambda b: ["time_text_embed"],
+}
+"""diffusers class -> paths of the modules whose output is the timestep embedding."""
+
+
+def family_of(backbone: nn.Module) -> str:
+    """The diffusers class a backbone is of, subclasses included.
+
+    Raises:
+        VitrineError: none of PLACES.
+    """
+    for kind in type(backbone).__mro__:
+        if kind.__name__ in PLACES:
+            return kind.__name__
+    raise refuse("model", type(backbone).__name__, sorted(PLACES), "pass the UNet or transformer of a pipeline")
+
+
+def control_width(backbone: nn.Module) -> int:
+    """D: the width of the timestep embedding, which a ControlEmbedder must have."""
+    model: Any = backbone
+    if family_of(backbone) == "UNet2DConditionModel":
+        return int(model.time_embedding.linear_2.out_features)
+    return int(model.inner_dim)
+
+
+class _Added(Clocked):
+    def _open(self) -> None:
+        for path in PLACES[family_of(self.backbone)](self.backbone):
+            self._handles.append(self.backbone.get_submodule(path).register_forward_hook(self._add))
+
+    def _add(self, module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+        return output + self._now.to(output)
+
+
+class AddedVector(_Added):
+    """A given vector added to the timestep embedding while the block is open.
+
+    Args:
+        backbone: one of PLACES.
+        vector: (B, D) or (1, D).
+
+    Raises:
+        VitrineError: another class of model, another width, rows that do not match the batch.
+    """
+
+    def __init__(self, backbone: nn.Module, vector: torch.Tensor) -> None:
+        super().__init__(backbone)
+        if vector.ndim != 2 or vector.shape[1] != control_width(backbone):
+            raise refuse("vector", tuple(vector.shape), f"(B, {control_width(backbone)})", "build it for this model")
+        self.vector = vector
+
+    def _told(self, call: Call) -> torch.Tensor:
+        return rows_for(self.vector, len(call.t), "vector")
+
+
+class Injection(_Added):
+    """c_emb of Eq. 1 added to the timestep embedding while the block is open; gamma follows each row's timestep.
+
+    Args:
+        backbone: one of PLACES.
+        embedder: of the model's own width, see :func:`control_width`.
+        values: (B, F) or (1, F), as :meth:`ControlSpec.rows` gives.
+        drop: (B,) or (B, 2) bool, rows without control (the unconditional half of a guidance batch).
+
+    Example:
+        >>> with Injection(unet, embedder, spec.rows(controls), GammaConfig()):
+        ...     unet(x, t, text).sample
+
+    Raises:
+        VitrineError: another class of model, another width, values out of range, rows that do not match the batch.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, embedder: ControlEmbedder, values: torch.Tensor, gamma: GammaConfig,
+        drop: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(backbone)
+        if embedder.dim != control_width(backbone):
+            raise refuse("embedder width", embedder.dim, control_width(backbone), "make one for this model")
+        self.embedder, self.values, self.gamma, self.drop = embedder, embedder.spec.checked(values), gamma, drop
+
+    def _told(self, call: Call) -> torch.Tensor:
+        count = len(call.t)
+        drop = None if self.drop is None else rows_for(self.drop, count, "drop")
+        return self.embedder(rows_for(self.values, count, "control values"), self.gamma.u(call.t), self.gamma, drop)
+
+
+Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(x_t (B, C, H, W), t (B,), semantics (B, ...), c_emb (B, D)) -> prediction (B, C, H, W)."""
+
+
+def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Network:
+    """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it.
+
+    Raises:
+        VitrineError: another class of model; or, in a call, a DiT with gradient checkpointing.
+    """
+    # DiT embeds the timestep inside its blocks; recomputed in the backward pass, after the hooks are gone, they would
+    # silently lack c_emb. The other families embed it before their blocks.
+    inside = family_of(backbone) == "DiTTransformer2DModel"
+
+    def network(x: torch.Tensor, t: torch.Tensor, semantics: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        if inside and torch.is_grad_enabled() and getattr(backbone, "is_gradient_checkpointing", False):
+            raise refuse("gradient checkpointing", "on", "off for DiT", "call disable_gradient_checkpointing()")
+        with AddedVector(backbone, added):
+            return call(x, t, semantics)
+
+    return network

@@ -1,0 +1,102 @@
+"""Text padding: zeros, or copies of the prompt's own tokens with noise (Berrada et al. 2024, 2.1 and appendix C)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+
+MODES = ("zero", "replicate", "noisy_replicate")
+SCOPES = ("all", "copies")
+AXES = ("channel", "feature")
+
+
+@dataclass(frozen=True)
+class PaddingConfig:
+    """How positions after the prompt are filled.
+
+    Attributes:
+        mode: one of MODES; ``noisy_replicate`` is the paper's.
+        beta_txt: variance of the noise, as a share of the tokens' own. The paper's value is not known; 0.01 is ours.
+        scope: ``all`` puts noise on the whole sequence, as the paper's equation does; ``copies`` leaves the prompt's
+            own tokens untouched, for models not trained so.
+        axis: the deviation is taken over the prompt's tokens for each ``channel``, or over the channels for each token
+            (``feature``); the paper can be read either way.
+
+    Raises:
+        VitrineError: an unknown choice, a negative variance.
+    """
+
+    mode: str = "noisy_replicate"
+    beta_txt: float = 1e-2
+    scope: str = "copies"
+    axis: str = "channel"
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("mode", MODES), ("scope", SCOPES), ("axis", AXES)):
+            if getattr(self, name) not in accepted:
+                raise refuse(name, getattr(self, name), accepted, "see PaddingConfig")
+        if not (math.isfinite(self.beta_txt) and self.beta_txt >= 0):
+            raise refuse("beta_txt", self.beta_txt, "0 or more", "0.01 is the default")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PaddingConfig:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**values)
+
+
+def pad_text(
+    embeds: torch.Tensor, lengths: Sequence[int] | torch.Tensor, config: PaddingConfig | None = None,
+    seeds: int | Sequence[int] = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Fill the positions after each prompt.
+
+    Args:
+        embeds: (B, T, C) text states; what stands after a prompt is not read.
+        lengths: (B,) tokens of each prompt, its start and end tokens included; 1 to T.
+        seeds: of the noise, one or one for each row. A row's noise does not depend on its place in the batch.
+
+    Returns:
+        (B, T, C) of the same dtype, and the attention mask (B, T): all ones, for every position is meant to be read.
+
+    Raises:
+        VitrineError: shapes that do not match, a length outside 1 to T.
+    """
+    config = config or PaddingConfig()
+    counts = torch.as_tensor(lengths).reshape(-1).tolist()
+    if embeds.ndim != 3 or len(counts) != len(embeds):
+        given = (tuple(embeds.shape), len(counts))
+        raise refuse("embeds, lengths", given, "(B, T, C) and B lengths", "one length for each prompt")
+    if not all(1 <= n <= embeds.shape[1] for n in counts):
+        raise refuse("lengths", counts, f"1 to {embeds.shape[1]}", "count the start and end tokens too")
+    seeds = [seeds] * len(counts) if isinstance(seeds, int) else list(seeds)
+    if len(seeds) != len(counts):
+        raise refuse("seeds", len(seeds), f"1 or {len(counts)}", "one for each prompt")
+    rows = [_pad(row, int(n), config, s) for row, n, s in zip(embeds, counts, seeds, strict=True)]
+    return torch.stack(rows), torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)
+
+
+def _pad(row: torch.Tensor, count: int, config: PaddingConfig, seed: int) -> torch.Tensor:
+    total = len(row)
+    if config.mode == "zero":
+        return torch.cat([row[:count], torch.zeros_like(row[count:])])
+    copies = math.ceil(total / count)
+    tiled = row[:count].repeat(copies, 1)[:total]
+    if config.mode == "replicate" or copies == 1 or config.beta_txt == 0:
+        return tiled
+    real = row[:count].float()
+    # The population's deviation: a prompt of one token has none, not NaN.
+    spread = real.std(0, correction=0) if config.axis == "channel" else tiled.float().std(1, True, keepdim=True)
+    noise = torch.randn(tiled.shape, generator=torch.Generator().manual_seed(seed)).to(row.device)
+    # App. C: phi + sqrt(beta_txt) sqrt(m - 1) sigma_ch(phi) eps
+    noisy = (tiled.float() + math.sqrt(config.beta_txt * (copies - 1)) * spread * noise).to(row.dtype)
+    return noisy if config.scope == "all" else torch.cat([row[:count], noisy[count:]])
