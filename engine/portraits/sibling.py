@@ -1,0 +1,129 @@
+"""A second, PixArt-shaped model of the portraits world: same latents, same text encoder, transformer instead of UNet.
+
+It has position embeddings, and it is told size, crop and flip: what the methods for control conditioning and resolution
+transfer need. Text states come from the portraits model's own text encoder, which stays as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ..errors import refuse
+from ..progress import Progress, silent
+from .captions import OPTIONAL, caption
+from .models import WEIGHTS, Portraits
+from .render import render
+from .scenes import Scenes, sample_scenes
+
+FOLDER = WEIGHTS / "sibling"
+SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+SHARES = (0.08, 0.10, 0.14, 0.14, 0.22, 0.12, 0.12, 0.04, 0.04)
+"""Original sizes in pixels and how often training meets them: below 64 pictures are blurred by enlarging."""
+TRANSFORMER_CONFIG: dict[str, Any] = {
+    "num_attention_heads": 3, "attention_head_dim": 32, "in_channels": 4, "out_channels": 4, "num_layers": 5,
+    "cross_attention_dim": 96, "sample_size": 16, "patch_size": 2, "caption_channels": 64,
+    "norm_type": "ada_norm_single", "use_additional_conditions": False, "interpolation_scale": 1,
+    "norm_elementwise_affine": False, "norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def build_transformer(seed: int = 0, **changes: Any) -> Any:
+    """The architecture with seeded random weights, float32 on the CPU; 0.97 million parameters."""
+    from diffusers import PixArtTransformer2DModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return PixArtTransformer2DModel(**TRANSFORMER_CONFIG | changes).eval()
+
+
+class SiblingData(NamedTuple):
+    """Rows to train on: latents (N, 4, s, s) scaled, text states (N, 24, 64), controls by name (N,)."""
+
+    latents: torch.Tensor
+    text: torch.Tensor
+    controls: dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def sibling_data(
+    model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent
+) -> SiblingData:
+    """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on ``first + i`` only.
+
+    Half of the pictures are flipped while their captions stay, as flipping augmentation does; half are cropped to
+    between ``crop`` and all of their side.
+    """
+    latents, texts, rows = [], [], []
+    chunk = 128
+    for start in range(first, first + count, chunk):
+        seeds = range(start, min(start + chunk, first + count))
+        scenes, random = sample_scenes(seeds), torch.Generator().manual_seed(9_000_000 + start)
+        pictures, told = _augmented(scenes, side, crop, random)
+        latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
+        silent_parts = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < 0.1).numpy()
+        texts.append(model.encode(caption(scenes, silent_parts)))
+        rows.append(told)
+        progress(seeds.stop - first, count, None)
+    controls = {name: torch.cat([r[name] for r in rows]) for name in rows[0]}
+    return SiblingData(torch.cat(latents), torch.cat(texts), controls)
+
+
+def _augmented(
+    scenes: Scenes, side: int, crop: float, random: torch.Generator
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    count = len(scenes)
+    size = torch.tensor(SIZES)[torch.multinomial(torch.tensor(SHARES), count, True, generator=random)]
+    flip = torch.rand(count, generator=random) < 0.5
+    share = torch.where(
+        torch.rand(count, generator=random) < 0.5, 1.0, crop + (1 - crop) * torch.rand(count, generator=random)
+    )
+    where = torch.rand(count, 2, generator=random)
+    pictures, tops, lefts = torch.empty(count, 3, side, side), torch.zeros(count), torch.zeros(count)
+    for s in SIZES:
+        mine = (size == s).nonzero().flatten()
+        if not len(mine):
+            continue
+        drawn = render(scenes[mine.numpy()], s).images
+        for row, image in zip(mine.tolist(), drawn, strict=True):
+            image = image.flip(-1) if flip[row] else image
+            cut = max(4, round(float(share[row]) * s))
+            top, left = (int(w * (s - cut + 1)) for w in where[row])
+            tops[row], lefts[row] = top / s, left / s
+            part = image[None, :, top : top + cut, left : left + cut]
+            pictures[row] = functional.interpolate(part, (side, side), mode="bilinear", antialias=True)[0]
+    both = {"height": size.float(), "width": size.float(), "aspect": torch.ones(count)}
+    return pictures.clamp(0, 1), {"flip": flip.float(), "crop_top": tops, "crop_left": lefts} | both
+
+
+def save_transformer(transformer: Any, folder: str | Path) -> None:
+    """fp16 safetensors in diffusers' layout, whole or not at all."""
+    import copy
+    import shutil
+    import tempfile
+
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        copy.deepcopy(transformer).half().save_pretrained(str(Path(scratch) / "t"), safe_serialization=True)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        (Path(scratch) / "t").rename(folder)
+
+
+def load_transformer(name: str | Path = "power-cosine") -> Any:
+    """A shipped sibling by name, or one from a folder, float32.
+
+    Raises:
+        VitrineError: no such model.
+    """
+    from diffusers import PixArtTransformer2DModel
+
+    folder = Path(name) if Path(name).is_dir() else FOLDER / str(name)
+    if not (folder / "config.json").is_file():
+        known = sorted(p.name for p in FOLDER.glob("*") if p.is_dir())
+        raise refuse("sibling", str(name), known, "`vitrine control train` makes one")
+    return PixArtTransformer2DModel.from_pretrained(folder, torch_dtype=torch.float32).eval()
