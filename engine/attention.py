@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from .config import Config
 from .errors import refuse
 
 HEADS = ("each", "mean")
 
 
 @dataclass(frozen=True)
-class MapReduction:
+class MapReduction(Config):
     """What is kept of an attention map, decided while it is computed: a whole one of a 64 x 64 layer is 0.5 GiB.
 
     Attributes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import refuse
 from ..progress import Progress, silent
+from ..untrusted import named, parse_table
 
 ScoreOf = Callable[[tuple[str, ...]], float]
 
@@ -36,10 +37,8 @@ class _Memory:
         self.path = Path(path) if path else None
         self.table: dict[str, float] = {}
         if self.path and self.path.is_file():
-            try:
-                self.table = {k: float(v) for k, v in json.loads(self.path.read_text(encoding="utf-8")).items()}
-            except (ValueError, AttributeError, TypeError) as error:
-                raise refuse("comparison state", str(path), "a JSON table of scores", "delete the file") from error
+            with named(self.path, "comparison state", "a JSON table of scores", "delete the file"):
+                self.table = {k: float(v) for k, v in parse_table(self.path.read_text(encoding="utf-8")).items()}
 
     def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:
         key = " ".join(sorted(addresses))

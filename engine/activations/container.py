@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from ..hooks import Activation
+from ..untrusted import check_tensors, named
 from .files import open_tensors, save_tensors
 
 KIND = "vitrine.activations"
@@ -55,11 +56,19 @@ class TapInfo:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TapInfo:
-        """Rebuild; keys of later versions are ignored, missing ones take their defaults."""
+        """Rebuild; keys of later versions are ignored, missing ones take their defaults.
+
+        Raises:
+            VitrineError: seeds that are not integers, prompts that are not texts, or an extra that is no table.
+        """
         known = {f.name for f in fields(cls)}
         values = {k: v for k, v in data.items() if k in known}
-        for name in ("seeds", "prompts"):
+        for name, kind in (("seeds", int), ("prompts", str)):
             values[name] = tuple(values.get(name, ()))
+            if isinstance(data.get(name), str) or not all(isinstance(v, kind) for v in values[name]):
+                raise refuse(f"tap info {name}", data[name], f"a list of {kind.__name__}", "write the file again")
+        if not isinstance(values.get("extra", {}), Mapping):
+            raise refuse("tap info extra", values["extra"], "a table", "write the file again")
         return cls(**values)
 
 
@@ -175,11 +184,23 @@ class Activations(Mapping[str, Activation]):
     @classmethod
     def from_tensors(cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "") -> Activations:
         """Rebuild from an open safetensors handle and a header as :meth:`header` gives."""
-        try:
+        with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
             grids = {a: None if g is None else (int(g[0]), int(g[1])) for a, g in header["grids"].items()}
             items = {a: Activation(a, opened.get_tensor(f"{prefix}{a}"), g) for a, g in grids.items()}
             variance = {a: opened.get_tensor(f"{prefix}{_VARIANCE}{a}") for a in header["variance"]}
+            _check(items, variance)
             return cls(items, TapInfo.from_dict(header["info"]), variance)
-        except Exception as error:  # any mismatch of header and body ends in the one clear error
-            remedy = "the file is damaged; write it again"
-            raise refuse("file", f"{source} ({error})", "a header that fits its tensors", remedy) from error
+
+
+def _check(items: Mapping[str, Activation], variance: Mapping[str, torch.Tensor]) -> None:
+    """What was read is finite, of one batch, and of the shapes its grids say."""
+    check_tensors({a: v.tensor for a, v in items.items()})
+    check_tensors({_VARIANCE + a: v for a, v in variance.items()})
+    for address, found in items.items():
+        shape = tuple(found.tensor.shape)
+        spread = variance.get(address, found.tensor).shape
+        fits = len(shape) in (3, 4) and 0 not in shape and (found.grid is None or shape[2:] == found.grid)
+        if not fits or tuple(spread) != shape:
+            raise ValueError(f"{address} has shape {shape}, variance {tuple(spread)}, grid {found.grid}")
+    if len({len(v.tensor) for v in items.values()}) > 1 or set(variance) - set(items):
+        raise ValueError("places of different batches")

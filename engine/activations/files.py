@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..untrusted import named, parse_json
 
 KEY = "vitrine"
 """The safetensors metadata key that holds our JSON header."""
@@ -49,23 +50,20 @@ def open_tensors(path: str | Path, kind: str, version: int) -> tuple[Any, dict[s
     Raises:
         VitrineError: missing, truncated, not safetensors, not written by Vitrine, another kind or format version.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = Path(path)
     if not path.is_file():
         raise refuse("file", str(path), f"an existing {kind} file", "check the path")
-    try:
+    with named(path, "file", "a complete safetensors file", "it is damaged or something else; write it again"):
         handle = safe_open(str(path), framework="pt")
         metadata = handle.metadata() or {}
-    except (SafetensorError, OSError, ValueError) as error:
-        remedy = "the file is damaged, incomplete or something else; write it again"
-        raise refuse("file", f"{path} ({error})", "a complete safetensors file", remedy) from error
-    return handle, _header(path, metadata.get(KEY), kind, version)
+        return handle, _header(path, metadata.get(KEY), kind, version)
 
 
 def _header(path: Path, text: str | None, kind: str, version: int) -> dict[str, Any]:
     try:
-        header = json.loads(text) if text else None
+        header = parse_json(text) if text else None
     except ValueError:
         header = None
     if not isinstance(header, dict) or header.get("kind") != kind:
@@ -73,5 +71,5 @@ def _header(path: Path, text: str | None, kind: str, version: int) -> dict[str, 
         raise refuse("file", f"{path} ({given})", f"a file of kind {kind}", "this file was not written by that tool")
     if header.get("version") != version:
         remedy = "update Vitrine, or write the file again with this one"
-        raise refuse("format version", header.get("version"), f"{version} for {kind}", remedy)
+        raise refuse("format version", f"{header.get('version')!r} in {path}", f"{version} for {kind}", remedy)
     return header

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..untrusted import named
 from .images import to_pixels
 from .segmentation import IGNORE
 
@@ -89,7 +90,7 @@ def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
 def _read_picture(path: Path) -> np.ndarray:
     from PIL import Image
 
-    with Image.open(path) as picture:
+    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as picture:
         return np.array(picture.convert("RGB"))
 
 
@@ -100,7 +101,7 @@ def _read_mask(path: Path) -> torch.Tensor:
     else:
         from PIL import Image
 
-        with Image.open(path) as picture:
+        with named(path, "mask", "a picture that Pillow opens", "save it again"), Image.open(path) as picture:
             table = np.array(picture)
     if table.ndim != 2 or not (np.issubdtype(table.dtype, np.integer) or (table == np.round(table)).all()):
         given = f"{table.dtype} of shape {table.shape}"
@@ -109,11 +110,12 @@ def _read_mask(path: Path) -> torch.Tensor:
 
 
 def _read_array(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, allow_pickle=False)
-    except ValueError as error:
-        remedy = "save it with numpy.save as an integer array; objects are never unpickled"
-        raise refuse(f"mask {path.name}", "a broken or pickled file", "a plain array", remedy) from error
+    remedy = "save it with numpy.save as an integer array; objects are never unpickled"
+    with named(path, "mask", "a plain array", remedy):
+        found = np.load(path, allow_pickle=False)
+        if not isinstance(found, np.ndarray):
+            raise TypeError("an archive")
+        return found
 
 
 def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder:

@@ -13,6 +13,7 @@ from torch import nn
 from ..addresses import sites_of
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
+from ..untrusted import named, parse_table
 from .presets import Preset
 
 FORMAT, VERSION = "vitrine-feature-preset", 1
@@ -66,15 +67,15 @@ class FeaturePreset:
         Raises:
             VitrineError: missing, no JSON, of another kind, or with settings that are not a preset's.
         """
-        try:
-            table = json.loads(Path(path).read_text(encoding="utf-8"))
+        accepted = f"a JSON file of {FORMAT} version {VERSION}"
+        with named(path, "feature preset", accepted, "save it again, or download it again"):
+            table = parse_table(Path(path).read_text(encoding="utf-8"))
             if table["format"] != FORMAT or table["version"] != VERSION:
                 raise ValueError(f"format {table['format']!r} version {table['version']!r}")
             told = {f.name: table["preset"][f.name] for f in fields(Preset) if f.name in table["preset"]}
+            if not isinstance(told["addresses"], list) or not isinstance(told["name"], str):
+                raise ValueError("a preset has a name and a list of addresses")
             told |= {"addresses": tuple(map(str, told["addresses"])), "seeds": tuple(map(int, told["seeds"]))}
             preset = Preset(**told)
             preset.config()  # refuses values that no tap would take
             return cls(preset, str(table["fingerprint"]), dict(table["info"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            accepted = f"a JSON file of {FORMAT} version {VERSION}"
-            raise refuse("feature preset", Path(path).name, accepted, f"{type(error).__name__}: {error}") from error

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
+from ..untrusted import named, parse_json
 from .config import TapConfig
 from .pca import PCABasis
 from .tap import tap_latents
@@ -43,7 +45,7 @@ class Properties:
 
 
 @dataclass(frozen=True)
-class FilterRule:
+class FilterRule(Config):
     """What is dropped; None is no bound. Noise and granularity are judged against the model's own median place.
 
     The defaults were chosen on 16 portraits of the reference model and checked on others (``vitrine reproduce
@@ -187,11 +189,9 @@ def measure_properties(
 def _load(path: str | Path | None) -> dict[str, Properties]:
     if path is None or not Path(path).is_file():
         return {}
-    try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))["properties"]
-        return {a: Properties(**v) for a, v in table.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise refuse("filter state", str(path), "a JSON table of properties", "delete the file") from error
+    with named(path, "filter state", "a JSON table of properties", "delete the file"):
+        table = parse_json(Path(path).read_text(encoding="utf-8"))["properties"]
+        return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}
 
 
 def _save(path: str | Path | None, known: Mapping[str, Properties], config: TapConfig) -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..config import Config
 from ..errors import refuse
 from ..progress import Progress, silent
 
@@ -16,7 +17,7 @@ IGNORE = 255
 
 
 @dataclass(frozen=True)
-class ProbeSettings:
+class ProbeSettings(Config):
     """How a pixel probe is fitted.
 
     Attributes:

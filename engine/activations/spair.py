@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..untrusted import named, parse_table
 from .correspondence import pck
 
 SPLITS = ("trn", "val", "test")
@@ -74,11 +74,9 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
 
 
 def _pair(root: Path, file: Path) -> SPairPair:
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+    with named(file, "SPair-71k annotation", "the keys of SPair-71k", "unpack the data set again"):
+        told = parse_table(file.read_text(encoding="utf-8"))
         ends = [_end(root, told, prefix) for prefix in ("src", "trg")]
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise refuse("SPair-71k annotation", str(file), "the keys of SPair-71k", "unpack the data set again") from error
     (source, points, size, box), (target, others, other_size, other_box) = ends
     if points.shape != others.shape or points.ndim != 2 or points.shape[1] != 2:
         given = (tuple(points.shape), tuple(others.shape))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..config import Config
 from ..errors import refuse
 from ..progress import Progress, silent
 from .segmentation import IGNORE
@@ -23,7 +24,7 @@ _WARM_EPOCHS = 3
 
 
 @dataclass(frozen=True)
-class VoteSettings:
+class VoteSettings(Config):
     """How the voters are trained; the defaults are the paper's.
 
     Attributes:

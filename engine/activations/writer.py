@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import refuse
+from ..untrusted import named, parse_json
 from .config import TapConfig
 from .container import Activations
 from .files import TEMPORARY, open_tensors, save_tensors, write_whole
@@ -137,8 +138,9 @@ class ActivationReader(Mapping[str, Activations]):
     @property
     def config(self) -> TapConfig | None:
         """The config that the folder was written with, if it was given."""
-        data = _stored_config(self.folder)
-        return None if data is None else TapConfig.from_dict(data)
+        data, source = _stored_config(self.folder)
+        with named(source, "file", "a config that a tap can have", "write the folder again"):
+            return None if data is None else TapConfig.from_dict(data)
 
     def __len__(self) -> int:
         return len(self._order)
@@ -148,11 +150,12 @@ class ActivationReader(Mapping[str, Activations]):
 
     def __getitem__(self, key: str) -> Activations:
         name = self._place[key]
-        if self._open is None or self._open[0] != name:
-            handle, header = open_tensors(self.folder / name, SHARD_KIND, VERSION)
-            self._open = (name, handle, {item["key"]: (i, item) for i, item in enumerate(header["items"])})
-        number, item = self._open[2][key]
-        return Activations.from_tensors(self._open[1], item, f"{number}/", str(self.folder / name))
+        with named(name, "file", "a shard with this key", "write the folder again"):
+            if self._open is None or self._open[0] != name:
+                handle, header = open_tensors(self.folder / name, SHARD_KIND, VERSION)
+                self._open = (name, handle, {item["key"]: (i, item) for i, item in enumerate(header["items"])})
+            number, item = self._open[2][key]
+            return Activations.from_tensors(self._open[1], item, f"{number}/", str(self.folder / name))
 
 
 def _write_json(path: str, value: object) -> None:
@@ -170,14 +173,16 @@ def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[
     """Shard name -> keys, from the index where it is right and from shard headers where it lags."""
     index = _read_index(folder)
     known = index.get("shards", {})
+    known = known if isinstance(known, dict) else {}
     shards: dict[str, list[str]] = {}
     for path in sorted(folder.glob("shard-*.safetensors")):
         keys = known.get(path.name)
-        if keys is None:
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             header = open_tensors(path, SHARD_KIND, VERSION)[1]
-            keys = [item["key"] for item in header["items"]]
-        shards[path.name] = list(keys)
-    stored = _stored_config(folder) if shards else None
+            with named(path, "file", "a shard with its keys", "delete it; its items are written again"):
+                keys = [str(item["key"]) for item in header["items"]]
+        shards[path.name] = keys
+    stored = _stored_config(folder)[0] if shards else None
     if config is not None and stored is not None and stored != config:
         given = {k: v for k, v in config.items() if stored.get(k) != v}
         raise refuse("config", given, {k: stored.get(k) for k in given}, "use a new folder for other settings")
@@ -187,19 +192,25 @@ def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[
 def _read_index(folder: Path) -> dict[str, Any]:
     path = folder / _INDEX
     try:
-        index = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        index = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except ValueError:
         index = {}  # repaired from the shards
     if not isinstance(index, dict) or index.get("kind", INDEX_KIND) != INDEX_KIND:
         raise refuse("folder", str(folder), "an empty folder or one of ours", "index.json belongs to something else")
     if index and index.get("version") != VERSION:
-        raise refuse("format version", index.get("version"), VERSION, "update Vitrine, or use a new folder")
+        given = f"{index.get('version')!r} in {path}"
+        raise refuse("format version", given, VERSION, "update Vitrine, or use a new folder")
     return index
 
 
-def _stored_config(folder: Path) -> dict[str, Any] | None:
+def _stored_config(folder: Path) -> tuple[dict[str, Any] | None, Path]:
+    """The config and the file it stands in."""
     index = _read_index(folder)
-    if "config" in index:
-        return index["config"]
     first = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
-    return None if first is None else open_tensors(first, SHARD_KIND, VERSION)[1].get("config")
+    told, source = index, folder / _INDEX
+    if "config" not in index and first is not None:
+        told, source = open_tensors(first, SHARD_KIND, VERSION)[1], first
+    config = told.get("config")
+    if config is not None and not isinstance(config, dict):
+        raise refuse("config", f"{config!r} in {source}", "a table of settings", "write the folder again")
+    return config, source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,17 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
+from ..untrusted import named, parse_table
 
 PORTRAITS: dict[str, Any] = {
     "steps": 2000, "batch": 16, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.999,
     "lr_generator": 1e-4, "lr_score": 5e-4, "weight": "dmd", "meter_every": 100, "chain": {"steps": 4, "ge": 0.16},
 }  # fmt: skip
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with named(path, "config", "a JSON object", "see `vitrine emd train --help`"):
+        return parse_table(path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Train:
         from ..pipelines.emd_training import training_parts
         from ..progress import TqdmProgress
 
-        told = json.loads(self.config.read_text()) if self.config else {"train": PORTRAITS}
+        told = _read(self.config) if self.config else {"train": PORTRAITS}
         unknown = set(told) - {"model", "prompts", "base", "train"}
         if unknown:
             raise refuse("config", sorted(unknown), "model, prompts, base, train", "remove them")

@@ -13,6 +13,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
+from ..untrusted import named, parse_table
 
 
 def _pipeline(model: str) -> Any:
@@ -31,7 +32,8 @@ def _pipeline(model: str) -> Any:
 def _prompts(path: Path, least: int = 1) -> list[str]:
     if not path.is_file():
         raise refuse("prompt file", str(path), "a text file, one prompt a line", "check the path")
-    found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    with named(path, "prompt file", "a text file in UTF-8, one prompt a line", "save it as UTF-8"):
+        found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if len(found) < least:
         raise refuse("prompt file", f"{len(found)} prompts", f"{least} or more, one a line", "add ordinary captions")
     return found
@@ -107,7 +109,7 @@ class Find:
 
         told = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        mine, probe = processes(), ProbeConfig(**told["probe"])
+        mine, probe = processes(), ProbeConfig.from_dict(told["probe"])
         pipe = _pipeline(self.model).to(mine.device)
         config = SearchConfig(tau=told["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
@@ -124,11 +126,9 @@ class Find:
 
 
 def _threshold(path: Path) -> dict[str, Any]:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+    with named(path, "threshold file", "what `vitrine nemo calibrate` wrote", "calibrate first"):
+        told = parse_table(path.read_text(encoding="utf-8"))
         return {"tau": float(told["tau"]), "scope": str(told["scope"]), "probe": dict(told["probe"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refuse("threshold file", str(path), "what `vitrine nemo calibrate` wrote", "calibrate first") from error
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ..config import Config
 from ..errors import refuse
 
 ESTIMATORS = ("cancel", "raw", "last")
 
 
 @dataclass(frozen=True)
-class EStepConfig:
+class EStepConfig(Config):
     """One E-step. The update is u <- u + gamma grad + sqrt(2 gamma) n.
 
     Attributes:
@@ -51,10 +53,10 @@ class EStepConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; an infinite clip is None, which JSON can hold."""
-        return asdict(self) | {"clip": None if math.isinf(self.clip) else self.clip}
+        return super().to_dict() | {"clip": None if math.isinf(self.clip) else self.clip}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> EStepConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> EStepConfig:
         """The inverse of :meth:`to_dict`."""
-        clip = values.get("clip")
-        return cls(**values | {"clip": math.inf if clip is None else clip})
+        endless = isinstance(values, Mapping) and values.get("clip") is None
+        return super().from_dict({**values, "clip": math.inf} if endless else values)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..untrusted import check_tensors, named, parse_table
 
 KEY = "vitrine.student"
 VERSION = 1
@@ -57,8 +58,8 @@ class StudentContract:
         if self.guidance not in (0.0, 1.0):
             accepted = "1 (no guidance)"
             raise refuse("guidance", self.guidance, accepted, "guidance is distilled into a one-step student: set 1")
-        object.__setattr__(self, "shape", tuple(self.shape))
-        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -90,11 +91,12 @@ class StudentContract:
         if not metadata or KEY not in metadata:
             accepted = f"a safetensors header with {KEY!r}"
             raise refuse("student contract", f"none in {name}", accepted, "choose a preset or enter t* by hand")
-        values = json.loads(metadata[KEY])
-        version = values.pop("version", None)
-        if version != VERSION:
-            raise refuse("contract version", version, VERSION, "update Vitrine")
-        return cls.from_dict(values)
+        with named(name, "student contract", "a table of settings", "export the student again"):
+            values = parse_table(metadata[KEY])
+            version = values.pop("version", None)
+            if version != VERSION:
+                raise refuse("contract version", version, VERSION, "update Vitrine")
+            return cls.from_dict(values)
 
 
 PRESETS: dict[str, StudentContract] = {
@@ -115,18 +117,17 @@ def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Ten
     Raises:
         VitrineError: not safetensors, names that ComfyUI would ignore, or no contract.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
         raise refuse("student file", str(path.name), "an existing .safetensors file", "convert or download it first")
-    try:
+    with named(path, "student file", "a safetensors file", "it cannot be read: download or export it again"):
         with safe_open(str(path), "pt") as file:
             metadata, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise refuse("student file", path.name, "a safetensors file", f"it cannot be read: {error}") from error
-    check_names(tensors, path.name)
-    return StudentContract.from_metadata(metadata, path.name), tensors
+        check_names(tensors, path.name)
+        check_tensors(tensors)
+        return StudentContract.from_metadata(metadata, path.name), tensors
 
 
 def check_names(tensors: dict[str, torch.Tensor], name: str = "file") -> None:

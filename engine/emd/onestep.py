@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
@@ -56,7 +57,7 @@ def one_step(student: Denoiser, z: torch.Tensor, cond: Condition, contract: Stud
 
 
 @dataclass(frozen=True)
-class CorrectConfig:
+class CorrectConfig(Config):
     """Repair of one-step samples.
 
     Attributes:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..addresses import Site
+from ..config import Config
 from ..errors import refuse
 from ..hooks import Edit, edit
 from .neurons import NeuronSet, width_of
@@ -16,7 +17,7 @@ from .sites import value_sites
 
 
 @dataclass(frozen=True)
-class BlockConfig:
+class BlockConfig(Config):
     """How strongly, and where, neurons are blocked.
 
     Attributes:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from ..config import Config
 from ..errors import refuse
 
 SIGNALS = ("eps_minus_noise", "x0")
@@ -14,7 +14,7 @@ PAPER_TAU = 0.428
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(Config):
     """How a prompt is looked at: one forward of S seeds at one timestep (NeMo, Eq. 2).
 
     Attributes:
@@ -53,13 +53,9 @@ class ProbeConfig:
             given = (self.guidance, self.signal)
             raise refuse("guidance, signal", given, "guidance >= 0 with eps_minus_noise", "0 is the published way")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for headers."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class SearchConfig:
+class SearchConfig(Config):
     """The search for neurons (NeMo, Algorithms 2 to 4).
 
     Attributes:
@@ -108,7 +104,3 @@ class SearchConfig:
     def evaluations(self) -> int:
         """How many (theta, k) are tried at most: the official loop never evaluates theta_min itself."""
         return max(1, -int(-(self.theta - self.theta_min) / self.theta_step // 1))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for headers."""
-        return asdict(self)

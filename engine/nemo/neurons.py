@@ -14,6 +14,7 @@ from torch import nn
 from ..addresses import Site
 from ..errors import refuse
 from ..fingerprint import fingerprint_of, width_of
+from ..untrusted import named, parse_table
 
 FORMAT, VERSION = "vitrine-neurons", 1
 
@@ -97,14 +98,19 @@ class NeuronSet:
         Raises:
             VitrineError: missing, no JSON, or of another kind.
         """
-        try:
-            table = json.loads(Path(path).read_text(encoding="utf-8"))
+        accepted = f"a JSON file of {FORMAT} version {VERSION}"
+        with named(path, "neurons file", accepted, "save it again, or download it again"):
+            table = parse_table(Path(path).read_text(encoding="utf-8"))
             if table["format"] != FORMAT or table["version"] != VERSION:
                 raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            return cls({a: tuple(n) for a, n in table["neurons"].items()}, table["fingerprint"], table["info"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            accepted = f"a JSON file of {FORMAT} version {VERSION}"
-            raise refuse("neurons file", str(path), accepted, f"{type(error).__name__}: {error}") from error
+            neurons = {a: _indices(n) for a, n in table["neurons"].items()}
+            return cls(neurons, str(table["fingerprint"]), dict(table["info"]))
+
+
+def _indices(found: object) -> tuple[int, ...]:
+    if not isinstance(found, (list, tuple)) or any(type(i) is not int for i in found):
+        raise ValueError(f"a list of whole numbers is wanted, not {str(found)[:60]}")
+    return tuple(found)
 
 
 def import_csv(path: str | Path, addresses: list[str], column: str = "refined") -> list[tuple[str, NeuronSet]]:
@@ -113,6 +119,11 @@ def import_csv(path: str | Path, addresses: list[str], column: str = "refined") 
     Raises:
         VitrineError: another layout, or another number of layers than ``addresses``.
     """
+    with named(path, "neuron CSV", "the authors' result file", "see the official repo"):
+        return _read_csv(path, addresses, column)
+
+
+def _read_csv(path: str | Path, addresses: list[str], column: str) -> list[tuple[str, NeuronSet]]:
     import ast
     import csv
 
@@ -127,7 +138,7 @@ def import_csv(path: str | Path, addresses: list[str], column: str = "refined") 
         lists = ast.literal_eval(row[at])
         if len(lists) != len(addresses):
             raise refuse("neuron CSV", f"{len(lists)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
-        neurons = {a: tuple(n) for a, n in zip(addresses, lists, strict=True)}
+        neurons = {a: _indices(n) for a, n in zip(addresses, lists, strict=True)}
         found.append((row[0], NeuronSet(neurons, "", {"source": Path(path).name})))
     return found
 

@@ -12,6 +12,7 @@ import torch
 
 from ..errors import refuse
 from ..progress import Progress, silent
+from ..untrusted import check_tensors, named, parse_table
 
 FORMAT, VERSION = "vitrine-nemo-statistics", 1
 FEW = 500
@@ -68,19 +69,29 @@ class NeuronStatistics:
         Raises:
             VitrineError: missing, not safetensors, or of another kind.
         """
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
-        try:
+        with named(path, "statistics file", "a file NEMO Statistics wrote", "gather statistics anew"):
             with safe_open(str(path), "pt") as file:
-                info = json.loads((file.metadata() or {}).get("vitrine", "{}"))
+                info = parse_table((file.metadata() or {}).get("vitrine", "{}"))
                 tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, ValueError) as error:
-            raise refuse("statistics file", str(path), "a file NEMO Statistics wrote", str(error)) from error
-        if info.get("format") != FORMAT or info.get("version") != VERSION:
-            raise refuse("statistics file", str(path), f"{FORMAT} version {VERSION}", "gather statistics anew")
-        means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
-        stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
-        return cls(means, stds, int(info["count"]), info["fingerprint"])
+            if info.get("format") != FORMAT or info.get("version") != VERSION:
+                raise refuse("statistics file", str(path), f"{FORMAT} version {VERSION}", "gather statistics anew")
+            means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
+            stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
+            _check_pairs(means, stds)
+            return cls(means, stds, int(info["count"]), str(info["fingerprint"]))
+
+
+def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) -> None:
+    """Each mean has its deviation, both finite rows of one width."""
+    check_tensors(means)
+    check_tensors(stds)
+    if not means or set(means) != set(stds):
+        raise ValueError(f"{len(means)} means and {len(stds)} deviations")
+    for address, mean in means.items():
+        if mean.ndim != 1 or not len(mean) or mean.shape != stds[address].shape:
+            raise ValueError(f"{address}: mean {tuple(mean.shape)}, deviation {tuple(stds[address].shape)}")
 
 
 class RunningStatistics:
@@ -138,11 +149,15 @@ def import_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
     Raises:
         VitrineError: other content, or another number of layers than ``addresses``.
     """
-    try:
-        means, stds = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the safe unpickler raises its own kinds
-        raise refuse("official statistics", str(path), "a .pt with two lists of tensors", str(error)) from error
+    with named(path, "official statistics", "a .pt with two lists of tensors", "download it again"):
+        return _read_official(path, addresses)
+
+
+def _read_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
+    means, stds = torch.load(path, map_location="cpu", weights_only=True)
     if len(means) != len(addresses) or len(stds) != len(addresses):
         raise refuse("official statistics", f"{len(means)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
     pairs = list(zip(addresses, means, stds, strict=True))
-    return NeuronStatistics({a: m.float() for a, m, _ in pairs}, {a: s.float() for a, _, s in pairs}, 50_000, "SD1.4")
+    both = {a: m.float() for a, m, _ in pairs}, {a: s.float() for a, _, s in pairs}
+    _check_pairs(*both)
+    return NeuronStatistics(*both, 50_000, "SD1.4")

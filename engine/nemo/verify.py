@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
@@ -20,7 +21,7 @@ from .score import Probe, Request, Score, probe_noise
 
 
 @dataclass(frozen=True)
-class AttackConfig:
+class AttackConfig(Config):
     """The adversarial embedding: Adam on the text states against the denoising loss of one picture.
 
     Attributes:

@@ -10,6 +10,7 @@ import torch
 from ..denoiser import Condition, Denoiser
 from ..emd import StudentContract
 from ..errors import refuse
+from ..untrusted import named
 
 
 class TrainingParts(NamedTuple):
@@ -45,7 +46,8 @@ def training_parts(told: dict[str, Any]) -> TrainingParts:
 def _pipeline(told: dict[str, Any]) -> tuple[Any, list[str]]:
     prompts = told.get("prompts") or []
     if isinstance(prompts, str):
-        prompts = Path(prompts).read_text(encoding="utf-8").splitlines()
+        with named(prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
+            prompts = Path(prompts).read_text(encoding="utf-8").splitlines()
     prompts = [p.strip() for p in prompts if p.strip()]
     if told.get("model", "portraits") == "portraits":
         from ..portraits import caption, load_portraits, sample_scenes

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..config import Config
 from ..errors import refuse
 from ..progress import Progress, silent
 from .data import TrainingSet, build_training_set
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Config):
     """Settings of the portraits training. The defaults are those of the shipped model."""
 
     out: str = "portraits-run"

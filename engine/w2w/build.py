@@ -11,22 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..config import Config
 from ..errors import VitrineError, refuse
 from ..progress import Progress, silent
+from ..untrusted import named
 from .delta import DeltaSpace
-from .files import open_file
 from .gauge import Gauge, gauge_test
 from .lora_files import BadFile, FolderReport, LoraFile, read_lora, scan_folder
 from .manifest import LoraLayer, Manifest
 from .pca import ALONE, Matrix, PCAConfig, Workers, principal_components
-from .space import KIND, VERSION, WeightSpace
+from .space import WeightSpace
 
 MODES = ("auto", "factors", "delta")
 Space = WeightSpace | DeltaSpace
 
 
 @dataclass(frozen=True)
-class BuildConfig:
+class BuildConfig(Config):
     """How a space is built.
 
     Attributes:
@@ -49,10 +50,6 @@ class BuildConfig:
         if self.mode not in MODES:
             raise refuse("mode", self.mode, MODES, "auto chooses and says why")
         PCAConfig(self.components, self.route, self.memory)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for headers."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -118,14 +115,11 @@ def load_space(path: str | Path) -> Space:
     Raises:
         VitrineError: see :meth:`WeightSpace.load`.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(str(path), "pt") as opened:
-            mode = (opened.metadata() or {}).get("mode")
-    except (SafetensorError, OSError):
-        open_file(path, KIND, VERSION)
-        raise
+    told = named(path, "space", "a whole safetensors file", "copy or build it again")
+    with told, safe_open(str(path), "pt") as opened:
+        mode = (opened.metadata() or {}).get("mode")
     return DeltaSpace.load(path) if mode == "delta" else WeightSpace.load(path)
 
 

@@ -17,10 +17,13 @@ import torch
 
 from ..errors import refuse
 from ..progress import Progress, silent
+from ..untrusted import check_tensors, named, parse_json, parse_table
 from .files import open_file, write_file
 from .manifest import Lora, LoraLayer
 from .pca import _top
 from .space import DTYPES, KIND, VERSION
+
+PARTS = ("down/", "up/", "ranks/")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,18 @@ class Stack:
     def owner(self) -> torch.Tensor:
         """(R,) index of the LoRA each rank belongs to."""
         return torch.repeat_interleave(torch.arange(len(self.ranks)), self.ranks)
+
+    def check(self, path: str, count: int) -> None:
+        """Refuse factors that are not of ``count`` LoRAs with these ranks.
+
+        Raises:
+            VitrineError: shapes that do not fit each other.
+        """
+        down, up, ranks = tuple(self.down.shape), tuple(self.up.shape), self.ranks
+        whole = ranks.shape == (count,) and len(down) > 1 and 0 not in down + up and bool((ranks >= 0).all())
+        if not whole or len(up) != 2 or not int(ranks.sum()) == down[0] == up[1]:
+            given = f"{path}: {down}, {up}, ranks {ranks.flatten()[:9].tolist()}"
+            raise refuse("space", given, f"(R, in), (out, R) of {count} LoRAs", "build it anew")
 
 
 def gram(stacks: Mapping[str, Stack], progress: Progress = silent, rows: int = 2048) -> torch.Tensor:
@@ -199,17 +214,29 @@ class DeltaSpace:
             VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
         """
         tensors, head = open_file(path, KIND, VERSION)
+        with named(path, "space", "a header that fits its tensors", "build it anew"):
+            return cls._rebuilt(tensors, head)
+
+    @classmethod
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], head: dict[str, str]) -> DeltaSpace:
+        check_tensors({k: v for k, v in tensors.items() if not k.startswith("ranks/")})
         if head.get("mode") != cls.mode:
             raise refuse("space", f"mode {head.get('mode')!r}", cls.mode, "load it with load_space")
-        paths = [k[5:] for k in tensors if k.startswith("down/")]
+        paths, *others = ({k.split("/", 1)[1] for k in tensors if k.startswith(part)} for part in PARTS)
+        if not paths or any(other != paths for other in others):
+            raise ValueError(f"down, up and ranks of {len(paths)}, {', '.join(str(len(o)) for o in others)} layers")
         stacks = {
             p: Stack(tensors[f"down/{p}"].float(), tensors[f"up/{p}"].float(), tensors[f"ranks/{p}"].long())
             for p in sorted(paths)
         }
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
         parts = (stacks, tensors["Q"].float(), tensors["S"].float(), tensors["G"].double())
-        more = (directions, float(head["total_variance"]), json.loads(head["info"]))
-        return cls(*parts, tuple(json.loads(head["names"])), *more)
+        more = (directions, float(head["total_variance"]), parse_table(head["info"]))
+        for path, stack in stacks.items():
+            stack.check(path, len(parts[1]))
+        if parts[1].ndim != 2 or parts[2].shape != parts[1].shape[1:] or parts[3].shape != 2 * parts[1].shape[:1]:
+            raise ValueError(f"Q {tuple(parts[1].shape)}, S {tuple(parts[2].shape)}, G {tuple(parts[3].shape)}")
+        return cls(*parts, tuple(parse_json(head["names"])), *more)
 
 
 def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:

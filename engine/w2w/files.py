@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import refuse
+from ..untrusted import named
 
 
 def write_file(path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, head: dict) -> Path:
@@ -33,18 +34,16 @@ def open_file(path: str | Path, kind: str, version: int) -> tuple[dict[str, torc
     Raises:
         VitrineError: missing, corrupt, of another kind, of a later version, or holding NaN or Inf.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = Path(path)
     if not path.is_file():
         raise refuse("file", path.name, "an existing .safetensors file", "check the name")
-    try:
-        with safe_open(str(path), "pt") as opened:
-            head = dict(opened.metadata() or {})
-            check_header(path.name, head, kind, version)
-            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise refuse("file", f"{path.name}: {error}", "a whole safetensors file", "copy or build it again") from error
+    told = named(path, "file", "a whole safetensors file", "copy or build it again")
+    with told, safe_open(str(path), "pt") as opened:
+        head = dict(opened.metadata() or {})
+        check_header(path.name, head, kind, version)
+        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     for key, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise refuse("file", f"{path.name}: NaN or Inf in {key!r}", "finite numbers", "build it again")

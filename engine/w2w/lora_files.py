@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..errors import VitrineError, refuse
+from ..untrusted import check_tensors, named, parse_table
 from .manifest import LoraLayer
 from .names import other_kind, parse
 
@@ -99,20 +98,18 @@ def read_header(path: str | Path, layers_per_block: int = 2) -> LoraFile:
     Raises:
         VitrineError: a pickle, a corrupt file, no LoRA, another kind of adapter, a layer with one factor only.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     path = Path(path)
     if path.suffix != ".safetensors":
         raise refuse("LoRA file", path.name, "a .safetensors file", "pickles are not read; convert it once")
-    try:
+    with named(path, "LoRA file", "a whole safetensors file", "download it again"):
         with safe_open(str(path), "pt") as opened:
             keys = list(opened.keys())
             shapes = {k: tuple(opened.get_slice(k).get_shape()) for k in keys}
             alphas = {k: float(opened.get_tensor(k)) for k in keys if k.endswith(".alpha")}
             metadata = dict(opened.metadata() or {})
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise refuse("LoRA file", f"{path.name} ({error})", "a whole safetensors file", "download it again") from error
-    return _header(path, shapes, alphas, _settings(path, metadata), layers_per_block)
+        return _header(path, shapes, alphas, _settings(path, metadata), layers_per_block)
 
 
 def _header(path: Path, shapes: dict, alphas: dict[str, float], told: _Settings, layers: int) -> LoraFile:
@@ -141,9 +138,11 @@ def _entry(name: str, path: str, keys: dict, shapes: dict, alphas: dict[str, flo
     if "down" not in keys or "up" not in keys:
         raise refuse("LoRA file", f"{name}: {path} has only {sorted(keys)}", "two factors a layer", "download it again")
     down, up = shapes[keys["down"]], shapes[keys["up"]]
-    if len(down) < 2 or len(up) < 2 or up[1] != down[0]:
+    if len(down) < 2 or len(up) < 2 or up[1] != down[0] or 0 in down + up:
         raise refuse("LoRA file", f"{name}: {path} has factors {down} and {up}", "(r, in), (out, r)", "export it again")
     alpha = alphas[keys["alpha"]] if "alpha" in keys else told.alpha(path, down[0])
+    if alpha is not None and not math.isfinite(alpha):
+        raise refuse("LoRA file", f"{name}: alpha {alpha} of {path}", "a finite alpha", "export it again")
     return Entry(keys["down"], keys["up"], down, up, alpha)
 
 
@@ -168,14 +167,14 @@ class _Settings:
 def _settings(path: Path, metadata: dict[str, str]) -> _Settings:
     beside = path.with_name("adapter_config.json")
     if path.stem == "adapter_model" and beside.is_file():
-        try:
-            return _Settings(dict(json.loads(beside.read_text())))
-        except (ValueError, TypeError) as error:
-            raise refuse(
-                "adapter_config.json", str(error), "PEFT's JSON file", f"export {name_of(path)} again"
-            ) from error
+        with named(beside, "LoRA settings", "PEFT's JSON file", "export the LoRA again"):
+            told = parse_table(beside.read_text(encoding="utf-8"))
+            alphas = (told.get("lora_alpha") or 0, *(told.get("alpha_pattern") or {}).values())
+            if not all(math.isfinite(float(alpha)) for alpha in alphas):
+                raise ValueError(f"alphas {alphas}")
+            return _Settings(told)
     try:
-        found = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+        found = parse_table(metadata.get("lora_adapter_metadata", "{}"))
     except ValueError:
         return _Settings({})
     prefixed = {k[5:]: v for k, v in found.items() if k.startswith("unet.")}
@@ -189,20 +188,17 @@ def read_lora(file: str | Path | LoraFile, layers_per_block: int = 2) -> dict[st
     Raises:
         VitrineError: see :func:`read_header`; NaN or Inf.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block)
     layers = {}
-    try:
-        with safe_open(str(file.path), "pt") as opened:
-            for path, entry in file.entries.items():
-                down, up = (opened.get_tensor(k).float() for k in (entry.down_key, entry.up_key))
-                layers[path] = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
-    except (SafetensorError, OSError) as error:
-        raise refuse("LoRA file", f"{file.path.name} ({error})", "a whole file", "download it again") from error
-    for path, layer in layers.items():
-        if not bool(torch.isfinite(layer.down).all() and torch.isfinite(layer.up).all()):
-            raise refuse("LoRA file", f"{file.path.name}: NaN or Inf in {path}", "finite numbers", "train it again")
+    told = named(file.path, "LoRA file", "a whole safetensors file", "download it again")
+    with told, safe_open(str(file.path), "pt") as opened:
+        for path, entry in file.entries.items():
+            both = {k: opened.get_tensor(k) for k in (entry.down_key, entry.up_key)}
+            check_tensors(both)
+            down, up = (both[k].float() for k in (entry.down_key, entry.up_key))
+            layers[path] = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
     return layers
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 from ..progress import Progress, silent
 from .files import open_file, write_file
@@ -67,7 +68,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class PCAConfig:
+class PCAConfig(Config):
     """How components are computed.
 
     Attributes:

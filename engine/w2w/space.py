@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..untrusted import check_tensors, named, parse_json, parse_table
 from .files import open_file, write_file
 from .manifest import LoraLayer, Manifest
 
@@ -63,7 +64,8 @@ class WeightSpace:
                 raise refuse(
                     f"space {name}", tuple(shape), (d,), "the file does not fit its own manifest: build it anew"
                 )
-        if len(self.singular_values) != k or self.coefficients.shape[1] != k or self.count < 2:
+        flat = self.singular_values.ndim == 1 and self.coefficients.ndim == 2
+        if not flat or len(self.singular_values) != k or self.coefficients.shape[1] != k or self.count < 2:
             given = (len(self.singular_values), tuple(self.coefficients.shape), self.count)
             raise refuse("space", given, f"{k} components of 2 or more models", "build it anew")
 
@@ -161,11 +163,17 @@ class WeightSpace:
             VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
         """
         tensors, head = open_file(path, KIND, VERSION)
+        with named(path, "space", "a header that fits its tensors", "build it anew"):
+            return cls._rebuilt(tensors, head)
+
+    @classmethod
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], head: dict[str, str]) -> WeightSpace:
+        check_tensors(tensors)
         if head.get("mode") != cls.mode:
             raise refuse("space", f"mode {head.get('mode')!r}", cls.mode, "load it with load_space")
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
         parts = (tensors["mean"].float(), tensors["std"].float(), tensors["V"], tensors["S"].float())
         return cls(
             Manifest.from_json(head["manifest"]), *parts, tensors["proj"].float(), int(head["count"]),
-            tuple(json.loads(head["names"])), directions, float(head["total_variance"]), json.loads(head["info"]),
+            tuple(parse_json(head["names"])), directions, float(head["total_variance"]), parse_table(head["info"]),
         )  # fmt: skip

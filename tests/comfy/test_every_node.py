@@ -1,0 +1,54 @@
+"""What every node of the pack must have, counted: 100 % or the names of those that lack it."""
+
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "nodes" / "web" / "docs"
+
+
+def _v3(node, schema):
+    from comfy_api.latest import io
+
+    return issubclass(node, io.ComfyNode) and "define_schema" in vars(node) and schema.node_id.startswith("Vitrine")
+
+
+def _help(node, schema):
+    page = DOCS / f"{schema.node_id}.md"
+    return page.is_file() and page.read_text(encoding="utf-8").startswith(f"# {schema.display_name}\n")
+
+
+CHECKS = {
+    "V3 schema": _v3,
+    "display name": lambda node, s: s.display_name and s.display_name != s.node_id,
+    "category": lambda node, s: s.category.split("/")[0] == "Vitrine",
+    "description": lambda node, s: s.description and s.description.endswith("."),
+    "tooltip on every input": lambda node, s: all(i.tooltip for i in s.inputs),
+    "tooltip on every output": lambda node, s: all(o.tooltip for o in s.outputs),
+    "name on every output": lambda node, s: all(o.display_name for o in s.outputs),
+    "search aliases": lambda node, s: len(s.search_aliases or ()) > 0,
+    "help page under its display name": _help,
+}
+
+
+@pytest.fixture(scope="module")
+def ours(comfy):
+    found = {k: v for k, v in comfy.nodes.NODE_CLASS_MAPPINGS.items() if k.startswith("Vitrine")}
+    assert len(found) >= 26
+    return {k: (v, v.define_schema()) for k, v in found.items()}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_all_nodes_have(ours, name):
+    lacking = [node_id for node_id, pair in ours.items() if not CHECKS[name](*pair)]
+    assert not lacking, f"{name}: {len(ours) - len(lacking)} of {len(ours)}"
+
+
+def test_all_nodes_are_loaded(ours, comfy):
+    from vitrine.nodes import NODES
+
+    assert set(ours) == {node.define_schema().node_id for node in NODES} and len(NODES) == len(ours)
+
+
+def test_no_help_page_without_a_node(ours):
+    assert {p.stem for p in DOCS.glob("*.md")} == set(ours)

@@ -1,0 +1,248 @@
+"""What holds for every value, not for chosen ones: settings, addresses, noise schedules."""
+
+import dataclasses
+import importlib
+import json
+import math
+import pkgutil
+from fnmatch import fnmatchcase
+
+import pytest
+import torch
+import vitrine.engine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vitrine.engine.addresses import resolve, sites_of
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.schedule import NoiseSchedule
+
+QUICK = settings(max_examples=40, deadline=None)
+WHOLE, SMALL = st.integers(1, 2**40), st.integers(0, 2**40)
+SHARE, TEXT = st.floats(0, 1), st.text(max_size=12)
+LEVEL = st.floats(0, 1, exclude_min=True)
+POSITIVE = st.floats(1e-9, 1e9)
+TOKENS = st.none() | st.lists(st.integers(0, 200), min_size=1, max_size=5).map(tuple)
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x))
+
+CHAIN = {
+    "steps": WHOLE, "ge": LEVEL, "gz": SHARE, "estimator": st.sampled_from(("cancel", "raw", "last")),
+    "clip": POSITIVE | st.just(math.inf),
+}  # fmt: skip
+FIELDS = {
+    "TapConfig": {
+        "addresses": st.lists(st.from_regex(r"[a-z0-9*-]{1,20}", fullmatch=True), min_size=1).map(tuple),
+        "timestep": st.floats(0, 999), "seeds": st.sets(st.integers(0, 2**63 - 1), min_size=2, max_size=5).map(tuple),
+        "dtype": st.sampled_from(("float32", "float16", "bfloat16")), "size": st.none() | WHOLE,
+        "early_exit": st.booleans(), "posterior": st.sampled_from(("mean", "sample")), "batch": WHOLE,
+        "variance": st.booleans(), "noise": st.booleans(), "map_heads": st.sampled_from(("each", "mean")),
+        "map_tokens": TOKENS,
+    },
+    "TapInfo": {
+        "timestep": st.none() | st.floats(0, 999), "sigma": st.none() | POSITIVE, "step": st.none() | SMALL,
+        "seeds": st.lists(SMALL).map(tuple), "prompts": st.lists(TEXT).map(tuple), "model": TEXT, "vitrine": TEXT,
+        "extra": st.dictionaries(TEXT, JSON),
+    },
+    "MapReduction": {
+        "heads": st.sampled_from(("each", "mean")), "tokens": TOKENS, "queries": TOKENS, "memory": WHOLE,
+    },
+    "FilterRule": {
+        "noise": st.none() | POSITIVE, "granularity": st.none() | POSITIVE,
+        "locality": st.tuples(st.none() | st.floats(0, 0.4), st.none() | st.floats(0.5, 1)),
+    },
+    "ProbeSettings": {"hidden": SMALL, "weight_decay": SHARE, "pixels": WHOLE, "steps": WHOLE, "seed": SMALL},
+    "VoteSettings": {"voters": WHOLE, "epochs": WHOLE, "batch": st.integers(2), "rate": POSITIVE, "seed": SMALL},
+    "ProbeConfig": {
+        "seeds": st.integers(2, 99), "seed": SMALL, "steps": st.integers(50, 99), "timestep_index": st.integers(0, 49),
+        "signal": st.just("eps_minus_noise"), "data_range": st.none() | POSITIVE, "guidance": st.floats(0, 99),
+        "swapped": st.booleans(),
+    },
+    "SearchConfig": {
+        "tau": LEVEL, "tau_search": st.none() | LEVEL, "share": st.none() | LEVEL, "theta": st.floats(5, 9),
+        "theta_step": POSITIVE, "theta_min": st.floats(0, 4), "k": SMALL, "k_step": SMALL,
+        "mode": st.sampled_from(("parity", "chain", "fast")), "rows": WHOLE,
+    },
+    "BlockConfig": {
+        "factor": st.floats(-1, 1), "branch": st.sampled_from(("both", "cond")), "start": st.floats(0, 0.5),
+        "end": st.floats(0.5, 1), "tokens": TOKENS,
+    },
+    "AttackConfig": {"steps": SMALL, "lr": POSITIVE, "batch": WHOLE, "seed": SMALL},
+    "EStepConfig": CHAIN,
+    "CorrectConfig": {
+        "steps": SMALL, "timestep": st.floats(0, 999), "ge": LEVEL, "gz": SHARE, "guidance": st.floats(0, 99),
+        "clip": POSITIVE,
+    },
+    "EMDTrainConfig": {"steps": WHOLE, "batch": WHOLE, "rank": WHOLE, "timestep": st.floats(0, 999),
+                       "auto_gz": st.booleans(), "ema": st.floats(0, 0.9999), "lr_score": POSITIVE,
+                       "weight": st.sampled_from(("uniform", "dmd"))},
+    "StudentContract": {
+        "base": TEXT, "timestep": st.floats(0, 1000), "noise": st.sampled_from(("unit", "vp", "edm")),
+        "prediction": st.sampled_from(("model", "eps", "v", "x0", "flow")), "latent_scale": SHARE,
+        "guidance": st.sampled_from((0.0, 1.0)), "trained_guidance": st.floats(0, 99), "steps": SMALL,
+        "shape": st.lists(WHOLE, max_size=3).map(tuple), "ge": SHARE, "gz": SHARE,
+        "betas": st.lists(SHARE, max_size=2).map(tuple),
+    },
+    "PCAConfig": {"components": WHOLE, "route": st.sampled_from(("auto", "gram", "randomised")),
+                  "memory": st.integers(2**20, 2**50), "standardise": st.booleans(), "power": SMALL, "seed": SMALL},
+    "BuildConfig": {"mode": st.sampled_from(("auto", "factors", "delta")), "components": WHOLE, "base": TEXT,
+                    "memory": st.integers(2**20, 2**50), "layers_per_block": WHOLE},
+    "TrainConfig": {"out": TEXT, "pictures": WHOLE, "unet_lr": POSITIVE, "plant_share": st.floats(0, 0.99),
+                    "max_seconds": POSITIVE | st.just(math.inf), "compile": st.booleans(), "seed": SMALL},
+}  # fmt: skip
+"""What each setting may be; settings that are not named keep their defaults."""
+
+
+def config_classes():
+    """Every class of settings in the engine, by its name's ending or because FIELDS knows it."""
+    found = {}
+    for info in pkgutil.walk_packages(vitrine.engine.__path__, "vitrine.engine."):
+        for name, value in vars(importlib.import_module(info.name)).items():
+            ours = isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == info.name
+            named = name in FIELDS or name.endswith(("Config", "Settings", "Rule", "Contract"))
+            if ours and named and not name.startswith("_"):
+                found[name] = value
+    return found
+
+
+CLASSES = config_classes()
+
+
+def test_every_class_of_settings_is_known():
+    assert set(FIELDS) <= set(CLASSES)
+    lacking = [n for n, c in CLASSES.items() if not (hasattr(c, "to_dict") and hasattr(c, "from_dict"))]
+    assert not lacking, "settings go to a dict and back (engine/config.py)"
+    assert all(c.__dataclass_params__.frozen for c in CLASSES.values())
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_settings_round_trip(name, data):
+    made = data.draw(st.builds(CLASSES[name], **FIELDS.get(name, {})))
+    plain = made.to_dict()
+    assert type(made).from_dict(plain) == made
+    assert type(made).from_dict(json.loads(json.dumps(plain))) == made
+    assert dataclasses.replace(made) == made and hash(str(made)) == hash(str(type(made).from_dict(plain)))
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSES if n != "TapInfo"])  # it passes over what later versions add
+def test_unknown_settings_are_refused(name):
+    required = {"addresses": ["up-*"]} if name == "TapConfig" else {}
+    with pytest.raises(VitrineError):
+        CLASSES[name].from_dict({**required, "no_such_setting": 1})
+
+
+# --- addresses ----------------------------------------------------------------------------------------------------
+def backbone():
+    from diffusers import UNet2DConditionModel
+
+    blocks = {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+              "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}  # fmt: skip
+    with torch.device("meta"):
+        return UNet2DConditionModel(8, 4, 4, block_out_channels=(8, 16), norm_num_groups=4, cross_attention_dim=8,
+                                    attention_head_dim=4, **blocks)  # fmt: skip
+
+
+UNET = backbone()
+NAMES = list(sites_of(UNET))
+
+
+def addresses(patterns):
+    return [site.address for site in resolve(UNET, patterns)]
+
+
+@QUICK
+@given(st.lists(st.sampled_from(NAMES), min_size=1), st.sampled_from((" ", ",", ", ", "\n", "\n\n ")))
+def test_addresses_resolve_once_in_execution_order(chosen, between):
+    expected = [name for name in NAMES if name in chosen]
+    assert addresses(chosen) == addresses(between.join(chosen)) == expected
+    assert addresses(expected) == expected
+
+
+@QUICK
+@given(st.sampled_from(NAMES), st.integers(0, 60), st.integers(0, 60))
+def test_globs_find_what_they_match(name, start, length):
+    glob = name[:start] + "*" + name[start + length :]
+    found = addresses(glob)
+    assert name in found and found == [n for n in NAMES if fnmatchcase(n, glob)]
+    assert addresses([glob, name]) == found and addresses("*") == NAMES
+
+
+@QUICK
+@given(st.text(max_size=40))
+def test_any_text_resolves_or_is_explained(text):
+    try:
+        found = addresses(text)
+    except VitrineError as error:
+        assert any(name in str(error) for name in NAMES), "the nearest valid names"
+    else:
+        assert found and set(found) <= set(NAMES)
+
+
+@QUICK
+@given(st.sampled_from(NAMES), st.integers(0, 60), st.characters(categories=("Ll",)))
+def test_a_slip_of_the_pen_is_refused_with_a_near_name(name, at, letter):
+    wrong = name[: at % len(name)] + letter + name[at % len(name) :]
+    if wrong not in NAMES:
+        with pytest.raises(VitrineError, match="Did you mean"):
+            addresses(wrong)
+
+
+# --- noise schedules ----------------------------------------------------------------------------------------------
+@st.composite
+def schedules(draw):
+    if draw(st.booleans()):
+        return NoiseSchedule.flow(draw(st.integers(2, 1000)))
+    betas = draw(st.lists(st.floats(1e-4, 0.3), min_size=2, max_size=60))
+    return NoiseSchedule.from_betas(torch.tensor(betas, dtype=torch.float64))
+
+
+def times(schedule, shares):
+    last = schedule.steps if schedule.kind == "flow" else schedule.steps - 1
+    return torch.tensor(sorted(shares), dtype=torch.float64) * last
+
+
+SHARES = st.lists(st.floats(0, 1), min_size=2, max_size=20, unique=True)
+
+
+@QUICK
+@given(schedules(), SHARES)
+def test_timestep_and_sigma_invert_each_other(schedule, shares):
+    t = times(schedule, shares)
+    sigma = schedule.sigma(t)
+    assert torch.allclose(schedule.timestep(sigma), t, rtol=0, atol=1e-6 * schedule.steps)
+    assert torch.allclose(schedule.sigma(schedule.timestep(sigma)), sigma, rtol=1e-9, atol=1e-12)
+    assert bool((sigma.diff() >= 0).all()), "more time is more noise"
+
+
+@QUICK
+@given(schedules(), SHARES)
+def test_the_maps_agree_with_each_other(schedule, shares):
+    t = times(schedule, [0.01 + 0.98 * s for s in shares])
+    signal, noise = schedule.scales(t)
+    assert torch.allclose(schedule.alpha_bar(t), signal.square(), rtol=1e-10, atol=0)
+    assert torch.allclose(schedule.log_snr(t), (signal / noise).square().log(), rtol=1e-9, atol=1e-9)
+    total = signal + noise if schedule.kind == "flow" else signal.square() + noise.square()
+    assert torch.allclose(total, torch.ones_like(total), rtol=1e-12)
+    assert torch.allclose(noise / signal, schedule.sigma(t) / (1 - schedule.sigma(t)) if schedule.kind == "flow"
+                          else schedule.sigma(t), rtol=1e-9)  # fmt: skip
+
+
+@QUICK
+@given(schedules(), st.floats(0.01, 0.99), st.integers(0, 99))
+def test_noise_can_be_taken_off_again(schedule, share, seed):
+    gen = torch.Generator().manual_seed(seed)
+    x0, eps = torch.randn(2, 3, 4, 4, generator=gen).double(), torch.randn(2, 3, 4, 4, generator=gen).double()
+    (t,) = times(schedule, [share])
+    signal, noise = schedule.scales(t)
+    assert torch.allclose((schedule.add_noise(x0, eps, t) - noise * eps) / signal, x0, atol=1e-7)
+
+
+@QUICK
+@given(schedules(), st.floats(allow_nan=True, allow_infinity=True))
+def test_times_outside_the_schedule_are_refused(schedule, t):
+    last = schedule.steps if schedule.kind == "flow" else schedule.steps - 1
+    if 0 <= t <= last:
+        assert math.isfinite(schedule.sigma(t))
+    else:
+        with pytest.raises(VitrineError, match="timestep"):
+            schedule.sigma(t)
