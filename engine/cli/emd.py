@@ -57,7 +57,8 @@ class Train:
         )
         files = trainer.run(TqdmProgress("distilling"), self.stop_after)
         print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
-        print("student: " + ", ".join(map(str, files)))
+        if files:  # the first process has written them
+            print("student: " + ", ".join(map(str, files)))
         return 0
 
 

@@ -268,8 +268,8 @@ def test_grids_are_written_and_change_nothing(tmp_path):
     seen = []
     with pytest.raises(VitrineError, match="decode"):
         trainer(tmp_path / "none", grid_every=1)
-    trainer(tmp_path / "plain").run()
-    run = trainer(tmp_path / "grids", grid_every=2, decode=lambda x: x[:, :3].sigmoid())
+    trainer(tmp_path / "plain", auto_gz=False).run()
+    run = trainer(tmp_path / "grids", grid_every=2, decode=lambda x: x[:, :3].sigmoid(), auto_gz=False)
     run.run(lambda step, total, preview=None: seen.append(preview))
     assert [None if p is None else tuple(p.shape) for p in seen] == [None, (8, 3, 8, 8)] * 2
     files = sorted((tmp_path / "grids" / "grids").iterdir())
