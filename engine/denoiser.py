@@ -49,6 +49,10 @@ class Condition:
         """``Tensor.to`` on every part."""
         return self._map(lambda v: v.to(*where, **how))
 
+    def cast(self, dtype: torch.dtype) -> Condition:
+        """Floating parts in ``dtype``; masks and ids stay as they are."""
+        return self._map(lambda v: v.to(dtype) if v.is_floating_point() else v)
+
     @staticmethod
     def batch(parts: Sequence[Condition]) -> Condition:
         """Stack conditions of the same kind along the batch."""

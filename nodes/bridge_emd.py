@@ -113,11 +113,12 @@ def distil(
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
     with torch.inference_mode(False), torch.enable_grad():
         parts = training_parts({"model": found, "prompts": prompts, "base": base})
-        trainer = Trainer(parts.teacher, parts.conditions, parts.shape, config, folder, parts.null, parts.contract)
-        file, _ = trainer.run(progress)
+        trainer = Trainer(
+            parts.teacher, parts.conditions, parts.shape, config, folder, parts.null, parts.contract, parts.decode
+        )
+        file = trainer.run(progress)[0]
         with torch.no_grad():
             z = seeded([0, 1, 2, 3], parts.shape).to(trainer.device)
             cond = parts.conditions.take(torch.arange(4) % trainer.count).to(trainer.device)
-            x0 = trainer.generate(z, cond).to(parts.pipeline.vae.device)
-            pixels = parts.pipeline.vae.decode(x0 / parts.pipeline.vae.config.scaling_factor).sample
-    return (pixels / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu(), file
+            pictures = parts.decode(trainer.generate(z, cond))
+    return pictures.permute(0, 2, 3, 1).cpu(), file

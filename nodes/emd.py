@@ -114,7 +114,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                 io.Int.Input("seed", **_SEED, tooltip="Chain noise of the first picture; picture i has seed + i."),
                 io.Int.Input(
                     "steps", default=16, min=0, max=1000,
-                    tooltip="Langevin steps; 0 leaves the sample as it is. Three network calls each.",
+                    tooltip="Langevin steps; 0 leaves the sample as it is. Two network calls each.",
                 ),
                 io.Float.Input(
                     "chain_timestep", default=399.0, min=1.0, max=999.0, step=1.0,
@@ -196,8 +196,9 @@ class EMDDistill(io.ComfyNode):
         """``Trainer.run`` outside inference mode."""
         chain = EStepConfig.diff_instruct() if diff_instruct else EStepConfig(K)
         config = EMDTrainConfig(
-            steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, save_every=max(1, min(100, steps))
-        )
+            steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, save_every=max(1, min(100, steps)),
+            grid_every=max(1, min(100, steps)),
+        )  # fmt: skip
         pictures, file = bridge_emd.distil(base, prompts.splitlines(), name, config, bridge.progress())
         return io.NodeOutput(pictures, str(file), ui=ui.PreviewImage(pictures, cls=cls))
 

@@ -27,7 +27,8 @@ class Train:
     """Distil a one-step student; the same command resumes an interrupted run, bit for bit.
 
     CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "train": {settings}}.
-    Without one, a student of the portraits model is trained.
+    Without one, a student of the portraits model is trained. ``accelerate launch -m vitrine.engine.cli.main emd train``
+    shares each batch between processes.
     """
 
     config: Positional[Path | None] = None
@@ -56,10 +57,13 @@ class Train:
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
         parts = training_parts(told)
-        trainer = Trainer(parts.teacher, parts.conditions, parts.shape, config, self.out, parts.null, parts.contract)
+        trainer = Trainer(
+            parts.teacher, parts.conditions, parts.shape, config, self.out, parts.null, parts.contract, parts.decode
+        )
         files = trainer.run(TqdmProgress("distilling"), self.stop_after)
         print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
-        print("student: " + ", ".join(map(str, files)))
+        if files:  # the first process has written them
+            print("student: " + ", ".join(map(str, files)))
         return 0
 
 

@@ -72,6 +72,7 @@ def e_step(
     Returns:
         ChainEnd: everything detached; no weight has received a gradient.
     """
+    net = _held(net, z) if config.gz == 0 else net
     noise, x0 = eps, None
     for i in range(config.steps):
         delta, drift, x0 = _drift(net, gap, z, eps, alpha, sigma, config)
@@ -84,6 +85,13 @@ def e_step(
             z = (1 - config.gz) * z + config.gz * drift + (2 * config.gz) ** 0.5 * draw(z)
         after_step(i + 1)
     return _end(net, gap, z, eps, noise, x0, alpha, sigma, config)
+
+
+def _held(net: Net, z: torch.Tensor) -> Net:
+    """g of a z that does not move: one call serves the whole chain."""
+    with torch.no_grad():
+        y = net(z)
+    return lambda u: y
 
 
 def _end(

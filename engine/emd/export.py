@@ -1,4 +1,4 @@
-"""A trained adapter as a LoRA file: kohya names with alpha for ComfyUI, diffusers names for pipelines."""
+"""A trained student as a file: a LoRA in kohya names (ComfyUI) and in diffusers names, or a whole UNet."""
 
 from __future__ import annotations
 
@@ -47,11 +47,19 @@ def write(path: str | Path, tensors: dict[str, torch.Tensor], metadata: dict[str
 
 def export(
     folder: str | Path, weights: dict[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
-) -> tuple[Path, Path]:
+) -> tuple[Path, ...]:
     """Write ``<name>_kohya.safetensors`` and ``<name>_diffusers.safetensors``, both with the contract."""
     if half:
         weights = {k: v.half() for k, v in weights.items()}
     files = {"kohya": kohya(weights, name), "diffusers": diffusers_names(weights, name)}
     meta = contract.to_metadata() | {"vitrine.role": name}
     made = [write(Path(folder) / f"{name}_{kind}.safetensors", tensors, meta) for kind, tensors in files.items()]
-    return made[0], made[1]
+    return tuple(made)
+
+
+def export_full(
+    folder: str | Path, weights: dict[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
+) -> tuple[Path, ...]:
+    """Write ``<name>_unet.safetensors``: the whole network in diffusers names, with the contract."""
+    tensors = {k: (v.half() if half else v).detach().cpu().contiguous().clone() for k, v in weights.items()}
+    return (write(Path(folder) / f"{name}_unet.safetensors", tensors, contract.to_metadata() | {"vitrine.role": name}),)

@@ -1,12 +1,18 @@
-"""One frozen backbone, three roles: the teacher (adapters off), the score network and the generator (adapters)."""
+"""Teacher, score network and generator: adapters on one frozen backbone, or a generator with weights of its own."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ..denoiser import Condition, Denoiser
+from ..diffusers_calls import call_of
 from ..errors import refuse
 
 GENERATOR, SCORE = "generator", "score"
@@ -21,31 +27,85 @@ class Roles:
     Args:
         base: the teacher, a Denoiser over a diffusers UNet; its weights are frozen here and never change.
         rank: LoRA rank; alpha is the same, so the scale is 1.
+        full: the generator is a float32 copy of the UNet instead of an adapter.
+        dtype: what the frozen UNet computes in; where that is not its own, a copy does. Adapters stay float32.
+        checkpointing: recompute activations in the backward pass.
+
+    Raises:
+        VitrineError: not a diffusers UNet.
     """
 
-    def __init__(self, base: Denoiser, rank: int, seed: int = 0) -> None:
+    def __init__(
+        self, base: Denoiser, rank: int, seed: int = 0, full: bool = False, dtype: torch.dtype = torch.float32,
+        checkpointing: bool = False,
+    ) -> None:  # fmt: skip
+        if getattr(base.backbone, "add_adapter", None) is None:
+            raise refuse("backbone", type(base.backbone).__name__, "a diffusers UNet", "pass pipe.unet")
+        self.dtype = dtype
+        self.own = copied(base, torch.float32) if full else None
+        self.base = base if base.backbone.dtype == dtype else copied(base, dtype)
+        self.unet: Any = self.base.backbone
+        self.unet.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
+        self._adapt((SCORE,) if full else (GENERATOR, SCORE), rank, seed)
+        self._on: str | None = ""
+        self.teacher, self.score = self._role(None), self._role(SCORE)
+        self.generator = self._role(GENERATOR) if self.own is None else self._whole(self.own)
+        self._spared = checkpointing
+        if checkpointing:
+            self._spare()
+
+    def _adapt(self, names: tuple[str, ...], rank: int, seed: int) -> None:
         from peft import LoraConfig
 
-        self.base = base
-        self.unet: Any = base.backbone
-        add: Any = getattr(self.unet, "add_adapter", None)
-        if add is None:
-            raise refuse("backbone", type(self.unet).__name__, "a diffusers UNet", "pass pipe.unet")
-        self.unet.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for name in (GENERATOR, SCORE):
+            for name in names:
                 made = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS))
-                add(made, adapter_name=name)
-        self._on: str | None = ""
-        self.teacher, self.generator, self.score = (self._role(n) for n in (None, GENERATOR, SCORE))
+                self.unet.add_adapter(made, adapter_name=name)
+                for parameter in self.parameters(name).values():
+                    parameter.data = parameter.data.float()  # peft gives them the backbone's dtype
 
     def _role(self, name: str | None) -> Denoiser:
         def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
             self.switch(name)
+            if self.dtype != torch.float32:
+                x_t, cond = x_t.to(self.dtype), cond.cast(self.dtype)
             return self.base.call(x_t, t, cond)
 
         return self.base.with_call(call)
+
+    def _whole(self, own: Denoiser) -> Denoiser:
+        """The generator with weights of its own: float32, computing in ``dtype`` (autocast keeps the weights wide)."""
+        own.backbone.requires_grad_(False).eval()
+
+        def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+            narrow = self.dtype != torch.float32
+            with torch.autocast(x_t.device.type, self.dtype) if narrow else nullcontext():
+                return own.call(x_t, t, cond)
+
+        return own.with_call(call)
+
+    def _spare(self) -> None:
+        def again(module: Callable, *args: Any, **kwargs: Any) -> Any:
+            role = self._on
+
+            def run(*args: Any, **kwargs: Any) -> Any:
+                self.switch(role)  # the chain calls teacher and score between a generator's forward and its vjp
+                return module(*args, **kwargs)
+
+            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+        self.unet.enable_gradient_checkpointing(again)
+        if self.own is not None:
+            whole: Any = self.own.backbone
+            whole.enable_gradient_checkpointing()
+
+    def to(self, device: torch.device) -> Roles:
+        """Move every network."""
+        for role in (self.base, self.own):
+            if role is not None:
+                role.backbone.to(device)
+        return self
 
     def switch(self, name: str | None) -> None:
         """Make one adapter the active one, or none; gradients are decided by :meth:`learn`, not by this."""
@@ -63,15 +123,43 @@ class Roles:
         self._on = name
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
-        """An adapter's weights by name."""
+        """What a role trains, by name: its adapter, or the whole network of a full generator."""
+        if name == GENERATOR and self.own is not None:
+            return dict(self.own.backbone.named_parameters())
         return {k: p for k, p in self.unet.named_parameters() if ".lora_" in k and f".{name}." in k}
 
     def learn(self, name: str | None) -> None:
-        """Only this adapter's weights take gradients; None: no weight does."""
+        """Only this role's weights take gradients; None: no weight does."""
         for key, parameter in self.unet.named_parameters():
             parameter.requires_grad_(name is not None and ".lora_" in key and f".{name}." in key)
+        if self.own is not None:
+            self.own.backbone.requires_grad_(name == GENERATOR)
+
+    @contextmanager
+    def holding(self, name: str, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+        """Let a role run with other weights (its average) while the block is open."""
+        own = self.parameters(name)
+        kept = {k: p.data for k, p in own.items()}
+        try:
+            for key, parameter in own.items():
+                parameter.data = weights[key]
+            yield
+        finally:
+            for key, parameter in own.items():
+                parameter.data = kept[key]
 
     def remove(self) -> None:
-        """Take both adapters out; the teacher is what it was, bit for bit."""
+        """Take the adapters out; the teacher is what it was, bit for bit."""
+        if self._spared:
+            self.unet.disable_gradient_checkpointing()
         self.unet.enable_adapters()
-        self.unet.delete_adapters([GENERATOR, SCORE])
+        self.unet.delete_adapters([SCORE] if self.own is not None else [GENERATOR, SCORE])
+
+
+def copied(base: Denoiser, dtype: torch.dtype) -> Denoiser:
+    """The same network as a copy of its own, in ``dtype``; ``base`` is left as it is."""
+    unet = copy.deepcopy(base.backbone)
+    for tensor in (*unet.parameters(), *unet.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return replace(base, backbone=unet, call=call_of(unet))

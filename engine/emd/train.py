@@ -1,6 +1,8 @@
-"""Train a one-step student: LoRA generator and LoRA score network on one frozen teacher.
+"""Train a one-step student: a generator and a LoRA score network beside one frozen teacher.
 
 Xie et al. 2024 (EM Distillation). ``step`` reads like the algorithm: student score, E-step, M-step, average.
+Under ``accelerate launch`` the processes share each batch: random numbers are drawn for the whole batch in each, so
+that a run does not depend on how many there are.
 """
 
 from __future__ import annotations
@@ -8,77 +10,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
-from .chain import ChainEnd, e_step, normal_from
+from .chain import ChainEnd, e_step
 from .config import EStepConfig
 from .contract import StudentContract
-from .export import export, write
-from .losses import WEIGHTS, bias, calibrate_gz, draw_times, levels, m_step_loss, score_gap, score_loss, z_drifts
-from .onestep import one_step
+from .export import export, export_full, write
+from .grids import write_grid
+from .losses import bias, calibrate_gz, draw_times, levels, m_step_loss, score_gap, score_loss, z_drifts
+from .onestep import one_step, seeded
 from .roles import GENERATOR, SCORE, Roles
-
-
-@dataclass(frozen=True)
-class EMDTrainConfig:
-    """Settings of a run.
-
-    Attributes:
-        steps: generator updates. batch: rows of each.
-        timestep: t*, where the generator starts from the teacher. rank: of both adapters.
-        chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline. auto_gz: measure gz at the start.
-        score_updates: score updates before each generator update.
-        lr_generator, lr_score: Adam with betas (0, 0.99).
-        guidance: of the teacher. weight: ``uniform`` or ``dmd``. ema: of the exported generator.
-        save_every, meter_every: steps between saves, and between readings of the bias meter (0: never).
-    """
-
-    steps: int = 2000
-    batch: int = 16
-    timestep: float = 999.0
-    rank: int = 16
-    chain: EStepConfig = field(default_factory=EStepConfig)
-    auto_gz: bool = True
-    score_updates: int = 1
-    lr_generator: float = 1e-4
-    lr_score: float = 5e-4
-    guidance: float = 1.0
-    weight: str = "dmd"
-    ema: float = 0.999
-    seed: int = 0
-    save_every: int = 100
-    meter_every: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rank", "score_updates", "save_every"):
-            if getattr(self, name) < 1:
-                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
-            raise refuse("ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and dmd are usual")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"chain": self.chain.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> EMDTrainConfig:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            VitrineError: an unknown setting.
-        """
-        unknown = set(values) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise refuse("settings", sorted(unknown), sorted(cls.__dataclass_fields__), "remove them")
-        chain = values.get("chain", {})
-        return cls(**values | {"chain": chain if isinstance(chain, EStepConfig) else EStepConfig.from_dict(chain)})
+from .train_config import DTYPES, EMDTrainConfig
 
 
 class Trainer:
@@ -90,26 +37,43 @@ class Trainer:
         null: the empty prompt, one row; needed when guidance is not 1.
         shape: latent size (C, H, W).
         contract: what the export says beside the settings of this run.
+        decode: latents (B, C, H, W) to pictures (B, 3, H, W) in [0, 1], for ``grid_every``.
+
+    Raises:
+        VitrineError: grids without ``decode``, a batch the processes cannot share, or another run in the folder.
     """
 
     def __init__(
         self, teacher: Denoiser, conditions: Condition, shape: tuple[int, ...], config: EMDTrainConfig,
         folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
+        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
         from accelerate import Accelerator
 
-        self.config, self.folder, self.shape, self.null = config, Path(folder), tuple(shape), null
+        self.config, self.folder, self.shape, self.decode = config, Path(folder), tuple(shape), decode
         self.conditions, self.given = conditions, contract or StudentContract()
         self.count = len(conditions.text) if conditions.text is not None else 1
-        self.accelerator = Accelerator()
+        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
         self.device = self.accelerator.device
-        self.roles = Roles(teacher, config.rank, config.seed)
-        self.random = torch.Generator().manual_seed(config.seed + self.accelerator.process_index)
+        self.null = None if null is None else null.to(self.device)
+        self._check()
+        made = Roles(
+            teacher, config.rank, config.seed, config.student == "full", DTYPES[config.dtype], config.checkpointing
+        )
+        self.roles = made.to(self.device)
+        self.random = torch.Generator().manual_seed(config.seed)
         self.adams = {GENERATOR: self._adam(GENERATOR, config.lr_generator), SCORE: self._adam(SCORE, config.lr_score)}
         self.ema = {k: p.detach().clone() for k, p in self.roles.parameters(GENERATOR).items()}
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
         if not self._resume() and config.auto_gz and config.chain != EStepConfig.diff_instruct():
             self.chain = config.chain.with_gz(*self._calibrate())
+
+    def _check(self) -> None:
+        count = self.accelerator.num_processes
+        if self.config.batch % count:
+            raise refuse("batch", self.config.batch, f"a multiple of {count}, the processes", "they share each batch")
+        if self.config.grid_every and self.decode is None:
+            raise refuse("grid_every", self.config.grid_every, "0 without decode", "pass decode=, latents to pictures")
 
     def _adam(self, name: str, lr: float) -> torch.optim.Adam:
         return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
@@ -127,20 +91,54 @@ class Trainer:
         """g(z, c) with the live weights: (B, C, H, W) float32."""
         return one_step(self.roles.generator, z, cond, self.contract)
 
-    def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, Path]:
-        """Train to the end (or to ``until``) and export. Saved every ``save_every`` steps and when stopped."""
+    @torch.no_grad()
+    def samples(self, count: int = 8) -> torch.Tensor:
+        """(count, 3, H, W) pictures in [0, 1] of the averaged generator: seeds 0, 1, ... and the first conditions.
+
+        Raises:
+            VitrineError: no ``decode``.
+        """
+        if self.decode is None:
+            raise refuse("decode", None, "a function of latents", "pass decode= to the Trainer")
+        z = seeded(list(range(count)), self.shape).to(self.device)
+        cond = self.conditions.take(torch.arange(count) % self.count).to(self.device)
+        with self.roles.holding(GENERATOR, self.ema):
+            return self.decode(self.generate(z, cond)).float().clamp(0, 1).cpu()
+
+    def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, ...]:
+        """Train to the end (or to ``until``) and export. Saved every ``save_every`` steps and when stopped.
+
+        Returns:
+            The generator's files, written by the first process: a LoRA in kohya and in diffusers names, or a UNet.
+        """
         while self.done < min(self.config.steps, until or self.config.steps):
             self.step()
             if self.done % self.config.save_every == 0:
                 self.save()
             try:
-                progress(self.done, self.config.steps, None)
+                progress(self.done, self.config.steps, self._grid())
             except BaseException:  # stopped between two steps, so the state is whole; within one it would not be
                 self.save()
                 raise
         self.save()
-        export(self.folder, dict(self.roles.parameters(SCORE)), SCORE, self.contract)
-        return export(self.folder, self.ema, GENERATOR, self.contract)
+        return self._export()
+
+    def _export(self) -> tuple[Path, ...]:
+        write_all = export_full if self.config.student == "full" else export
+        files: list[tuple[Path, ...]] = [()]
+        if self.accelerator.is_main_process:
+            export(self.folder, dict(self.roles.parameters(SCORE)), SCORE, self.contract)
+            files = [write_all(self.folder, self.ema, GENERATOR, self.contract)]
+        self.accelerator.wait_for_everyone()
+        return files[0]
+
+    def _grid(self) -> torch.Tensor | None:
+        """Every ``grid_every`` steps: write OUT/grids/step_N.png and return its pictures."""
+        if not self.config.grid_every or self.done % self.config.grid_every or not self.accelerator.is_main_process:
+            return None
+        pictures = self.samples()
+        write_grid(self.folder / "grids" / f"step_{self.done}.png", pictures)
+        return pictures
 
     def step(self) -> None:
         """One pass of the algorithm box."""
@@ -150,9 +148,8 @@ class Trainer:
             self._score_update(cond, z)  # A. student score, on uncorrected samples
         self.roles.learn(None)
         gap = score_gap(self.roles.teacher, self.roles.score, t, cond, self.null, self.config.guidance)
-        normal = normal_from(self.random)
         end = e_step(  # B. E-step: all weights frozen, z the only leaf
-            lambda u: self.generate(u, cond), gap, z, normal(z), alpha, sigma, self.chain, normal
+            lambda u: self.generate(u, cond), gap, z, self._normal(z), alpha, sigma, self.chain, self._normal
         )
         self._read_meter(end, gap, cond, alpha, sigma)
         self._generator_update(end, cond, alpha, sigma)  # C. M-step
@@ -167,28 +164,31 @@ class Trainer:
             rows = keep.nonzero().flatten()
             cond, alpha, sigma = cond.take(rows), alpha[rows], sigma[rows]
             end = ChainEnd(*(None if v is None else v[rows] for v in end))  # type: ignore[arg-type]
-        if not bool(keep.any()):
+        if not self._somewhere(keep):
             return
         self.roles.learn(GENERATOR)
-        y = self.generate(end.z, cond)
-        self._update(GENERATOR, m_step_loss(y, end, alpha, sigma, self.config.weight))
+        loss = None
+        if bool(keep.any()):
+            loss = m_step_loss(self.generate(end.z, cond), end, alpha, sigma, self.config.weight)
+        self._update(GENERATOR, loss)
 
     def _score_update(self, cond: Condition, z: torch.Tensor) -> None:
         self.roles.learn(SCORE)
         with torch.no_grad():
             y = self.generate(z, cond)
-        t = draw_times(self.roles.base.schedule, len(z), self.random, 0.0, 1.0).to(self.device)
-        noise = normal_from(self.random)(z)
+        t = self._mine(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
+        noise = self._normal(z)
         self._update(SCORE, score_loss(self.roles.score, y, noise, t, cond))
 
-    def _update(self, name: str, loss: torch.Tensor) -> None:
-        """One Adam step; one whose gradient is not finite is skipped and counted."""
+    def _update(self, name: str, loss: torch.Tensor | None) -> None:
+        """One Adam step; one whose gradient is not finite is skipped and counted. No loss: no row here is finite."""
         adam, parameters = self.adams[name], list(self.roles.parameters(name).values())
         adam.zero_grad()
-        self.accelerator.backward(loss)
-        for p in parameters:
-            if p.grad is not None:
-                p.grad = self.accelerator.reduce(p.grad, "mean")
+        if loss is not None:
+            self.accelerator.backward(loss)
+        if self.accelerator.num_processes > 1:
+            for p in parameters:
+                p.grad = self.accelerator.reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
         grads = [p.grad for p in parameters if p.grad is not None]
         if not all(bool(torch.isfinite(v).all()) for v in grads):
             self.skipped += 1
@@ -198,9 +198,26 @@ class Trainer:
 
     def _draw(self) -> tuple[Condition, torch.Tensor, torch.Tensor]:
         rows = torch.randint(self.count, (self.config.batch,), generator=self.random)
-        z = torch.randn(self.config.batch, *self.shape, generator=self.random).to(self.device)
-        t = draw_times(self.roles.base.schedule, self.config.batch, self.random).to(self.device)
+        z = torch.randn(self.config.batch, *self.shape, generator=self.random)
+        t = draw_times(self.roles.base.schedule, self.config.batch, self.random)
+        rows, z, t = (self._mine(v) for v in (rows, z, t))
         return self.conditions.take(rows).to(self.device), z, t
+
+    def _normal(self, like: torch.Tensor) -> torch.Tensor:
+        """This process's rows of standard normal noise for the whole batch."""
+        shape = (self.config.batch, *like.shape[1:])
+        return self._mine(torch.randn(shape, generator=self.random, dtype=like.dtype))
+
+    def _mine(self, batch: torch.Tensor) -> torch.Tensor:
+        """This process's rows of something drawn for the whole batch, on its device."""
+        own = batch[self.accelerator.process_index :: self.accelerator.num_processes]
+        return own.contiguous().to(self.device)
+
+    def _somewhere(self, flags: torch.Tensor) -> bool:
+        """True if one is set in any process: all of them must take part in an update, or none."""
+        if self.accelerator.num_processes == 1:
+            return bool(flags.any())
+        return bool(self.accelerator.reduce(flags.sum(), "sum") > 0)
 
     def _calibrate(self) -> tuple[float, float]:
         """gz and clip from the z drift at the start; the two scores coincide there: five score updates come first."""
@@ -214,8 +231,8 @@ class Trainer:
             alpha, sigma = levels(self.roles.base.schedule, t, z)
             gap = score_gap(self.roles.teacher, self.roles.score, t, cond, self.null, self.config.guidance)
             net: Callable = lambda u, c=cond: self.generate(u, c)  # noqa: E731
-            found.append(z_drifts(net, gap, z, normal_from(self.random)(z), alpha, sigma))
-        return calibrate_gz(torch.cat(found))
+            found.append(z_drifts(net, gap, z, self._normal(z), alpha, sigma))
+        return calibrate_gz(self.accelerator.gather(torch.cat(found)))
 
     def _read_meter(
         self, end: ChainEnd, gap: Callable, cond: Condition, alpha: torch.Tensor, sigma: torch.Tensor
@@ -246,7 +263,7 @@ class Trainer:
             return False
         with safe_open(str(path), "pt", device=str(self.device)) as file:
             meta, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        if json.loads(meta["config"]) != json.loads(json.dumps(self.config.to_dict())):
+        if not self.config.continues(EMDTrainConfig.from_dict(json.loads(meta["config"]))):
             raise refuse("folder", str(path.parent.name), "a run with these settings", "choose another folder")
         self._load(tensors)
         facts = json.loads(meta["state"])

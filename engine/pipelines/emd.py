@@ -3,6 +3,7 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,28 @@ class EMDOneStepPipeline(StableDiffusionPipeline):
     """
 
     def load_student(self, path: str | Path, base: str = "", adapter_name: str = "generator") -> StudentContract:
-        """Load an exported LoRA student (kohya names) and return its contract.
+        """Load an exported student, a LoRA (kohya names) or a whole UNet, and return its contract.
 
         Raises:
-            VitrineError: no contract, PEFT names, or a student of another base.
+            VitrineError: no contract, PEFT names, a student of another base, or a UNet of another architecture.
         """
         contract, tensors = read_student(path)
         check_base(contract, base)
-        self.load_lora_weights(tensors, adapter_name=adapter_name)
+        if any(k.startswith("lora_") for k in tensors):
+            self.load_lora_weights(tensors, adapter_name=adapter_name)
+        else:
+            self._load_unet(tensors, Path(path).name)
         return contract
+
+    def _load_unet(self, tensors: dict[str, torch.Tensor], name: str) -> None:
+        unet = copy.deepcopy(self.unet)  # this one may belong to the pipeline we were made from as well
+        wanted = {k: v.shape for k, v in unet.state_dict().items()}
+        wrong = [k for k in wanted.keys() | tensors.keys() if k not in tensors or tensors[k].shape != wanted.get(k)]
+        if wrong:
+            accepted = "the tensors of this pipeline's UNet"
+            raise refuse("student UNet", f"{len(wrong)} tensors of {name} differ", accepted, "load the matching base")
+        unet.load_state_dict(tensors)
+        self.register_modules(unet=unet)
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]

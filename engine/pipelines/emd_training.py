@@ -23,6 +23,12 @@ class TrainingParts(NamedTuple):
     contract: StudentContract
     pipeline: Any
 
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
+        vae = self.pipeline.vae
+        pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor).sample
+        return (pixels / 2 + 0.5).clamp(0, 1)
+
 
 def training_parts(told: dict[str, Any]) -> TrainingParts:
     """From {"model": folder or hub id, "prompts": text file or list, "base": name}; the default is portraits.

@@ -176,7 +176,7 @@ def test_correction_interrupts_within_one_step(comfy, loaded, positive):
     finally:
         handle.remove()
         management.interrupt_current_processing(False)
-    assert len(calls) <= 3, "one chain step is three network calls"
+    assert len(calls) <= 3, "the sample, then teacher and score of one chain step"
 
 
 def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, folder):

@@ -35,9 +35,9 @@ def texts(count=4):
     return Condition(torch.randn(count, 5, 8, generator=torch.Generator().manual_seed(9)))
 
 
-def trainer(folder, base=None, **how):
+def trainer(folder, base=None, decode=None, **how):
     config = EMDTrainConfig(**{"steps": 4, "chain": EStepConfig(2)} | FAST | how)
-    return Trainer(base or teacher(), texts(), (4, 8, 8), config, folder, texts(1))
+    return Trainer(base or teacher(), texts(), (4, 8, 8), config, folder, texts(1), decode=decode)
 
 
 def digest(module):
@@ -66,35 +66,41 @@ def test_roles_start_equal_and_the_teacher_never_changes(tmp_path):
         assert torch.equal(base.predict(x, t, texts(1)).eps, before)
 
 
-def test_resume_is_the_unbroken_run_to_the_bit(tmp_path):
-    trainer(tmp_path / "whole").run()
-    trainer(tmp_path / "parts").run(until=2)
-    second = trainer(tmp_path / "parts")
+@pytest.mark.parametrize("student", ["lora", "full"])
+def test_resume_is_the_unbroken_run_to_the_bit(tmp_path, student):
+    trainer(tmp_path / "whole", student=student).run()
+    trainer(tmp_path / "parts", student=student).run(until=2)
+    second = trainer(tmp_path / "parts", student=student, save_every=3)
     assert second.done == 2
     second.run()
     whole, parts = (load_file(tmp_path / n / "state.safetensors") for n in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[k], parts[k]) for k in whole)
     with pytest.raises(VitrineError, match="these settings"):
-        trainer(tmp_path / "parts", lr_score=1.0)
+        trainer(tmp_path / "parts", student=student, lr_score=1.0)
 
 
-def test_killed_and_resumed(tmp_path):
+@pytest.mark.parametrize("student", ["lora", "full"])
+def test_killed_within_a_step_and_resumed(tmp_path, student):
     script = f"""
         import os, signal, sys
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
         import conftest
         from test_emd_train import trainer
-        def die(step, total, preview=None):
-            if step == 3:
+        run = trainer({str(tmp_path / "killed")!r}, student={student!r}, save_every=2)
+        def die(module, args, output):
+            if run.done == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-        trainer({str(tmp_path / "killed")!r}).run(die)
+        run.roles.generator.backbone.register_forward_hook(die)
+        run.run()
     """
     env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env, capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-500:]
-    trainer(tmp_path / "killed").run()
-    trainer(tmp_path / "whole").run()
+    again = trainer(tmp_path / "killed", student=student, save_every=2)
+    assert again.done == 2, "the last state that was saved whole"
+    again.run()
+    trainer(tmp_path / "whole", student=student, save_every=2).run()
     whole, killed = (load_file(tmp_path / n / "state.safetensors") for n in ("whole", "killed"))
     assert all(torch.equal(whole[k], killed[k]) for k in whole)
 
@@ -160,3 +166,154 @@ def test_diff_instruct_switch_meter_and_call_count(tmp_path):
 def test_roles_need_a_diffusers_network():
     with pytest.raises(VitrineError, match="diffusers UNet"):
         Roles(Denoiser(torch.nn.Identity(), teacher().schedule, "eps", lambda x, t, c: x), 2)
+
+
+# --- cost ---------------------------------------------------------------------------------------------------------
+def forward_equivalents(run):
+    """Of one step: a forward is 1, a backward through the activations 1, and 1 more where weights take gradients."""
+    total, batch = [], run.config.batch
+
+    def seen(module, args, output):
+        share, learns = len(args[0]) / batch, any(p.requires_grad for p in module.parameters())
+        total.append(share)
+        if output[0].requires_grad:
+            output[0].register_hook(lambda g: total.append(share * (1 + learns)))
+
+    nets = {id(r.backbone): r.backbone for r in (run.roles.teacher, run.roles.generator)}.values()
+    handles = [net.register_forward_hook(seen) for net in nets]
+    run.step()
+    for handle in handles:
+        handle.remove()
+    return sum(total)
+
+
+@pytest.mark.parametrize("student", ["lora", "full"])
+@pytest.mark.parametrize(("guidance", "teacher_rows"), [(1.0, 1), (3.0, 2)])
+def test_a_step_costs_what_the_algorithm_costs(tmp_path, student, guidance, teacher_rows):
+    how = {"guidance": guidance, "auto_gz": False, "student": student}
+    for k in (1, 2, 4, 8):
+        # score update 1 + 3; each Langevin step: generator 1, its vjp 1, teacher 1 (2 guided), score 1; M-step 3
+        wanted = 4 + k * (3 + teacher_rows) + 3
+        found = forward_equivalents(trainer(tmp_path / f"{k}", chain=EStepConfig(k, 0.16, 0.01), **how))
+        assert abs(found / wanted - 1) < 0.15, (k, found, wanted)
+        frozen = forward_equivalents(trainer(tmp_path / f"{k} frozen", chain=EStepConfig(k), **how))
+        assert abs(frozen / (4 + k * (1 + teacher_rows) + 3) - 1) < 0.15, "z held: one generator call serves the chain"
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("student", ["lora", "full"])
+def test_checkpointing_changes_no_weight(tmp_path, student):
+    states, calls = [], {False: 0, True: 0}
+    for on in calls:
+        run = trainer(tmp_path / str(on), steps=3, chain=EStepConfig(2, 0.16, 0.01), auto_gz=False, student=student,
+                      checkpointing=on, lr_generator=1e-3, lr_score=1e-2)  # fmt: skip
+
+        def count(module, args, on=on):
+            calls[on] += 1
+
+        run.roles.generator.backbone.down_blocks[0].resnets[0].register_forward_pre_hook(count)
+        run.run()
+        states.append(load_file(tmp_path / str(on) / "state.safetensors"))
+    off, on = states
+    assert calls[True] > calls[False], "activations are computed again"
+    assert all((off[k] - on[k]).abs().max() < 1e-6 for k in off if k.startswith(("weight/", "ema/")))
+
+
+@pytest.mark.parametrize("student", ["lora", "full"])
+def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
+    base, z = teacher(), seeded([1, 2], (4, 8, 8))
+    kept, samples = digest(base.backbone), {}
+    for dtype in ("float32", "bfloat16"):
+        run = trainer(tmp_path / dtype, base if dtype == "bfloat16" else None, steps=3, dtype=dtype, student=student,
+                      chain=EStepConfig(2, 0.16, 0.01), auto_gz=False)  # fmt: skip
+        run.run()
+        with torch.no_grad():
+            samples[dtype] = run.generate(z, texts(2))
+        state = load_file(tmp_path / dtype / "state.safetensors")
+        assert run.skipped == 0 and run.done == 3
+        assert {v.dtype for k, v in state.items() if k != "random"} == {torch.float32}
+        assert all(bool(torch.isfinite(v).all()) for k, v in state.items() if k != "random")
+    assert run.roles.unet.conv_in.weight.dtype == torch.bfloat16 and base.backbone.conv_in.weight.dtype == torch.float32
+    assert digest(base.backbone) == kept, "the caller's own network is left alone"
+    assert samples["bfloat16"].dtype == torch.float32
+    gap = (samples["bfloat16"] - samples["float32"]).norm() / samples["float32"].norm()
+    assert 0 < gap < 0.05, gap
+
+
+# --- full students ------------------------------------------------------------------------------------------------
+def test_a_full_student_has_weights_of_its_own(tmp_path):
+    base, z = teacher(), seeded([1, 2], (4, 8, 8))
+    kept = digest(base.backbone)
+    run = trainer(tmp_path, base, student="full", ema=0.0)
+    with torch.no_grad():
+        first = run.generate(z, texts(2))
+        assert torch.equal(first, one_step(teacher(), z, texts(2), run.contract)), "it starts at the teacher's x0"
+    (file,) = run.run()
+    assert digest(base.backbone) == kept
+    contract, tensors = read_student(file)
+    assert contract == run.contract and tensors.keys() == teacher().backbone.state_dict().keys()
+    loaded = teacher()
+    loaded.backbone.load_state_dict(tensors)
+    with torch.no_grad():
+        wanted, found = run.generate(z, texts(2)), one_step(loaded, z, texts(2), contract)
+        assert not torch.equal(wanted, first)
+    assert (found - wanted).abs().max() / wanted.abs().max() < 2e-3, "the file is float16"
+    assert (tmp_path / "score_kohya.safetensors").is_file()
+
+
+# --- grids --------------------------------------------------------------------------------------------------------
+def test_grids_are_written_and_change_nothing(tmp_path):
+    from PIL import Image
+
+    seen = []
+    with pytest.raises(VitrineError, match="decode"):
+        trainer(tmp_path / "none", grid_every=1)
+    trainer(tmp_path / "plain", auto_gz=False).run()
+    run = trainer(tmp_path / "grids", grid_every=2, decode=lambda x: x[:, :3].sigmoid(), auto_gz=False)
+    run.run(lambda step, total, preview=None: seen.append(preview))
+    assert [None if p is None else tuple(p.shape) for p in seen] == [None, (8, 3, 8, 8)] * 2
+    files = sorted((tmp_path / "grids" / "grids").iterdir())
+    assert [f.name for f in files] == ["step_2.png", "step_4.png"], "whole files only"
+    with Image.open(files[1]) as picture:
+        assert picture.size == (32, 16)
+        corner = torch.tensor(list(picture.crop((8, 0, 16, 8)).tobytes())).view(8, 8, 3)
+    assert torch.equal(corner, (seen[3][1].permute(1, 2, 0) * 255).round().long()), "second picture, first row"
+    plain, grids = (load_file(tmp_path / n / "state.safetensors") for n in ("plain", "grids"))
+    assert all(torch.equal(plain[k], grids[k]) for k in plain)
+    assert torch.equal(run.samples(), seen[3])
+    before = {k: p.detach().clone() for k, p in run.roles.parameters(GENERATOR).items()}
+    run.ema = before
+    assert not torch.equal(run.samples(), seen[3]), "it shows the averaged weights"
+    assert all(torch.equal(p, before[k]) for k, p in run.roles.parameters(GENERATOR).items())
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+def test_two_processes_average_their_gradients(tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(textwrap.dedent(f"""
+        import sys
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+        import conftest
+        from safetensors.torch import save_file
+        from test_emd_train import trainer
+        run = trainer({str(tmp_path / "two")!r}, steps=3, batch=4)
+        assert run.accelerator.num_processes == 2
+        run.run()
+        own = run.roles.parameters("generator") | run.roles.parameters("score")
+        file = {str(tmp_path)!r} + f"/process{{run.accelerator.process_index}}.safetensors"
+        save_file({{k: p.detach().contiguous() for k, p in own.items()}}, file, {{"gz": repr(run.chain.gz)}})
+    """))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+    first, second = (load_file(tmp_path / f"process{i}.safetensors") for i in range(2))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    one = trainer(tmp_path / "one", steps=3, batch=4)
+    one.run()
+    z = seeded([1, 2], (4, 8, 8))
+    other = trainer(tmp_path / "two", steps=3, batch=4)  # one process goes on where two stopped
+    assert other.done == 3
+    with torch.no_grad():
+        start = one_step(teacher(), z, texts(2), one.contract)
+        alone, shared = one.generate(z, texts(2)), other.generate(z, texts(2))
+    assert (alone - shared).norm() < 0.01 * (alone - start).norm(), "the batch is the same, however it is shared"

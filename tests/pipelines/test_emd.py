@@ -4,6 +4,7 @@ import pytest
 import torch
 from vitrine.engine.denoiser import Condition, Denoiser
 from vitrine.engine.emd import CorrectConfig, StudentContract, one_step, seeded
+from vitrine.engine.emd.export import export_full
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline
 from vitrine.engine.portraits import build_models
@@ -44,3 +45,22 @@ def test_correction_through_the_pipeline(pipe):
     told = {"teacher": role, "score": role, "output_type": "latent"}
     same = pipe(PROMPT, [1], correction=CorrectConfig(2), **told).images
     torch.testing.assert_close(same, plain, rtol=0, atol=1e-4)
+
+
+def test_a_whole_unet_loads_and_leaves_the_source_alone(tmp_path):
+    source, other = build_models(0), build_models(1)
+    pipe = EMDOneStepPipeline.from_pipe(source.pipeline())
+    contract = StudentContract("portraits", 999.0)
+    (file,) = export_full(tmp_path, dict(other.unet.named_parameters()), "generator", contract, half=False)
+    kept = {k: v.clone() for k, v in source.unet.state_dict().items()}
+    assert pipe.load_student(file, base="portraits") == contract
+    found = pipe(PROMPT, [1], contract, output_type="latent").images
+    with torch.no_grad():
+        text = pipe.encode_prompt([PROMPT], "cpu", 1, False)[0]
+        net = Denoiser.from_diffusers(other.unet, pipe.scheduler)
+        wanted = one_step(net, seeded([1], (4, 16, 16)), Condition(text), contract)
+    assert torch.equal(found, wanted)
+    assert all(torch.equal(v, kept[k]) for k, v in source.unet.state_dict().items())
+    (bad,) = export_full(tmp_path, {"conv_in.weight": torch.zeros(1)}, "bad", contract)
+    with pytest.raises(VitrineError, match="tensors of bad_unet.safetensors differ"):
+        pipe.load_student(bad)

@@ -1,0 +1,30 @@
+"""Sample grids written while a student trains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch.nn.functional import pad
+
+
+def tile(pictures: torch.Tensor, columns: int = 4) -> torch.Tensor:
+    """(B, 3, H, W) in [0, 1] side by side, ``columns`` a row: (rows H, columns W, 3) uint8; empty places are black."""
+    count, _, height, width = pictures.shape
+    rows = -(-count // columns)
+    whole = pad(pictures, (0, 0, 0, 0, 0, 0, 0, rows * columns - count))
+    sheet = whole.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)
+    return (sheet.reshape(rows * height, columns * width, 3).clamp(0, 1) * 255).round().byte().cpu()
+
+
+def write_grid(path: str | Path, pictures: torch.Tensor, columns: int = 4) -> Path:
+    """Write :func:`tile` as a PNG, whole or not at all."""
+    from PIL import Image
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".tmp")
+    Image.fromarray(tile(pictures, columns).numpy()).save(scratch, format="PNG")
+    os.replace(scratch, path)
+    return path
