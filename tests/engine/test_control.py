@@ -424,6 +424,9 @@ def test_gamma_is_inside_the_loss(tmp_path):
     with torch.no_grad():
         assert torch.equal(run.loss(batch._replace(t=early)), run.loss(other._replace(t=early)))
         assert not torch.equal(run.loss(batch._replace(t=late)), run.loss(other._replace(t=late)))
+        dropped = [row._replace(t=late, drop=~batch.drop) for row in (batch, other)]
+        assert torch.equal(run.loss(dropped[0]), run.loss(dropped[1]))
+        assert not torch.equal(run.loss(dropped[0]), run.loss(batch._replace(t=late)))
 
 
 @pytest.mark.parametrize("prediction", ["eps", "v", "x0", "flow"])
