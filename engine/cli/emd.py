@@ -27,8 +27,8 @@ class Train:
     """Distil a one-step student; the same command resumes an interrupted run, bit for bit.
 
     CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "train": {settings}}.
-    Without one, a student of the portraits model is trained. ``accelerate launch -m vitrine.engine.cli.main emd train``
-    shares each batch between processes.
+    Without one, a student of the portraits model is trained. Under ``accelerate launch`` (on CPU cores ``torchrun``),
+    with ``-m vitrine.engine.cli.main emd train``, processes share each batch.
     """
 
     config: Positional[Path | None] = None
