@@ -18,7 +18,7 @@ PORTRAITS: dict[str, Any] = {
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with named(path, "config", "a JSON object", "see `vitrine emd train --help`"):
+    with named(path, "config", "a JSON object", "see vitrine emd train --help"):
         return parse_table(path.read_text(encoding="utf-8"))
 
 

@@ -126,7 +126,7 @@ class Find:
 
 
 def _threshold(path: Path) -> dict[str, Any]:
-    with named(path, "threshold file", "what `vitrine nemo calibrate` wrote", "calibrate first"):
+    with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
         told = parse_table(path.read_text(encoding="utf-8"))
         return {"tau": float(told["tau"]), "scope": str(told["scope"]), "probe": dict(told["probe"])}
 

@@ -22,7 +22,6 @@ SHARE, TEXT = st.floats(0, 1), st.text(max_size=12)
 LEVEL = st.floats(0, 1, exclude_min=True)
 POSITIVE = st.floats(1e-9, 1e9)
 TOKENS = st.none() | st.lists(st.integers(0, 200), min_size=1, max_size=5).map(tuple)
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, lambda x: st.lists(x) | st.dictionaries(TEXT, x))
 
 CHAIN = {
     "steps": WHOLE, "ge": LEVEL, "gz": SHARE, "estimator": st.sampled_from(("cancel", "raw", "last")),
@@ -40,7 +39,7 @@ FIELDS = {
     "TapInfo": {
         "timestep": st.none() | st.floats(0, 999), "sigma": st.none() | POSITIVE, "step": st.none() | SMALL,
         "seeds": st.lists(SMALL).map(tuple), "prompts": st.lists(TEXT).map(tuple), "model": TEXT, "vitrine": TEXT,
-        "extra": st.dictionaries(TEXT, JSON),
+        "extra": st.dictionaries(TEXT, TEXT | st.none() | st.booleans() | st.lists(SMALL, max_size=3), max_size=3),
     },
     "MapReduction": {
         "heads": st.sampled_from(("each", "mean")), "tokens": TOKENS, "queries": TOKENS, "memory": WHOLE,
