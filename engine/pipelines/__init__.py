@@ -15,6 +15,7 @@ _HOMES = {
     "SegmentationPipeline": ".matching",
     "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
+    "ResolutionTransferPipeline": ".resolution",
 }
 
 __all__ = list(_HOMES)
