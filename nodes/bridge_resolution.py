@@ -1,4 +1,4 @@
-"""What resolution transfer needs of ComfyUI's insides: model_sampling and positions of a clone, facts for the report."""
+"""What resolution transfer needs of ComfyUI's insides: model_sampling and positions of a clone, facts for a plan."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def facts_of(model: Any) -> ModelFacts:
 
 
 def _schedule_facts(sampling: Any) -> NoiseSchedule:
-    flow = isinstance(sampling, (comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.ModelSamplingFlux))
-    if flow:
+    flows = (comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.ModelSamplingFlux)
+    if isinstance(sampling, flows):
         return NoiseSchedule.flow()
     blind = (comfy.model_sampling.ModelSamplingDiscreteEDM, comfy.model_sampling.StableCascadeSampling)
     if not isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete) or isinstance(sampling, blind):
@@ -117,7 +117,7 @@ def _patch(net: Any) -> int:
 
 # --- applying -----------------------------------------------------------------------------------------------------
 def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
-    """A clone with the plan in it: an own model_sampling, own positions. The network and its weights are not touched."""
+    """A clone with the plan in it: its own model_sampling and positions. Network and weights are not touched."""
     clone = model.clone()
     if plan.schedule != "none":
         own = model.get_model_object("model_sampling")

@@ -65,8 +65,8 @@ def _setting_inputs() -> list[Any]:
             "override", default=False, tooltip="Allow relabel although no checkpoint header says it was trained so."
         ),
         io.Combo.Input(
-            "metadata_from", options=bridge_resolution.checkpoint_files(), default=bridge_resolution.NONE, optional=True,
-            tooltip="Checkpoint file whose header says how it was trained; only relabel reads it.",
+            "metadata_from", options=bridge_resolution.checkpoint_files(), default=bridge_resolution.NONE,
+            optional=True, tooltip="Checkpoint file whose header says how it was trained; only relabel reads it.",
         ),
     ]  # fmt: skip
 
@@ -83,14 +83,14 @@ class ResolutionTransferLoader(io.ComfyNode):
             category=CATEGORY,
             description="Prepares a model for pictures larger or smaller than its training size: noise schedule, "
             "positional embedding and guidance, with a report of what each part will do.",
-            search_aliases=["high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE", "sigma max"],
+            search_aliases=["high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE"],
             inputs=[
                 io.Model.Input("model", tooltip="Any model with a sigma table or a rectified flow."),
                 *_size_inputs(),
                 *_setting_inputs(),
             ],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="For the sampler; use an empty latent of the target size."),
+                io.Model.Output(display_name="MODEL", tooltip="For the sampler, with a latent of the target size."),
                 io.Float.Output(display_name="guidance", tooltip="For the sampler's cfg."),
                 io.String.Output(display_name="report", tooltip="What was done to each part, line by line."),
             ],
@@ -107,7 +107,8 @@ class ResolutionTransferLoader(io.ComfyNode):
             raise refuse("train size", (train_width, train_height), "both sides, or 0 for both", "give both")
         train = (train_width, train_height) if train_width else None
         config = ResolutionTransferConfig(
-            (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance, override
+            (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance,
+            override,
         )  # fmt: skip
         facts = bridge_resolution.facts_of(model)
         made = plan(facts, config, bridge_resolution.metadata_in(metadata_from))

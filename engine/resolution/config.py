@@ -77,7 +77,8 @@ class ResolutionTransferConfig:
         names = {f.name for f in fields(cls)}
         if set(values) - names:
             raise refuse("settings", sorted(set(values) - names), sorted(names), "remove the unknown ones")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def plan(
     """
     train = config.train_size or facts.train_size
     if train is None:
-        raise refuse("train size", "none, and the model does not say", "(width, height)", "give it, such as 1024 x 1024")
+        raise refuse("train size", "none, and the model does not say", "(width, height)", "give it in pixels")
     ratio = size_ratio(train, config.target_size)
     grids = facts.tokens(train), facts.tokens(config.target_size)
     schedule = config.schedule if ratio != 1 else "none"

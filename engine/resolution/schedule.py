@@ -1,8 +1,8 @@
 """Eq. 3 on noise schedules, as the two operations it can mean.
 
 ``relabel`` is the paper's: the table sigma(t) itself is multiplied, so a timestep *means* more noise. Right only for
-weights trained under the scaled table. ``resample`` leaves what timesteps mean alone and moves the sampling grid to more
-noise, as SD3's shift does. Right for untouched checkpoints.
+weights trained under the scaled table. ``resample`` leaves what timesteps mean alone and moves the sampling grid to
+more noise, as SD3's shift does. Right for untouched checkpoints.
 
 In the variable sigma^2 / (1 + sigma^2) the factor is r^2, in tau = sigma / (1 + sigma) it is r; they must not be mixed.
 """

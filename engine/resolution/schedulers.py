@@ -6,12 +6,10 @@ import functools
 import math
 from typing import Any
 
-import torch
-
 from ..errors import refuse
 from ..schedule import NoiseSchedule
 from .plan import ModelFacts, Plan
-from .schedule import resample, trained_betas
+from .schedule import flux_shift, resample, trained_betas
 
 
 def schedule_of(scheduler: Any) -> NoiseSchedule:
@@ -63,7 +61,7 @@ def _steps_over_sigmas(scheduler: Any) -> type:
 
 
 @functools.lru_cache(None)
-def _resampled(base: type) -> type:
+def _resampled(base: type) -> Any:
     """A subclass of ``base`` that moves every grid it is given or makes."""
 
     @functools.wraps(base.set_timesteps)  # type: ignore[attr-defined]
@@ -81,8 +79,6 @@ def _resampled(base: type) -> type:
 
 def own_shift(scheduler: Any, tokens: int) -> tuple[float, tuple[int, int, float, float] | None]:
     """(a flow scheduler's own shift for a number of tokens, the numbers of its linear law or None)."""
-    from .schedule import flux_shift
-
     config = scheduler.config
     if not config.get("use_dynamic_shifting"):
         return float(config.get("flow_shift" if config.get("use_flow_sigmas") else "shift") or 1.0), None
@@ -91,9 +87,3 @@ def own_shift(scheduler: Any, tokens: int) -> tuple[float, tuple[int, int, float
     law = (low_tokens or 256, most or 4096, low or 0.5, high or 1.15)
     shift = flux_shift(tokens, *law)
     return (math.log(shift) if config.get("time_shift_type") == "linear" else shift), law
-
-
-def grid_of(scheduler: Any, steps: int) -> torch.Tensor:
-    """The sigmas a scheduler would sample with, (S + 1,) float32."""
-    scheduler.set_timesteps(steps)
-    return scheduler.sigmas

@@ -31,7 +31,7 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 
 
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
-    """What :func:`plan` has to know of a diffusers pipeline. ``train_size`` (width, height) in pixels, if it is known."""
+    """What :func:`plan` has to know of a diffusers pipeline; ``train_size`` (width, height) in pixels, if known."""
     backbone, factor = backbone_of(pipe)[1], _factor(pipe)
     path, part = position_part(backbone)
     rotary = part is not None and hasattr(part, "axes_dim")
@@ -179,7 +179,7 @@ def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, An
 def transferred_copy(
     pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
 ) -> tuple[Any, Plan]:
-    """(a pipeline with the transfer in it for good, its plan). It shares all weights with ``pipe``, which stays as it is.
+    """(a pipeline with the transfer in it for good, its plan). All weights are shared with ``pipe``, which stays as it is.
 
     Raises:
         VitrineError: as :func:`apply`.
