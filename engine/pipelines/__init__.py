@@ -16,6 +16,7 @@ _HOMES = {
     "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
     "W2WPipeline": ".w2w",
+    "ResolutionTransferPipeline": ".resolution",
 }
 
 __all__ = list(_HOMES)

@@ -1,0 +1,95 @@
+"""Resolution transfer around any diffusers pipeline."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan
+from ..resolution.transfer import backbone_of
+
+
+class ResolutionTransferPipeline:
+    """A pipeline (SD, SDXL, PixArt, SD3, FLUX, DiT) sampled away from its training size (Berrada et al., NeurIPS 2024).
+
+    It wraps the pipeline rather than deriving from one class, so it serves all of them. The pipeline is changed only
+    while a call runs.
+
+    Example:
+        >>> base = StableDiffusionXLPipeline.from_pretrained("path/to/model")
+        >>> pipe = ResolutionTransferPipeline.from_pipe(base, ResolutionTransferConfig((1536, 1024)))
+        >>> print(pipe.plan.text)
+        >>> images = pipe("a prompt", seeds=[0, 1]).images
+    """
+
+    def __init__(
+        self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Plan at once, so that a transfer that cannot be made is refused here.
+
+        Args:
+            pipe: any diffusers pipeline with a unet or a transformer.
+            metadata: of the checkpoint's safetensors header, for relabel; see ``resolution.read_metadata``.
+
+        Raises:
+            VitrineError: see ``resolution.plan``.
+        """
+        self.pipe, self.config, self.metadata = pipe, config, metadata
+        self.plan  # noqa: B018 - refuses what cannot be done
+
+    @classmethod
+    def from_pipe(
+        cls, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+    ) -> ResolutionTransferPipeline:
+        """The same as the constructor, under diffusers' name."""
+        return cls(pipe, config, metadata)
+
+    @property
+    def plan(self) -> Plan:
+        """What will be done to the pipeline as it now stands; ``plan.text`` is the report."""
+        return plan(facts_of(self.pipe, self.config.train_size), self.config, self.metadata)
+
+    def to(self, *args: Any, **kwargs: Any) -> ResolutionTransferPipeline:
+        """Move the pipeline."""
+        self.pipe.to(*args, **kwargs)
+        return self
+
+    def __call__(self, *args: Any, seeds: list[int] | None = None, **kwargs: Any) -> Any:
+        """Sample at the target size, all other arguments as the pipeline takes them.
+
+        Args:
+            seeds: one for each picture; a single prompt is repeated for them.
+            guidance_scale: used as given; without it the planned one, if the config has one.
+
+        Raises:
+            VitrineError: another height or width than the target's.
+        """
+        accepted = inspect.signature(self.pipe.__call__).parameters
+        self._sizes(kwargs, accepted)
+        if seeds is not None:
+            kwargs["generator"] = [torch.Generator().manual_seed(s) for s in seeds]
+            alone = isinstance(args[0] if args else kwargs.get("prompt"), str)
+            if alone and "num_images_per_prompt" in accepted:
+                kwargs["num_images_per_prompt"] = len(seeds)
+        with apply(self.pipe, self.config, self.metadata) as applied:
+            if applied.plan.guidance is not None:
+                kwargs.setdefault("guidance_scale", applied.plan.guidance)
+            return self.pipe(*args, **kwargs)
+
+    def _sizes(self, kwargs: dict[str, Any], accepted: Mapping[str, Any]) -> None:
+        """Fill in height and width; a pipeline without them takes its size from the network's config."""
+        width, height = self.config.target_size
+        wanted = {"height": height, "width": width}
+        if "height" not in accepted:
+            side, factor = backbone_of(self.pipe)[1].config.sample_size, facts_of(self.pipe).factor
+            if (side * factor,) * 2 != (width, height):
+                remedy = "build the network with the target's sample_size and give train_size"
+                raise refuse("target size", (width, height), f"{side * factor} a side, as built", remedy)
+            return
+        for name, value in wanted.items():
+            if kwargs.setdefault(name, value) != value:
+                raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")

@@ -1,0 +1,129 @@
+"""Settings of a transfer to another picture size, and what a checkpoint says about its training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import refuse
+from .posembed import ALIGNS, ASPECTS
+from .schedule import TOPS, Size, check_size, size_ratio
+
+SCHEDULES = ("resample", "relabel", "none")
+POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", "rope_pi", "rope_ntk", "rope_yarn")
+FORMAT = 1
+"""Major number of the metadata a control checkpoint carries (``ccs_format``)."""
+
+
+@dataclass(frozen=True)
+class ResolutionTransferConfig:
+    """What to change when a model leaves its training size.
+
+    Attributes:
+        target_size: (width, height) in pixels of the pictures to make.
+        train_size: the same of the training pictures; None is the model's own, as far as it says.
+        schedule: ``resample`` moves the sampling grid (for untouched checkpoints), ``relabel`` the meaning of timesteps
+            (for checkpoints trained so), ``none`` neither.
+        top: what resampling does at the highest noise level, see ``schedule.shift_grid``; flow models need none.
+        pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep where there is nothing to do.
+        align, aspect: how a new grid lies in the trained one, see ``posembed``.
+        guidance_law: scale ``guidance`` by Eq. 4.
+        guidance: the guidance scale used at the training size; None leaves guidance to the caller.
+        override: accept relabel on a checkpoint that does not say it was trained so.
+    """
+
+    target_size: Size
+    train_size: Size | None = None
+    schedule: str = "resample"
+    top: str = "renorm"
+    pos_embed: str = "auto"
+    align: str = "step"
+    aspect: str = "per_axis"
+    guidance_law: bool = False
+    guidance: float | None = None
+    override: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target_size", check_size("target size", self.target_size))
+        if self.train_size is not None:
+            object.__setattr__(self, "train_size", check_size("train size", self.train_size))
+            size_ratio(self.train_size, self.target_size)
+        choices = {
+            "schedule": SCHEDULES, "top": TOPS, "pos_embed": POSITIONS, "align": ALIGNS, "aspect": ASPECTS,
+        }  # fmt: skip
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise refuse(name, getattr(self, name), accepted, "see the help page of Resolution Transfer Loader")
+        if self.guidance is not None and not (math.isfinite(self.guidance) and self.guidance >= 0):
+            raise refuse("guidance", self.guidance, "0 or more", "1 is no guidance")
+        if self.guidance_law and self.guidance is None:
+            raise refuse("guidance_law", "on without guidance", "the guidance scale of the training size", "set it")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ResolutionTransferConfig:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            VitrineError: unknown settings.
+        """
+        names = {f.name for f in fields(cls)}
+        if set(values) - names:
+            raise refuse("settings", sorted(set(values) - names), sorted(names), "remove the unknown ones")
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**plain)
+
+
+@dataclass(frozen=True)
+class TrainedSchedule:
+    """What a checkpoint says: trained under a table relabelled from one picture size to another.
+
+    Attributes:
+        ratio: s_now / s_pre of its last stage.
+        mode: ``relabel`` or ``none``.
+    """
+
+    ratio: float
+    mode: str
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any] | None) -> TrainedSchedule | None:
+        """From a safetensors header: ``ccs_format`` and ``schedule`` (JSON with mode, s_pre, s_now); None without them.
+
+        Raises:
+            VitrineError: a format this version does not know, or a schedule it cannot read.
+        """
+        if not metadata or "ccs_format" not in metadata:
+            return None
+        if str(metadata["ccs_format"]).split(".")[0] != str(FORMAT):
+            raise refuse("ccs_format", metadata["ccs_format"], FORMAT, "update this pack")
+        found = metadata.get("schedule")
+        if found is None:
+            return None
+        try:
+            found = json.loads(found) if isinstance(found, str) else dict(found)
+            return cls(float(found["s_now"]) / float(found["s_pre"]), str(found["mode"]))
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            raise refuse("schedule metadata", str(found), "JSON with mode, s_pre, s_now", "check the file") from None
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The metadata in a safetensors file's header; no tensor is read.
+
+    Raises:
+        VitrineError: not a safetensors file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise refuse("checkpoint", str(path), "a .safetensors file", f"{error}") from None

@@ -1,0 +1,253 @@
+"""What a transfer will do to one model, decided before anything is touched; both doors share it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+from ..schedule import NoiseSchedule
+from .config import ResolutionTransferConfig, TrainedSchedule
+from .posembed import Grid, StoredGrid, centre_crop, rebuilt_table, resized_table
+from .rope import ROPE_MODES
+from .schedule import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
+
+_TABLES = ("keep", "grid", "extrapolate", "bicubic")
+_OFFERED = {
+    "none": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep", "bicubic"),
+    "rope": ("keep", *ROPE_MODES), "rope_scale": ("keep", "rope_pi"), "computed": ("keep", "grid"),
+}  # fmt: skip
+_AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "rope_scale": "rope_pi", "computed": "grid"}
+
+
+@dataclass(frozen=True)
+class Positions:
+    """How a model knows where its tokens are.
+
+    Attributes:
+        kind: ``none``, ``sincos`` (a table the model can compute), ``stored`` (a sin-cos table kept in the weights),
+            ``learned`` (any other table), ``rope``, ``rope_scale`` (rotary, of which only the step can be set),
+            ``computed`` (constant limits from the latent's size at each call).
+        base: tokens a side that a computed table is spread over, as the model stands.
+        scale: ``interpolation_scale`` that goes with the training size.
+        size: tokens a side of a stored table.
+        table: that table, (1, size size, dim).
+        grid: what the table was recovered as.
+    """
+
+    kind: str = "none"
+    base: int = 0
+    scale: float = 1.0
+    size: int = 0
+    table: torch.Tensor | None = None
+    grid: StoredGrid | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a plan has to know of a model.
+
+    Attributes:
+        name: of its class, for the report.
+        schedule: its noise schedule.
+        train_size: (width, height) in pixels that it was made for, None if it does not say.
+        factor: pixels to a latent, a side.
+        patch: latents to a token, a side.
+        shift: a flow model's own shift, at its training size where that depends on the size.
+        dynamic: the numbers of FLUX's linear law (base, most, low, high), if the model follows it.
+        convolutional: a UNet, whose receptive field is part of the problem.
+    """
+
+    name: str
+    schedule: NoiseSchedule
+    train_size: Size | None = None
+    factor: int = 8
+    patch: int = 1
+    shift: float = 1.0
+    dynamic: tuple[int, int, float, float] | None = None
+    positions: Positions = Positions()
+    convolutional: bool = False
+
+    def tokens(self, size: Size) -> Grid:
+        """(rows, columns) of a picture (width, height).
+
+        Raises:
+            VitrineError: a side that is no whole number of tokens.
+        """
+        step = self.factor * self.patch
+        if size[0] % step or size[1] % step:
+            raise refuse("picture size", size, f"multiples of {step}", "round both sides")
+        return size[1] // step, size[0] // step
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions.
+
+    Attributes:
+        ratio: r.
+        schedule: ``none``, ``resample`` or ``relabel``; ``none`` whenever r is 1.
+        positions: ``keep``, or the mode that is applied.
+        guidance: the scale to sample with; None where the caller decides.
+        shift: a flow model's total shift r x its own; None for others.
+        train, target: (rows, columns) in tokens.
+        lines: the report.
+    """
+
+    config: ResolutionTransferConfig
+    ratio: float
+    schedule: str
+    positions: str
+    guidance: float | None
+    shift: float | None
+    train: Grid
+    target: Grid
+    lines: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The report as one text."""
+        return "\n".join(self.lines)
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """New / trained tokens of rows and columns; both the shorter side's with ``isotropic``."""
+        if self.config.aspect == "isotropic":
+            return (min(self.target) / min(self.train),) * 2
+        return self.target[0] / self.train[0], self.target[1] / self.train[1]
+
+    def table(self, positions: Positions, dim: int) -> torch.Tensor:
+        """(1, H W, dim) the new table of a model with one."""
+        how = (self.target, self.train, self.positions, self.config.align, self.config.aspect)
+        if positions.kind == "sincos":
+            return rebuilt_table(dim, *how, scale=positions.scale)
+        if self.positions == "bicubic":
+            assert positions.table is not None
+            trained = centre_crop(positions.table, positions.size, self.train)
+            return resized_table(trained, self.train, self.target)
+        assert positions.grid is not None
+        return positions.grid.table(*how)
+
+
+def plan(
+    facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+) -> Plan:
+    """Decide every part for this model and target, and say so in lines.
+
+    Args:
+        metadata: of the checkpoint's safetensors header; relabel needs it.
+
+    Raises:
+        VitrineError: no training size, a mode the model has no place for, relabel without training for it.
+    """
+    train = config.train_size or facts.train_size
+    if train is None:
+        raise refuse("train size", "none, and the model does not say", "(width, height)", "give it in pixels")
+    ratio = size_ratio(train, config.target_size)
+    grids = facts.tokens(train), facts.tokens(config.target_size)
+    schedule = config.schedule if ratio != 1 else "none"
+    if schedule == "relabel":
+        _check_relabel(facts, config, ratio, TrainedSchedule.from_metadata(metadata))
+    positions = _positions(facts.positions, config, *grids)
+    guidance = config.guidance
+    if config.guidance_law and guidance is not None:
+        guidance = scaled_guidance(guidance, ratio)
+    flow = facts.schedule.kind == "flow"
+    shift = facts.shift * (ratio if schedule == "resample" else 1) if flow else None
+    made = Plan(config, ratio, schedule, positions, guidance, shift, *grids)
+    lines = (_size_line(facts, train, made), *_schedule_lines(facts, made), _position_line(facts, made))
+    lines += (_guidance_line(made), *_limits(facts, made))
+    return Plan(config, ratio, schedule, positions, guidance, shift, *grids, lines)
+
+
+def _check_relabel(
+    facts: ModelFacts, config: ResolutionTransferConfig, ratio: float, trained: TrainedSchedule | None
+) -> None:
+    if facts.schedule.kind == "flow":
+        raise refuse("schedule", "relabel on a flow model", "resample or none", "a flow model has no table to relabel")
+    if config.override:
+        return
+    remedy = "use resample, or override if you trained it so"
+    if trained is None or trained.mode != "relabel":
+        raise refuse("schedule", "relabel on a checkpoint that does not say so", "one trained relabelled", remedy)
+    if abs(trained.ratio / ratio - 1) > 1e-3:
+        raise refuse("relabel ratio", f"{ratio:.4g}", f"{trained.ratio:.4g}, as trained", remedy)
+
+
+def _positions(own: Positions, config: ResolutionTransferConfig, train: Grid, target: Grid) -> str:
+    offered = _OFFERED[own.kind]
+    wanted = _AUTO.get(own.kind, "keep") if config.pos_embed == "auto" else config.pos_embed
+    if wanted not in offered:
+        given = f"{wanted} on a model with {own.kind} positions"
+        raise refuse("pos_embed", given, ("auto", *offered), "auto takes what fits the model")
+    # A model built for another size than it was trained at spreads its table over the wrong number of tokens.
+    built_wrong = own.kind == "sincos" and train != (own.base, own.base)
+    if train == target and not built_wrong:
+        return "keep"
+    if wanted == "keep" and own.kind in ("stored", "learned") and max(target) > own.size:
+        raise refuse("tokens", target, f"at most {own.size} a side with keep", "use grid or extrapolate")
+    return wanted
+
+
+# --- the report ---------------------------------------------------------------------------------------------------
+def _size_line(facts: ModelFacts, train: Size, made: Plan) -> str:
+    (w, h), (w2, h2) = train, made.config.target_size
+    moved = f"r = {made.ratio:.4f}, log-SNR {-2 * math.log(made.ratio):+.4f}"
+    return f"size: {facts.name}, {w} x {h} -> {w2} x {h2} pixels; {moved}"
+
+
+def _schedule_lines(facts: ModelFacts, made: Plan) -> list[str]:
+    if made.schedule == "none":
+        return ["schedule: unchanged" + (" (r = 1)" if made.ratio == 1 else "")]
+    if facts.schedule.kind == "flow":
+        return _flow_lines(facts, made)
+    ends = [math.exp(float(facts.schedule.log_sigmas[i])) for i in (0, -1)]
+    if made.schedule == "relabel":
+        text = "relabel: each timestep stands for r x its sigma; right only for weights trained so"
+        new = [made.ratio * e for e in ends]
+    else:
+        text = f"resample ({made.config.top}): steps move to more noise, the network is told the true level"
+        new = shift_grid(torch.tensor(ends), made.ratio, ends[1], made.config.top).tolist()
+    return [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
+
+
+def _flow_lines(facts: ModelFacts, made: Plan) -> list[str]:
+    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {made.shift:.4g} (r x the model's own)"]
+    if facts.dynamic:
+        rows, columns = made.target
+        law = flux_shift(rows * columns, *facts.dynamic)
+        lines.append(f"schedule: the model's linear law alone would give {law:.4g} here; the r law replaces it")
+    return lines
+
+
+def _position_line(facts: ModelFacts, made: Plan) -> str:
+    own, grids = facts.positions, f"{made.train} -> {made.target} tokens (rows, columns)"
+    if own.kind == "none":
+        return "positions: no table or rotary embedding in this model"
+    if own.kind == "computed":
+        return f"positions: the model keeps its limits and shrinks its step by itself; {grids}"
+    if made.positions == "keep":
+        return f"positions: {own.kind}, kept; {grids}"
+    how = f"{made.config.align}, {made.config.aspect}" if made.positions == "grid" else made.config.aspect
+    text = f"positions: {own.kind}, {made.positions} ({how}); {grids}"
+    if own.kind == "sincos" and made.train != (own.base, own.base):
+        text += f"; pinned to {max(made.train)}: this model is built for {own.base} and would extrapolate"
+    return text
+
+
+def _guidance_line(made: Plan) -> str:
+    if made.guidance is None:
+        return "guidance: left to you"
+    if made.config.guidance_law:
+        return f"guidance: {made.config.guidance:g} -> {made.guidance:.4g} (1 + r (scale - 1), Eq. 4)"
+    return f"guidance: {made.guidance:g}, unchanged"
+
+
+def _limits(facts: ModelFacts, made: Plan) -> list[str]:
+    if not facts.convolutional or made.ratio <= 1:
+        return []
+    return ["limits: the noise schedule does not cure repeated objects of a UNet; its receptive field stays as it was"]

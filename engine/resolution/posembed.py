@@ -1,0 +1,217 @@
+"""Positional embeddings for another grid: sin-cos tables rebuilt, stored tables recovered.
+
+Extrapolation keeps the step and lengthens the range; grid resampling keeps the limits and shrinks the step (Berrada et
+al. 2024, section 2.2). Sizes here are (rows, columns) in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import refuse
+
+ALIGNS = ("step", "half_pixel", "inclusive")
+ASPECTS = ("per_axis", "isotropic")
+TABLE_MODES = ("grid", "extrapolate", "bicubic")
+TABLE_ERROR = 2e-3
+"""A recovered grid is trusted when it rebuilds the stored table to this error; float16 tables are off by 5e-4."""
+
+Grid = tuple[int, int]
+
+
+def axis_units(
+    count: int, base: int, mode: str = "grid", align: str = "step", like: Grid | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:  # fmt: skip
+    """(count,) positions in units of the training step, where ``base`` tokens were trained.
+
+    Args:
+        mode: ``grid`` keeps the limits, ``extrapolate`` the step.
+        align: ``step`` spans [0, base) as PixArt and diffusers do; ``half_pixel`` keeps pixel centres, as resizing of
+            images does; ``inclusive`` puts the last token on the last trained one.
+        like: (count, base) of the axis that decides the step; the axis itself if None.
+
+    Raises:
+        VitrineError: an unknown mode or alignment, or an empty axis.
+    """
+    if mode not in ("grid", "extrapolate") or align not in ALIGNS:
+        raise refuse("positions", (mode, align), f"grid or extrapolate; {ALIGNS}", "use grid with step")
+    if count < 1 or base < 1:
+        raise refuse("tokens", (count, base), "1 or more", "check the sizes: they are smaller than one patch")
+    i = torch.arange(count, dtype=dtype)
+    if mode == "extrapolate":
+        return i
+    tokens, trained = like or (count, base)
+    if align == "half_pixel":
+        return (i + 0.5) / (tokens / trained) - 0.5
+    if align == "inclusive":
+        return i * ((trained - 1) / max(tokens - 1, 1))
+    # Berrada et al. 2024, App. C (read as PixArt-sigma's code): p_i = i base / N
+    return i / (tokens / trained)
+
+
+def grid_units(
+    target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Positions of both axes, (rows,) and (columns,).
+
+    ``per_axis`` fills the trained range on each axis; ``isotropic`` gives both the step of the shorter side, so that
+    shapes keep their proportions and the longer side leaves the range.
+
+    Raises:
+        VitrineError: an unknown aspect.
+    """
+    if aspect not in ASPECTS:
+        raise refuse("aspect", aspect, ASPECTS, "per_axis is what diffusers does")
+    like = (min(target), min(train)) if aspect == "isotropic" else None
+    rows, columns = (axis_units(n, base, mode, align, like, dtype) for n, base in zip(target, train, strict=True))
+    return rows, columns
+
+
+def sincos_table(dim: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """(1, H W, dim) float64 table: sines and cosines of the column, then of the row, as MAE, DiT and SD3 lay it out.
+
+    Raises:
+        VitrineError: a width that is not a multiple of 4.
+    """
+    if dim < 4 or dim % 4:
+        raise refuse("embedding width", dim, "a multiple of 4", "two axes, a sine and a cosine each")
+    across = columns.repeat(len(rows))
+    down = rows.repeat_interleave(len(columns))
+    return torch.cat([_sincos(dim // 2, across), _sincos(dim // 2, down)], 1)[None]
+
+
+def rebuilt_table(
+    dim: int, target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis",
+    scale: float = 1.0,
+) -> torch.Tensor:  # fmt: skip
+    """(1, H W, dim) float32 table of a model that computes its positions (DiT, PixArt).
+
+    Equals diffusers' ``get_2d_sincos_pos_embed(base_size=train)`` bit for bit with grid, step, per_axis.
+
+    Args:
+        scale: the model's ``interpolation_scale``; positions are divided by it.
+    """
+    if mode == "bicubic":
+        return resized_table(rebuilt_table(dim, train, train, "extrapolate", scale=scale), train, target)
+    rows, columns = grid_units(target, train, mode, align, aspect)
+    return sincos_table(dim, rows / scale, columns / scale).float()
+
+
+def resized_table(table: torch.Tensor, train: Grid, target: Grid) -> torch.Tensor:
+    """(1, h w, D) to (1, H W, D) by bicubic interpolation, which loses norm; for learned tables and comparison."""
+    image = table.reshape(1, *train, -1).permute(0, 3, 1, 2).float()
+    image = torch.nn.functional.interpolate(image, target, mode="bicubic", align_corners=False)
+    return image.permute(0, 2, 3, 1).reshape(1, target[0] * target[1], -1)
+
+
+def centre_crop(table: torch.Tensor, size: int, target: Grid) -> torch.Tensor:
+    """The middle (1, H W, D) of a stored (1, size size, D) table, as SD3 takes it.
+
+    Raises:
+        VitrineError: a target beyond the table.
+    """
+    if max(target) > size:
+        raise refuse("tokens", target, f"at most {size} a side", "use grid or extrapolate, which rebuild the table")
+    top, left = (size - target[0]) // 2, (size - target[1]) // 2
+    whole = table.reshape(size, size, -1)
+    return whole[top : top + target[0], left : left + target[1]].reshape(1, target[0] * target[1], -1)
+
+
+# --- tables kept in a checkpoint ----------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class StoredGrid:
+    """What a stored square sin-cos table holds: position of token i on an axis = start + step i.
+
+    Attributes:
+        starts, steps: of rows and of columns.
+        size: tokens a side.
+        dim: embedding width.
+    """
+
+    starts: tuple[float, float]
+    steps: tuple[float, float]
+    size: int
+    dim: int
+
+    def table(
+        self, target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis"
+    ) -> torch.Tensor:
+        """(1, H W, dim) float64 table for ``target`` tokens of a model trained on the middle ``train`` tokens.
+
+        ``extrapolate`` is SD3's own centre crop, continued beyond the table; ``grid`` keeps the limits of the training
+        crop.
+        """
+        axes = []
+        units = grid_units(target, train, mode, align, aspect, torch.float64)
+        for axis, unit in enumerate(units):
+            wide = target[axis] if mode == "extrapolate" else train[axis]
+            first = (self.size - wide) // 2
+            axes.append(self.starts[axis] + self.steps[axis] * (first + unit))
+        return sincos_table(self.dim, *axes)
+
+
+def recover_grid(table: torch.Tensor) -> StoredGrid:
+    """Start and step of a stored table (1, N N, D) or (N N, D), from its sines and cosines.
+
+    Raises:
+        VitrineError: not square, or not a sin-cos grid: the rebuilt table differs from the stored one.
+    """
+    flat = table.detach().cpu().reshape(-1, table.shape[-1])
+    size, dim = math.isqrt(len(flat)), flat.shape[-1]
+    if size * size != len(flat) or size < 2 or dim % 4:
+        raise refuse("stored position table", tuple(table.shape), "(1, N N, D) with D a multiple of 4", "use keep")
+    image = flat.reshape(size, size, dim)
+    fits = [_line(_unwrapped(values.double())) for values in (image[:, 0, dim // 2 :], image[0, :, : dim // 2])]
+    found = StoredGrid((fits[0][0], fits[1][0]), (fits[0][1], fits[1][1]), size, dim)
+    error = _misfit(image, found)
+    if not error < TABLE_ERROR:
+        given = f"a table that a sin-cos grid misses by {error:.2g}"
+        raise refuse("stored position table", given, f"at most {TABLE_ERROR}", "it may be learned: use keep or bicubic")
+    return found
+
+
+def _unwrapped(values: torch.Tensor) -> torch.Tensor:
+    """(N,) positions from (N, 2F) sines and cosines: low frequencies say which turn, high ones say it precisely."""
+    half = values.shape[-1] // 2
+    phase = torch.atan2(values[:, :half], values[:, half:])
+    omega = _omega(2 * half)
+    position, total = phase[:, -1] / omega[-1], torch.zeros(len(values), dtype=torch.float64)
+    for k in reversed(range(half)):
+        turns = torch.round((position * omega[k] - phase[:, k]) / (2 * math.pi))
+        whole = phase[:, k] + 2 * math.pi * turns
+        position = whole / omega[k]
+        total += whole * omega[k]
+    return total / omega.square().sum()  # least squares over all frequencies averages the table's rounding away
+
+
+def _misfit(image: torch.Tensor, found: StoredGrid) -> float:
+    """Largest difference of a stored (N, N, D) table to its recovered grid; row by row, SD3's has 57 million entries."""
+    i, half = torch.arange(found.size, dtype=torch.float64), found.dim // 2
+    down, across = (_sincos(half, start + step * i) for start, step in zip(found.starts, found.steps, strict=True))
+    errors = [torch.maximum((row[:, :half] - across).abs().max(), (row[:, half:] - d).abs().max())
+              for row, d in zip(image, down, strict=True)]  # fmt: skip
+    return float(torch.stack(errors).max())
+
+
+def _line(positions: torch.Tensor) -> tuple[float, float]:
+    """(start, step) of the straight line through positions at 0, 1, 2, ..."""
+    i = torch.arange(len(positions), dtype=torch.float64)
+    centred = i - i.mean()
+    step = float((centred * positions).sum() / centred.square().sum())
+    return float(positions.mean()) - step * float(i.mean()), step
+
+
+def _omega(dim: int) -> torch.Tensor:
+    omega = torch.arange(dim // 2, dtype=torch.float64)
+    omega /= dim / 2.0
+    return 1.0 / 10000**omega
+
+
+def _sincos(dim: int, positions: torch.Tensor) -> torch.Tensor:
+    angle = torch.outer(positions, _omega(dim))
+    return torch.cat([torch.sin(angle), torch.cos(angle)], 1)

@@ -1,0 +1,89 @@
+"""diffusers schedulers with Eq. 3 in them: always a new scheduler, the given one is never changed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from ..errors import refuse
+from ..schedule import NoiseSchedule
+from .plan import ModelFacts, Plan
+from .schedule import flux_shift, resample, trained_betas
+
+
+def schedule_of(scheduler: Any) -> NoiseSchedule:
+    """The schedule of a diffusers scheduler; multistep solvers set to flow sigmas count as flow.
+
+    Raises:
+        VitrineError: a scheduler without a table that is no flow.
+    """
+    if scheduler.config.get("use_flow_sigmas"):
+        return NoiseSchedule.flow(scheduler.config.num_train_timesteps)
+    return NoiseSchedule.from_diffusers(scheduler)
+
+
+def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
+    """The scheduler a plan asks for; the given object itself when there is nothing to do.
+
+    ``relabel`` keeps the class and gives it new betas. ``resample`` keeps the class where it steps over free sigmas;
+    DDIM, PNDM and others that count timesteps become EulerDiscreteScheduler, whose step is DDIM's with eta 0.
+
+    Raises:
+        VitrineError: a scheduler whose grid cannot be moved.
+    """
+    if plan.schedule == "none":
+        return scheduler
+    if plan.schedule == "relabel":
+        if "trained_betas" not in scheduler.config:
+            raise refuse("scheduler", type(scheduler).__name__, "one with trained_betas", "use DDIM, Euler or DPM++")
+        betas = trained_betas(facts.schedule, plan.ratio)
+        return type(scheduler).from_config(scheduler.config, trained_betas=betas, rescale_betas_zero_snr=False)
+    base, changes = _steps_over_sigmas(scheduler), {}
+    if scheduler.config.get("use_dynamic_shifting"):
+        changes = {"use_dynamic_shifting": False, "shift": facts.shift}  # the r law, anchored at the training size
+    made = _resampled(base).from_config(scheduler.config, **changes)
+    made.ratio, made.top, made.told = plan.ratio, plan.config.top, facts.schedule
+    return made
+
+
+def _steps_over_sigmas(scheduler: Any) -> type:
+    """The class to derive from."""
+    from diffusers import EulerDiscreteScheduler
+
+    config, name = scheduler.config, type(scheduler).__name__
+    if scheduler.order != 1 or config.get("invert_sigmas") or config.get("timestep_type") == "continuous":
+        accepted = "first-order and multistep schedulers over a table, or FlowMatchEuler"
+        raise refuse("scheduler", name, accepted, "use EulerDiscreteScheduler or DPMSolverMultistepScheduler")
+    if hasattr(scheduler, "sigmas"):
+        return type(scheduler)
+    return EulerDiscreteScheduler
+
+
+@functools.lru_cache(None)
+def _resampled(base: type) -> Any:
+    """A subclass of ``base`` that moves every grid it is given or makes."""
+
+    @functools.wraps(base.set_timesteps)  # type: ignore[attr-defined]
+    def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        base.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
+        sigmas, timesteps = resample(self.told, self.sigmas.double().cpu(), self.ratio, self.top)
+        self.sigmas = sigmas.to(self.sigmas)
+        self.timesteps = timesteps[:-1].to(self.timesteps)
+        self.num_inference_steps = len(self.timesteps)
+        # Several points may share a timestep; looking the first one up by its timestep would then skip a step.
+        self.set_begin_index(0)
+
+    return type(f"Resampled{base.__name__}", (base,), {"set_timesteps": set_timesteps, "__module__": __name__})
+
+
+def own_shift(scheduler: Any, tokens: int) -> tuple[float, tuple[int, int, float, float] | None]:
+    """(a flow scheduler's own shift for a number of tokens, the numbers of its linear law or None)."""
+    config = scheduler.config
+    if not config.get("use_dynamic_shifting"):
+        return float(config.get("flow_shift" if config.get("use_flow_sigmas") else "shift") or 1.0), None
+    names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
+    low_tokens, most, low, high = (config.get(n) for n in names)
+    law = (low_tokens or 256, most or 4096, low or 0.5, high or 1.15)
+    shift = flux_shift(tokens, *law)
+    return (math.log(shift) if config.get("time_shift_type") == "linear" else shift), law

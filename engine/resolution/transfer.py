@@ -1,0 +1,202 @@
+"""A plan applied to a diffusers pipeline: for the length of a block, or to a copy that shares the weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import VitrineError, refuse
+from .config import ResolutionTransferConfig
+from .plan import ModelFacts, Plan, Positions, plan
+from .posembed import recover_grid
+from .rope import axis_angles
+from .schedulers import own_shift, schedule_of, transferred_scheduler
+
+
+def backbone_of(pipe: Any) -> tuple[str, Any]:
+    """(attribute, network) of a pipeline.
+
+    Raises:
+        VitrineError: neither unet nor transformer.
+    """
+    for name in ("unet", "transformer"):
+        if getattr(pipe, name, None) is not None:
+            return name, getattr(pipe, name)
+    raise refuse("pipeline", type(pipe).__name__, "one with a unet or a transformer", "pass another pipeline")
+
+
+def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
+    """What :func:`plan` has to know of a diffusers pipeline; ``train_size`` (width, height) in pixels, if known."""
+    backbone, factor = backbone_of(pipe)[1], _factor(pipe)
+    path, part = position_part(backbone)
+    rotary = part is not None and hasattr(part, "axes_dim")
+    patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
+    size = train_size or _own_size(pipe, backbone, factor)
+    schedule = schedule_of(pipe.scheduler)
+    shift, dynamic = 1.0, None
+    if schedule.kind == "flow" and size is not None:
+        shift, dynamic = own_shift(pipe.scheduler, size[0] * size[1] // (factor * patch) ** 2)
+    positions = _positions(backbone, part, size[1] // factor if size else 0)
+    convolutional = hasattr(backbone, "down_blocks")
+    return ModelFacts(
+        type(backbone).__name__, schedule, size, factor, patch, shift, dynamic, positions, convolutional
+    )  # fmt: skip
+
+
+def position_part(backbone: nn.Module) -> tuple[str, Any]:
+    """(path, module) that adds positions: diffusers' PatchEmbed or FluxPosEmbed; ("", None) without one."""
+    for path, module in backbone.named_modules():
+        if hasattr(module, "cropped_pos_embed") and getattr(module, "pos_embed", None) is not None:
+            return path, module
+        if type(module).__name__ == "FluxPosEmbed":
+            return path, module
+    return "", None
+
+
+def _factor(pipe: Any) -> int:
+    if getattr(pipe, "vae_scale_factor", None):
+        return int(pipe.vae_scale_factor)
+    vae = getattr(pipe, "vae", None)
+    return 2 ** (len(vae.config.block_out_channels) - 1) if vae is not None else 8
+
+
+def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
+    side = backbone.config.get("sample_size") or getattr(pipe, "default_sample_size", None)
+    if side is None:
+        return None
+    height, width = (side, side) if isinstance(side, int) else side
+    return width * factor, height * factor
+
+
+def _positions(backbone: Any, part: Any, latents: int) -> Positions:
+    if part is None:
+        return Positions()
+    if hasattr(part, "axes_dim"):
+        return Positions("rope")
+    if not part.pos_embed_max_size:
+        return Positions("sincos", part.base_size, _scale(backbone, part, latents))
+    try:
+        grid = recover_grid(part.pos_embed)
+    except VitrineError:
+        return Positions("learned", size=part.pos_embed_max_size, table=part.pos_embed)
+    return Positions("stored", size=part.pos_embed_max_size, table=part.pos_embed, grid=grid)
+
+
+def _scale(backbone: Any, part: Any, latents: int) -> float:
+    """``interpolation_scale`` at the training size. PixArt derives it from the size it is built for."""
+    if part.base_size == latents // part.patch_size or "PixArt" not in type(backbone).__name__:
+        return float(part.interpolation_scale)
+    told = backbone.config.get("interpolation_scale")
+    return float(told) if told is not None else float(max(latents // 64, 1))
+
+
+# --- applying -----------------------------------------------------------------------------------------------------
+class Applied(AbstractContextManager):
+    """An open transfer; made by :func:`apply`. Leaving the block puts the very same objects back.
+
+    Attributes:
+        plan: what was decided, with its report.
+    """
+
+    def __init__(self, pipe: Any, made: Plan, facts: ModelFacts) -> None:
+        self.plan, self._undo = made, list[Callable[[], None]]()
+        scheduler = transferred_scheduler(pipe.scheduler, facts, made)
+        try:
+            if scheduler is not pipe.scheduler:
+                self._swap(pipe, "scheduler", scheduler)
+            if made.positions != "keep":
+                part = position_part(backbone_of(pipe)[1])[1]
+                (self._rotary if facts.positions.kind == "rope" else self._table)(part, facts.positions)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Applied:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Put everything back; harmless twice."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _swap(self, owner: Any, name: str, value: Any) -> None:
+        old = getattr(owner, name)
+        self._undo.append(lambda: setattr(owner, name, old))
+        setattr(owner, name, value)
+
+    def _table(self, part: Any, own: Positions) -> None:
+        """A table for exactly this size; PatchEmbed takes it whole where neither height, width nor a crop differ."""
+        old = part.pos_embed
+        table = self.plan.table(own, old.shape[-1])
+        table = table.to(old.device, torch.float32 if own.kind == "sincos" else old.dtype)
+        self._swap(part, "pos_embed", table)
+        for name, value in zip(("height", "width"), self.plan.target, strict=True):
+            self._swap(part, name, value)
+        self._swap(part, "pos_embed_max_size", None)
+        self._undo.append(part.register_forward_pre_hook(self._same_size).remove)
+
+    def _same_size(self, part: Any, inputs: tuple) -> None:
+        found = tuple(side // part.patch_size for side in inputs[0].shape[-2:])
+        if found != self.plan.target:
+            width, height = self.plan.config.target_size
+            raise refuse("latent size", f"{found} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
+
+    def _rotary(self, part: Any, own: Positions) -> None:
+        def again(module: Any, inputs: tuple, output: Any) -> Any:
+            return rotary(inputs[0], module.axes_dim, module.theta, self.plan)
+
+        self._undo.append(part.register_forward_hook(again).remove)
+
+
+def rotary(ids: torch.Tensor, dims: list[int], theta: float, made: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cosines, sines), each (N, sum of dims) float32, in FluxPosEmbed's layout, under a plan's rotary mode."""
+    angles, factor = axis_angles(ids.float(), dims, theta, made.positions, made.scales, made.train)
+    wide = torch.cat([a.repeat_interleave(2, -1) for a in angles], -1)
+    return (factor * wide.cos()).float(), (factor * wide.sin()).float()
+
+
+def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Applied:
+    """``with apply(pipe, config) as applied:`` sample at ``config.target_size``; ``applied.plan.text`` is the report.
+
+    Inside, the pipeline has another scheduler and other positional tables; its weights are never written to. At r = 1
+    nothing is touched.
+
+    Raises:
+        VitrineError: before anything is changed.
+    """
+    facts = facts_of(pipe, config.train_size)
+    return Applied(pipe, plan(facts, config, metadata), facts)
+
+
+def transferred_copy(
+    pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+) -> tuple[Any, Plan]:
+    """(a pipeline with the transfer in it for good, its plan). All weights are shared with ``pipe``, which stays as it is.
+
+    Raises:
+        VitrineError: as :func:`apply`.
+    """
+    name, backbone = backbone_of(pipe)
+    new = copy.copy(pipe)
+    setattr(new, name, _branch(backbone, position_part(backbone)[0]))
+    return new, apply(new, config, metadata).plan
+
+
+def _branch(module: nn.Module, path: str) -> nn.Module:
+    """A copy of ``module`` and of what lies on the way to ``path``; all tensors and all other parts are shared."""
+    new = copy.copy(module)
+    for key, value in vars(module).items():
+        if isinstance(value, dict):
+            new.__dict__[key] = value.copy()
+    if path:
+        head, _, rest = path.partition(".")
+        new._modules[head] = _branch(module.get_submodule(head), rest)
+    return new

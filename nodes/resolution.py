@@ -1,0 +1,118 @@
+"""Resolution transfer: schedule, positions and guidance for another picture size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..engine.errors import refuse
+from ..engine.resolution import ResolutionTransferConfig, plan
+from ..engine.resolution.config import POSITIONS, SCHEDULES
+from ..engine.resolution.posembed import ALIGNS, ASPECTS
+from ..engine.resolution.schedule import TOPS
+from . import bridge_resolution
+
+CATEGORY = "Vitrine/resolution"
+_SIDE = {"min": 0, "max": 16384, "step": 8}
+
+
+def _size_inputs() -> list[Any]:
+    """Both sizes in pixels."""
+    own = "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, SDXL, SD3, FLUX 1024)."
+    return [
+        io.Int.Input("train_width", default=0, **_SIDE, tooltip=f"Width of the training pictures {own}"),
+        io.Int.Input("train_height", default=0, **_SIDE, tooltip=f"Height of the training pictures {own}"),
+        io.Int.Input("target_width", default=1024, **_SIDE | {"min": 8}, tooltip="Width you will sample, in pixels."),
+        io.Int.Input("target_height", default=1024, **_SIDE | {"min": 8}, tooltip="Height you will sample, in pixels."),
+    ]  # fmt: skip
+
+
+def _setting_inputs() -> list[Any]:
+    """How each part is transferred."""
+    return [
+        io.Combo.Input(
+            "schedule", options=list(SCHEDULES), default="resample",
+            tooltip="resample: steps move to more noise and the network is told the true level (any checkpoint). "
+            "relabel: the paper's, a timestep means more noise (only checkpoints trained so). none: unchanged.",
+        ),
+        io.Combo.Input(
+            "top", options=list(TOPS), default="renorm",
+            tooltip="Resample at the highest noise: renorm keeps both ends; clamp_dedupe cuts and drops repeats; "
+            "extend lets sigma rise r-fold. Flow models need none.",
+        ),
+        io.Combo.Input(
+            "pos_embed", options=list(POSITIONS), default="auto",
+            tooltip="auto: grid for sin-cos tables (same limits, smaller step), rope_pi for rotary models, nothing for "
+            "UNets. keep: the model's own. What does not fit the model is refused.",
+        ),
+        io.Combo.Input(
+            "align", options=list(ALIGNS), default="step",
+            tooltip="Where new tokens lie between trained ones: step as in PixArt, half_pixel as in image resizing, "
+            "inclusive: last on last.",
+        ),
+        io.Combo.Input(
+            "aspect", options=list(ASPECTS), default="per_axis",
+            tooltip="per_axis fills the trained range on both axes; isotropic gives both the shorter side's step.",
+        ),
+        io.Boolean.Input(
+            "guidance_law", default=False, tooltip="Scale the guidance with size: 1 + r (scale - 1), Eq. 4."
+        ),
+        io.Float.Input(
+            "guidance", default=7.5, min=0.0, max=100.0, step=0.1, tooltip="CFG you use at the training size."
+        ),
+        io.Boolean.Input(
+            "override", default=False, tooltip="Allow relabel although no checkpoint header says it was trained so."
+        ),
+        io.Combo.Input(
+            "metadata_from", options=bridge_resolution.checkpoint_files(), default=bridge_resolution.NONE,
+            optional=True, tooltip="Checkpoint file whose header says how it was trained; only relabel reads it.",
+        ),
+    ]  # fmt: skip
+
+
+class ResolutionTransferLoader(io.ComfyNode):
+    """A model made ready for another picture size."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """MODEL, sizes and settings in; MODEL, guidance and report out."""
+        return io.Schema(
+            node_id="VitrineResolutionTransferLoader",
+            display_name="Resolution Transfer Loader",
+            category=CATEGORY,
+            description="Prepares a model for pictures larger or smaller than its training size: noise schedule, "
+            "positional embedding and guidance, with a report of what each part will do.",
+            search_aliases=["high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE"],
+            inputs=[
+                io.Model.Input("model", tooltip="Any model with a sigma table or a rectified flow."),
+                *_size_inputs(),
+                *_setting_inputs(),
+            ],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="For the sampler, with a latent of the target size."),
+                io.Float.Output(display_name="guidance", tooltip="For the sampler's cfg."),
+                io.String.Output(display_name="report", tooltip="What was done to each part, line by line."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, train_width: int, train_height: int, target_width: int, target_height: int, schedule: str,
+        top: str, pos_embed: str, align: str, aspect: str, guidance_law: bool, guidance: float, override: bool,
+        metadata_from: str = bridge_resolution.NONE,
+    ) -> io.NodeOutput:  # fmt: skip
+        """``plan`` for this model, then a clone with it."""
+        if bool(train_width) != bool(train_height):
+            raise refuse("train size", (train_width, train_height), "both sides, or 0 for both", "give both")
+        train = (train_width, train_height) if train_width else None
+        config = ResolutionTransferConfig(
+            (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance,
+            override,
+        )  # fmt: skip
+        facts = bridge_resolution.facts_of(model)
+        made = plan(facts, config, bridge_resolution.metadata_in(metadata_from))
+        return io.NodeOutput(bridge_resolution.transferred(model, facts, made), made.guidance, made.text)
+
+
+NODES: list[type[io.ComfyNode]] = [ResolutionTransferLoader]
