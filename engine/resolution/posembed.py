@@ -190,7 +190,7 @@ def _unwrapped(values: torch.Tensor) -> torch.Tensor:
 
 
 def _misfit(image: torch.Tensor, found: StoredGrid) -> float:
-    """Largest difference of a stored (N, N, D) table to its recovered grid; row by row, SD3's has 57 million entries."""
+    """Largest difference of a stored (N, N, D) table to its recovered grid, row by row: SD3's has 57 million entries."""
     i, half = torch.arange(found.size, dtype=torch.float64), found.dim // 2
     down, across = (_sincos(half, start + step * i) for start, step in zip(found.starts, found.steps, strict=True))
     errors = [torch.maximum((row[:, :half] - across).abs().max(), (row[:, half:] - d).abs().max())
