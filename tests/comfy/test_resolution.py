@@ -15,7 +15,7 @@ from vitrine.engine.resolution import ResolutionTransferConfig
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 PLAIN = {"schedule": "resample", "top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis",
          "guidance_law": False, "guidance": 3.0, "override": False}  # fmt: skip
-STEPS = 8
+STEPS = 5
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def pipe():
     return made
 
 
-def transfer(comfy, model, width=96, height=128, train=(0, 0), **more):
+def transfer(comfy, model, width=64, height=96, train=(0, 0), **more):
     told = PLAIN | {"train_width": train[0], "train_height": train[1]} | more
     return comfy.call(
         "VitrineResolutionTransferLoader", model=model, target_width=width, target_height=height, **told
     )
 
 
-def sample(model, clip, shape=(2, 4, 32, 24), cfg=3.0, scheduler="simple"):
+def sample(model, clip, shape=(2, 4, 24, 16), cfg=3.0, scheduler="simple"):
     import comfy.sample
 
     latent = torch.zeros(shape)
@@ -61,13 +61,14 @@ def test_both_doors_agree(comfy, loaded, pipe, schedule, top):
     model, guidance, report = transfer(comfy, loaded[0], **how)
     assert guidance == 3.0
     found, noise = sample(model, loaded[1])
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 128), guidance=3.0, **how))
+    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((64, 96), guidance=3.0, **how))
     assert wide.plan.lines[1:] == tuple(report.splitlines()[1:]), "one report, whichever door"
     first = float(model.get_model_object("model_sampling").sigma_max)
     start = noise * math.sqrt(1 + first**2) / first  # full noise: ComfyUI times sqrt(1 + sigma^2), diffusers sigma
     told = {"num_inference_steps": STEPS, "output_type": "latent", "num_images_per_prompt": 2}
     wanted = wide(PROMPT, negative_prompt="", latents=start, **told).images
-    assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5
+    worst = float((found - wanted).abs().max() / wanted.abs().max())
+    assert worst < 1e-5, worst
 
 
 def test_one_is_the_untouched_model_and_siblings_stay(comfy, loaded):

@@ -204,8 +204,8 @@ def test_grid_keeps_every_trained_position():
     assert torch.equal(longer[:16, :16], base)
     resized = rebuilt_table(64, (32, 32), (16, 16), "bicubic").reshape(32, 32, 64)
     inner = slice(4, 28)
-    lost = float(resized.norm(dim=-1)[inner, inner].min()) / math.sqrt(32)
-    assert abs(lost - 0.9955) < 5e-4, "interpolating a table loses norm"
+    norms = resized.norm(dim=-1) / math.sqrt(32)
+    assert abs(float(norms.min()) - 0.9955) < 5e-4 and float(norms.max()) > 1.004, "interpolation changes the norm"
     off = {}
     for align in ("step", "half_pixel"):
         made = rebuilt_table(64, (32, 32), (16, 16), "grid", align).reshape(32, 32, 64)

@@ -41,7 +41,7 @@ def vae(channels=4):
 def portraits():
     pipe = load_portraits().pipeline()
     pipe.set_progress_bar_config(disable=True)
-    return pipe, {"prompt": PROMPT, "num_inference_steps": 4, "output_type": "latent"}
+    return pipe, {"prompt": PROMPT, "num_inference_steps": 2, "output_type": "latent"}
 
 
 def sdxl():
@@ -163,7 +163,7 @@ def test_seeds_belong_to_pictures():
     both = wide(**told, seeds=[3, 4]).images
     torch.testing.assert_close(wide(**told, seeds=[4]).images[0], both[1], rtol=0, atol=5e-5)
     with pytest.raises(VitrineError, match="one size"):
-        wide(**told, height=64)
+        wide(**told, height=96)
 
 
 def test_guidance_law_reaches_the_pipeline():
