@@ -152,6 +152,8 @@ def _truthful(base: type) -> type:
     """A sampling class whose table is the shifted one, while the network is told the nearest entry of its own table."""
 
     class Resampled(base):  # type: ignore[misc, valid-type]
+        """Its two directions are not each other's inverse, on purpose."""
+
         def timestep(self, sigma: torch.Tensor) -> torch.Tensor:
             return self.told.timestep(sigma)
 

@@ -90,6 +90,8 @@ class ResolutionTransferPipeline:
                 remedy = "build the network with the target's sample_size and give train_size"
                 raise refuse("target size", (width, height), f"{side * factor} a side, as built", remedy)
             return
+        if "use_resolution_binning" in accepted:
+            kwargs.setdefault("use_resolution_binning", False)  # PixArt would round the size to one of its own
         for name, value in wanted.items():
             if kwargs.setdefault(name, value) != value:
                 raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")

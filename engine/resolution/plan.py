@@ -60,6 +60,7 @@ class ModelFacts:
         shift: a flow model's own shift, at its training size where that depends on the size.
         dynamic: the numbers of FLUX's linear law (base, most, low, high), if the model follows it.
         convolutional: a UNet, whose receptive field is part of the problem.
+        counting: name of a scheduler that counts timesteps, so that its grid cannot be moved.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelFacts:
     dynamic: tuple[int, int, float, float] | None = None
     positions: Positions = Positions()
     convolutional: bool = False
+    counting: str = ""
 
     def tokens(self, size: Size) -> Grid:
         """(rows, columns) of a picture (width, height).
@@ -212,7 +214,10 @@ def _schedule_lines(facts: ModelFacts, made: Plan) -> list[str]:
     else:
         text = f"resample ({made.config.top}): steps move to more noise, the network is told the true level"
         new = shift_grid(torch.tensor(ends), made.ratio, ends[1], made.config.top).tolist()
-    return [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
+    lines = [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
+    if made.schedule == "resample" and facts.counting:
+        lines.append(f"schedule: Euler takes the place of {facts.counting}; the step is that of DDIM with eta 0")
+    return lines
 
 
 def _flow_lines(facts: ModelFacts, made: Plan) -> list[str]:
@@ -227,7 +232,7 @@ def _flow_lines(facts: ModelFacts, made: Plan) -> list[str]:
 def _position_line(facts: ModelFacts, made: Plan) -> str:
     own, grids = facts.positions, f"{made.train} -> {made.target} tokens (rows, columns)"
     if own.kind == "none":
-        return "positions: no table or rotary embedding in this model"
+        return "positions: none" if facts.convolutional else "positions: none that can be changed here; as they are"
     if own.kind == "computed":
         return f"positions: the model keeps its limits and shrinks its step by itself; {grids}"
     if made.positions == "keep":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -42,9 +43,10 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     if schedule.kind == "flow" and size is not None:
         shift, dynamic = own_shift(pipe.scheduler, size[0] * size[1] // (factor * patch) ** 2)
     positions = _positions(backbone, part, size[1] // factor if size else 0)
-    convolutional = hasattr(backbone, "down_blocks")
+    counts = "" if hasattr(pipe.scheduler, "sigmas") else type(pipe.scheduler).__name__
     return ModelFacts(
-        type(backbone).__name__, schedule, size, factor, patch, shift, dynamic, positions, convolutional
+        type(backbone).__name__, schedule, size, factor, patch, shift, dynamic, positions,
+        hasattr(backbone, "down_blocks"), counts,
     )  # fmt: skip
 
 
@@ -179,7 +181,7 @@ def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, An
 def transferred_copy(
     pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
 ) -> tuple[Any, Plan]:
-    """(a pipeline with the transfer in it for good, its plan). All weights are shared with ``pipe``, which stays as it is.
+    """(a pipeline with the transfer in it for good, its plan). It shares all weights with ``pipe``, which stays as is.
 
     Raises:
         VitrineError: as :func:`apply`.
@@ -194,7 +196,7 @@ def _branch(module: nn.Module, path: str) -> nn.Module:
     """A copy of ``module`` and of what lies on the way to ``path``; all tensors and all other parts are shared."""
     new = copy.copy(module)
     for key, value in vars(module).items():
-        if isinstance(value, dict):
+        if type(value) in (dict, OrderedDict):  # a module's tables of parts and hooks; not its frozen config
             new.__dict__[key] = value.copy()
     if path:
         head, _, rest = path.partition(".")

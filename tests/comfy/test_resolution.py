@@ -15,7 +15,7 @@ from vitrine.engine.resolution import ResolutionTransferConfig
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 PLAIN = {"schedule": "resample", "top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis",
          "guidance_law": False, "guidance": 3.0, "override": False}  # fmt: skip
-STEPS = 8
+STEPS = 5
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +31,14 @@ def pipe():
     return made
 
 
-def transfer(comfy, model, width=96, height=128, train=(0, 0), **more):
+def transfer(comfy, model, width=64, height=96, train=(0, 0), **more):
     told = PLAIN | {"train_width": train[0], "train_height": train[1]} | more
     return comfy.call(
         "VitrineResolutionTransferLoader", model=model, target_width=width, target_height=height, **told
     )
 
 
-def sample(model, clip, shape=(2, 4, 32, 24), cfg=3.0, scheduler="simple"):
+def sample(model, clip, shape=(2, 4, 24, 16), cfg=3.0, scheduler="simple"):
     import comfy.sample
 
     latent = torch.zeros(shape)
@@ -53,20 +53,22 @@ def sample(model, clip, shape=(2, 4, 32, 24), cfg=3.0, scheduler="simple"):
 
 @pytest.mark.parametrize(
     ("schedule", "top"),
-    [("resample", "renorm"), ("resample", "clamp_dedupe"), ("resample", "extend"), ("relabel", "renorm"), ("none", "renorm")],
+    [("resample", "renorm"), ("resample", "clamp_dedupe"), ("resample", "extend"), ("relabel", "renorm"),
+     ("none", "renorm")],
 )
 def test_both_doors_agree(comfy, loaded, pipe, schedule, top):
     how = {"schedule": schedule, "top": top, "override": True}
     model, guidance, report = transfer(comfy, loaded[0], **how)
     assert guidance == 3.0
     found, noise = sample(model, loaded[1])
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 128), guidance=3.0, **how))
+    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((64, 96), guidance=3.0, **how))
     assert wide.plan.lines[1:] == tuple(report.splitlines()[1:]), "one report, whichever door"
     first = float(model.get_model_object("model_sampling").sigma_max)
-    start = noise * math.sqrt(1 + first**2) / first  # ComfyUI scales full noise by sqrt(1 + sigma^2), diffusers by sigma
+    start = noise * math.sqrt(1 + first**2) / first  # full noise: ComfyUI times sqrt(1 + sigma^2), diffusers sigma
     told = {"num_inference_steps": STEPS, "output_type": "latent", "num_images_per_prompt": 2}
     wanted = wide(PROMPT, negative_prompt="", latents=start, **told).images
-    assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5
+    worst = float((found - wanted).abs().max() / wanted.abs().max())
+    assert worst < 1e-5, worst
 
 
 def test_one_is_the_untouched_model_and_siblings_stay(comfy, loaded):
@@ -150,8 +152,8 @@ def sd3(comfy):
 
     context = {"target": "torch.nn.Linear", "params": {"in_features": 16, "out_features": 64}}
     described = comfy.supported_models.SD3(
-        {"input_size": None, "patch_size": 2, "in_channels": 4, "depth": 1, "pos_embed_max_size": 12, "num_patches": 144,
-         "adm_in_channels": 16, "context_embedder_config": context, "qkv_bias": True}
+        {"input_size": None, "patch_size": 2, "in_channels": 4, "depth": 1, "pos_embed_max_size": 12,
+         "num_patches": 144, "adm_in_channels": 16, "context_embedder_config": context, "qkv_bias": True}
     )  # fmt: skip
     described.set_inference_dtype(torch.float32, None)
     model = described.get_model({}, "", device="cpu")
@@ -163,14 +165,14 @@ def sd3(comfy):
 
 
 def test_stored_tables_are_replaced_on_the_clone_only(comfy):
-    import comfy.model_management
+    from comfy.model_management import load_models_gpu
 
     base = sd3(comfy)
     gen = torch.Generator().manual_seed(1)
     x, context, y = (torch.randn(s, generator=gen) for s in ((1, 4, 20, 24), (1, 5, 16), (1, 16)))
 
     def out(model, x=x):
-        comfy.model_management.load_models_gpu([model])
+        load_models_gpu([model])
         with torch.inference_mode():
             return model.model.apply_model(x, torch.tensor([0.5]), c_crossattn=context, y=y)
 

@@ -203,8 +203,9 @@ def test_grid_keeps_every_trained_position():
     longer = rebuilt_table(64, (32, 32), (16, 16), "extrapolate").reshape(32, 32, 64)
     assert torch.equal(longer[:16, :16], base)
     resized = rebuilt_table(64, (32, 32), (16, 16), "bicubic").reshape(32, 32, 64)
-    assert float(resized.norm(dim=-1).mean()) < 0.999 * math.sqrt(32), "interpolating a table loses norm"
     inner = slice(4, 28)
+    norms = resized.norm(dim=-1) / math.sqrt(32)
+    assert abs(float(norms.min()) - 0.9955) < 5e-4 and float(norms.max()) > 1.004, "interpolation changes the norm"
     off = {}
     for align in ("step", "half_pixel"):
         made = rebuilt_table(64, (32, 32), (16, 16), "grid", align).reshape(32, 32, 64)
@@ -301,7 +302,7 @@ def test_relabel_needs_metadata(tmp_path):
     path, said = tmp_path / "m.safetensors", {"mode": "relabel", "s_pre": 512, "s_now": 1024}
     save_file({"x": torch.zeros(1)}, path, {"ccs_format": "1", "schedule": json.dumps(said)})
     assert plan(facts, wanted, read_metadata(path)).schedule == "relabel"
-    for changed, message in (({"s_now": 768}, "as trained"), ({"mode": "none"}, "does not say"), ({"s_pre": 0}, "JSON")):
+    for changed, message in (({"s_now": 768}, "as trained"), ({"mode": "none"}, "not say"), ({"s_pre": 0}, "JSON")):
         with pytest.raises(VitrineError, match=message):
             plan(facts, wanted, {"ccs_format": "1", "schedule": json.dumps(said | changed)})
     with pytest.raises(VitrineError, match="ccs_format"):
@@ -386,7 +387,8 @@ def test_flow_schedulers_shift_once():
 # --- weights ------------------------------------------------------------------------------------------------------
 def test_loading_by_name_and_shape():
     def net(size, classes):
-        body = torch.nn.ModuleDict({"pos": PatchEmbed(size, size, 2, 4, 16, pos_embed_max_size=size), "mid": torch.nn.Linear(4, 4)})
+        body = torch.nn.ModuleDict({"pos": PatchEmbed(size, size, 2, 4, 16, pos_embed_max_size=size)})
+        body["mid"] = torch.nn.Linear(4, 4)
         body["label"] = torch.nn.Embedding(classes, 4)
         body["ctrl"] = torch.nn.Linear(4, 4)
         return body
@@ -394,7 +396,7 @@ def test_loading_by_name_and_shape():
     old, new = net(8, 10), net(12, 7)
     state = {k: v for k, v in old.state_dict().items() if not k.startswith("ctrl")} | {"extra": torch.zeros(1)}
     report = load_matching(new, state, zeroed=("ctrl.*",))
-    assert torch.equal(new["mid"].weight, old["mid"].weight) and float(new["ctrl"].weight.abs().max()) == 0
+    assert torch.equal(new["mid"].weight, old["mid"].weight) and not new["ctrl"].weight.any()
     assert report.rebuilt == ("pos.pos_embed",) and report.unused == ("extra",)
     assert set(report.reinitialised) == {"label.weight", "ctrl.weight", "ctrl.bias"}
     assert set(report.kept) == {"mid.weight", "mid.bias", "pos.proj.weight", "pos.proj.bias"}

@@ -34,13 +34,14 @@ def rand(*shape, seed=0):
 def vae(channels=4):
     torch.manual_seed(0)
     kinds = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-    return AutoencoderKL(block_out_channels=(8, 8), norm_num_groups=4, latent_channels=channels, layers_per_block=1, **kinds)
+    kinds |= {"block_out_channels": (8, 8), "norm_num_groups": 4, "layers_per_block": 1}
+    return AutoencoderKL(latent_channels=channels, **kinds)
 
 
 def portraits():
     pipe = load_portraits().pipeline()
     pipe.set_progress_bar_config(disable=True)
-    return pipe, {"prompt": PROMPT, "num_inference_steps": 4, "output_type": "latent"}
+    return pipe, {"prompt": PROMPT, "num_inference_steps": 2, "output_type": "latent"}
 
 
 def sdxl():
@@ -67,7 +68,7 @@ def pixart(size=16):
         in_channels=4, out_channels=8, cross_attention_dim=16,
     )  # fmt: skip
     pipe = PixArtAlphaPipeline(tokenizer=None, text_encoder=None, vae=vae(), transformer=net, scheduler=DDIMScheduler())
-    told = {"prompt": None, "negative_prompt": None, "use_resolution_binning": False}
+    told = {"prompt": None, "negative_prompt": None}
     told |= {"prompt_embeds": rand(1, 5, 12), "negative_prompt_embeds": rand(1, 5, 12, seed=1)}
     told |= {"prompt_attention_mask": torch.ones(1, 5), "negative_prompt_attention_mask": torch.ones(1, 5)}
     return pipe, told | {"num_inference_steps": 3, "output_type": "latent"}
@@ -78,7 +79,7 @@ def sd3():
     net = SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=4,
         joint_attention_dim=12, caption_projection_dim=32, pooled_projection_dim=16, out_channels=4,
-        pos_embed_max_size=12,
+        pos_embed_max_size=24,
     )  # fmt: skip
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     names = [f"{kind}{n}" for kind in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")]
@@ -108,6 +109,8 @@ FAMILIES = {"sd": (portraits, 64, "keep"), "sdxl": (sdxl, 64, "keep"), "pixart":
 def run(pipe, told, **more):
     if getattr(pipe, "set_progress_bar_config", None):
         pipe.set_progress_bar_config(disable=True)
+    if isinstance(pipe, PixArtAlphaPipeline):
+        more = more | {"use_resolution_binning": False}
     with torch.no_grad():
         return pipe(**told | more, generator=torch.Generator().manual_seed(5)).images
 
@@ -151,23 +154,24 @@ def test_resample_is_euler_on_the_moved_grid(top):
             seen = (x / (1 + sigmas[i] ** 2).sqrt()).float()
             eps, base = (pipe.unet(seen, t.float(), c).sample.double() for c in (text, null))
             x = x + (base + 3.0 * (eps - base)) * (sigmas[i + 1] - sigmas[i])
-    assert (found - x).abs().max() / x.abs().max() < 1e-5
+    assert (found - x).abs().max() / x.abs().max() < 3e-5, "the pipeline keeps float32 latents, this loop float64"
 
 
 def test_seeds_belong_to_pictures():
     pipe, told = portraits()
     wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64)))
     both = wide(**told, seeds=[3, 4]).images
-    torch.testing.assert_close(wide(**told, seeds=[4]).images[0], both[1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(wide(**told, seeds=[4]).images[0], both[1], rtol=0, atol=5e-5)
     with pytest.raises(VitrineError, match="one size"):
-        wide(**told, height=64)
+        wide(**told, height=96)
 
 
 def test_guidance_law_reaches_the_pipeline():
     pipe, told = portraits()
     train = ResolutionTransferConfig((128, 128), (64, 64), "none", guidance_law=True, guidance=2.0)
     found = ResolutionTransferPipeline(pipe, train)(**told, seeds=[1]).images
-    wanted = pipe(**told, height=128, width=128, guidance_scale=3.0, generator=[torch.Generator().manual_seed(1)]).images
+    seed = [torch.Generator().manual_seed(1)]
+    wanted = pipe(**told, height=128, width=128, guidance_scale=3.0, generator=seed).images
     assert torch.equal(found, wanted)
 
 
@@ -179,25 +183,25 @@ def test_sd3_table_is_a_grid_with_one_shift():
     with apply(pipe, ResolutionTransferConfig((64, 64))) as applied:
         assert applied.plan.shift == 6
         fine = part.pos_embed.reshape(16, 16, -1)[::2, ::2].reshape(1, 64, -1)
-        assert (fine - old.reshape(12, 12, -1)[2:10, 2:10].reshape(1, 64, -1)).abs().max() < 1e-5
+        assert (fine - old.reshape(24, 24, -1)[8:16, 8:16].reshape(1, 64, -1)).abs().max() < 1e-5
         with pytest.raises(VitrineError, match="latent size"):
             part(torch.zeros(1, 4, 16, 16))
-    assert part.pos_embed is old and part.pos_embed_max_size == 12 and part.height == 8
+    assert part.pos_embed is old and part.pos_embed_max_size == 24 and part.height == 8
     sigmas = [1.0, 0.75, 0.5, 0.25]
     still = {"pos_embed": "keep", "train_size": (32, 32)}
     found = run(ResolutionTransferPipeline(pipe, ResolutionTransferConfig((48, 48), **still)), told, sigmas=sigmas)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=4.5)
     wanted = run(pipe, told, sigmas=sigmas, height=48, width=48)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-    with pytest.raises(VitrineError, match="at most 12"):
-        apply(pipe, ResolutionTransferConfig((64, 64), **still))
+    with pytest.raises(VitrineError, match="at most 24"):
+        apply(pipe, ResolutionTransferConfig((128, 128), **still))
 
 
 def dit(size):
     torch.manual_seed(0)
     net = DiTTransformer2DModel(
         num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=1, sample_size=size,
-        num_embeds_ada_norm=10, norm_type="ada_norm_zero",
+        num_embeds_ada_norm=1000, norm_type="ada_norm_zero",
     )  # fmt: skip
     return DiTPipeline(net, vae(), DDIMScheduler())
 
