@@ -3,7 +3,7 @@
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .build import BuildConfig, Built, Space, build_space, load_space
 from .delta import DeltaSpace
-from .directions import Quality, direction, named, quality, reach, score, with_directions, without
+from .directions import Quality, direction, joint_directions, named, quality, reach, score, with_directions, without
 from .editing import EditConfig, blend, difference, edit, edited_lora, materialise, share_inside, shift
 from .export import write_lora
 from .gauge import Gauge, gauge_test
@@ -21,7 +21,8 @@ __all__ = [
     "FolderReport", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer",
     "LoraTrainConfig", "Manifest", "Neighbour", "PCAConfig", "Quality", "SampleConfig", "Space", "Subject",
     "W2WModel", "WeightSpace", "blend", "build_space", "closeness", "conditioned", "difference", "direction", "edit",
-    "edited_lora", "gauge_test", "initial_lora", "invert", "latent_mask", "load_space", "materialise", "named",
+    "edited_lora", "gauge_test", "initial_lora", "invert", "joint_directions", "latent_mask", "load_space",
+    "materialise", "named",
     "nearest", "principal_components", "quality", "reach", "read_header", "read_lora", "sample", "scan_folder",
     "score", "share_inside", "shift", "train_loras", "with_directions", "without", "write_lora",
 ]  # fmt: skip

@@ -41,8 +41,8 @@ def direction(
 
     Args:
         labels: (N,) one number for each training model: classes 0 / 1 or -1 / +1, or any score. NaN leaves a model out.
-        method: ``least_squares`` (the paper's), ``logistic`` (scikit-learn; classes only), ``means`` (difference of
-            the two groups' means).
+        method: ``least_squares`` (the paper's) and ``logistic`` (scikit-learn; classes only) find what tells the
+            classes apart best; ``means``, the difference of their means, moves a model from one to the other.
         components: how many to use; None takes a third of the models, at most all.
 
     Raises:
@@ -62,6 +62,31 @@ def direction(
     found = torch.zeros(space.dimension)
     found[:used] = _logistic(p, y) if method == "logistic" else _means(p, y) if method == "means" else _solve(p, y)
     return _unit(space, found)
+
+
+def joint_directions(space: Space, table: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Label -> (K,) direction: how coefficients change with each label while the others stay the same.
+
+    All labels are regressed at once on the coefficients' side (coefficients ~ labels). Where ``least_squares`` gives
+    the weights that *read* an attribute best, this gives what *has* it: the pattern to the filter of Haufe et al.
+    2014. Moving along it arrives where models with the attribute are, and leaves the other labels alone.
+
+    Args:
+        table: label -> (N,) numbers; unknown ones (NaN) count as average.
+
+    Raises:
+        VitrineError: another count of labels, or a label that is the same for all.
+    """
+    columns = []
+    for label, given in table.items():
+        y = _labels(space, given)
+        y = torch.where(y.isnan(), y.nanmean(), y)
+        if float(y.std()) == 0:
+            raise refuse(f"labels of {label}", "all equal", "two values or more", "label models on both sides")
+        columns.append((y - y.mean()).double())
+    p = _coefficients(space).double()
+    found = torch.linalg.lstsq(torch.stack(columns, 1), p - p.mean(0)).solution
+    return {label: _unit(space, row.float()) for label, row in zip(table, found, strict=True)}
 
 
 def usual_components(space: Space) -> int:

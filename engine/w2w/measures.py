@@ -11,10 +11,10 @@ import torch
 
 from ..denoiser import Condition, Denoiser
 from ..progress import Progress, silent
-from .directions import named, score, without
+from .directions import named
 from .editing import edit
 from .inversion import InvertConfig, invert
-from .sampling import SampleConfig, sample
+from .sampling import SampleConfig
 from .sliders import SliderConfig, train_sliders
 from .space import WeightSpace
 from .train import BatchedTrainer
@@ -26,7 +26,9 @@ WORDS = {
     "glasses": "glasses", "beard": "beard", "bald": "bald head", "long hair": "long hair", "curly hair": "curly hair",
     "dark skin": "dark", "white hair": "white hair",
 }  # fmt: skip
-STRENGTHS = (-1.0, 0.0, 1.0, 2.0, 3.0)
+STRENGTHS = (-1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
+PEOPLE = SampleConfig(components=100_000, attributes="joined")
+"""How people are drawn for measurements: all components, attributes as one training model has them."""
 
 
 def distances(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,17 +53,16 @@ def shares(studio: Studio, attributes: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 # --- editing ------------------------------------------------------------------------------------------------------
-def subjects_without(studio: Studio, label: str, count: int, seed: int = 500) -> torch.Tensor:
-    """(count, K) sampled models whose score on a label is below its mean by half a deviation: there is room to move."""
-    d, kept = named(studio.space, label), []
-    for first in range(seed, seed + 4000, 50):
-        rows = sample(studio.space, range(first, first + 50), SampleConfig(truncation=2.0))
-        if LABELS[label][0] == "hair_color":  # a hair colour is to be seen on hair
-            rows = rows[score(named(studio.space, "bald"), rows) < -0.3]
-        kept += list(rows[score(d, rows) < -0.5])
-        if len(kept) >= count:
-            break
-    return torch.stack(kept[:count])
+def subjects_without(studio: Studio, label: str, count: int) -> torch.Tensor:
+    """(count, K) training people without an attribute, spread over the space; hair colours on those with hair."""
+    from .world import labels
+
+    table = labels(studio.space.names)
+    lacking = table[label] == 0
+    if LABELS[label][0] == "hair_color":
+        lacking &= table["bald"] == 0
+    rows = lacking.nonzero().flatten()
+    return studio.space.coefficients[rows[:: max(1, len(rows) // count)][:count]]
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,12 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     return Sweep(label, tuple(strengths), target, others, identity, pixels, worst[0])
 
 
-def w2w_sweep(studio: Studio, label: str, models: torch.Tensor, pictures: int, protect: Sequence[str] = ()) -> Sweep:
-    """Sliders along the space's direction, cleared of ``protect``."""
-    space, drawn = studio.space, []
-    vector = without(named(space, label), [named(space, p) for p in protect])
-    scale = float(score(named(space, label), vector))  # protecting shortens what a step does to its own score
-    for strength in STRENGTHS:
-        drawn.append(studio.draw(models + strength / max(scale, 0.2) * vector, pictures))
+def w2w_sweep(
+    studio: Studio, label: str, models: torch.Tensor, pictures: int, vector: torch.Tensor | None = None
+) -> Sweep:
+    """Sliders along the space's direction, or along another one given."""
+    d = named(studio.space, label) if vector is None else vector
+    drawn = [studio.draw(models + strength * d, pictures) for strength in STRENGTHS]
     return measure_sweep(studio, label, STRENGTHS, drawn)
 
 

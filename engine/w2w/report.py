@@ -32,9 +32,10 @@ def _row(report: Any, images: torch.Tensor, titles: list[str], width: int = 100)
 
 
 def _people(studio: Any, seeds: range) -> torch.Tensor:
-    from .sampling import SampleConfig, sample
+    from .measures import PEOPLE
+    from .sampling import sample
 
-    return sample(studio.space, seeds, SampleConfig(truncation=2.0))
+    return sample(studio.space, seeds, PEOPLE)
 
 
 def _samples(report: Any, studio: Any) -> None:
@@ -50,13 +51,12 @@ def _samples(report: Any, studio: Any) -> None:
 
 
 def _sweep(report: Any, studio: Any) -> None:
-    from .directions import named, without
-    from .measures import EDITED
+    from .directions import named
 
     report.add_paragraph("One slider on one person, in standard deviations of the training models.")
     person = _people(studio, range(1, 2))
     for label in ("glasses", "beard", "dark skin"):
-        d = without(named(studio.space, label), [named(studio.space, p) for p in EDITED if p != label])
+        d = named(studio.space, label)
         strengths = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
         images = studio.draw(torch.cat([person + s * d for s in strengths]), 1)[:, 0]
         _row(report, images, [f"{label} {s:+.0f}" for s in strengths])

@@ -10,7 +10,7 @@ import torch
 from ..errors import refuse
 from .directions import Space, named
 
-RNGS = ("vector", "official")
+RNGS, ATTRIBUTES = ("vector", "official"), ("gaussian", "joined")
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,22 @@ class SampleConfig:
             which independent Gaussians are mostly noise.
         truncation: numbers beyond this many deviations are drawn again; None draws from the whole Gaussian.
         rng: ``vector`` draws all numbers at once; ``official`` one by one, as the published code does.
+        attributes: ``gaussian`` as in the paper; ``joined`` takes what a random training model has along the space's
+            named directions, all together, and draws the rest. Attributes one has or has not (glasses) make the
+            training models fall into groups, and a Gaussian draws most models between them, where they are nobody.
     """
 
     factor: float = 1.0
     components: int | None = None
     truncation: float | None = None
     rng: str = "vector"
+    attributes: str = "gaussian"
 
     def __post_init__(self) -> None:
         if self.rng not in RNGS:
             raise refuse("rng", self.rng, RNGS, "vector is faster")
+        if self.attributes not in ATTRIBUTES:
+            raise refuse("attributes", self.attributes, ATTRIBUTES, "joined needs a space with directions")
         if self.factor < 0 or (self.components is not None and self.components < 1):
             given = (self.factor, self.components)
             raise refuse("factor, components", given, "0 or more, 1 or more", "1.0 and None are usual")
@@ -48,7 +54,17 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     for row, seed in enumerate(seeds):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
         out[row, :used] = config.factor * space.deviations[:used] * _normal(used, int(seed), config)
-    return out
+    return _joined(space, out, seeds) if config.attributes == "joined" else out
+
+
+def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:
+    """Within the span of the named directions, each row becomes a random training model's."""
+    if not space.directions or not len(space.coefficients):
+        raise refuse("attributes", "joined", "a space with directions and its models' coefficients", "use gaussian")
+    basis, _ = torch.linalg.qr(torch.stack([d.float() for d in space.directions.values()], 1))
+    draws = [torch.Generator().manual_seed(int(seed) ^ 0x5EED) for seed in seeds]
+    donors = [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in draws]
+    return drawn + (space.coefficients[donors].float() - drawn) @ basis @ basis.T
 
 
 def _normal(count: int, seed: int, config: SampleConfig) -> torch.Tensor:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,7 +91,7 @@ def test_streaming_keeps_its_memory(tmp_path):
 def anonymous(pid):
     """GiB of memory of a process that no file backs."""
     try:
-        lines = open(f"/proc/{pid}/status").read().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0.0
     return next((int(x.split()[1]) / 2**20 for x in lines if x.startswith("RssAnon")), 0.0)
