@@ -130,6 +130,9 @@ class W2WSample(io.ComfyNode):
                                tooltip="Redraw numbers beyond so many deviations; 0 keeps all, 2 avoids odd ones."),
                 io.String.Input("wanted", default="", multiline=True,
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
+                io.Combo.Input("attributes", options=["auto", "joined", "gaussian"], default="auto",
+                               tooltip="joined: along the named directions as one training model is, the rest drawn. "
+                               "gaussian: all drawn, as in the paper. auto: joined where there are directions."),
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
@@ -139,10 +142,14 @@ class W2WSample(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, space: Space, seed: int, factor: float, components: int, truncation: float, wanted: str
-    ) -> io.NodeOutput:
+        cls, space: Space, seed: int, factor: float, components: int, truncation: float, wanted: str,
+        attributes: str = "auto",
+    ) -> io.NodeOutput:  # fmt: skip
         """``sample``, then ``conditioned``."""
-        config, targets = SampleConfig(factor, components or None, truncation or None), sliders(wanted)
+        named = bool(space.directions) and len(space.coefficients) > 0
+        how = attributes if attributes != "auto" else "joined" if named else "gaussian"
+        config = SampleConfig(factor, components or None, truncation or None, attributes=how)
+        targets = sliders(wanted)
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], "factor": factor} | targets},))
         text = describe(space, model)

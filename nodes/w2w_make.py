@@ -83,7 +83,7 @@ class TrainDirection(io.ComfyNode):
                 io.String.Input("label", default="my attribute", tooltip="What the slider is called."),
                 io.String.Input("labels", default="", multiline=True,
                                 tooltip="One a line: file name or pattern, then a number: old_* 1, young_* 0."),
-                io.Combo.Input("method", options=list(METHODS), default="least_squares",
+                io.Combo.Input("method", options=list(METHODS), default="means",
                                tooltip="least_squares is the paper's; logistic needs scikit-learn; means is the "
                                "difference of two groups, best for few labels."),
                 io.Int.Input("components", default=0, min=0, max=100_000,

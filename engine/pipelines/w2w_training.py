@@ -93,7 +93,7 @@ def _read(path: Path, side: int) -> torch.Tensor:
         given = f"{path.parent.name}/{path.name}: {error}"
         raise refuse("picture", given, "a readable picture", "remove it") from error
     ratio = side / min(image.size)
-    image = image.resize((max(side, round(image.width * ratio)), max(side, round(image.height * ratio))), Image.LANCZOS)
+    image = image.resize((max(side, round(image.width * ratio)), max(side, round(image.height * ratio))))
     left, top = (image.width - side) // 2, (image.height - side) // 2
     cut = image.crop((left, top, left + side, top + side))
     return torch.from_numpy(np.asarray(cut, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]

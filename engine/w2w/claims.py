@@ -238,15 +238,15 @@ def models(model: str | None = None, progress: Progress = silent) -> ClaimResult
     from ..portraits.identities import FIRST_IDENTITY
     from . import measures as m
     from .directions import quality
-    from .world import Studio, labels, subspace
+    from .world import Studio, labels, people_space, subspace
 
-    studio = Studio.open(model)
+    studio, whole = Studio.open(model), people_space()
     denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
     who = [FIRST_IDENTITY + FRESH + i for i in range(INVERTED)]
     images, told, _ = m.pictures_of(who)
     table, trend = {}, []
-    for i, count in enumerate((32, 128, studio.space.count)):
-        space = subspace(studio.space, count)
+    for i, count in enumerate((32, 128, whole.count)):
+        space = subspace(whole, count)
         rows, _ = m.inverted(studio, denoiser, images, told, space=space)
         score = float(m.likeness(studio, space.decode(rows), who).mean())
         known = {k: v for k, v in labels(space.names).items() if k in m.EDITED}

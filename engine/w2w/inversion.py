@@ -220,8 +220,8 @@ def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
         given = tuple(mask.shape)
         raise refuse("mask", given, f"(B, 1, {latents.shape[-2]}, {latents.shape[-1]})", "resize it to latent size")
     if float(mask.min()) < 0 or float(mask.max()) > 1:
-        given = (float(mask.min()), float(mask.max()))
-        raise refuse("mask values", given, "0 .. 1", "divide an 8-bit mask by 255")
+        span = (float(mask.min()), float(mask.max()))
+        raise refuse("mask values", span, "0 .. 1", "divide an 8-bit mask by 255")
     if not float(mask.flatten(1).sum(1).min()) > 0:
         raise refuse("mask", "empty", "a mask that covers the subject", "paint the subject white")
     return mask.expand(len(latents), *mask.shape[1:])
