@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..portraits.sibling import FOLDER, SiblingData, build_transformer, load_tra
 from ..schedule import NoiseSchedule
 from .embedder import ControlEmbedder
 from .files import ControlMetadata, load_control, save_control
-from .inject import control_width, injected
+from .inject import Injection, control_width, injected
 from .schedule import GammaConfig
 from .spec import ControlSpec
 from .train import Batch, ControlTrainConfig, ControlTrainer
@@ -103,6 +103,58 @@ def load_sibling(name: str = "power-cosine") -> tuple[Any, ControlEmbedder, Gamm
     return transformer, checkpoint.embedder, checkpoint.metadata.gamma
 
 
-Values = dict[str, float]
-NEUTRAL: Values = {"flip": 0.0, "crop_top": 0.0, "crop_left": 0.0, "aspect": 1.0, "height": 64.0, "width": 64.0}
-Sampler = Callable[..., torch.Tensor]
+NEUTRAL: dict[str, float] = {
+    "flip": 0.0, "crop_top": 0.0, "crop_left": 0.0, "aspect": 1.0, "height": 64.0, "width": 64.0,
+}  # fmt: skip
+STEPS, GUIDANCE = 20, 2.0
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """A sibling with the portraits model's text encoder and VAE: draws under given controls."""
+
+    portraits: Any
+    transformer: Any
+    embedder: ControlEmbedder
+    gamma: GammaConfig
+
+    @classmethod
+    def open(cls, name: str, portraits: Any = None) -> Sibling:
+        """A shipped one by name."""
+        from ..portraits import load_portraits
+
+        return cls(portraits or load_portraits(), *load_sibling(name))
+
+    @torch.no_grad()
+    def draw(
+        self, prompts: list[str], seeds: list[int], controls: dict[str, float] | None = None, *, steps: int = STEPS,
+        guidance: float = GUIDANCE, batch: int = 32, silent_controls: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """(N, 3, 64, 64) in [0, 1]; ``controls`` over ``NEUTRAL``; ``silent_controls`` drops them in both branches."""
+        from ..portraits.sampling import decode
+
+        values = self.embedder.spec.rows(NEUTRAL | (controls or {}))
+        out = []
+        for start in range(0, len(prompts), batch):
+            part = slice(start, start + batch)
+            latents = self._latents(prompts[part], seeds[part], values, steps, guidance, silent_controls)
+            out.append(decode(self.portraits, latents))
+        return torch.cat(out)
+
+    def _latents(
+        self, prompts: list[str], seeds: list[int], values: torch.Tensor, steps: int, guidance: float, quiet: bool
+    ) -> torch.Tensor:
+        from ..portraits.sampling import seeded_noise
+
+        count, scheduler = len(prompts), self.portraits.scheduler
+        text = self.portraits.encode(prompts)
+        both = torch.cat([text, self.portraits.encode([""]).expand_as(text)])
+        drop = torch.arange(2 * count) >= (0 if quiet else count)
+        x, call = seeded_noise(seeds), call_of(self.transformer)
+        scheduler.set_timesteps(steps)
+        with Injection(self.transformer, self.embedder, values.expand(2 * count, -1), self.gamma, drop):
+            for t in scheduler.timesteps:
+                rows = torch.full((2 * count,), float(t))
+                cond, null = call(torch.cat([x, x]), rows, Condition(both)).chunk(2)
+                x = scheduler.step(null + guidance * (cond - null), t, x).prev_sample
+        return x
