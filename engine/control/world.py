@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from ..denoiser import Condition
 from ..diffusers_calls import call_of
 from ..portraits.sibling import FOLDER, SiblingData, build_transformer, load_transformer, save_transformer
+from ..progress import Progress, silent
 from ..schedule import NoiseSchedule
 from .embedder import ControlEmbedder
 from .files import ControlMetadata, load_control, save_control
@@ -78,6 +80,32 @@ def new_sibling(seed: int = 0) -> tuple[Any, ControlEmbedder]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
         return transformer, ControlEmbedder(ControlSpec(), control_width(transformer))
+
+
+def train_sibling(
+    weight: str, folder: str | Path, pictures: int, steps: int, batch: int, until: int | None = None,
+    progress: Callable[[str], Progress] = lambda name: silent,
+) -> Path:  # fmt: skip
+    """Data, training, export to ``folder/weight``; goes on where it was stopped."""
+    from ..portraits import load_portraits
+    from ..portraits.sibling import sibling_data
+
+    portraits = load_portraits()
+    data = sibling_data(portraits, pictures, progress=progress("pictures"))
+    with torch.no_grad():
+        null = portraits.encode([""])[0].clone()
+    config = ControlTrainConfig(steps, batch, 1.5e-3, (0.9, 0.95), 0.999, gamma=WEIGHTS[weight], save_every=250)
+    transformer, embedder = new_sibling()
+    schedule = NoiseSchedule.from_diffusers(portraits.scheduler)
+    transformer.train()
+    trainer = SiblingTrainer(transformer, embedder, data, null, schedule, config, Path(folder) / f"{weight}.run")
+    bar, last = progress("training"), min(steps, until or steps)
+    while trainer.done < last:
+        trainer.step()
+        if trainer.done % config.save_every == 0 or trainer.done == last:
+            trainer.save()
+        bar(trainer.done, steps, None)
+    return export_sibling(trainer, transformer, Path(folder), weight).parent
 
 
 def export_sibling(trainer: ControlTrainer, transformer: Any, folder: Path, name: str) -> Path:

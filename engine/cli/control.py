@@ -1,0 +1,39 @@
+"""``vitrine control train``: the portraits sibling, told size, crop and flip. Heavy imports wait for ``run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a PixArt-shaped model of the portraits world under one weight of the size; the same command resumes."""
+
+    weight: Literal["power-cosine", "constant"] = "power-cosine"
+    """The paper's curve, or SDXL's constant weight."""
+    out: Path = Path("portraits-sibling")
+    """Folder for the state and the exported model."""
+    pictures: int = 10_240
+    """Training pictures, rendered and encoded first."""
+    steps: int = 5_000
+    """Updates."""
+    batch: int = 32
+    """Pictures of each."""
+    stop_after: int | None = None
+    """Stop when so many updates are done in all (the state is saved)."""
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ..control.world import train_sibling
+        from ..progress import TqdmProgress
+
+        folder = train_sibling(
+            self.weight, self.out, self.pictures, self.steps, self.batch, self.stop_after, TqdmProgress
+        )
+        print(f"model: {folder}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"train": Train}
