@@ -156,6 +156,16 @@ def save_portraits(model: Portraits, folder: str | Path) -> None:
         pipe.save_pretrained(str(half), safe_serialization=True)
         pipe.to(torch.float32)
         write_tokenizer_files(half / "tokenizer")
+        _name_as_every_transformers(half / "text_encoder" / "model.safetensors")
         if folder.is_dir():
             shutil.rmtree(folder)
         half.rename(folder)
+
+
+def _name_as_every_transformers(file: Path) -> None:
+    """transformers 5 saves without ``text_model.``, which 4 answers with random weights; with it, both load."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    named = {k if k.startswith("text_model.") else f"text_model.{k}": v for k, v in tensors.items()}
+    save_file(named, file, metadata={"format": "pt"})

@@ -130,3 +130,14 @@ def test_frechet_distance_of_known_gaussians():
     assert frechet_distance(x, shifted) == pytest.approx(40, rel=0.05)
     with pytest.raises(VitrineError):
         frechet_distance(x, x[:, :2])
+
+
+def test_text_weights_load_in_transformers_4_and_5(tmp_path):
+    """Version 4 takes random weights, with a warning only, for keys without ``text_model.``."""
+    from safetensors import safe_open
+    from vitrine.engine.portraits.models import WEIGHTS, build_models, save_portraits
+
+    save_portraits(build_models(), tmp_path / "fresh")
+    for folder in (WEIGHTS, tmp_path / "fresh"):
+        with safe_open(folder / "text_encoder" / "model.safetensors", "pt") as file:
+            assert all(key.startswith("text_model.") for key in file.keys())  # noqa: SIM118
