@@ -8,53 +8,12 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..engine.control import (
-    CLOCKS,
-    FORMS,
-    GammaConfig,
-    PaddingConfig,
-    Told,
-    cross_size_consistency,
-    pad_text,
-)
+from ..engine.control import GammaConfig, PaddingConfig, Told, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
-from ..engine.control.reference_blend import Reference
 from ..engine.errors import refuse
 from . import bridge_control as bridge
-
-CATEGORY = "Vitrine/control"
-REFERENCES = ("target", "zeros", "size below")
-GAMMA = [
-    io.Combo.Input(
-        "form", options=list(FORMS), default="power_cos",
-        tooltip="Curve of the weight over the noise level: 0 at full noise, 1 at none. constant: as the stock model.",
-    ),
-    io.Float.Input(
-        "alpha", default=1.0, min=0.05, max=32.0, step=0.05,
-        tooltip="How late the size sets in. 1 suits untrained use; at 8 it acts on the last tenth of the run only.",
-    ),
-    io.Combo.Input(
-        "clock", options=list(CLOCKS), default="native",
-        tooltip="native: the timestep the network is told. paper_sigma: for flow models, by their noise level.",
-    ),
-    io.Combo.Input(
-        "reference", options=list(REFERENCES), default="target",
-        tooltip="The neutral size told while the weight is 0. target: neither enlarged nor reduced.",
-    ),
-    io.Int.Input("reference_width", default=1024, min=8, max=16384, tooltip="For 'size below', in pixels."),
-    io.Int.Input("reference_height", default=1024, min=8, max=16384, tooltip="For 'size below', in pixels."),
-]  # fmt: skip
-
-
-def pixels(name: str, default: int, least: int, tooltip: str) -> io.Int.Input:
-    """A length in pixels."""
-    return io.Int.Input(name, default=default, min=least, max=16384, tooltip=tooltip)
-
-
-def reference_of(reference: str, width: int, height: int) -> Reference:
-    """The engine's reference from the widgets."""
-    return (height, width) if reference == "size below" else reference
-
+from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
+from .control_sampler import SAMPLING
 
 def extra_values(text: str) -> dict[str, float]:
     """``name = number`` lines.
@@ -257,7 +216,7 @@ class CrossSizeConsistency(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Float.Output(display_name="distance", tooltip="Mean over pairs of sizes and pictures; 0: no change."),
+                io.Float.Output(display_name="distance", tooltip="Mean over pairs and pictures; 0: no change."),
                 io.String.Output(display_name="report", tooltip="Distance of each pair of sizes."),
             ],
         )  # fmt: skip
@@ -279,12 +238,4 @@ class CrossSizeConsistency(io.ComfyNode):
         return io.NodeOutput(result.mean, "\n".join([f"mean {result.mean:.4f} (root mean square)", *rows]))
 
 
-def _nodes() -> list[type[io.ComfyNode]]:
-    from .control_sampler import SAMPLING  # after this file: it builds on the inputs above
-
-    return [
-        ControlValues, ApplyGammaSchedule, LoadControl, *SAMPLING, NoisyReplicatePadding, CrossSizeConsistency,
-    ]  # fmt: skip
-
-
-NODES = _nodes()
+NODES = [ControlValues, ApplyGammaSchedule, LoadControl, *SAMPLING, NoisyReplicatePadding, CrossSizeConsistency]

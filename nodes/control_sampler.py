@@ -16,7 +16,7 @@ from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, Told, 
 from ..engine.control.guidance import NESTINGS
 from . import bridge_control as bridge
 from .bridge_control_guider import ControlGuider, run, sigmas_of
-from .control import CATEGORY, GAMMA, pixels, reference_of
+from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 
 _STRENGTHS = [
     io.Float.Input("cfg", default=5.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance by the prompt; 1 is none."),
@@ -82,7 +82,9 @@ class ControlConditionedSampler(io.ComfyNode):
                 *_STRENGTHS,
                 io.Combo.Input("sampler_name", options=comfy.samplers.SAMPLER_NAMES, tooltip="As in KSampler."),
                 io.Combo.Input("scheduler", options=comfy.samplers.SCHEDULER_NAMES, tooltip="As in KSampler."),
-                io.Float.Input("denoise", default=1.0, min=0.01, max=1.0, step=0.01, tooltip="Below 1 keeps a picture."),
+                io.Float.Input(
+                    "denoise", default=1.0, min=0.01, max=1.0, step=0.01, tooltip="Below 1 starts from the picture.",
+                ),
                 pixels("width", 1024, 0, "Width the picture is said to have had; 0 is its own."),
                 pixels("height", 1024, 0, "Height the picture is said to have had; 0 is its own."),
                 pixels("crop_left", 0, 0, "Pixels cropped at the left."),
@@ -118,9 +120,14 @@ class ControlConditionedSampler(io.ComfyNode):
         sigmas = sigmas_of(model, sampler_name, scheduler, steps, denoise)
         made = run(guider, latent_image, seed, sampler_name, sigmas)
         drawn = _curve(model, gamma, sigmas)
-        lines = [f"t {s.t:6.1f}  sigma {s.sigma:8.4f}  gamma {s.gamma:.4f}  evaluations {s.evaluations}" for s in guider.log]
-        total = f"guidance {config.scale:g}, {sum(s.evaluations for s in guider.log)} evaluations"
-        return io.NodeOutput(made, drawn, "\n".join([*warned, total, *lines]), ui=ui.PreviewImage(drawn, cls=cls))
+        report = "\n".join([*warned, f"guidance {config.scale:g}", *_lines(guider)])
+        return io.NodeOutput(made, drawn, report, ui=ui.PreviewImage(drawn, cls=cls))
+
+
+def _lines(guider: ControlGuider) -> list[str]:
+    log = guider.log
+    steps = [f"t {s.t:6.1f}  sigma {s.sigma:8.4f}  gamma {s.gamma:.4f}  evaluations {s.evaluations}" for s in log]
+    return [f"{sum(s.evaluations for s in log)} evaluations", *steps]
 
 
 def _prepared(model: Any, gamma: GammaConfig, reference: Any) -> tuple[Any, GammaConfig, list[str]]:

@@ -17,8 +17,8 @@ from .train import ControlTrainConfig, ControlTrainer
 __all__ = [
     "CLOCKS", "FORMS", "AddedVector", "AugmentConfig", "ControlCheckpoint", "ControlEmbedder", "ControlField",
     "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep", "ControlTrainConfig", "ControlTrainer",
-    "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend",
-    "Told", "added_delta", "augment", "blend", "control_width", "cross_size_consistency", "delta_share", "family_of", "gamma",
-    "guidance_for", "guide", "half_weight_time", "injected", "load_control", "needed", "pad_text", "reference_input",
-    "rms_distance", "save_control", "sdxl_reference", "settle", "sinusoid",
+    "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig", "Guided", "Injection", "PaddingConfig",
+    "ReferenceBlend", "Told", "added_delta", "augment", "blend", "control_width", "cross_size_consistency",
+    "delta_share", "family_of", "gamma", "guidance_for", "guide", "half_weight_time", "injected", "load_control",
+    "needed", "pad_text", "reference_input", "rms_distance", "save_control", "sdxl_reference", "settle", "sinusoid",
 ]  # fmt: skip

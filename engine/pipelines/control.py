@@ -6,6 +6,7 @@ Either training-free, on models that are told sizes (SDXL, PixArt), or with a co
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,11 @@ class _Controlled(DiffusionPipeline):
             gamma, padding = self._settled(checkpoint, gamma, padding)
             texts = self._texts(prompt, negative_prompt, settings, padding, embeds)
             given = [n for n in (seeds, latents) if n is not None]
-            count = max(len(texts[True].text), *(len(n) for n in given)) if given else len(texts[True].text)
+            count = max([_length(texts[True]), *(len(n) for n in given)])
             plan = self._plan(texts, _each(told or Told(), count), size, count, gamma, settings, checkpoint, reference)
-            noise = self._noise(plan, size, seeds, latents)
-            images, log = self._run(plan, noise, num_inference_steps, sigmas, eta, progress)
+            grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
+            self.scheduler.set_timesteps(**grid, device=self._execution_device)  # the noise's scale depends on it
+            images, log = self._run(plan, self._noise(plan, size, seeds, latents), eta, progress)
             if output_type != "latent":
                 images = self._pictures(images, output_type)
             return ControlConditionedPipelineOutput(images, tuple(log))
@@ -186,6 +188,7 @@ class _Controlled(DiffusionPipeline):
         return found
 
     def _padded(self, cond: Condition, prompts: list[str], padding: PaddingConfig) -> Condition:
+        assert cond.text is not None
         text, mask = pad_text(cond.text, self._lengths(cond, prompts), padding)
         masked = {"encoder_attention_mask": mask} if "encoder_attention_mask" in cond.extra else {}
         return replace(cond, text=text, extra=cond.extra | masked)
@@ -206,9 +209,9 @@ class _Controlled(DiffusionPipeline):
             high_is_null = checkpoint.embedder.h is None
         else:
             high_is_null = all(t.high_is_null(size) for t in told)
-        texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if len(c.text) == 1 else c for k, c in texts.items()}
-        if any(len(c.text) != count for c in texts.values()):
-            raise refuse("prompts", [len(c.text) for c in texts.values()], f"1 or {count}", "one for each picture")
+        texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if _length(c) == 1 else c for k, c in texts.items()}
+        if any(_length(c) != count for c in texts.values()):
+            raise refuse("prompts", [_length(c) for c in texts.values()], f"1 or {count}", "one for each picture")
         sizes = {True: self._sizes(told, size), False: self._sizes([Told()] * count, size)}
         device, dtype = self._execution_device, self._net.dtype
         conditions = {
@@ -229,10 +232,8 @@ class _Controlled(DiffusionPipeline):
 
     # --- the loop -----------------------------------------------------------------------------------------------
     def _run(
-        self, plan: _Plan, x: torch.Tensor, steps: int, sigmas: list[float] | None, eta: float, progress: Progress
+        self, plan: _Plan, x: torch.Tensor, eta: float, progress: Progress
     ) -> tuple[torch.Tensor, list[ControlStep]]:
-        grid = {"num_inference_steps": steps} if sigmas is None else {"sigmas": sigmas}
-        self.scheduler.set_timesteps(**grid, device=self._execution_device)
         timesteps, levels = self.scheduler.timesteps, self._levels()
         extra = self.prepare_extra_step_kwargs(None, eta)
         batches: dict[tuple[Key, ...], tuple[AbstractContextManager, Condition]] = {}
@@ -248,7 +249,7 @@ class _Controlled(DiffusionPipeline):
                 with block:
                     out = call(rows, t.expand(len(rows)), cond)
                 found = dict(zip(keys, out.chunk(len(keys)), strict=True))
-                guided = guide(lambda c, s, of=found: of[c, s], plan.guidance, weight, plan.high_is_null)
+                guided = guide(partial(_look_up, found), plan.guidance, weight, plan.high_is_null)
                 x = self.scheduler.step(guided.prediction, t, x, **extra).prev_sample
                 log.append(ControlStep(float(t), levels[i], weight, guided.evaluations))
                 bar.update()
@@ -370,3 +371,11 @@ def _each(told: Told | Sequence[Told], count: int) -> list[Told]:
     if len(listed) != count:
         raise refuse("told", len(listed), f"1 or {count}", "one for each picture")
     return listed
+
+
+def _length(cond: Condition) -> int:
+    return 0 if cond.text is None else len(cond.text)
+
+
+def _look_up(found: dict[Key, torch.Tensor], control: bool, semantics: bool) -> torch.Tensor:
+    return found[control, semantics]
