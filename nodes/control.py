@@ -15,6 +15,7 @@ from . import bridge_control as bridge
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
 
+
 def extra_values(text: str) -> dict[str, float]:
     """``name = number`` lines.
 

@@ -229,9 +229,9 @@ def test_pictures_do_not_depend_on_the_batch(xl):
     both = ours(xl, told=[FAR, Told()], latents=seeded(2, 4, 8, 8))
     embeds = {k: v[1:] for k, v in texts(2).items()}
     alone = ours(xl, told=Told(), latents=seeded(2, 4, 8, 8)[1:], **embeds)
-    assert torch.allclose(both.images[1:], alone.images, atol=1e-5)
+    assert torch.allclose(both.images[1:], alone.images, atol=1e-4)  # numbers up to 15
     pair = ours(xl, seeds=[5, 6])
-    assert torch.allclose(pair.images[1:], ours(xl, seeds=[6]).images, atol=1e-5)
+    assert torch.allclose(pair.images[1:], ours(xl, seeds=[6]).images, atol=1e-4)
 
 
 def test_guidance_grows_with_the_resolution(xl):
@@ -258,7 +258,8 @@ def pixart():
     )  # fmt: skip
     parts = dict.fromkeys(("tokenizer", "text_encoder"))
     net = louder(net, "adaln_single.emb.resolution_embedder")
-    pipe = ControlConditionedPixArtPipeline(vae=vae(), transformer=net, scheduler=DDIMScheduler(steps_offset=1), **parts)
+    parts |= {"vae": vae(), "transformer": net, "scheduler": DDIMScheduler(steps_offset=1)}
+    pipe = ControlConditionedPixArtPipeline(**parts)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -376,8 +377,8 @@ def test_trained_weights_travel_with_the_checkpoint(tmp_path):
 def test_what_does_not_fit_is_refused(xl, portraits, pixart, tmp_path):
     with pytest.raises(VitrineError, match="no size conditioning"):
         portraits(PROMPT, **SHORT)
-    with pytest.raises(VitrineError, match="64"):
-        xl.load_control(checkpoint(portraits, tmp_path))
+    with pytest.raises(VitrineError, match="UNet2DConditionModel"):
+        pixart.load_control(checkpoint(portraits, tmp_path))
     for how, message in (
         ({"prompt": "a text"}, "give one of them"), ({"padding": PaddingConfig()}, "as text"), ({"height": 60}, "8"),
         ({"seeds": [1, 2], "told": [FAR] * 3}, "one for each picture"), ({"reference": "own"}, "reference"),
