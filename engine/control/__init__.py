@@ -8,15 +8,17 @@ from .inject import AddedVector, Injection, control_width, family_of, injected
 from .padding import PaddingConfig, pad_text
 from .records import AugmentConfig, ControlRecord, augment
 from .reference_blend import ReferenceBlend, added_delta, blend, delta_share, reference_input, sdxl_reference
+from .sampling import ControlStep, needed
 from .schedule import CLOCKS, FORMS, GammaConfig, gamma, half_weight_time
 from .spec import ControlField, ControlSpec
+from .told import Told
 from .train import ControlTrainConfig, ControlTrainer
 
 __all__ = [
     "CLOCKS", "FORMS", "AddedVector", "AugmentConfig", "ControlCheckpoint", "ControlEmbedder", "ControlField",
-    "ControlMetadata", "ControlRecord", "ControlSpec", "ControlTrainConfig", "ControlTrainer", "ControlWarning",
-    "CrossSizeResult", "GammaConfig", "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend",
-    "added_delta", "augment", "blend", "control_width", "cross_size_consistency", "delta_share", "family_of", "gamma",
-    "guidance_for", "guide", "half_weight_time", "injected", "load_control", "pad_text", "reference_input",
-    "rms_distance", "save_control", "sdxl_reference", "settle", "sinusoid",
+    "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep", "ControlTrainConfig", "ControlTrainer",
+    "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig", "Guided", "Injection", "PaddingConfig",
+    "ReferenceBlend", "Told", "added_delta", "augment", "blend", "control_width", "cross_size_consistency",
+    "delta_share", "family_of", "gamma", "guidance_for", "guide", "half_weight_time", "injected", "load_control",
+    "needed", "pad_text", "reference_input", "rms_distance", "save_control", "sdxl_reference", "settle", "sinusoid",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import refuse
-from .clock import Call, Clocked
+from .clock import Call, Clocked, rows_for
 from .embedder import sinusoid
 from .schedule import GammaConfig
 
@@ -74,16 +74,19 @@ def reference_input(
     return changed
 
 
-def sdxl_reference(y: torch.Tensor, reference: Reference = "target", channels: int = 256) -> torch.Tensor:
+def sdxl_reference(
+    y: torch.Tensor, reference: Reference = "target", channels: int = 256, embed: Embed | None = None
+) -> torch.Tensor:
     """SDXL's vector y (B, text + 6 * channels), the same in ComfyUI and diffusers, with the neutral original size.
 
     Its last six sinusoids are original height and width, crop top and left, target height and width.
     """
     first = y.shape[1] - 6 * channels
+    embed = embed or partial(sinusoid, channels=channels)
     if first < 0:
         raise refuse("y", tuple(y.shape), f"(B, at least {6 * channels})", "this is not SDXL's vector")
-    last, waves = slice(y.shape[1] - 2 * channels, y.shape[1]), partial(sinusoid, channels=channels)
-    return reference_input(y, slice(first, first + 2 * channels), last, reference, waves)
+    last = slice(y.shape[1] - 2 * channels, y.shape[1])
+    return reference_input(y, slice(first, first + 2 * channels), last, reference, embed)
 
 
 # --- diffusers models ---------------------------------------------------------------------------------------------
@@ -147,6 +150,7 @@ class ReferenceBlend(Clocked):
         gamma: the curve and clock.
         reference: the neutral size. PixArt is not told a target; there it is the latent's size times ``pixels``.
         pixels: pixels of a latent cell.
+        drop: (B,) bool, rows told the neutral size all the time (the null control of a guidance batch).
 
     Example:
         >>> with ReferenceBlend(pipe.unet, GammaConfig(alpha=1.0)):
@@ -157,8 +161,9 @@ class ReferenceBlend(Clocked):
     """
 
     def __init__(
-        self, backbone: nn.Module, gamma: GammaConfig, reference: Reference = "target", pixels: int = 8
-    ) -> None:
+        self, backbone: nn.Module, gamma: GammaConfig, reference: Reference = "target", pixels: int = 8,
+        drop: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(backbone)
         names = [k.__name__ for k in type(backbone).__mro__ if k.__name__ in INPUTS]
         if not names:
@@ -168,7 +173,7 @@ class ReferenceBlend(Clocked):
             raise refuse("reference", reference, "(height, width) in pixels", "give two sizes of 1 or more")
         if isinstance(reference, str) and reference not in ("target", "zeros"):
             raise refuse("reference", reference, "'target', 'zeros' or (height, width)", "target is the default")
-        self.gamma, self.reference, self.pixels = gamma, reference, pixels
+        self.gamma, self.reference, self.pixels, self.drop = gamma, reference, pixels, drop
         self.family, self._input = names[0], INPUTS[names[0]](backbone)
 
     def _open(self) -> None:
@@ -181,7 +186,10 @@ class ReferenceBlend(Clocked):
                 given = None if ids is None else tuple(ids.shape)
                 raise refuse("time_ids", given, "(B, 6)", "the refiner is told no target size; use the base model")
         height, width = call.sample.shape[-2:]
-        return self.gamma.at(call.t), (height * self.pixels, width * self.pixels)
+        weight = self.gamma.at(call.t)
+        if self.drop is not None:
+            weight = weight.masked_fill(rows_for(self.drop, len(weight), "drop"), 0.0)
+        return weight, (height * self.pixels, width * self.pixels)
 
     def _blend(self, module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
         weight, asked = self._now

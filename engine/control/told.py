@@ -1,0 +1,69 @@
+"""What a picture is told of its origin, in pixels: one description for every family that has such inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..errors import refuse
+from .spec import ControlSpec
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Size, crop and flip a model is told.
+
+    Attributes:
+        original: (height, width) of the picture before it was resized or cropped; None: the size of the picture made.
+        crop: (top, left) of the crop.
+        target: (height, width) wanted, whose ratio is the aspect; None: the size of the picture made.
+        flip: told as mirrored. For models with a flip control only.
+        extra: further controls of a checkpoint, by name.
+
+    Raises:
+        VitrineError: a size below 1, a negative crop, an extra value that is not finite.
+    """
+
+    original: Size | None = None
+    crop: Size = (0, 0)
+    target: Size | None = None
+    flip: bool = False
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("original", "target"):
+            size = getattr(self, name)
+            if size is not None and (len(size) != 2 or min(size) < 1):
+                raise refuse(name, size, "(height, width) of 1 or more", "None is the size of the picture")
+        if len(self.crop) != 2 or min(self.crop) < 0:
+            raise refuse("crop", self.crop, "(top, left) of 0 or more", "(0, 0) is no crop")
+        if not all(math.isfinite(v) for v in self.extra.values()):
+            raise refuse("extra", dict(self.extra), "finite numbers", "leave out what is not known")
+
+    def time_ids(self, size: Size) -> list[float]:
+        """SDXL's six numbers for a picture of ``size`` (height, width)."""
+        return [*(self.original or size), *self.crop, *(self.target or size)]
+
+    def aspect(self, size: Size) -> float:
+        """Height over width, as PixArt is told."""
+        height, width = self.target or size
+        return height / width
+
+    def controls(self, size: Size, spec: ControlSpec) -> dict[str, float]:
+        """The values of a checkpoint's controls: those of ControlSpec's default that it has, and ``extra``.
+
+        Crops become shares of the original; aspect is width over height.
+        """
+        height, width = self.original or size
+        known = {
+            "flip": float(self.flip), "crop_top": self.crop[0] / height, "crop_left": self.crop[1] / width,
+            "aspect": 1 / self.aspect(size), "height": float(height), "width": float(width),
+        }  # fmt: skip
+        return {k: v for k, v in known.items() if k in spec.names} | dict(self.extra)
+
+    def high_is_null(self, size: Size) -> bool:
+        """Nothing but the original size differs from what a picture of ``size`` is told without control."""
+        return tuple(self.crop) == (0, 0) and tuple(self.target or size) == tuple(size)

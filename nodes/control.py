@@ -1,0 +1,242 @@
+"""Control conditioning nodes: sizes that models are told, their weight over the noise level, padding, consistency."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from ..engine.control import GammaConfig, PaddingConfig, Told, cross_size_consistency, pad_text
+from ..engine.control.padding import AXES, MODES, SCOPES
+from ..engine.errors import refuse
+from . import bridge_control as bridge
+from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
+from .control_sampler import SAMPLING
+
+
+def extra_values(text: str) -> dict[str, float]:
+    """``name = number`` lines.
+
+    Raises:
+        VitrineError: a line of another form.
+    """
+    found = {}
+    for line in filter(None, (part.strip() for part in text.splitlines())):
+        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?[\d.]+(?:[eE][+-]?\d+)?)", line)
+        if match is None:
+            raise refuse("extra", line, "name = number", "one a line")
+        found[match[1]] = float(match[2])
+    return found
+
+
+class ControlValues(io.ComfyNode):
+    """Tell a prompt where its picture comes from."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Sizes, crop and flip in."""
+        return io.Schema(
+            node_id="VitrineControlValues",
+            display_name="Control Values",
+            category=CATEGORY,
+            description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
+            search_aliases=["sdxl size conditioning", "micro conditioning", "original size crop target"],
+            inputs=[
+                io.Conditioning.Input("conditioning", tooltip="The prompt; usually the positive one only."),
+                pixels("width", 1024, 8, "Width the picture is said to have had before training resized it."),
+                pixels("height", 1024, 8, "Height the picture is said to have had. Small values bring blur."),
+                pixels("crop_left", 0, 0, "Pixels cropped at the left: above 0 the subject moves out at the left."),
+                pixels("crop_top", 0, 0, "Pixels cropped at the top: above 0 heads are cut."),
+                pixels("target_width", 1024, 8, "Width of the picture you make; with the height it tells the aspect."),
+                pixels("target_height", 1024, 8, "Height of the picture you make."),
+                io.Boolean.Input("flip", default=False, tooltip="Told as mirrored; only control checkpoints read it."),
+                io.String.Input(
+                    "extra", default="", multiline=True,
+                    tooltip="Further controls of a checkpoint, 'name = number', one a line.",
+                ),
+            ],
+            outputs=[io.Conditioning.Output(display_name="CONDITIONING", tooltip="The prompt with its values.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, conditioning: list, width: int, height: int, crop_left: int, crop_top: int, target_width: int,
+        target_height: int, flip: bool = False, extra: str = "",
+    ) -> io.NodeOutput:  # fmt: skip
+        """The given conditioning stays as it is."""
+        told = Told((height, width), (crop_top, crop_left), (target_height, target_width), flip, extra_values(extra))
+        return io.NodeOutput(bridge.with_told(conditioning, told))
+
+
+class ApplyGammaSchedule(io.ComfyNode):
+    """Weigh the size a model is told by the noise level."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A curve in."""
+        return io.Schema(
+            node_id="VitrineApplyGammaSchedule",
+            display_name="Apply Gamma Schedule",
+            category=CATEGORY,
+            description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
+            search_aliases=["time weighted size conditioning", "gamma control", "sdxl original size"],
+            inputs=[io.Model.Input("model", tooltip="SDXL, or a PixArt that is told sizes."), *GAMMA],
+            outputs=[io.Model.Output(display_name="MODEL", tooltip="For any sampler.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, form: str, alpha: float, clock: str, reference: str, reference_width: int,
+        reference_height: int,
+    ) -> io.NodeOutput:  # fmt: skip
+        """constant leaves the model untouched."""
+        neutral = reference_of(reference, reference_width, reference_height)
+        return io.NodeOutput(bridge.weighted(model, GammaConfig(form, alpha, clock=clock), neutral))
+
+
+class LoadControl(io.ComfyNode):
+    """Give a model a control checkpoint."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """The list is read anew whenever the page refreshes."""
+        return io.Schema(
+            node_id="VitrineLoadControl",
+            display_name="Load Control Checkpoint",
+            category=CATEGORY,
+            description="Adds controls trained for this model (size, crop, flip); the file's own curve is used.",
+            search_aliases=["control embedder", "size control checkpoint", "flip conditioning"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
+                io.Combo.Input(
+                    "file", options=bridge.checkpoints() or ["none found"],
+                    tooltip="A .safetensors of models/vitrine_control.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="Reads the values of Control Values."),
+                io.String.Output(display_name="report", tooltip="Controls, curve, padding, base model."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, model: Any, file: str) -> io.NodeOutput:
+        """Refuses a checkpoint of another model."""
+        checkpoint = bridge.read_checkpoint(file)
+        facts = checkpoint.metadata
+        text = (
+            f"controls {', '.join(facts.spec.names)}\ncurve {facts.gamma.form}, alpha {facts.gamma.alpha:g}\n"
+            f"padding {facts.padding.mode if facts.padding else 'as the text encoder makes it'}\n"
+            f"base {facts.base_model or 'not named'}, {facts.steps} steps, licence {facts.licence or 'not named'}"
+        )
+        return io.NodeOutput(bridge.with_checkpoint(model, checkpoint), text)
+
+
+class NoisyReplicatePadding(io.ComfyNode):
+    """Fill the positions after a prompt with its own tokens."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A prompt and its length in."""
+        return io.Schema(
+            node_id="VitrineNoisyReplicatePadding",
+            display_name="Noisy Replicate Padding",
+            category=CATEGORY,
+            description="Short prompts fill all positions of the text encoder: copies of their tokens, with noise.",
+            search_aliases=["text padding", "replicate prompt tokens", "pad tokens"],
+            is_experimental=True,
+            inputs=[
+                io.Conditioning.Input("conditioning", tooltip="The prompt."),
+                io.Combo.Input(
+                    "mode", options=list(MODES), default="noisy_replicate",
+                    tooltip="noisy_replicate is the paper's; replicate has no noise; zero empties the positions.",
+                ),
+                io.Float.Input(
+                    "beta_txt", default=0.01, min=0.0, max=1.0, step=0.001, tooltip="Variance of the noise.",
+                ),
+                io.Combo.Input(
+                    "scope", options=list(SCOPES), default="copies",
+                    tooltip="copies leaves the prompt's own tokens untouched; all is the paper's, for trained models.",
+                ),
+                io.Combo.Input("axis", options=list(AXES), default="channel", tooltip="What the noise is scaled by."),
+                io.Int.Input("seed", default=0, min=0, max=2**32 - 1, tooltip="Of the noise: one prompt, one result."),
+                io.Int.Input(
+                    "tokens", default=0, min=0, max=4096,
+                    tooltip="Tokens of the prompt with its start and end. 0: counted with clip and text, or the mask.",
+                ),
+                io.Clip.Input("clip", optional=True, tooltip="Counts the tokens of text."),
+                io.String.Input("text", optional=True, default="", multiline=True, tooltip="The same prompt again."),
+            ],
+            outputs=[io.Conditioning.Output(display_name="CONDITIONING", tooltip="The padded prompt.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, conditioning: list, mode: str, beta_txt: float, scope: str, axis: str, seed: int, tokens: int = 0,
+        clip: Any = None, text: str = "",
+    ) -> io.NodeOutput:  # fmt: skip
+        """The given conditioning stays as it is."""
+        config, found = PaddingConfig(mode, beta_txt, scope, axis), []
+        if not tokens and clip is not None:
+            tokens = bridge.token_count(clip, text)
+        for embeds, settings in conditioning:
+            mask = settings.get("attention_mask")
+            if not tokens and mask is None:
+                raise refuse("tokens", 0, "a number, or clip and text", "connect the CLIP and repeat the prompt")
+            lengths = [tokens] * len(embeds) if tokens else mask.reshape(len(embeds), -1).sum(1)
+            padded, ones = pad_text(embeds, lengths, config, seed)
+            found.append([padded, settings | ({} if mask is None else {"attention_mask": ones.to(mask)})])
+        return io.NodeOutput(found)
+
+
+class CrossSizeConsistency(io.ComfyNode):
+    """How much pictures differ when only the size told differs."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Batches of the same seeds in."""
+        more = [
+            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds, told another size.")
+            for i in range(3, 6)
+        ]
+        return io.Schema(
+            node_id="VitrineCrossSizeConsistency",
+            display_name="Cross-Size Consistency",
+            category=CATEGORY,
+            description="Mean distance between pictures of one seed and prompt that were told different sizes.",
+            search_aliases=["size conditioning metric", "compare sizes", "lpips across sizes"],
+            inputs=[
+                io.Image.Input("images_1", tooltip="Pictures told the first size."),
+                io.Image.Input("images_2", tooltip="The same seeds, told another size."),
+                *more,
+                io.String.Input(
+                    "sizes", default="256x256, 512x512, 1024x1024",
+                    tooltip="Width x height told, one for each connected batch; for the report.",
+                ),
+            ],
+            outputs=[
+                io.Float.Output(display_name="distance", tooltip="Mean over pairs and pictures; 0: no change."),
+                io.String.Output(display_name="report", tooltip="Distance of each pair of sizes."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, images_1: torch.Tensor, images_2: torch.Tensor, images_3: Any = None, images_4: Any = None,
+        images_5: Any = None, sizes: str = "",
+    ) -> io.NodeOutput:  # fmt: skip
+        """Root mean square of the difference, in [0, 1]."""
+        batches = [b for b in (images_1, images_2, images_3, images_4, images_5) if b is not None]
+        told = [(int(h), int(w)) for w, h in re.findall(r"(\d+)\s*[xX]\s*(\d+)", sizes)][: len(batches)]
+        if len(told) != len(batches):
+            raise refuse("sizes", sizes, f"{len(batches)} of them, as 512x512", "one for each connected batch")
+        pictures = dict(zip(told, (b.permute(0, 3, 1, 2) for b in batches), strict=True))
+        result = cross_size_consistency(pictures.__getitem__, told)
+        matrix = result.matrix.tolist()
+        rows = [f"{w} x {h}: " + "  ".join(f"{v:.4f}" for v in row) for (h, w), row in zip(told, matrix, strict=True)]
+        return io.NodeOutput(result.mean, "\n".join([f"mean {result.mean:.4f} (root mean square)", *rows]))
+
+
+NODES = [ControlValues, ApplyGammaSchedule, LoadControl, *SAMPLING, NoisyReplicatePadding, CrossSizeConsistency]

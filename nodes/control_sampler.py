@@ -1,0 +1,154 @@
+"""Sampling with control: a guider for Eq. 2, and one node that has it all."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import comfy.samplers
+import numpy as np
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.charts import line_chart
+from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, Told, guidance_for, settle
+from ..engine.control.guidance import NESTINGS
+from . import bridge_control as bridge
+from .bridge_control_guider import ControlGuider, run, sigmas_of
+from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
+
+_STRENGTHS = [
+    io.Float.Input("cfg", default=5.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance by the prompt; 1 is none."),
+    io.Float.Input(
+        "control", default=1.0, min=0.0, max=10.0, step=0.025,
+        tooltip="Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.",
+    ),
+    io.Combo.Input(
+        "nesting", options=list(NESTINGS), default="control_inner",
+        tooltip="control_inner is the paper's Eq. 2; semantic_inner the order of its appendix.",
+    ),
+]  # fmt: skip
+
+
+class ControlCFGGuider(io.ComfyNode):
+    """Guidance with a strength of its own for control."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Prompts and strengths in."""
+        return io.Schema(
+            node_id="VitrineControlCFGGuider",
+            display_name="Control CFG Guider",
+            category=CATEGORY,
+            description="Guides by the prompt and, apart from it, by size, crop and flip; spares needless evaluations.",
+            search_aliases=["dual cfg", "size guidance", "control guidance strength"],
+            inputs=[
+                io.Model.Input("model", tooltip="From Apply Gamma Schedule or Load Control Checkpoint."),
+                io.Conditioning.Input("positive", tooltip="The prompt, with Control Values."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt; its sizes are set to the picture's."),
+                *_STRENGTHS,
+            ],
+            outputs=[io.Guider.Output(display_name="GUIDER", tooltip="For SamplerCustomAdvanced.")],
+        )
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, negative: list, cfg: float, control: float, nesting: str
+    ) -> io.NodeOutput:
+        """Eq. 2; the null control is derived from the positive."""
+        return io.NodeOutput(ControlGuider(model, positive, negative, GuidanceConfig(cfg, control, nesting)))
+
+
+class ControlConditionedSampler(io.ComfyNode):
+    """All of control conditioning in one sampler."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """What KSampler takes, the sizes told, the curve and the strengths."""
+        return io.Schema(
+            node_id="VitrineControlConditionedSampler",
+            display_name="Control-Conditioned Sampler",
+            category=CATEGORY,
+            description="Samples with size and crop weighted over the noise level; shows the weight of every step.",
+            search_aliases=["berrada", "size conditioned sampler", "sdxl size sampler", "ksampler control"],
+            inputs=[
+                io.Model.Input("model", tooltip="SDXL, PixArt told sizes, or one with a control checkpoint."),
+                io.Conditioning.Input("positive", tooltip="The prompt; this node tells it the sizes below."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt, told no control."),
+                io.Latent.Input("latent_image", tooltip="Size of the picture, or a picture to start from."),
+                io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, tooltip="Of noise."),
+                io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Sampling steps."),
+                *_STRENGTHS,
+                io.Combo.Input("sampler_name", options=comfy.samplers.SAMPLER_NAMES, tooltip="As in KSampler."),
+                io.Combo.Input("scheduler", options=comfy.samplers.SCHEDULER_NAMES, tooltip="As in KSampler."),
+                io.Float.Input(
+                    "denoise", default=1.0, min=0.01, max=1.0, step=0.01, tooltip="Below 1 starts from the picture.",
+                ),
+                pixels("width", 1024, 0, "Width the picture is said to have had; 0 is its own."),
+                pixels("height", 1024, 0, "Height the picture is said to have had; 0 is its own."),
+                pixels("crop_left", 0, 0, "Pixels cropped at the left."),
+                pixels("crop_top", 0, 0, "Pixels cropped at the top."),
+                io.Boolean.Input("flip", default=False, tooltip="Told as mirrored; only control checkpoints read it."),
+                *GAMMA,
+                io.Float.Input(
+                    "upscale", default=1.0, min=0.1, max=16.0, step=0.05, advanced=True,
+                    tooltip="Times larger than the size cfg was chosen for: cfg becomes 1 + upscale (cfg - 1).",
+                ),
+            ],
+            outputs=[
+                io.Latent.Output(display_name="LATENT", tooltip="The sampled latent."),
+                io.Image.Output(display_name="curve", tooltip="Weight of the size over the run's noise levels."),
+                io.String.Output(display_name="report", tooltip="Each step's timestep, sigma, weight, evaluations."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, negative: list, latent_image: dict, seed: int, steps: int, cfg: float,
+        control: float, nesting: str, sampler_name: str, scheduler: str, denoise: float, width: int, height: int,
+        crop_left: int, crop_top: int, flip: bool, form: str, alpha: float, clock: str, reference: str,
+        reference_width: int, reference_height: int, upscale: float = 1.0,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Control Values, Apply Gamma Schedule, Control CFG Guider and a sampler in a row."""
+        gamma = GammaConfig(form, alpha, clock=clock)
+        model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
+        size = tuple(side * bridge.PIXELS for side in latent_image["samples"].shape[-2:])
+        told = Told((height or size[0], width or size[1]), (crop_top, crop_left), size, flip)
+        config = GuidanceConfig(guidance_for(cfg, upscale), control, nesting)
+        guider = ControlGuider(model, bridge.with_told(positive, told, size), negative, config)
+        sigmas = sigmas_of(model, sampler_name, scheduler, steps, denoise)
+        made = run(guider, latent_image, seed, sampler_name, sigmas)
+        drawn = _curve(model, gamma, sigmas)
+        report = "\n".join([*warned, f"guidance {config.scale:g}", *_lines(guider)])
+        return io.NodeOutput(made, drawn, report, ui=ui.PreviewImage(drawn, cls=cls))
+
+
+def _lines(guider: ControlGuider) -> list[str]:
+    log = guider.log
+    steps = [f"t {s.t:6.1f}  sigma {s.sigma:8.4f}  gamma {s.gamma:.4f}  evaluations {s.evaluations}" for s in log]
+    return [f"{sum(s.evaluations for s in log)} evaluations", *steps]
+
+
+def _prepared(model: Any, gamma: GammaConfig, reference: Any) -> tuple[Any, GammaConfig, list[str]]:
+    """The model with a curve; a checkpoint's own wins over the widgets, which the report then says."""
+    before = bridge.weighting_of(model)
+    if before is None or before.checkpoint is None:
+        return bridge.weighted(model, gamma, reference), gamma, []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ControlWarning)
+        gamma, _ = settle(before.checkpoint.metadata, gamma)
+    return model, gamma, [str(w.message) for w in caught]
+
+
+def _curve(model: Any, gamma: GammaConfig, sigmas: torch.Tensor) -> torch.Tensor:
+    """IMAGE (1, H, W, 3)."""
+    levels = sigmas[sigmas > 0]
+    weights = gamma.at(bridge.clock_of(model.get_model_object("model_sampling"))(levels)).tolist()
+    points = [(math.log10(s), w) for s, w in zip(levels.tolist(), weights, strict=True)]
+    title = f"weight of the size, {gamma.form} alpha {gamma.alpha:g}; a run goes from right to left"
+    picture = line_chart({f"{len(points)} steps": points}, title, "log10 sigma", "gamma")
+    return torch.from_numpy(np.asarray(picture).astype(np.float32) / 255)[None]
+
+
+SAMPLING = [ControlCFGGuider, ControlConditionedSampler]
