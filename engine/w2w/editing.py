@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 from .delta import DeltaSpace
 from .directions import MODES, Space, named, without
@@ -14,7 +15,7 @@ from .manifest import Lora, LoraLayer
 
 
 @dataclass(frozen=True)
-class EditConfig:
+class EditConfig(Config):
     """How sliders are read.
 
     Attributes:

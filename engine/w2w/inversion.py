@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
@@ -21,7 +22,7 @@ from .space import WeightSpace
 
 
 @dataclass(frozen=True)
-class InvertConfig:
+class InvertConfig(Config):
     """How a picture is inverted. ``photo()`` and ``out_of_distribution()`` are the paper's two presets.
 
     Attributes:

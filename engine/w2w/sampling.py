@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 from .directions import Space, named
 
@@ -14,7 +15,7 @@ RNGS, ATTRIBUTES = ("vector", "official"), ("gaussian", "joined")
 
 
 @dataclass(frozen=True)
-class SampleConfig:
+class SampleConfig(Config):
     """How models are drawn.
 
     Attributes:

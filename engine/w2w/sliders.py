@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..progress import Progress, silent
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
@@ -18,7 +19,7 @@ from .manifest import Manifest
 
 
 @dataclass(frozen=True)
-class SliderConfig:
+class SliderConfig(Config):
     """Settings; ``eta`` is the guidance of the target, ``batch`` the rows of each slider in a step."""
 
     steps: int = 200

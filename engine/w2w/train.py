@@ -11,12 +11,12 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
@@ -26,7 +26,7 @@ from .manifest import Manifest
 
 
 @dataclass(frozen=True)
-class LoraTrainConfig:
+class LoraTrainConfig(Config):
     """The paper's recipe (its train.sh); ``batch`` and ``steps`` are what one usually changes.
 
     Attributes:
@@ -63,15 +63,6 @@ class LoraTrainConfig:
             raise refuse("weighting", self.weighting, ("uniform", "debiased"), "uniform is the paper's")
         if min(self.lr, self.alpha, self.clip) <= 0:
             raise refuse("lr, alpha, clip", (self.lr, self.alpha, self.clip), "above 0", "1e-4, 27 and 1 are usual")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"targets": list(self.targets)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> LoraTrainConfig:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**values)
 
 
 @dataclass(frozen=True)

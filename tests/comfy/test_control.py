@@ -105,7 +105,8 @@ def xl(comfy):
         "use_linear_in_transformer": True, "num_classes": "sequential", "adm_in_channels": 20 + 6 * 256,
     }  # fmt: skip
     model = patcher(Tiny(config), carried(unet, utils.unet_to_diffusers(config)))
-    scheduler = EulerDiscreteScheduler(1000, 0.00085, 0.012, "scaled_linear", timestep_spacing="leading", steps_offset=1)
+    spacing = {"timestep_spacing": "leading", "steps_offset": 1}
+    scheduler = EulerDiscreteScheduler(1000, 0.00085, 0.012, "scaled_linear", **spacing)
     parts = dict.fromkeys(("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
     pipe = ControlConditionedXLPipeline(vae=vae(), unet=unet, scheduler=scheduler, **parts)
     pipe.set_progress_bar_config(disable=True)
@@ -469,7 +470,8 @@ def test_a_checkpoint_without_values_changes_nothing(comfy, portraits, folder):
 def test_padding_counts_the_prompt_and_leaves_the_original(comfy, portraits):
     text = "a pale face"
     given = encode(comfy, portraits.clip, text)
-    settings = {"conditioning": given, "mode": "noisy_replicate", "beta_txt": 0.05, "scope": "copies", "axis": "channel"}
+    settings = {"conditioning": given, "mode": "noisy_replicate", "beta_txt": 0.05}
+    settings |= {"scope": "copies", "axis": "channel"}
     (counted,) = comfy.call("VitrineNoisyReplicatePadding", **settings, seed=4, clip=portraits.clip, text=text)
     (told,) = comfy.call("VitrineNoisyReplicatePadding", **settings, seed=4, tokens=5)
     wanted = pad_text(given[0][0], [5], PaddingConfig(beta_txt=0.05), 4)[0]
@@ -525,7 +527,8 @@ def test_what_does_not_fit_is_refused(comfy, xl, portraits, folder):
         comfy.call("VitrineApplyGammaSchedule", model=own, **CURVE)
     for extra in ("colour", "colour = blue"):
         with pytest.raises(ValueError, match="name = number"):
-            comfy.call("VitrineControlValues", conditioning=positive, target_width=8, target_height=8, **FAR, extra=extra)
+            told = {"conditioning": positive, "target_width": 8, "target_height": 8, "extra": extra}
+            comfy.call("VitrineControlValues", **told, **FAR)
     (kept,) = comfy.call(
         "VitrineControlValues", conditioning=positive, target_width=8, target_height=8, **FAR, extra="a = 1\nb: -2e-1"
     )
