@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 
 NESTINGS = ("control_inner", "semantic_inner")
@@ -17,7 +18,7 @@ Predict = Callable[[bool, bool], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class GuidanceConfig:
+class GuidanceConfig(Config):
     """Strengths of Eq. 2.
 
     Attributes:
@@ -43,15 +44,6 @@ class GuidanceConfig:
             raise refuse("nesting", self.nesting, NESTINGS, "control_inner is the paper's Eq. 2")
         if not 0 <= self.skip_below <= 1:
             raise refuse("skip_below", self.skip_below, "0 to 1", "1e-4 is the default; 0 never skips")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> GuidanceConfig:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**values)
 
 
 class Guided(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 
 MODES = ("zero", "replicate", "noisy_replicate")
@@ -17,7 +17,7 @@ AXES = ("channel", "feature")
 
 
 @dataclass(frozen=True)
-class PaddingConfig:
+class PaddingConfig(Config):
     """How positions after the prompt are filled.
 
     Attributes:
@@ -43,15 +43,6 @@ class PaddingConfig:
                 raise refuse(name, getattr(self, name), accepted, "see PaddingConfig")
         if not (math.isfinite(self.beta_txt) and self.beta_txt >= 0):
             raise refuse("beta_txt", self.beta_txt, "0 or more", "0.01 is the default")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PaddingConfig:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**values)
 
 
 def pad_text(

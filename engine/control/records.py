@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn import functional
 
+from ..config import Config
 from ..errors import refuse
 
 TOLD = ("original", "crop")
@@ -34,7 +34,7 @@ class ControlRecord:
 
 
 @dataclass(frozen=True)
-class AugmentConfig:
+class AugmentConfig(Config):
     """How pictures are changed.
 
     Attributes:
@@ -62,15 +62,6 @@ class AugmentConfig:
             raise refuse("crop", self.crop, "0 < least <= most <= 1", "(1.0, 1.0) crops the whole short side")
         if self.told not in TOLD:
             raise refuse("told", self.told, TOLD, "original is the default")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"crop": list(self.crop)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> AugmentConfig:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**dict(values) | {"crop": tuple(values.get("crop", (0.5, 1.0)))})
 
 
 def augment(

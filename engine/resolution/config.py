@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import Config
 from ..errors import refuse
 from .posembed import ALIGNS, ASPECTS
 from .schedule import TOPS, Size, check_size, size_ratio
@@ -20,7 +21,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class ResolutionTransferConfig:
+class ResolutionTransferConfig(Config):
     """What to change when a model leaves its training size.
 
     Attributes:
@@ -62,23 +63,6 @@ class ResolutionTransferConfig:
             raise refuse("guidance", self.guidance, "0 or more", "1 is no guidance")
         if self.guidance_law and self.guidance is None:
             raise refuse("guidance_law", "on without guidance", "the guidance scale of the training size", "set it")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ResolutionTransferConfig:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            VitrineError: unknown settings.
-        """
-        names = {f.name for f in fields(cls)}
-        if set(values) - names:
-            raise refuse("settings", sorted(set(values) - names), sorted(names), "remove the unknown ones")
-        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**plain)
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def quality(
         y = _labels(space, given)
         high = y > (y[~y.isnan()].min() + y[~y.isnan()].max()) / 2
         hits = _held_out(space, y, high, method, components, folds)
-        sides = [hits[side & ~hits.isnan()].mean() for side in (high, ~high)]
+        sides = [hits[side].nanmean() for side in (high, ~high)]
         accuracy[label], balanced[label] = float(hits.nanmean()), float(sum(sides) / 2)
         found.append(direction(space, y, method, components))
     unit = torch.nn.functional.normalize(torch.stack(found), dim=1)
@@ -195,6 +195,8 @@ def _held_out(
     hits = torch.full((len(y),), float("nan"))
     for i in range(folds):
         kept = (fold != i) & ~y.isnan()
+        if len(set(high[kept].tolist())) < 2:  # too few labels for this fold to tell anything
+            continue
         d = direction(space, torch.where(kept, y, torch.nan), method, components)
         scores = p @ d
         middle = (scores[kept & high].mean() + scores[kept & ~high].mean()) / 2

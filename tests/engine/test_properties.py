@@ -84,6 +84,12 @@ FIELDS = {
                   "memory": st.integers(2**20, 2**50), "standardise": st.booleans(), "power": SMALL, "seed": SMALL},
     "BuildConfig": {"mode": st.sampled_from(("auto", "factors", "delta")), "components": WHOLE, "base": TEXT,
                     "memory": st.integers(2**20, 2**50), "layers_per_block": WHOLE},
+    "ResolutionTransferConfig": {"target_size": st.tuples(st.integers(64, 4096), st.integers(64, 4096)),
+                                 "train_size": st.none(), "guidance_law": st.just(False), "override": st.booleans()},
+    "LoraTrainConfig": {"rank": WHOLE, "steps": WHOLE, "lr": POSITIVE, "targets": st.lists(TEXT).map(tuple)},
+    "SampleConfig": {"factor": st.floats(0, 9), "components": st.none() | WHOLE, "truncation": st.floats(0.2, 9)},
+    "EditConfig": {"protect": st.lists(TEXT).map(tuple), "start": st.floats(-1, 1000)},
+    "InvertConfig": {"steps": WHOLE, "lr": POSITIVE, "prior": SHARE, "antithetic": st.booleans()},
     "TrainConfig": {"out": TEXT, "pictures": WHOLE, "unet_lr": POSITIVE, "plant_share": st.floats(0, 0.99),
                     "max_seconds": POSITIVE | st.just(math.inf), "compile": st.booleans(), "seed": SMALL},
 }  # fmt: skip

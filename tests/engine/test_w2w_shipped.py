@@ -2,7 +2,7 @@
 
 import torch
 from vitrine.engine.w2w import quality, read_header, read_lora, sample
-from vitrine.engine.w2w.measures import distances
+from vitrine.engine.w2w.measures import PEOPLE, distances
 from vitrine.engine.w2w.world import FILE, LABELS, Studio, labels, name, people_space
 
 
@@ -31,10 +31,10 @@ def test_directions_tell_people_they_never_saw():
 
 def test_a_sampled_model_is_one_person():
     studio = Studio.open()
-    rows = sample(studio.space, [1, 2, 3])
+    rows = sample(studio.space, [1, 2, 3], PEOPLE)
     features, _ = studio.read(studio.draw(rows, 4))
     within, between = distances(features)
-    assert (within[:, None] < between).all()
+    assert float(within.mean()) < 0.3 * float(between.mean()) and (within[:, None] < between).all()
     images = studio.draw(rows[:1], 4)
     assert torch.equal(images, studio.draw(rows[:1], 4))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in studio.portraits.unet.modules())
