@@ -105,11 +105,12 @@ def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") ->
     if before is not None and before.checkpoint is not None:
         raise refuse("model", "with a control checkpoint", "one without", "its curve is part of what was trained")
     clock_of(model.get_model_object("model_sampling"))
-    if gamma.form == "constant" and before is None:
+    off = gamma.form == "constant" and reference == "target"  # else rows without control differ
+    if off and before is None:
         return model
     apply = _sdxl if family == "SDXL" else _pixart
     clone = _bare(model)
-    return clone if gamma.form == "constant" else _attached(clone, Weighting(gamma, reference), apply)
+    return clone if off else _attached(clone, Weighting(gamma, reference), apply)
 
 
 def _bare(model: Any) -> Any:

@@ -143,7 +143,9 @@ class _Controlled(DiffusionPipeline):
             plan = self._plan(texts, _each(told or Told(), count), size, count, gamma, settings, checkpoint, reference)
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
             self.scheduler.set_timesteps(**grid, device=self._execution_device)  # the noise's scale depends on it
-            images, log = self._run(plan, self._noise(plan, size, seeds, latents), eta, progress)
+            noise, generators = self._noise(plan, size, seeds, latents)
+            extra = self.prepare_extra_step_kwargs(generators, eta)
+            images, log = self._run(plan, noise, extra, progress)
             if output_type != "latent":
                 images = self._pictures(images, output_type)
             return ControlConditionedPipelineOutput(images, tuple(log))
@@ -212,15 +214,18 @@ class _Controlled(DiffusionPipeline):
         texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if _length(c) == 1 else c for k, c in texts.items()}
         if any(_length(c) != count for c in texts.values()):
             raise refuse("prompts", [_length(c) for c in texts.values()], f"1 or {count}", "one for each picture")
-        sizes = {True: self._sizes(told, size), False: self._sizes([Told()] * count, size)}
         device, dtype = self._execution_device, self._net.dtype
+        # Sizes stay float32: half precision would round them.
+        sizes = {True: self._sizes(told, size), False: self._sizes([Told()] * count, size)}
+        placed = {k: c.to(device, dtype) for k, c in texts.items()}
         conditions = {
-            (c, s): replace(text, extra=text.extra | sizes[c]).to(device, dtype)
-            for s, text in texts.items() for c in (True, False)
+            (c, s): replace(cond, extra=cond.extra | {k: v.to(device) for k, v in sizes[c].items()})
+            for s, cond in placed.items() for c in (True, False)
         }  # fmt: skip
         return _Plan(gamma, guidance, conditions, high_is_null, count, checkpoint, values, reference)
 
-    def _noise(self, plan: _Plan, size: tuple[int, int], seeds: Any, latents: torch.Tensor | None) -> torch.Tensor:
+    def _noise(self, plan: _Plan, size: tuple[int, int], seeds: Any, latents: torch.Tensor | None) -> Any:
+        """Scaled noise, and the generators it came from, for schedulers that draw more."""
         if seeds is not None and latents is not None:
             raise refuse("seeds, latents", "both", "one of them", "latents are the noise itself")
         given = latents if latents is not None else (seeds := list(range(plan.count)) if seeds is None else seeds)
@@ -228,14 +233,14 @@ class _Controlled(DiffusionPipeline):
             raise refuse("seeds", len(given), f"{plan.count}, one for each picture", "repeat or remove some")
         generators = None if latents is not None else [torch.Generator().manual_seed(s) for s in seeds]
         channels, device = self._net.config.in_channels, self._execution_device
-        return self.prepare_latents(plan.count, channels, *size, self._net.dtype, device, generators, latents)
+        noise = self.prepare_latents(plan.count, channels, *size, self._net.dtype, device, generators, latents)
+        return noise, generators
 
     # --- the loop -----------------------------------------------------------------------------------------------
     def _run(
-        self, plan: _Plan, x: torch.Tensor, eta: float, progress: Progress
+        self, plan: _Plan, x: torch.Tensor, extra: dict[str, Any], progress: Progress
     ) -> tuple[torch.Tensor, list[ControlStep]]:
         timesteps, levels = self.scheduler.timesteps, self._levels()
-        extra = self.prepare_extra_step_kwargs(None, eta)
         batches: dict[tuple[Key, ...], tuple[AbstractContextManager, Condition]] = {}
         call, log = call_of(self._net), []
         with self.progress_bar(total=len(timesteps)) as bar:

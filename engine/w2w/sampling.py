@@ -27,6 +27,7 @@ class SampleConfig(Config):
         attributes: ``gaussian`` as in the paper; ``joined`` takes what a random training model has along the space's
             named directions, all together, and draws the rest. Attributes one has or has not (glasses) make the
             training models fall into groups, and a Gaussian draws most models between them, where they are nobody.
+        emphasis: multiplies what is joined: the directions are linear, and say a little less than the models do.
     """
 
     factor: float = 1.0
@@ -34,15 +35,16 @@ class SampleConfig(Config):
     truncation: float | None = None
     rng: str = "vector"
     attributes: str = "gaussian"
+    emphasis: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rng not in RNGS:
             raise refuse("rng", self.rng, RNGS, "vector is faster")
         if self.attributes not in ATTRIBUTES:
             raise refuse("attributes", self.attributes, ATTRIBUTES, "joined needs a space with directions")
-        if self.factor < 0 or (self.components is not None and self.components < 1):
-            given = (self.factor, self.components)
-            raise refuse("factor, components", given, "0 or more, 1 or more", "1.0 and None are usual")
+        if self.factor < 0 or self.emphasis < 0 or (self.components is not None and self.components < 1):
+            given = (self.factor, self.emphasis, self.components)
+            raise refuse("factor, emphasis, components", given, "0 or more, 1 or more", "1.0, 1.0, None are usual")
         if self.truncation is not None and self.truncation <= 0.1:
             raise refuse("truncation", self.truncation, "above 0.1 deviations", "2 trims the rarest models")
 
@@ -55,17 +57,17 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     for row, seed in enumerate(seeds):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
         out[row, :used] = config.factor * space.deviations[:used] * _normal(used, int(seed), config)
-    return _joined(space, out, seeds) if config.attributes == "joined" else out
+    return _joined(space, out, seeds, config.emphasis) if config.attributes == "joined" else out
 
 
-def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:
+def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], emphasis: float) -> torch.Tensor:
     """Within the span of the named directions, each row becomes a random training model's."""
     if not space.directions or not len(space.coefficients):
         raise refuse("attributes", "joined", "a space with directions and its models' coefficients", "use gaussian")
     basis, _ = torch.linalg.qr(torch.stack([d.float() for d in space.directions.values()], 1))
     draws = [torch.Generator().manual_seed(int(seed) ^ 0x5EED) for seed in seeds]
     donors = [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in draws]
-    return drawn + (space.coefficients[donors].float() - drawn) @ basis @ basis.T
+    return drawn + (emphasis * space.coefficients[donors].float() - drawn) @ basis @ basis.T
 
 
 def _normal(count: int, seed: int, config: SampleConfig) -> torch.Tensor:

@@ -5,6 +5,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
+    EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     PixArtTransformer2DModel,
     StableDiffusionPipeline,
@@ -62,8 +63,8 @@ def vae():
 
 
 def euler():
-    return EulerDiscreteScheduler(1000, 0.00085, 0.012, "scaled_linear", timestep_spacing="leading",
-                                  steps_offset=1)  # fmt: skip
+    betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    return EulerDiscreteScheduler(timestep_spacing="leading", steps_offset=1, **betas)
 
 
 @pytest.fixture
@@ -230,6 +231,9 @@ def test_pictures_do_not_depend_on_the_batch(xl):
     embeds = {k: v[1:] for k, v in texts(2).items()}
     alone = ours(xl, told=Told(), latents=seeded(2, 4, 8, 8)[1:], **embeds)
     assert torch.allclose(both.images[1:], alone.images, atol=1e-4)  # numbers up to 15
+    pair = ours(xl, seeds=[5, 6])
+    assert torch.allclose(pair.images[1:], ours(xl, seeds=[6]).images, atol=1e-4)
+    xl.scheduler = EulerAncestralDiscreteScheduler.from_config(xl.scheduler.config)  # draws noise in every step
     pair = ours(xl, seeds=[5, 6])
     assert torch.allclose(pair.images[1:], ours(xl, seeds=[6]).images, atol=1e-4)
 
