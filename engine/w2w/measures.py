@@ -27,8 +27,8 @@ WORDS = {
     "dark skin": "dark", "white hair": "white hair",
 }  # fmt: skip
 STRENGTHS = (-1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
-PEOPLE = SampleConfig(components=100_000, attributes="joined")
-"""How people are drawn for measurements: all components, attributes as one training model has them."""
+PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5)
+"""How people are drawn for measurements: all components, attributes as one training model has them, a little more."""
 
 
 def distances(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
