@@ -263,6 +263,7 @@ def _own(
     values, drop = told
     if values is None or bool(drop.all()):
         return go(options)
+    assert weighting.checkpoint is not None  # its own controls are what brings a MODEL here
     gamma, embedder = weighting.gamma, weighting.checkpoint.embedder.to(x.device)
     added = embedder(values.cpu(), gamma.u(clock_of(base.model_sampling)(t)), gamma, drop[:, 0].cpu())
     net = base.diffusion_model

@@ -31,7 +31,7 @@ class ControlGuider(comfy.samplers.CFGGuider):
 
     def __init__(self, model: Any, positive: list, negative: list, config: GuidanceConfig) -> None:
         super().__init__(model)
-        self.config, self.log = config, []
+        self.config, self.log = config, list[Any]()
         self.weighting = weighting_of(model)
         self.own = self.weighting.checkpoint if self.weighting is not None else None
         self._check(model, positive)
