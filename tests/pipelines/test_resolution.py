@@ -224,6 +224,12 @@ def test_a_model_built_larger_extrapolates_unless_pinned():
     assert torch.equal(out(large), silent)
     with apply(small, ResolutionTransferConfig((128, 128), (64, 64), "none", pos_embed="extrapolate")):
         assert torch.equal(out(small), silent)
+    inputs["hidden_states"] = rand(2, 4, 32, 32)
+    trained = out(small)
+    assert (trained - out(large)).abs().max() > 1e-4, "wrong at the training size too, where r is 1"
+    with apply(large, ResolutionTransferConfig((64, 64), (64, 64))):
+        assert torch.equal(out(large), trained)
+    inputs["hidden_states"] = rand(2, 4, 64, 64)
     same = ResolutionTransferConfig((128, 128), (128, 128))
     with apply(large, same):
         assert torch.equal(out(large), silent)
