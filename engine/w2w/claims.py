@@ -12,7 +12,7 @@ from ..progress import Progress, silent
 from .world import LABELS, PAPER, SHAPES
 
 MODELS, PICTURES = 50, 6
-PER_LABEL, SHOTS = 10, 4
+PER_LABEL, SHOTS = 6, 3
 INVERTED = 8
 FRESH = 5000
 """People from here on (after the first identity) are in no space."""
@@ -114,12 +114,13 @@ def editing(model: str | None = None, progress: Progress = silent) -> ClaimResul
 
 def _edit_row(own: Any, prompt: Any, slider: Any) -> tuple[dict[str, Any], bool]:
     """Each method where the target has risen as far as all three reach, and w2w where it has risen by 60 points."""
-    rise = own.target[-1] - own.target[1]
-    steady = all(b >= a - 0.01 for a, b in zip(own.target[1:], own.target[2:], strict=False))
+    rise = own.target[-1] - own.target[0]
+    steady = all(b >= a - 0.01 for a, b in zip(own.target, own.target[1:], strict=False))
     common = max(0.05, min(0.6, rise, prompt.target[-1] - prompt.target[0], max(slider.target) - slider.target[0]))
     at = {name: s.at(common) for name, s in (("w2w", own), ("prompt", prompt), ("slider", slider))}
     mine = own.at(0.6)
-    better = mine is not None and all(v is None or at["w2w"][0] > v[0] for k, v in at.items() if k != "w2w")
+    ours = at["w2w"]
+    better = ours is not None and all(v is None or ours[0] > v[0] for k, v in at.items() if k != "w2w")
     row = {
         "target by strength": [round(v, 3) for v in own.target],
         "others at +60": None if mine is None else f"{mine[1]:.3f} (most: {own.other})",

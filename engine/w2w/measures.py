@@ -26,7 +26,7 @@ WORDS = {
     "glasses": "glasses", "beard": "beard", "bald": "bald head", "long hair": "long hair", "curly hair": "curly hair",
     "dark skin": "dark", "white hair": "white hair",
 }  # fmt: skip
-STRENGTHS = (-1.0, 0.0, 1.0, 2.0, 3.0, 4.0)
+STRENGTHS = (0.0, 1.0, 2.0, 3.0, 4.0)
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5)
 """How people are drawn for measurements: all components, attributes as one training model has them, a little more."""
 
