@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
 SECTIONS = re.split(r"^## ", GALLERY, flags=re.M)[1:]
 WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
+NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
 
 
 def links(text):
@@ -26,8 +27,8 @@ def test_every_workflow_has_its_section(workflow):
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
 def test_the_node_to_swap_is_in_the_workflow(workflow):
     (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
-    names = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
-    shown = {names[n["type"]]["display_name"] for n in json.loads(workflow.read_text("utf-8"))["nodes"] if n["type"] in names}
+    names, nodes = (json.loads(p.read_text(encoding="utf-8")) for p in (NAMES, workflow))
+    shown = {names[n["type"]]["display_name"] for n in nodes["nodes"] if n["type"] in names}
     assert re.search(r"swap \*([^*]+)\*", section).group(1) in shown
 
 

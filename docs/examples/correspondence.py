@@ -44,7 +44,7 @@ matches = matching(known.images[:1], new.images, known.keypoints[0, points], "a 
 found = torch.stack([match.points for match in matches]).cpu()
 away = (found - new.keypoints[:, points]).norm(dim=-1)
 still = (known.keypoints[:1, points] - new.keypoints[:, points]).norm(dim=-1)
-print(f"points within a tenth of the picture: {(away < 0.1).float().mean():.0%}, {away.mean() * size:.1f} px off on average")
+print(f"points within a tenth of the picture: {(away < 0.1).float().mean():.0%}, {away.mean() * size:.1f} px off")
 print(f"the same points left where they were: {(still < 0.1).float().mean():.0%}, {still.mean() * size:.1f} px")
 
 
