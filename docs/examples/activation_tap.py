@@ -54,7 +54,7 @@ def save(rows, name):
 
 save([to_pil(drawn.images), *map(coloured, tap.activations.values())], "places.png")
 
-# %% One place at four levels of noise: the coarse survives longest.
+# %% One place at four levels of noise.
 place, rows = "up-level1-repeat0-vit-block0-cross-q", []
 for timestep in (50, 300, 600, 900):
     noisy = pipe(drawn.images, prompts, place, timestep=timestep, seeds=[0, 1], output_type="none")

@@ -35,9 +35,16 @@ def base():
 teacher, student = base(), EMDOneStepPipeline.from_pipe(base())
 contract = student.load_student(shipped("student"))
 rows = []
-for pipe in (teacher, student):
+
+
+def counted(pipe):
+    """Have the UNet say how many rows it is called with."""
     pipe.set_progress_bar_config(disable=True)
     pipe.unet.register_forward_hook(lambda net, given, made: rows.append(len(made[0])))
+
+
+for pipe in (teacher, student):
+    counted(pipe)
 print(f"one call at timestep {contract.timestep:.0f}, noise {contract.noise}")
 
 # %% The same sixteen prompts and seeds for both.
@@ -67,6 +74,7 @@ one = shown("student, one step", lambda: student(prompts, seeds, contract, outpu
 # network trained beside the student; leave the cell out where there is none.
 score = EMDOneStepPipeline.from_pipe(base())
 score.load_student(shipped("score"))
+counted(score)
 chain = {"correction": CorrectConfig(steps=16), "teacher": Denoiser.from_diffusers(teacher)}
 chain["score"] = Denoiser.from_diffusers(score)
 mended = shown("student, repaired", lambda: student(prompts, seeds, contract, output_type="pt", **chain))

@@ -47,7 +47,7 @@ def save(rows, name):
 
 
 # %% Sample: three people who do not exist, each the same in every picture.
-people = pipe.sample_models(space, [17, 1, 2], SampleConfig(attributes="joined"))
+people = pipe.sample_models(space, [17, 1, 2], SampleConfig(components=space.dimension, attributes="joined"))
 save([draw(people[i]) for i in range(3)], "sampled.png")
 
 # %% Edit: the same person with each slider, and with all of them.
