@@ -1,0 +1,84 @@
+"""Correspondence and segmentation: points and masks carried from a few pictures to others, without training a network.
+
+Your own checkpoint: change the one line marked below, for example to
+``base = StableDiffusionPipeline.from_pretrained("path/to/model")``.
+
+Run it cell by cell, or whole: ``python correspondence.py [folder for the pictures]``.
+"""
+
+import colorsys
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from diffusers.utils import make_image_grid
+from PIL import Image, ImageDraw
+from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.portraits import KEYPOINTS, PARTS, load_portraits, render, sample_scenes
+from vitrine.engine.portraits.report import to_pil
+
+out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
+out.mkdir(parents=True, exist_ok=True)
+
+# %% The model: a tiny one that ships with the pack.
+base = load_portraits().pipeline()  # your own checkpoint goes here
+matching, masking = CorrespondencePipeline.from_pipe(base), SegmentationPipeline.from_pipe(base)
+for pipe in (matching, masking):
+    pipe.set_progress_bar_config(disable=True)
+size = base.unet.config.sample_size * base.vae_scale_factor
+
+# %% Sixteen labelled portraits, eight new ones.
+known = render(sample_scenes(range(300_000, 300_016)), size)
+new = render(sample_scenes(range(400_000, 400_008)), size)
+masks, truth = known.parts.long(), new.parts.long()
+
+# %% Which places to tap for masks? Filter them by noise, granularity and locality, compare the rest on the masks.
+ranking = masking.rank(known.images, masks, "a face", patterns="up-*-q, up-*-res-out", most=2)
+print(f"{len(ranking.properties)} places, {len(ranking.dropped)} dropped by the filter; chosen:", *ranking.chosen)
+tap = {"addresses": list(ranking.chosen), "timestep": 50, "seeds": [0, 1, 2, 3]}
+
+# %% Points of the first portrait, found in others seen from nearer. The renderer knows where they truly are.
+near = render(sample_scenes(range(400_000, 400_008)), size, crop=(0.15, 0.12, 0.85, 0.82))
+places = ["up-level0-repeat0-res-out", "up-level1-repeat0-vit-block0-cross-q"]  # or preset="Ours-v1.5" for SD 1.5
+asked = known.keypoints[0, : KEYPOINTS.index("chin") + 1]
+matches = matching(known.images[:1], near.images, asked, "a face", addresses=places, timestep=50, seeds=[0, 1, 2, 3])
+found, true = torch.stack([match.points for match in matches]).cpu(), near.keypoints[:, : len(asked)]
+for name, where in (("found", found), ("left where they were", asked.expand_as(true))):
+    away = (where - true).norm(dim=-1)[~true.isnan().any(-1)]  # some are outside the picture
+    print(f"{name}: {(away < 0.1).float().mean():.0%} within a tenth of the picture, {away.mean() * size:.1f} px off")
+
+
+# %% Draw them: the source first, then what was found.
+def dotted(picture, where, side=192):
+    picture = picture.resize((side, side), Image.Resampling.NEAREST)
+    for k, (x, y) in enumerate((where * side).tolist()):
+        colour = tuple(round(255 * c) for c in colorsys.hsv_to_rgb(k / len(where), 0.9, 1.0))
+        ImageDraw.Draw(picture).ellipse((x - 6, y - 6, x + 6, y + 6), fill=colour, outline="white")
+    return picture
+
+
+dots = [dotted(p, w) for p, w in zip(to_pil(near.images), found, strict=True)]
+source = dotted(to_pil(known.images[:1])[0], asked)
+make_image_grid([source, *dots[:4]], 1, 5).save(out / "points.png")
+
+# %% Every part of the face, learned from the sixteen and found in the eight.
+labels = masking(known.images, masks, new.images, "a face", classes=len(PARTS), **tap).cpu()
+for k, name in enumerate(PARTS):
+    both, either = ((labels == k) & (truth == k)).sum(), ((labels == k) | (truth == k)).sum()
+    print(f"{name:12} overlap {both / either:.0%}" if either else f"{name:12} in none of the eight")
+print(f"pixels labelled right: {(labels == truth).float().mean():.0%}")
+
+# %% Draw them: the picture, what was found, what is true.
+palette = [round(255 * c) for k in range(len(PARTS)) for c in colorsys.hsv_to_rgb(k / len(PARTS), 0.5, 0.9)]
+
+
+def coloured(labels):
+    picture = Image.fromarray(labels.byte().numpy())
+    picture.putpalette(palette)
+    return picture.convert("RGB").resize((128, 128), Image.Resampling.NEAREST)
+
+
+rows = [[p.resize((128, 128)) for p in to_pil(new.images)], list(map(coloured, labels)), list(map(coloured, truth))]
+make_image_grid([picture for row in rows for picture in row], 3, len(labels)).save(out / "parts.png")
+print("pictures in", out)
