@@ -27,8 +27,8 @@ base.set_progress_bar_config(disable=True)
 width, height = facts_of(base).train_size
 bigger = (width * 9 // 8, height * 9 // 8)
 
-# %% Plan: what will be done, and why, before anything runs. Mind the limits: this small UNet repeats features beyond its
-# training size whatever the schedule, so that here the two bigger rows hardly differ.
+# %% Plan: what will be done, and why, before anything runs. Mind the limits: this small UNet repeats features beyond
+# its training size whatever the schedule, so that here the two bigger rows hardly differ.
 pipe = ResolutionTransferPipeline.from_pipe(base, ResolutionTransferConfig(bigger))
 print(pipe.plan.text)
 
