@@ -42,7 +42,6 @@ for address, found in tap.activations.items():
     print(f"{address:40} {tuple(found.tensor.shape)!s:20} {part_agreement(found.tensor, drawn.parts):.0%}")
 
 
-
 # %% Three principal components as colours, the same for all pictures: equal colours are equal features.
 def coloured(found):
     return to_pil(pca_rgb(found, PCABasis.fit(found), 64))
@@ -59,7 +58,7 @@ place, rows = "up-level1-repeat0-vit-block0-cross-q", []
 for timestep in (50, 300, 600, 900):
     noisy = pipe(drawn.images, prompts, place, timestep=timestep, seeds=[0, 1], output_type="none")
     rows.append(coloured(noisy.activations[place]))
-    print(f"{place} at timestep {timestep}: {part_agreement(noisy.activations[place].tensor, drawn.parts):.0%}")
+    print(f"{place} at timestep {timestep}: {part_agreement(noisy.activations[place].tensor, drawn.parts):.1%}")
 save(rows, "noise_levels.png")
 
 # %% Keep them: one safetensors file with addresses, timestep, seeds and prompts in its header.

@@ -38,7 +38,7 @@ picture = render(somebody).images
 
 def draw(model, **more):
     """One picture for each prompt, of one model."""
-    settings = {"num_inference_steps": 20, "guidance_scale": 2.0, "output_type": "pt"}
+    settings = {"num_inference_steps": 12, "guidance_scale": 2.0, "output_type": "pt"}
     return pipe(prompts, space=space, model=model, seeds=[0, 1, 2, 3], **settings, **more).images.float().cpu()
 
 
@@ -68,7 +68,8 @@ save(rows, "delayed.png")
 config = InvertConfig(steps=80, lr=0.6, batch=4, schedule="cosine", antithetic=True, prior=2e-4)
 found, told = pipe.invert_image(space, picture, context_caption(somebody)[0], config)
 print("held-out loss by step:", *(f"{step}: {losses[0]:.4f}" for step, losses in told.losses))
-save([torch.cat([picture, draw(found)])], "inverted.png")
+drawn = draw(found)
+save([torch.cat([picture, drawn])], "inverted.png")
 
 # %% A child of both, written as a LoRA that loads in any program; here in plain diffusers.
 child = pipe.blend_models(space, [person, found])
@@ -77,6 +78,6 @@ path = write_lora(out / "child.safetensors", materialise(space, child.coefficien
 pipe.load_lora_weights(str(path))
 loaded = draw(None)
 pipe.unload_lora_weights()
-save([before, wanted, draw(found)], "child.png")
+save([before, wanted, drawn], "child.png")
 print(f"{path.name}: {path.stat().st_size // 1024} KiB, pictures differ by {(loaded - wanted).abs().max():.1e}")
 print("pictures in", out)
