@@ -181,3 +181,23 @@ def test_settings_are_checked(wrong):
     with pytest.raises(VitrineError):
         world.TransferConfig(**wrong)
     assert world.TransferConfig.from_dict(world.TransferConfig(lr=1e-4).to_dict()).lr == 1e-4
+
+
+# --- report sections ------------------------------------------------------------------------------------------------
+def test_the_report_sections(monkeypatch, tmp_path):
+    from vitrine.engine.cli.report import Report
+    from vitrine.engine.control import report as control
+    from vitrine.engine.resolution import report as resolution
+
+    draw = Sibling.draw
+    monkeypatch.setattr(Sibling, "draw", lambda self, *a, **k: draw(self, *a, **k | {"steps": 2}))
+    monkeypatch.setattr(control, "MEASURED", 2)
+    monkeypatch.setattr(resolution, "SHOWN", 2)
+    curves = {arm: {0: {0: 30.0, 50: 20.0 + i}} for i, arm in enumerate(world.ARMS)}
+    (tmp_path / "transfer.json").write_text(json.dumps(world.to_json(curves, world.TransferConfig())))
+    monkeypatch.setattr(resolution, "CURVES", tmp_path / "transfer.json")
+    for module, pictures in ((control, 1 + 2 * 2 * 5), (resolution, 2 * 6 + 1)):
+        page = Report("t")
+        module.section(page)
+        text = page.to_html()
+        assert text.count("<img") >= pictures and "<table>" in text
