@@ -23,7 +23,7 @@ def section(report: Any, progress: Progress = silent) -> None:
         "SDXL and with the paper's power-cosine weight, which is silent while the layout forms. Each row is one seed "
         "and prompt; only the size told differs. It should change sharpness, not who is in the picture."
     )
-    report.add_images([(_curves(), "weight of the size over a run, from right to left")], width=420)
+    report.add_images([(_curves(), "weight of the size over a run, from right to left")], width=560)
     _, prompts, seeds = _prompts(MEASURED, FIRST + 90_000)
     rows: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
     reader = _reader()

@@ -28,7 +28,7 @@ def section(report: Any, progress: Progress = silent) -> None:
         "The portraits transformer knows 64 x 64. Below it draws 128 x 128, untrained for that, with positions spread "
         "over the trained range (grid) or running on past it (extrapolated), and with the noise schedule left alone, "
         "its sampling steps moved to more noise (resample, right for any checkpoint) or its timesteps given another "
-        "meaning (relabel, right only after training so: the last rows show why)."
+        "meaning (relabel, which the paper does before fine-tuning)."
     )
     sibling, rows = Sibling.open("power-cosine"), [["schedule", "positions", _agreement_title()]]
     many = [(s, p) for s in SCHEDULES for p in POSITIONS]
@@ -78,4 +78,4 @@ def _training(report: Any) -> None:
         "(`vitrine resolution transfer` trains, `vitrine reproduce resolution.transfer` judges)."
     )
     chart = line_chart(series, "Fine-tuning at 128 px", "step", "FID")
-    report.add_images([(chart, "from the first measured step on; step 0 is in the table of the claim")], width=420)
+    report.add_images([(chart, "from the first measured step on; step 0 is in the table of the claim")], width=560)
