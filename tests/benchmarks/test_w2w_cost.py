@@ -42,7 +42,7 @@ def lowrank(n, d, seed=0):
 def test_gram_route_equals_scikit_learn_and_is_faster(bench):
     from sklearn.decomposition import PCA
 
-    n, d, k = (80, 1_000, 60) if bench.tiny else (500, 100_000, 100)
+    n, d, k = (200, 4_000, 100) if bench.tiny else (500, 100_000, 100)
     rows, found = lowrank(n, d), {}
 
     def ours():
