@@ -27,7 +27,7 @@ trained ones cost. Made by
     VITRINE_BENCH=1 pytest tests/benchmarks --benchmark-json=results.json
     python tests/benchmarks/table.py results.json > docs/speed.md
 
-and held by `python tests/benchmarks/table.py --check tests/benchmarks/baseline.json results.json`, which fails where a
+(about 20 minutes on two idle cores, 16 GB of memory) and held by `python tests/benchmarks/table.py --check tests/benchmarks/baseline.json results.json`, which fails where a
 ratio has risen by more than 15 % and more than its spread.
 """
 COLUMNS = "| method | against | model | of the | ratio (CPU) | rounds | peak memory, ours / theirs | GPU |"

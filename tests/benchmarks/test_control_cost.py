@@ -71,7 +71,7 @@ def test_overhead_of_a_step(bench, model):
 
     step()
     wholes.clear(), rests.clear()
-    bench.benchmark.pedantic(step, rounds=bench.rounds(20 if model == "portraits" else 3))
+    bench.benchmark.pedantic(step, rounds=bench.rounds({"portraits": 20, "SD1.5": 3, "SDXL": 2}[model]))
     kind = "training-free blend" if model == "SDXL" else "checkpoint"
     row = bench.record(f"control, step with a {kind}", "the same step without it", full.label, wholes, rests)
     if model != "portraits":

@@ -108,4 +108,4 @@ def test_rows_with_different_neurons_cost_a_bare_batch(bench, model):
         with block_rows(full.net, sites, blocked):
             full()
 
-    bench.compare("NEMO, neurons of its own blocked in each row", full.label, ours, {"bare forward": full}, 5)
+    bench.compare("NEMO, neurons of its own blocked in each row", full.label, ours, {"bare forward": full}, 3)
