@@ -24,11 +24,14 @@ Below 1, ours takes less. In brackets the smallest and largest ratio of a round;
 Peak memory is the whole process's, with every model it holds. Full-size networks have random weights, which cost what
 trained ones cost. Made by
 
-    VITRINE_BENCH=1 pytest tests/benchmarks --benchmark-json=results.json
+    VITRINE_BENCH=1 VITRINE_BENCH_PROMPTS=8 pytest tests/benchmarks --benchmark-json=results.json
     python tests/benchmarks/table.py results.json > docs/speed.md
 
-(about 20 minutes on two idle cores, 16 GB of memory) and held by `python tests/benchmarks/table.py --check tests/benchmarks/baseline.json results.json`, which fails where a
-ratio has risen by more than 15 % and more than its spread.
+(about 20 minutes on two idle cores, 16 GB of memory), and held by
+
+    python tests/benchmarks/table.py --check tests/benchmarks/baseline.json results.json
+
+which fails where a ratio has risen by more than 15 % and more than its spread.
 """
 COLUMNS = "| method | against | model | of the | ratio (CPU) | rounds | peak memory, ours / theirs | GPU |"
 

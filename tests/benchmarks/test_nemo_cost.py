@@ -1,4 +1,9 @@
-"""What the search costs beside the published procedure, on 32 planted captions, and blocking beside a bare forward."""
+"""What the search costs beside the published procedure, on 32 planted captions, and blocking beside a bare forward.
+
+The published procedure takes most of the time, 15 seconds a prompt; VITRINE_BENCH_PROMPTS=8 takes every fourth.
+"""
+
+import os
 
 import pytest
 import torch
@@ -72,7 +77,8 @@ def test_lockstep_of_32_prompts_against_the_published_procedure(bench):
     templates = [c for p in plants() if p.kind == "template" for c in p.captions[:120:20]]
     prompts = [*verbatim, *templates]
     assert len(prompts) == 32
-    prompts = prompts[:2] if bench.tiny else prompts
+    count = 2 if bench.tiny else int(os.environ.get("VITRINE_BENCH_PROMPTS", "32"))
+    prompts = prompts[:: 32 // count]
     world.find(prompts[:1])  # warm
     probe = make_probe(world.denoiser, config=SEARCH)
 
@@ -94,7 +100,8 @@ def test_lockstep_of_32_prompts_against_the_published_procedure(bench):
     bench.record(method, "published search", "portraits", rows, theirs, unit="network rows")
     bench.say(f"{sum(r.found is not None for r in found['ours'])} memorized, {same} equal sets")
     assert same >= len(prompts) - 2, "near ties of float32 may decide differently, but not often"
-    bench.at_most("time", row.ratio, 1 / 5)
+    if count == 32:  # with fewer, the batches that prompts share are not full
+        bench.at_most("time", row.ratio, 1 / 5)
 
 
 @pytest.mark.parametrize("model", ["portraits", "SD1.5"])
