@@ -29,6 +29,7 @@ from ..engine.control import (
 )
 from ..engine.control.reference_blend import Reference
 from ..engine.errors import refuse
+from ..engine.portraits.sibling import FOLDER as SIBLINGS
 from . import bridge
 
 KEY = "vitrine.control"
@@ -217,14 +218,20 @@ def _hooked(module: Any, hook: Callable, run: Callable) -> Any:
 
 
 # --- control checkpoints ------------------------------------------------------------------------------------------
+def shipped() -> dict[str, Path]:
+    """Name -> control file of each portraits transformer that ships."""
+    return {f"portraits {p.parent.name}": p for p in sorted(SIBLINGS.glob("*/control.safetensors"))}
+
+
 def checkpoints() -> list[str]:
-    """Files of ``models/vitrine_control``."""
-    return [f for f in folder_paths.get_filename_list(FOLDER) if f.endswith(".safetensors")]
+    """Files of ``models/vitrine_control``, then those that ship."""
+    own = [f for f in folder_paths.get_filename_list(FOLDER) if f.endswith(".safetensors")]
+    return [*own, *shipped()]
 
 
 def read_checkpoint(name: str) -> ControlCheckpoint:
     """One of :func:`checkpoints`."""
-    return load_control(folder_paths.get_full_path_or_raise(FOLDER, name))
+    return load_control(shipped().get(name) or folder_paths.get_full_path_or_raise(FOLDER, name))
 
 
 def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
@@ -234,7 +241,8 @@ def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
         VitrineError: a checkpoint of another family or width, or with weights beside the embedder that have no place.
     """
     net, facts = bridge.backbone_of(model), checkpoint.metadata
-    family, width = _FAMILIES.get(type(net).__name__, (type(net).__name__, lambda net: 0))
+    kind = next((k.__name__ for k in type(net).__mro__ if k.__name__ in _FAMILIES), type(net).__name__)
+    family, width = _FAMILIES.get(kind, (kind, lambda net: 0))
     if (family, width(net)) != (facts.family, facts.dim):
         given = (family, width(net))
         raise refuse("model", given, (facts.family, facts.dim), f"load {facts.base_model or 'the base model'}")

@@ -58,7 +58,7 @@ def facts_of(model: Any) -> ModelFacts:
     sampling, net = model.get_model_object("model_sampling"), bridge.backbone_of(model)
     config = model.model.model_config
     kinds = [k.__name__ for k in type(config).__mro__]
-    side = next((_SIDES[k] for k in kinds if k in _SIDES), None)
+    side = getattr(config, "trained_side", None) or next((_SIDES[k] for k in kinds if k in _SIDES), None)
     own = _position_facts(net)
     patch = _patch(net) if own.kind != "none" else 1
     factor = model.get_model_object("latent_format").spacial_downscale_ratio

@@ -112,7 +112,7 @@ class LoadControl(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
                     "file", options=bridge.checkpoints() or ["none found"],
-                    tooltip="A .safetensors of models/vitrine_control.",
+                    tooltip="A .safetensors of models/vitrine_control, or one that ships with a portraits transformer.",
                 ),
             ],
             outputs=[

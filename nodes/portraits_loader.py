@@ -28,7 +28,7 @@ WEIGHTS = Path(__file__).parents[1] / "engine" / "portraits" / "weights"
 
 def load_model(folder: str, disable_dynamic: bool = False) -> Any:
     """MODEL from a diffusers UNet folder. Also the factory that deep clones call (``cached_patcher_init``)."""
-    config, weights = _read(folder, "unet")
+    config, weights = read_part(folder, "unet")
     scale = json.loads((Path(folder) / "vae" / "config.json").read_text())["scaling_factor"]
     described = _Portraits(_unet_config(config), scale)
     described.set_inference_dtype(torch.float32, None)
@@ -50,7 +50,7 @@ def load_model(folder: str, disable_dynamic: bool = False) -> Any:
 
 def load_vae(folder: str) -> Any:
     """VAE from a diffusers AutoencoderKL folder with any number of levels."""
-    config, weights = _read(folder, "vae")
+    config, weights = read_part(folder, "vae")
     channels = config["block_out_channels"]
     described = {
         "double_z": True, "z_channels": config["latent_channels"], "resolution": 256, "in_channels": 3, "out_ch": 3,
@@ -67,7 +67,7 @@ def load_vae(folder: str) -> Any:
 
 def load_clip(folder: str) -> Any:
     """CLIP from a diffusers text encoder and tokenizer folder, in float32."""
-    config, weights = _read(folder, "text_encoder")
+    config, weights = read_part(folder, "text_encoder")
     length = config["max_position_embeddings"]
     special = {"start": config["bos_token_id"], "end": config["eos_token_id"], "pad": config["eos_token_id"]}
 
@@ -122,10 +122,10 @@ class _Portraits(comfy.supported_models.SD15):
     def __init__(self, unet_config: dict, scale: float) -> None:
         self.unet_extra_config = {"num_heads": unet_config["num_heads"], "num_head_channels": -1}
         super().__init__(unet_config)
-        self.latent_format = _LatentFormat(scale)
+        self.latent_format = LatentFormat(scale)
 
 
-class _LatentFormat(comfy.latent_formats.LatentFormat):
+class LatentFormat(comfy.latent_formats.LatentFormat):
     """Four channels at a quarter of the picture's side. Empty Latent Image's eighth is enlarged by the sampler."""
 
     spacial_downscale_ratio = 4
@@ -134,9 +134,14 @@ class _LatentFormat(comfy.latent_formats.LatentFormat):
         self.scale_factor = scale
 
 
-def _read(folder: str, part: str) -> tuple[dict, dict[str, torch.Tensor]]:
+def read_part(folder: str, part: str) -> tuple[dict, dict[str, torch.Tensor]]:
+    """Config and float32 weights of one part of a diffusers folder.
+
+    Raises:
+        VitrineError: not there, or weights that are not finite.
+    """
     root = Path(folder) / part
-    files = sorted(root.glob("*.safetensors"))
+    files = sorted(root.glob("*model.safetensors"))  # a sibling's folder has its control file as well
     if not (root / "config.json").is_file() or not files:
         raise refuse(f"portraits {part}", str(root), "config.json and a .safetensors file", "reinstall the pack")
     weights, _ = comfy.utils.load_torch_file(str(files[0]), safe_load=True, return_metadata=True)

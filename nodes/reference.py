@@ -5,7 +5,9 @@ from __future__ import annotations
 from comfy_api.latest import io, ui
 
 from ..engine.portraits import PARTS, caption, render, sample_scenes
+from ..engine.portraits.sibling import shipped_siblings, sibling_folder
 from .portraits_loader import WEIGHTS, load_clip, load_model, load_vae
+from .transformer_loader import load_transformer
 
 CATEGORY = "Vitrine/portraits"
 
@@ -36,6 +38,41 @@ class LoadPortraits(io.ComfyNode):
         """Load all three from the pack's own files."""
         folder = str(WEIGHTS)
         return io.NodeOutput(load_model(folder), load_clip(folder), load_vae(folder))
+
+
+class LoadPortraitsTransformer(io.ComfyNode):
+    """MODEL, CLIP and VAE of a shipped portraits transformer."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Which one in."""
+        names = shipped_siblings()
+        return io.Schema(
+            node_id="VitrineLoadPortraitsTransformer",
+            display_name="Load Portraits Transformer",
+            category=CATEGORY,
+            description="A small PixArt-shaped model of cartoon portraits that was told the size, crop and flip of its "
+            "training pictures. Load Control Checkpoint adds the part that reads them.",
+            search_aliases=["portraits pixart", "portraits dit", "size conditioned demo model"],
+            inputs=[
+                io.Combo.Input(
+                    "weight", options=names, default="power-cosine" if "power-cosine" in names else None,
+                    tooltip="How the size was weighted over the noise level in training: power-cosine is the paper's "
+                    "curve, constant is SDXL's way. With 128: fine-tuned for 128 px.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(display_name="MODEL", tooltip="PixArt-type transformer for 16 x 16 latents."),
+                io.Clip.Output(display_name="CLIP", tooltip="Text encoder, 24 tokens; knows the captions' words."),
+                io.Vae.Output(display_name="VAE", tooltip="Autoencoder with factor 4: 64 px <-> 16 x 16 latents."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(cls, weight: str) -> io.NodeOutput:
+        """Text encoder and VAE are the portraits model's."""
+        model = load_transformer(str(sibling_folder(weight)))
+        return io.NodeOutput(model, load_clip(str(WEIGHTS)), load_vae(str(WEIGHTS)))
 
 
 class RenderPortrait(io.ComfyNode):
@@ -74,4 +111,4 @@ class RenderPortrait(io.ComfyNode):
         return io.NodeOutput(images, caption(scenes)[0], mask, ui=ui.PreviewImage(images, cls=cls))
 
 
-NODES = [LoadPortraits, RenderPortrait]
+NODES = [LoadPortraits, LoadPortraitsTransformer, RenderPortrait]

@@ -40,6 +40,11 @@ class Train:
     diff_instruct: bool = False
     """Train the baseline instead: one step of eps, z frozen."""
 
+    start: Path | None = None
+    """LoRA of a student (kohya names) to go on from, instead of the teacher."""
+    start_score: Path | None = None
+    """The score adapter that was trained beside it."""
+
     def run(self) -> int:
         """0 when finished."""
         import dataclasses
@@ -60,6 +65,8 @@ class Train:
         trainer = Trainer(
             parts.teacher, parts.conditions, parts.shape, config, self.out, parts.null, parts.contract, parts.decode
         )
+        if self.start is not None:
+            trainer.start_from(self.start, self.start_score)
         files = trainer.run(TqdmProgress("distilling"), self.stop_after)
         print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
         if files:  # the first process has written them

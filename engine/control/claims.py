@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,6 +38,15 @@ def _real(count: int) -> torch.Tensor:
     return render(sample_scenes(range(FIRST + 10_000, FIRST + 10_000 + count))).images
 
 
+def content_distance(reader: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """1 - cosine of the readout's features: what is in the picture, as LPIPS does it with another network."""
+
+    def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return 1 - torch.nn.functional.cosine_similarity(reader(one).features, reader(other).features)
+
+    return apart
+
+
 @claim(
     "control.cross_size", paper=PAPER, figure="Table 2a: the same picture at every size condition",
     target="distance across sizes <= 1/3 of constant weight's, FID no worse than +2 %",
@@ -49,16 +59,12 @@ def cross_size(model: str | None = None, progress: Progress = silent) -> ClaimRe
     _, many, numbers = _prompts(SAMPLES)
     content, fids = {}, {}
 
-    def features_apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """1 - cosine of the readout's features: what is in the picture, as LPIPS does it with another network."""
-        return 1 - torch.nn.functional.cosine_similarity(reader(one).features, reader(other).features)
-
     for i, name in enumerate(NAMES):
         sibling = Sibling.open(name)
         drawn = {(s, s): sibling.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
         found = {
             kind: cross_size_consistency(drawn.__getitem__, list(drawn), distance).mean
-            for kind, distance in (("features", features_apart), ("pixels", rms_distance))
+            for kind, distance in (("features", content_distance(reader)), ("pixels", rms_distance))
         }
         content[name] = found["features"]
         fids[name] = frechet_distance(reader(sibling.draw(many, numbers)).features, real)

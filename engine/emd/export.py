@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from ..errors import refuse
 from .contract import StudentContract
 
 
@@ -19,6 +21,29 @@ def kohya(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor
         out[f"{stem}.lora_{'down' if part == 'A' else 'up'}.weight"] = value.detach().cpu().contiguous().clone()
         if part == "A":
             out[f"{stem}.alpha"] = torch.tensor(float(value.shape[0]))
+    return out
+
+
+def from_kohya(
+    tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], name: str
+) -> dict[str, torch.Tensor]:
+    """The inverse of :func:`kohya` for adapters of the names and shapes of ``like``; alpha goes into lora_B.
+
+    Raises:
+        VitrineError: other layers, or another rank.
+    """
+    out: dict[str, torch.Tensor] = {}
+    for key, own in like.items():
+        module, part = _split(key, name)
+        stem = "lora_unet_" + module.replace(".", "_")
+        given = tensors.get(f"{stem}.lora_{'down' if part == 'A' else 'up'}.weight")
+        if given is None or given.shape != own.shape:
+            found = "nothing" if given is None else tuple(given.shape)
+            remedy = "set rank to the file's, and take a student of the same model"
+            raise refuse(f"LoRA layer {module}", found, tuple(own.shape), remedy)
+        down = tensors[f"{stem}.lora_down.weight"]
+        scale = float(tensors.get(f"{stem}.alpha", torch.tensor(float(len(down))))) / len(down)
+        out[key] = given.float() * (scale if part == "B" else 1.0)
     return out
 
 

@@ -19,8 +19,8 @@ from ..errors import refuse
 from ..progress import Progress, silent
 from .chain import ChainEnd, e_step
 from .config import EStepConfig
-from .contract import StudentContract
-from .export import export, export_full, write
+from .contract import StudentContract, read_student
+from .export import export, export_full, from_kohya, write
 from .grids import write_grid
 from .losses import bias, calibrate_gz, draw_times, levels, m_step_loss, score_gap, score_loss, z_drifts
 from .onestep import one_step, seeded
@@ -87,6 +87,25 @@ class Trainer:
         }  # fmt: skip
         return StudentContract.from_dict(values)
 
+    def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
+        """Begin with the weights of an exported LoRA (kohya names) and of the score adapter trained beside it.
+
+        Does nothing in a run that has begun already; its weights come from its state.
+
+        Raises:
+            VitrineError: a full student, or adapters of another rank or other layers.
+        """
+        if self.done:
+            return
+        if self.config.student == "full":
+            raise refuse("start", "a LoRA", "a run with student = lora", "start a full student from its base model")
+        for name, path in ((GENERATOR, student), (SCORE, score)):
+            if path is not None:
+                own = self.roles.parameters(name)
+                for key, value in from_kohya(read_student(path)[1], own, name).items():
+                    own[key].data.copy_(value)
+        self.ema = {k: p.detach().clone() for k, p in self.roles.parameters(GENERATOR).items()}
+
     def generate(self, z: torch.Tensor, cond: Condition) -> torch.Tensor:
         """g(z, c) with the live weights: (B, C, H, W) float32."""
         return one_step(self.roles.generator, z, cond, self.contract)
@@ -142,6 +161,7 @@ class Trainer:
 
     def step(self) -> None:
         """One pass of the algorithm box."""
+        self._set_rates()
         cond, z, t = self._draw()
         alpha, sigma = levels(self.roles.base.schedule, t, z)
         for _ in range(self.config.score_updates):
@@ -156,6 +176,14 @@ class Trainer:
         for key, parameter in self.roles.parameters(GENERATOR).items():  # D. average
             self.ema[key].lerp_(parameter.detach(), 1 - self.config.ema)
         self.done += 1
+
+    def _set_rates(self) -> None:
+        config = self.config
+        falling = config.decay * config.steps
+        share = min(1.0, (config.steps - self.done) / falling) if falling else 1.0
+        for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
+            for group in self.adams[name].param_groups:
+                group["lr"] = rate * share
 
     def _generator_update(self, end: ChainEnd, cond: Condition, alpha: torch.Tensor, sigma: torch.Tensor) -> None:
         keep = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)

@@ -31,6 +31,7 @@ class EMDTrainConfig:
         dtype: of the frozen networks; chain, trained weights and Adam are float32 whatever it is.
         checkpointing: recompute activations in the backward pass: less memory, one more forward.
         grid_every: steps between sample grids (0: never); the trainer needs ``decode`` then.
+        decay: share of the run, at its end, over which both rates fall to zero; 0 keeps them.
     """
 
     steps: int = 2000
@@ -52,6 +53,7 @@ class EMDTrainConfig:
     dtype: str = "float32"
     checkpointing: bool = False
     grid_every: int = 0
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rank", "score_updates", "save_every"):
@@ -59,6 +61,8 @@ class EMDTrainConfig:
                 raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
         if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
             raise refuse("ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and dmd are usual")
+        if not 0 <= self.decay <= 1:
+            raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
         if self.student not in KINDS:
             raise refuse("student", self.student, KINDS, "lora is the small one")
         if self.dtype not in DTYPES:
@@ -70,9 +74,12 @@ class EMDTrainConfig:
     def continues(self, other: EMDTrainConfig) -> bool:
         """True if a run begun with ``other`` may go on with these: nothing the weights depend on differs.
 
-        How long it is, how often it is saved or looked at, and how memory is spared may change.
+        How long it is (unless rates fall towards its end), how often it is saved or looked at, and how memory is
+        spared may change.
         """
-        free: dict[str, Any] = {"steps": 1, "save_every": 1, "meter_every": 0, "grid_every": 0, "checkpointing": False}
+        free: dict[str, Any] = {"save_every": 1, "meter_every": 0, "grid_every": 0, "checkpointing": False}
+        if not self.decay:
+            free["steps"] = 1
         return replace(self, **free) == replace(other, **free)
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ transfer need. Text states come from the portraits model's own text encoder, whi
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,6 +100,33 @@ def _augmented(
     return pictures.clamp(0, 1), {"flip": flip.float(), "crop_top": tops, "crop_left": lefts} | both
 
 
+def saved_data(
+    path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent
+) -> SiblingData:
+    """:func:`sibling_data` from a file in half precision, which is made first where there is none.
+
+    Raises:
+        VitrineError: a file of another number or size of pictures.
+    """
+    from safetensors.torch import load_file, save_file
+
+    path = Path(path)
+    if not path.is_file():
+        made = sibling_data(model, count, side, progress=progress)
+        tensors = {"latents": made.latents.half(), "text": made.text.half()}
+        tensors |= {f"controls/{name}": value for name, value in made.controls.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_suffix(".tmp")
+        save_file({k: v.contiguous() for k, v in tensors.items()}, scratch)
+        os.replace(scratch, path)
+    found = load_file(path)
+    if found["latents"].shape != (count, 4, side // 4, side // 4):
+        given = tuple(found["latents"].shape)
+        raise refuse("training pictures", given, f"{count} of {side} px", "choose another folder")
+    controls = {k.split("/")[1]: v for k, v in found.items() if k.startswith("controls/")}
+    return SiblingData(found["latents"], found["text"], controls)
+
+
 def save_transformer(transformer: Any, folder: str | Path) -> None:
     """fp16 safetensors in diffusers' layout, whole or not at all."""
     import copy
@@ -114,6 +142,23 @@ def save_transformer(transformer: Any, folder: str | Path) -> None:
         (Path(scratch) / "t").rename(folder)
 
 
+def sibling_folder(name: str | Path = "power-cosine") -> Path:
+    """The folder of a shipped sibling by name; a folder is taken as it is.
+
+    Raises:
+        VitrineError: no such model.
+    """
+    folder = Path(name) if Path(name).is_dir() else FOLDER / str(name)
+    if not (folder / "config.json").is_file():
+        raise refuse("sibling", str(name), shipped_siblings(), "`vitrine control train` makes one")
+    return folder
+
+
+def shipped_siblings() -> list[str]:
+    """Names of the siblings that ship."""
+    return sorted(p.parent.name for p in FOLDER.glob("*/config.json"))
+
+
 def load_transformer(name: str | Path = "power-cosine") -> Any:
     """A shipped sibling by name, or one from a folder, float32.
 
@@ -122,8 +167,4 @@ def load_transformer(name: str | Path = "power-cosine") -> Any:
     """
     from diffusers import PixArtTransformer2DModel
 
-    folder = Path(name) if Path(name).is_dir() else FOLDER / str(name)
-    if not (folder / "config.json").is_file():
-        known = sorted(p.name for p in FOLDER.glob("*") if p.is_dir())
-        raise refuse("sibling", str(name), known, "`vitrine control train` makes one")
-    return PixArtTransformer2DModel.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    return PixArtTransformer2DModel.from_pretrained(sibling_folder(name), torch_dtype=torch.float32).eval()

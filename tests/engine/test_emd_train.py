@@ -317,3 +317,26 @@ def test_two_processes_average_their_gradients(tmp_path):
         start = one_step(teacher(), z, texts(2), one.contract)
         alone, shared = one.generate(z, texts(2)), other.generate(z, texts(2))
     assert (alone - shared).norm() < 0.01 * (alone - start).norm(), "the batch is the same, however it is shared"
+
+
+def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
+    first = trainer(tmp_path / "first")
+    files = first.run()
+    kohya = next(f for f in files if f.name.endswith("_kohya.safetensors"))
+    second = trainer(tmp_path / "second", decay=0.5)
+    second.start_from(kohya, tmp_path / "first" / "score_kohya.safetensors")
+    for name, theirs in ((GENERATOR, first.ema), (SCORE, first.roles.parameters(SCORE))):
+        for key, value in second.roles.parameters(name).items():
+            assert torch.equal(value, theirs[key].detach().half().float()), key
+    rates = []
+    for _ in range(4):
+        second.step()
+        rates.append(second.adams[GENERATOR].param_groups[0]["lr"])
+    full = second.config.lr_generator
+    assert rates == pytest.approx([full, full, full, full / 2])
+    with pytest.raises(VitrineError, match="rank"):
+        trainer(tmp_path / "third", rank=4).start_from(kohya)
+    with pytest.raises(VitrineError, match="full"):
+        trainer(tmp_path / "fourth", student="full").start_from(kohya)
+    with pytest.raises(VitrineError, match="decay"):
+        EMDTrainConfig(decay=2.0)

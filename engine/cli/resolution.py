@@ -1,0 +1,80 @@
+"""``vitrine resolution transfer | export``: the portraits sibling from 64 to 128 px. Heavy imports wait for ``run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Fine-tune the 64-pixel sibling at 128 pixels with each part of the transfer on and off; the same command resumes.
+
+    Frechet distances at steps 0, 50, 100, 200, 400, ... are kept in FOLDER/ARM-SEED/curve.json and, together, in
+    FOLDER/curves.json, which ``vitrine reproduce resolution.transfer --model FOLDER`` reads.
+    """
+
+    folder: Path = Path("portraits-128")
+    """Folder for pictures, states and curves."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run of every arm for each."""
+    arms: tuple[str, ...] = ()
+    """grid-rescaled, extrapolated-rescaled, grid-plain; none means all."""
+    steps: int = 400
+    """Updates of each run."""
+    source: str = "power-cosine"
+    """The 64-pixel model: a shipped one or a folder."""
+    batch: int = 8
+    """Pictures of an update."""
+    lr: float = 5e-4
+    """Rate, constant."""
+    ema: float = 0.995
+    """Rate of the averaged weights, which are measured."""
+    pictures: int = 2048
+    """Training pictures, rendered and encoded first."""
+    samples: int = 250
+    """Pictures each Frechet distance is measured on."""
+    guidance: float = 1.0
+    """Guidance of these; 1 is none and costs half."""
+    stop_after: int | None = None
+    """Stop each run when so many updates are done (the state is saved)."""
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ..progress import TqdmProgress
+        from ..resolution.world import ARMS, TransferConfig, mean_curve, transfer
+
+        config = TransferConfig(
+            self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
+        )
+        arms = self.arms or tuple(ARMS)
+        curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, TqdmProgress)
+        for arm, seeds in curves.items():
+            told = "  ".join(f"{step}: {fid:.2f}" for step, fid in mean_curve(seeds).items())
+            print(f"{arm:<24} seeds {list(seeds)}  FID {told}")
+        print(f"curves: {self.folder / 'curves.json'}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Save the model of one run as a sibling that loads by folder, in half precision."""
+
+    folder: Path = Path("portraits-128")
+    """The folder of ``vitrine resolution transfer``."""
+    out: Path = Path("power-cosine-128")
+    """Folder to write; the shipped one is engine/portraits/weights/sibling/power-cosine-128."""
+    arm: str = "grid-rescaled"
+    """Which arm."""
+    seed: int = 0
+    """Which seed."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ..resolution.world import export
+
+        print(f"model: {export(self.folder, self.out, self.arm, self.seed)}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"transfer": Transfer, "export": Export}

@@ -1,0 +1,55 @@
+"""The control conditioning section of ``vitrine demo``: one seed told five sizes, under both weights of the size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..charts import line_chart
+from ..progress import Progress, silent
+from .claims import FIRST, NAMES, SIZES, _prompts, _reader, content_distance
+from .cross_size import cross_size_consistency, rms_distance
+from .world import WEIGHTS, Sibling
+
+SHOWN, MEASURED = 2, 8
+
+
+def section(report: Any, progress: Progress = silent) -> None:
+    """Add the section; half a minute on one core."""
+    report.add_heading("Control conditioning: the size a model is told")
+    report.add_paragraph(
+        "Two small transformers were told the original size of their training pictures, with a constant weight as in "
+        "SDXL and with the paper's power-cosine weight, which is silent while the layout forms. Each row is one seed "
+        "and prompt; only the size told differs. It should change sharpness, not who is in the picture."
+    )
+    report.add_images([(_curves(), "weight of the size over a run, from right to left")], width=420)
+    _, prompts, seeds = _prompts(MEASURED, FIRST + 90_000)
+    rows: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
+    reader = _reader()
+    for i, name in enumerate(NAMES):
+        sibling = Sibling.open(name)
+        drawn = {(s, s): sibling.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
+        for k in range(SHOWN):
+            _row(report, torch.stack([drawn[s, s][k] for s in SIZES]), [f"{name}, told {s} px" for s in SIZES])
+        distances = (content_distance(reader), rms_distance)
+        found = [cross_size_consistency(drawn.__getitem__, list(drawn), d).mean for d in distances]
+        rows.append([name, *(f"{v:.4f}" for v in found)])
+        progress(i + 1, len(NAMES), None)
+    report.add_paragraph(
+        f"Mean distance between pictures of one seed told different sizes, {MEASURED} seeds, all pairs of five sizes; "
+        "less is better. `vitrine reproduce control.cross_size` measures it on more, with the Frechet distance."
+    )
+    report.add_table(rows)
+
+
+def _curves() -> Any:
+    u = torch.linspace(0, 1, 41, dtype=torch.float64)
+    series = {name: list(zip(u.tolist(), WEIGHTS[name].weight(u).tolist(), strict=True)) for name in NAMES}
+    return line_chart(series, "gamma over the noise level", "t / T", "gamma")
+
+
+def _row(report: Any, images: torch.Tensor, titles: list[str]) -> None:
+    from ..portraits.report import to_pil
+
+    report.add_images(list(zip(to_pil(images), titles, strict=True)), width=100)

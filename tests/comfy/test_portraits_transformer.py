@@ -1,0 +1,151 @@
+"""The portraits transformers in real ComfyUI: the network, a run with controls, positions, sizes, clones."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers import EulerDiscreteScheduler
+from vitrine.engine.addresses import sites_of
+from vitrine.engine.control import GuidanceConfig, Told
+from vitrine.engine.denoiser import Condition
+from vitrine.engine.diffusers_calls import call_of
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.sibling import load_transformer, shipped_siblings, sibling_folder
+from vitrine.engine.resolution.schedule import trained_betas
+from vitrine.engine.schedule import NoiseSchedule
+
+NAMES = [n for n in shipped_siblings() if not n.endswith("128")]
+PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
+CURVE = {
+    "form": "power_cos", "alpha": 2.0, "clock": "native", "reference": "target", "reference_width": 48,
+    "reference_height": 40,
+}  # fmt: skip
+RUN = {
+    "seed": 3, "steps": 5, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": True,
+    "nesting": "control_inner", "width": 24, "height": 32, "crop_left": 3, "crop_top": 6,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def loaded(comfy, request):
+    model, clip, vae = comfy.call("VitrineLoadPortraitsTransformer", weight=request.param)
+    return SimpleNamespace(name=request.param, model=model, clip=clip, vae=vae)
+
+
+def close(a, b):
+    """1e-5 of the largest number."""
+    return float((a - b).abs().max()) < 1e-5 * max(1.0, float(b.abs().max()))
+
+
+def encode(comfy, clip, text):
+    with torch.inference_mode():
+        return comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, text)[0]
+
+
+def pipeline(name):
+    base = load_portraits()
+    scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config, timestep_spacing="leading")
+    parts = {"transformer": load_transformer(name), "vae": base.vae, "scheduler": scheduler}
+    pipe = ControlConditionedPixArtPipeline(tokenizer=None, text_encoder=None, **parts)
+    pipe.set_progress_bar_config(disable=True)
+    with torch.no_grad():
+        text, empty = base.encode([PROMPT]), base.encode([""])
+    masks = {f"{n}prompt_attention_mask": torch.ones(1, text.shape[1]) for n in ("", "negative_")}
+    return pipe, {"prompt_embeds": text, "negative_prompt_embeds": empty} | masks
+
+
+@pytest.mark.parametrize("size", [(16, 16), (32, 32), (16, 24)])
+def test_the_network_is_the_same_at_every_size(comfy, loaded, size):
+    ours, theirs = load_transformer(loaded.name), loaded.model.model.diffusion_model
+    g = torch.Generator().manual_seed(1)
+    x, text = torch.randn(2, 4, *size, generator=g), torch.randn(2, 24, 64, generator=g)
+    with torch.no_grad():
+        wanted = call_of(ours)(x, torch.full((2,), 500.0), Condition(text))
+        found = theirs(x, torch.full((2,), 500.0), context=text, transformer_options={})
+    assert close(found, wanted)
+    assert list(sites_of(theirs)) == list(sites_of(ours))
+
+
+@pytest.mark.parametrize("control", [1.0, 1.375])
+def test_a_run_with_controls_is_the_pipelines(comfy, loaded, control):
+    model, report = comfy.call("VitrineLoadControl", model=loaded.model, file=f"portraits {loaded.name}")
+    assert "flip, crop_top" in report
+    positive, negative = (encode(comfy, loaded.clip, t) for t in (PROMPT, ""))
+    latent = {"samples": torch.zeros(1, 4, 16, 16)}
+    made, _, text = comfy.call(
+        "VitrineControlConditionedSampler", model=model, positive=positive, negative=negative, latent_image=latent,
+        **CURVE | RUN | {"cfg": 2.0, "control": control},
+    )  # fmt: skip
+    pipe, embeds = pipeline(loaded.name)
+    own = pipe.load_control(sibling_folder(loaded.name) / "control.safetensors")
+    pipe.scheduler.set_timesteps(5)
+    noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * pipe.scheduler.sigmas[0]
+    ours = pipe(
+        checkpoint=own, told=Told((32, 24), (6, 3), None, True), guidance=GuidanceConfig(2.0, control),
+        latents=noise / pipe.scheduler.init_noise_sigma, num_inference_steps=5, output_type="latent", **embeds,
+    )  # fmt: skip
+    assert close(made["samples"] * pipe.vae.config.scaling_factor, ours.images)
+    assert f"{sum(s.evaluations for s in ours.log)} evaluations" in text
+    untold, _, _ = comfy.call(
+        "VitrineControlConditionedSampler", model=model, positive=positive, negative=negative, latent_image=latent,
+        **CURVE | RUN | {"cfg": 2.0, "control": control, "width": 64, "height": 64, "flip": False},
+    )  # fmt: skip
+    assert not close(untold["samples"], made["samples"]), "the controls are read"
+
+
+def test_it_samples_in_the_core_sampler_and_survives_a_deep_clone(comfy, loaded):
+    positive, negative = (encode(comfy, loaded.clip, t) for t in (PROMPT, ""))
+
+    def core(model):
+        with torch.inference_mode():
+            sampler = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]()
+            latent = {"samples": torch.zeros(2, 4, 16, 16)}
+            (out,) = sampler.sample(model, 3, 3, 2.0, "euler", "normal", positive, negative, latent, 1.0)
+            return out["samples"].clone()
+
+    plain = core(loaded.model)
+    assert bool(torch.isfinite(plain).all()) and torch.equal(core(loaded.model.clone(force_deepcopy=True)), plain)
+    with torch.inference_mode():
+        pixels = loaded.vae.decode(plain)
+    assert pixels.shape == (2, 64, 64, 3)
+
+
+def test_resolution_transfer_knows_it(comfy, loaded):
+    sides = {"train_width": 0, "train_height": 0, "target_width": 128, "target_height": 128}
+    rest = {"top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis", "guidance_law": True}
+    rest |= {"guidance": 2.0, "override": False}
+    _, guidance, report = comfy.call(
+        "VitrineResolutionTransferLoader", model=loaded.model, schedule="resample", **sides, **rest
+    )
+    assert guidance == 3.0 and "64" in report
+    with pytest.raises(VitrineError):
+        comfy.call("VitrineResolutionTransferLoader", model=loaded.model, schedule="relabel", **sides, **rest)
+
+
+def test_a_sibling_of_another_schedule_brings_it(comfy, loaded, tmp_path):
+    from vitrine.nodes.transformer_loader import load_transformer as load
+
+    folder = tmp_path / "mine-128"
+    shutil.copytree(sibling_folder(loaded.name), folder)
+    schedule = NoiseSchedule.from_diffusers(load_portraits().scheduler)
+    (folder / "scheduler_config.json").write_text(json.dumps({"trained_betas": trained_betas(schedule, 2.0)}))
+    with torch.inference_mode():
+        moved = load(str(folder))
+    sampling = moved.get_model_object("model_sampling")
+    own = loaded.model.get_model_object("model_sampling")
+    assert torch.allclose(sampling.sigmas, 2 * own.sigmas, rtol=1e-4)
+    assert torch.equal(sampling.timestep(sampling.sigmas[[3, 700]]), torch.tensor([3, 700]))
+    assert moved.model.model_config.trained_side == 128
+
+
+def test_broken_folders_are_refused(comfy, tmp_path):
+    from vitrine.nodes.transformer_loader import converted
+
+    with pytest.raises(VitrineError, match="power-cosine"):
+        comfy.call("VitrineLoadPortraitsTransformer", weight="nobody")
+    with pytest.raises(VitrineError, match="PixArt-shaped"):
+        converted({"conv_in.weight": torch.zeros(1)}, {"depth": 1, "hidden_size": 4})

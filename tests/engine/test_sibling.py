@@ -1,0 +1,203 @@
+"""The portraits sibling told sizes, and its way from 64 to 128 pixels: runs, resumption, curves, export, claim."""
+
+import json
+import os
+
+import pytest
+import torch
+from vitrine.engine.claims import all_claims
+from vitrine.engine.cli.main import main
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.sibling import load_transformer, saved_data, shipped_siblings, sibling_folder
+from vitrine.engine.portraits.told_sibling import Sibling
+from vitrine.engine.resolution import ResolutionTransferConfig, apply, world
+from vitrine.engine.resolution.claims import judged
+from vitrine.engine.schedule import NoiseSchedule
+
+SMALL = {"batch": 2, "pictures": 6, "samples": 3, "sampler_steps": 1}
+PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
+
+
+@pytest.fixture(scope="module")
+def sibling():
+    return Sibling.open("power-cosine", load_portraits())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two arms of one seed in two sittings; a third arm later shares the pictures."""
+    folder = tmp_path_factory.mktemp("run")
+    config = world.TransferConfig(**SMALL)
+    world.transfer(folder, [0], 2, config, ["grid-rescaled", "extrapolated-rescaled"], until=1)
+    world.transfer(folder, [0], 2, config)
+    return folder
+
+
+def weights(folder, arm="grid-rescaled"):
+    from safetensors.torch import load_file
+
+    return load_file(folder / f"{arm}-0" / "state.safetensors")
+
+
+def test_a_sibling_draws_at_its_side_and_at_others(sibling):
+    one = sibling.draw([PROMPT], [3], steps=2)
+    assert one.shape == (1, 3, 64, 64) and 0 <= float(one.min()) < float(one.max()) <= 1
+    two = sibling.draw([PROMPT, PROMPT], [5, 3], steps=2)
+    assert torch.allclose(two[1:], one, atol=1e-5), "rows do not depend on the batch"
+    assert sibling.draw([PROMPT], [3], steps=2, side=128).shape == (1, 3, 128, 128)
+    told = sibling.draw([PROMPT], [3], {"height": 16.0, "width": 16.0}, steps=2)
+    silent = sibling.draw([PROMPT], [3], steps=2, silent_controls=True)
+    unguided = sibling.draw([PROMPT], [3], steps=2, guidance=1.0)
+    assert len({float(p.sum()) for p in (one, told, silent, unguided)}) == 4
+
+
+def test_a_sibling_is_a_pipeline_to_resolution_transfer(sibling):
+    before = sibling.draw([PROMPT], [3], steps=2, side=128)
+    scheduler, table = sibling.scheduler, sibling.transformer.pos_embed.pos_embed
+    drawn = []
+    for schedule, positions in (("relabel", "grid"), ("resample", "grid"), ("none", "extrapolate")):
+        config = ResolutionTransferConfig(
+            (128, 128), (64, 64), schedule=schedule, pos_embed=positions, override=True
+        )
+        with apply(sibling, config):
+            drawn.append(sibling.draw([PROMPT], [3], steps=2, side=128))
+    assert sibling.scheduler is scheduler and sibling.transformer.pos_embed.pos_embed is table
+    assert torch.equal(sibling.draw([PROMPT], [3], steps=2, side=128), before)
+    assert all(not torch.allclose(d, before, atol=1e-3) for d in drawn)
+    with apply(sibling, ResolutionTransferConfig((128, 128), (64, 64), schedule="none", pos_embed="grid")):
+        # Its own rule at another size is grid resampling already, so this arm is the untouched model.
+        assert torch.allclose(sibling.draw([PROMPT], [3], steps=2, side=128), before, atol=1e-5)
+
+
+def test_unknown_siblings_are_refused():
+    assert {"constant", "power-cosine"} <= set(shipped_siblings())
+    with pytest.raises(VitrineError, match="power-cosine"):
+        load_transformer("power-sine")
+    assert sibling_folder(sibling_folder("constant")) == sibling_folder("constant")
+
+
+def test_pictures_are_made_once(tmp_path):
+    path, model = tmp_path / "deep" / "pictures.safetensors", load_portraits()
+    made = saved_data(path, model, 3, 128)
+    assert made.latents.shape == (3, 4, 32, 32) and made.latents.dtype == torch.float16
+    stamp = os.stat(path).st_mtime_ns
+    again = saved_data(path, model, 3, 128)
+    assert os.stat(path).st_mtime_ns == stamp and torch.equal(made.text, again.text)
+    assert all(torch.equal(v, again.controls[k]) for k, v in made.controls.items())
+    with pytest.raises(VitrineError, match="3, 4, 32, 32"):
+        saved_data(path, model, 4, 128)
+
+
+def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
+    world.transfer(tmp_path, [0], 2, world.TransferConfig(**SMALL), ["grid-rescaled"])
+    one, two = weights(tmp_path), weights(run)
+    assert set(one) == set(two) and all(torch.equal(one[k], two[k]) for k in one)
+    assert world.read_curves(tmp_path)["grid-rescaled"] == world.read_curves(run)["grid-rescaled"]
+    trained = [k for k in one if k.startswith("weight/ctrl")]
+    moved = [k for k in trained if not torch.equal(one[k], one["ema/" + k.removeprefix("weight/")])]
+    assert moved == trained, "the control embedder is trained too"
+
+
+def test_curves_of_all_arms(run):
+    curves = world.read_curves(run)
+    assert set(curves) == set(world.ARMS)
+    assert all(set(c) == {0, 2} and min(c.values()) > 0 for seeds in curves.values() for c in seeds.values())
+    ends = [seeds[0][2] for seeds in curves.values()]
+    assert len(set(ends)) == 3, "the arms differ"
+    assert world.read_curves(run / "curves.json") == curves
+    assert json.loads((run / "curves.json").read_text())["settings"]["pictures"] == 6
+    with pytest.raises(VitrineError, match="run it first"):
+        world.read_curves(run / "grid-plain-0")
+
+
+def test_a_longer_run_keeps_what_is_there(run):
+    import shutil
+
+    before = world.read_curves(run)["grid-plain"][0]
+    folder = run.parent / "longer"
+    shutil.copytree(run, folder)
+    found = world.transfer(folder, [0], 3, world.TransferConfig(**SMALL), ["grid-plain"])["grid-plain"][0]
+    assert set(found) == {0, 2, 3} and {k: found[k] for k in before} == before
+    with pytest.raises(VitrineError, match="choose a new folder"):
+        world.transfer(folder, [0], 3, world.TransferConfig(**SMALL | {"samples": 4}))
+    with pytest.raises(VitrineError, match="grid-rescaled"):
+        world.transfer(folder, [0], 3, arms=["both"])
+    with pytest.raises(VitrineError, match="1 to 6400"):
+        world.transfer(folder, [0], 0)
+
+
+def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
+    out = world.export(run, tmp_path / "mine")
+    opened = Sibling.open(str(out))
+    assert opened.side == 128
+    # Eq. 3 is in the exported scheduler: every sigma doubled
+    shipped = NoiseSchedule.from_diffusers(load_portraits().scheduler)
+    ratio = NoiseSchedule.from_diffusers(opened.scheduler).sigma(torch.arange(1000)) / shipped.sigma(torch.arange(1000))
+    assert torch.allclose(ratio, torch.full_like(ratio, 2.0), rtol=1e-4)
+    ema = weights(run)["ema/base.proj_out.weight"]
+    assert torch.equal(opened.transformer.proj_out.weight, ema.half().float())
+    assert opened.draw([PROMPT], [3], steps=2).shape == (1, 3, 128, 128)
+    size = sum(p.stat().st_size for p in out.iterdir())
+    assert size < 2.5e6
+    with pytest.raises(VitrineError, match="resampled positions"):
+        world.export(run, tmp_path / "other", "extrapolated-rescaled")
+    with pytest.raises(VitrineError, match="vitrine resolution transfer"):
+        world.export(run, tmp_path / "other", seed=7)
+
+
+def test_the_commands(run, tmp_path, capsys):
+    copied = tmp_path / "again"
+    import shutil
+
+    shutil.copytree(run, copied)
+    small = ["--batch", "2", "--pictures", "6", "--samples", "3", "--seeds", "0", "--steps", "2"]
+    (copied / "settings.json").write_text(json.dumps(world.TransferConfig(batch=2, pictures=6, samples=3).to_dict()))
+    assert main(["resolution", "transfer", "--folder", str(copied), *small]) == 0
+    assert "extrapolated-rescaled" in capsys.readouterr().out, "finished runs are only read"
+    assert main(["resolution", "export", "--folder", str(copied), "--out", str(tmp_path / "m")]) == 0
+    assert (tmp_path / "m" / "control.safetensors").is_file()
+    assert main(["resolution", "transfer", "--folder", str(copied), *small, "--arms", "none"]) == 2
+
+
+def test_the_claim_reads_curves():
+    seeds = {0: {0: 30.0, 100: 12.0, 400: 8.0}, 1: {0: 30.0, 100: 10.0, 400: 8.0}}
+    slow = {0: {0: 40.0, 100: 25.0, 400: 16.0}, 1: {0: 40.0, 100: 25.0, 400: 14.0}}
+    plain = {0: {0: 20.0, 100: 18.0, 400: 13.0}, 1: {0: 20.0, 100: 18.0, 400: 13.0}}
+    curves = {"grid-rescaled": seeds, "extrapolated-rescaled": slow, "grid-plain": plain}
+    result = judged(curves)
+    # means 30, 11, 8 cross 15 at 100 * 15 / 19
+    assert result.holds and result.value == pytest.approx(100 * 15 / 19 / 400, abs=1e-3)
+    assert result.details["extrapolated-rescaled"]["steps to 15.00"] == 400.0
+    assert not judged(curves | {"grid-plain": seeds, "grid-rescaled": plain}).holds
+    with pytest.raises(VitrineError, match="missing arms"):
+        judged({"grid-rescaled": seeds})
+    assert world.steps_to_reach({0: 5.0, 50: 3.0}, 1.0) is None and world.steps_to_reach({0: 5.0}, 6.0) == 0.0
+    assert "resolution.transfer" in all_claims()
+
+
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"lr": 0.0}, {"ema": 1.0}, {"samples": 1}, {"guidance": -1.0}])
+def test_settings_are_checked(wrong):
+    with pytest.raises(VitrineError):
+        world.TransferConfig(**wrong)
+    assert world.TransferConfig.from_dict(world.TransferConfig(lr=1e-4).to_dict()).lr == 1e-4
+
+
+# --- report sections ------------------------------------------------------------------------------------------------
+def test_the_report_sections(monkeypatch, tmp_path):
+    from vitrine.engine.cli.report import Report
+    from vitrine.engine.control import report as control
+    from vitrine.engine.resolution import report as resolution
+
+    draw = Sibling.draw
+    monkeypatch.setattr(Sibling, "draw", lambda self, *a, **k: draw(self, *a, **k | {"steps": 2}))
+    monkeypatch.setattr(control, "MEASURED", 2)
+    monkeypatch.setattr(resolution, "SHOWN", 2)
+    curves = {arm: {0: {0: 30.0, 50: 20.0 + i}} for i, arm in enumerate(world.ARMS)}
+    (tmp_path / "transfer.json").write_text(json.dumps(world.to_json(curves, world.TransferConfig())))
+    monkeypatch.setattr(resolution, "CURVES", tmp_path / "transfer.json")
+    for module, pictures in ((control, 1 + 2 * 2 * 5), (resolution, 2 * 6 + 1)):
+        page = Report("t")
+        module.section(page)
+        text = page.to_html()
+        assert text.count("<img") >= pictures and "<table>" in text
