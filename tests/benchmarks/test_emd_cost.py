@@ -1,65 +1,58 @@
-"""One-step generation costs one bare forward: ``VITRINE_BENCH=1 pytest -s tests/benchmarks/test_emd_cost.py``.
+"""One-step generation costs one bare forward; a training step costs what its forwards and backwards cost."""
 
-Seconds are CPU time, which other programs on the machine do not lengthen: with OMP_NUM_THREADS=1 they are the latency.
-"""
-
-import os
-import sys
-import time
+import copy
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, UNet2DConditionModel
+from diffusers import DDIMScheduler
 from vitrine.engine.denoiser import Condition, Denoiser
-from vitrine.engine.emd import StudentContract, one_step, seeded
-from vitrine.engine.portraits import build_models
-
-pytestmark = pytest.mark.skipif(not os.environ.get("VITRINE_BENCH"), reason="set VITRINE_BENCH=1 to measure")
-
-
-def seconds(run):
-    start = time.process_time()
-    run()
-    return time.process_time() - start
+from vitrine.engine.emd import EStepConfig, StudentContract, one_step, seeded
+from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.train_config import EMDTrainConfig
 
 
-@torch.no_grad()
-def measure(unet, scheduler, z, text, repeats, ddim_steps):
-    """Best seconds of a bare forward and of ours, taken in turn; and of 50 DDIM steps, from ``ddim_steps`` of them."""
-    student, contract = Denoiser.from_diffusers(unet, scheduler), StudentContract()
-    t, cond = torch.full((len(z),), 999.0), Condition(text)
-    runs = {"bare": lambda: unet(z, t, text), "ours": lambda: one_step(student, z, cond, contract)}
-    times = {name: [] for name in runs}
-    for i in range(repeats + 1):  # in turn, so that a busy machine disturbs both alike; the first warms up
-        for name, run in runs.items():
-            took = seconds(run)
-            times[name] += [took] if i else []
+def ddim():
+    return DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False)
+
+
+@pytest.mark.parametrize(("model", "batch", "rounds"), [("portraits", 16, 20), ("SD1.5", 1, 3)])
+def test_one_step_costs_one_forward(bench, model, batch, rounds):
+    full, scheduler = bench.model(model, batch), ddim()
+    student, contract, cond = Denoiser.from_diffusers(full.net, scheduler), StudentContract(), Condition(full.text)
+    z = seeded(list(range(batch)), tuple(full.x.shape[1:])).to(full.x)
+    t = torch.full((batch,), 999.0, device=z.device)
     scheduler.set_timesteps(50)
-    latents, steps = z.clone(), []
-    for now in scheduler.timesteps[:ddim_steps]:
-        start = time.process_time()
-        latents = scheduler.step(unet(latents, now, text).sample, now, latents).prev_sample
-        steps.append(time.process_time() - start)
-    return min(times["bare"]), min(times["ours"]), 50 * min(steps)
+
+    def ddim_step():
+        scheduler.step(full.net(z, 980, full.text).sample, 980, z)
+
+    against = {"bare forward": lambda: full.net(z, t, full.text), "50 DDIM steps": (ddim_step, 50)}
+    found = bench.compare("EMD, one-step picture", full.label, lambda: one_step(student, z, cond, contract), against,
+                          rounds)  # fmt: skip
+    bench.at_most("forwards", found["bare forward"].ratio, 1.05)
+    bench.at_most("share of 50 steps", found["50 DDIM steps"].ratio, 1 / 40)
 
 
-def held(name, found):
-    bare, ours, ddim = found
-    said = f"bare {bare:.4f} s, one step {ours:.4f} s ({ours / bare:.3f} x), 50 DDIM {ddim:.2f} s ({ddim / ours:.1f} x)"
-    sys.stdout.write(f"\n{name}: {said}\n")
-    assert ours / bare <= 1.05
-    assert ddim / ours > 40
+@pytest.mark.parametrize(("model", "batch", "chain", "rounds"), [("portraits", 8, 8, 3), ("SD1.5", 1, 4, 1)])
+def test_a_training_step_in_forwards(bench, model, batch, chain, rounds, tmp_path):
+    """The ratio to a bare forward is the cost in forward-equivalents: 9 expected for Diff-Instruct, 23 for four steps
+    of the chain, 39 for eight, where a backward pass costs as much as a forward for activations and again for weights.
+    """
+    full = bench.model(model, batch, 32)
+    if full.x.dtype != torch.float32:
+        pytest.skip("adapters train in float32")
+    teacher = Denoiser.from_diffusers(copy.deepcopy(full.net), ddim())  # adapters are added to it
+    config = EMDTrainConfig(batch=batch, chain=EStepConfig(steps=chain), auto_gz=False)
+    trainer = Trainer(teacher, Condition(full.text[:1].cpu()), tuple(full.x.shape[1:]), config, tmp_path)
 
+    def step(kind):
+        trainer.chain = kind
+        trainer.step()
 
-def test_one_step_costs_one_forward_on_portraits():
-    model = build_models(0)
-    scheduler = DDIMScheduler.from_config(model.scheduler.config)
-    held("portraits, batch 16", measure(model.unet, scheduler, seeded(list(range(16)), (4, 16, 16)),
-                                        torch.zeros(16, 24, 64), 20, 10))  # fmt: skip
+    def bare():
+        with torch.no_grad():
+            full()
 
-
-def test_one_step_costs_one_forward_at_full_size():
-    unet = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8).eval()
-    scheduler = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", clip_sample=False)
-    assert 8.5e8 < sum(p.numel() for p in unet.parameters()) < 8.7e8, "Stable Diffusion 1.5's size"
-    held("SD1.5 size, batch 1", measure(unet, scheduler, seeded([0], (4, 64, 64)), torch.randn(1, 77, 768), 2, 2))
+    against = {"bare forward": bare, "Diff-Instruct step": lambda: step(EStepConfig.diff_instruct())}
+    method = f"EMD, training step with a chain of {chain}"
+    bench.compare(method, full.label, lambda: step(config.chain), against, rounds, grad=True)

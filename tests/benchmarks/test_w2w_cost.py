@@ -1,6 +1,6 @@
-"""Cost of building a space and training its LoRAs: ``VITRINE_BENCH=1 pytest -s tests/benchmarks/test_w2w_cost.py``."""
+"""Cost of building a space, training its LoRAs, and of sampling, applying and inverting models."""
 
-import os
+import copy
 import subprocess
 import sys
 import textwrap
@@ -10,44 +10,58 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from peft import LoraConfig
-from vitrine.engine.w2w import LoraTrainConfig, PCAConfig, principal_components
+from safetensors.torch import load_file
+from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.w2w import (
+    BatchedLora,
+    InvertConfig,
+    LoraTrainConfig,
+    Manifest,
+    PCAConfig,
+    Subject,
+    WeightSpace,
+    initial_lora,
+    invert,
+    materialise,
+    principal_components,
+    sample,
+    write_lora,
+)
 from vitrine.engine.w2w.pca import Matrix
 from vitrine.engine.w2w.train import BatchedTrainer
 
-pytestmark = pytest.mark.skipif(not os.environ.get("VITRINE_BENCH"), reason="set VITRINE_BENCH=1 to measure")
 
-
-def say(text):
-    sys.stdout.write(f"\n{text}\n")
-
-
-def cpu(run):
-    """CPU seconds and the result; other programs do not lengthen them."""
-    start = time.process_time()
-    found = run()
-    return time.process_time() - start, found
-
-
+# --- building -----------------------------------------------------------------------------------------------------
 def lowrank(n, d, seed=0):
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 60, generator=g) @ torch.randn(60, d, generator=g) + 0.3 * torch.randn(n, d, generator=g)
 
 
-def test_gram_route_equals_scikit_learn_and_is_faster():
+def test_gram_route_equals_scikit_learn_and_is_faster(bench):
     from sklearn.decomposition import PCA
 
-    rows, k = lowrank(500, 100_000), 100
-    ours, found = cpu(lambda: principal_components(Matrix(rows), PCAConfig(k)))
-    z = ((rows - found.mean) / found.scale).double().numpy()
-    theirs, plain = cpu(lambda: PCA(k, svd_solver="full").fit(z))
-    cosines = np.linalg.svd(found.basis.double().numpy()[:60] @ plain.components_[:60].T, compute_uv=False)
+    n, d, k = (200, 4_000, 100) if bench.tiny else (500, 100_000, 100)
+    rows, found = lowrank(n, d), {}
+
+    def ours():
+        found["ours"] = principal_components(Matrix(rows), PCAConfig(k))
+
+    ours()
+    z = ((rows - found["ours"].mean) / found["ours"].scale).double().numpy()
+
+    def theirs():
+        found["theirs"] = PCA(k, svd_solver="full").fit(z)
+
+    row = bench.compare("W2W, PCA with 100 components", f"matrix {n} x {d}", ours, {"scikit-learn PCA": theirs}, 1, 0)
+    plain, made = found["theirs"], found["ours"]
+    cosines = np.linalg.svd(made.basis.double().numpy()[:60] @ plain.components_[:60].T, compute_uv=False)
     angle = float(np.arccos(np.clip(cosines.min(), -1, 1)))
-    say(f"500 x 100k, {k} components: ours {ours:.1f} s, scikit-learn {theirs:.1f} s ({theirs / ours:.1f} x), "
-        f"angle of the leading 60 {angle:.1e}")  # fmt: skip
-    np.testing.assert_allclose(found.singular_values.numpy(), plain.singular_values_, rtol=1e-4)
+    bench.say(f"angle of the leading 60 components {angle:.1e}")
+    np.testing.assert_allclose(made.singular_values.numpy(), plain.singular_values_, rtol=1e-4)
     assert angle < 1e-4
-    assert theirs / ours >= 5
+    bench.at_most("time", row["scikit-learn PCA"].ratio, 1 / 5)
 
 
 STREAM = """
@@ -64,28 +78,30 @@ STREAM = """
 """
 
 
-def test_streaming_keeps_its_memory(tmp_path):
+def test_streaming_keeps_its_memory(bench, tmp_path):
     """5,000 x 100k (2 GB on disk) within 2 GB of memory that no file backs; mapped pages may be dropped."""
-    n, d = 5_000, 100_000
-    path = tmp_path / "rows.f32"
+    n, d = (300, 1_000) if bench.tiny else (5_000, 100_000)
+    path, found = tmp_path / "rows.f32", {}
     data = np.memmap(path, np.float32, "w+", shape=(n, d))
     g = np.random.default_rng(0)
     for start in range(0, d, 10_000):
-        data[:, start : start + 10_000] = g.standard_normal((n, 10_000), dtype=np.float32)
+        data[:, start : start + 10_000] = g.standard_normal((n, min(d, 10_000)), dtype=np.float32)
     data.flush()
-    watch = textwrap.dedent(STREAM)
-    process = subprocess.Popen(
-        [sys.executable, "-c", watch, str(path), str(n), str(d)], stdout=subprocess.PIPE, text=True
-    )
-    peak = 0.0
-    while process.poll() is None:
-        peak = max(peak, anonymous(process.pid))
-        time.sleep(0.05)
-    seconds = float(process.stdout.read().split()[0])
-    say(f"{n} x {d}: {seconds:.0f} s of CPU, peak of anonymous memory {peak:.2f} GiB")
-    assert peak <= 2.0
-    model = cost_model(n, d, seconds)
-    say(model)
+
+    def build():
+        command = [sys.executable, "-c", textwrap.dedent(STREAM), str(path), str(n), str(d)]
+        process, peak = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0.0
+        while process.poll() is None:
+            peak = max(peak, anonymous(process.pid))
+            time.sleep(0.05)
+        found.update(seconds=float(process.stdout.read().split()[0]), peak=peak)
+
+    bench.benchmark.pedantic(build, rounds=1)
+    whole = [n * d * 4 / 2**30]
+    bench.record("W2W, PCA streamed from disk", "the matrix in memory", f"matrix {n} x {d}", [found["peak"]], whole,
+                 unit="memory (GiB)")  # fmt: skip
+    bench.say(cost_model(n, d, found["seconds"]))
+    bench.at_most("GiB of anonymous memory", found["peak"], 2.0)
 
 
 def anonymous(pid):
@@ -110,38 +126,105 @@ def cost_model(n, d, seconds):
     )
 
 
-def test_batched_training_against_peft_one_at_a_time():
-    """The paper's batch of one picture a step: 16 models together, against PEFT adapters one after another."""
-    from vitrine.engine.w2w.world import frozen, subject
+# --- models of a space --------------------------------------------------------------------------------------------
+def denoiser_of(net):
+    betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+    return Denoiser.from_diffusers(net, DDIMScheduler(**betas))
 
-    portraits, denoiser = frozen()
-    who, steps = [20_000_000 + i for i in range(16)], 10
-    config = LoraTrainConfig(alpha=4.0, steps=steps, batch=1, lr=1e-2)
-    subjects = [subject(portraits, i, 4) for i in who]
-    trainer = BatchedTrainer(denoiser, subjects, config)
-    trainer.step()
-    batched, _ = clock(lambda: [trainer.step() for _ in range(steps)])
-    unet = portraits.unet
+
+def space_of(model, net, k=100):
+    """The shipped people, or a random space of the paper's layers."""
+    if model == "portraits":
+        from vitrine.engine.w2w.world import people_space
+
+        return people_space()
+    manifest = Manifest.of(initial_lora(net))
+    d = manifest.size
+    basis = torch.randn(k, d) / d**0.5
+    return WeightSpace(manifest, torch.zeros(d), torch.full((d,), 1e-3), basis, torch.ones(k), torch.zeros(0, k), k + 1)
+
+
+@pytest.mark.parametrize(("model", "count", "rounds"), [("portraits", 16, 10), ("SD1.5", 4, 1)])
+def test_batched_training_against_peft_one_at_a_time(bench, model, count, rounds):
+    """The paper's batch of one picture a step: models together, against PEFT adapters one after another."""
+    full = bench.model(model, 1, 32)
+    if full.x.dtype != torch.float32:
+        pytest.skip("adapters train in float32")
+    config = LoraTrainConfig(alpha=4.0, batch=1, lr=1e-2)
+    shape, cond = full.x.shape[1:], Condition(full.text.cpu())
+    subjects = [Subject(str(i), torch.randn(4, *shape), cond, i) for i in range(count)]
+    trainer = BatchedTrainer(denoiser_of(full.net), subjects, config)
+    unet = copy.deepcopy(full.net)
     unet.add_adapter(LoraConfig(r=1, lora_alpha=4, target_modules=list(config.targets)))
     learnt = [p for n, p in unet.named_parameters() if ".lora_" in n]
-    adam, random = torch.optim.AdamW(learnt, config.lr), torch.Generator().manual_seed(0)
+    adam, random, denoiser = torch.optim.AdamW(learnt, config.lr), torch.Generator().manual_seed(0), denoiser_of(unet)
 
     def plain():
-        x0, t, noise, cond = subjects[0].draw(1, random)
-        found = denoiser.predict(denoiser.network_input(x0, noise, t), t, cond).eps
+        x0, t, noise, told = (v.to(full.x.device) for v in subjects[0].draw(1, random))
+        found = denoiser.predict(denoiser.network_input(x0, noise, t), t, told).eps
         (found - noise).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(learnt, 1.0)
         adam.step()
         adam.zero_grad()
 
-    plain()
-    single, _ = clock(lambda: [plain() for _ in range(steps * 2)])
-    one, many = single / (steps * 2), batched / (steps * len(who))
-    say(f"one model, one step: PEFT {1000 * one:.1f} ms, batched {1000 * many:.1f} ms ({one / many:.1f} x)")
-    assert one / many >= 4
+    method, name = f"W2W, one step of {count} LoRAs together", "PEFT, one after another"
+    row = bench.compare(method, full.label, trainer.step, {name: (plain, count)}, rounds, grad=True)[name]
+    if model == "portraits":
+        bench.at_most("time", row.ratio, 1 / 4)
 
 
-def clock(run):
-    start = time.perf_counter()
-    found = run()
-    return time.perf_counter() - start, found
+@pytest.mark.parametrize("model", ["portraits", "SD1.5"])
+def test_a_sampled_model_against_a_lora_file(bench, model, tmp_path):
+    """From a seed to a network that has the model, against a LoRA file loaded and taken out again by diffusers."""
+    full = bench.model(model, 1, 32)
+    space, other = space_of(model, full.net), copy.deepcopy(full.net)
+    path = write_lora(tmp_path / "one.safetensors", materialise(space, sample(space, [0])[0]), "diffusers")
+
+    def ours():
+        with BatchedLora(full.net, space.manifest, space.decode(sample(space, [0]))):
+            pass
+
+    def theirs():
+        other.load_lora_adapter(load_file(path), prefix="unet")
+        other.unload_lora()
+
+    bench.compare("W2W, sample a model and apply it", full.label, ours, {"loading a LoRA": theirs}, 5)
+
+
+@pytest.mark.parametrize("model", ["portraits", "SD1.5"])
+def test_a_forward_of_a_sampled_model(bench, model, tmp_path):
+    """What each step of sampling costs while the model is applied."""
+    full = bench.model(model, 1, 32)
+    space, other = space_of(model, full.net), copy.deepcopy(full.net)
+    weights = space.decode(sample(space, [0])).to(full.x)
+    path = write_lora(tmp_path / "one.safetensors", materialise(space, sample(space, [0])[0]), "diffusers")
+    other.load_lora_adapter(load_file(path), prefix="unet")
+
+    def ours():
+        with BatchedLora(full.net, space.manifest, weights):
+            full()
+
+    against = {"bare forward": full, "PEFT's forward": lambda: other(full.x, full.t, full.text)}
+    bench.compare("W2W, forward with a model", full.label, ours, against, 10 if model == "portraits" else 3)
+
+
+@pytest.mark.parametrize(("model", "steps", "rounds"), [("portraits", 10, 5), ("SD1.5", 1, 2)])
+def test_a_step_of_inversion(bench, model, steps, rounds):
+    """Clocked between steps, so that the check at the end stays out; the first step of a run does not count."""
+    full = bench.model(model, 1, 32)
+    space, marks, ours, theirs = space_of(model, full.net), [], [], []
+    latents, cond, denoiser = torch.randn_like(full.x), Condition(full.text), denoiser_of(full.net)
+    config = InvertConfig(steps=steps + 1, check_every=1000)
+
+    def bare():
+        x = full.x.detach().requires_grad_()
+        full.net(x, full.t, full.text).sample.square().mean().backward()
+
+    def run():
+        marks.clear()
+        invert(denoiser, space, latents, cond, config, progress=lambda *told: marks.append(bench.now()))
+        ours.append((marks[-1] - marks[0]) / steps)
+        theirs.append(min(bench.seconds(bare) for _ in range(steps)))
+
+    bench.benchmark.pedantic(run, rounds=bench.rounds(rounds), warmup_rounds=0)
+    bench.record("W2W, step of an inversion", "bare forward and backward", full.label, ours, theirs)

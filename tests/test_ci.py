@@ -1,0 +1,56 @@
+""".github/workflows: valid, with the lanes the project promises, naming files and versions that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+yaml = pytest.importorskip("yaml")
+FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+CI, PUBLISH = (yaml.safe_load((ROOT / ".github" / "workflows" / f"{n}.yml").read_text()) for n in ("ci", "publish"))
+
+
+def commands(job):
+    return "\n".join(step.get("run", "") for step in job["steps"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_is_a_workflow(path):
+    found = yaml.safe_load(path.read_text())
+    assert found["name"] and found[True] and found["permissions"] == {"contents": "read"}  # YAML 1.1 reads "on" as true
+    for name, job in found["jobs"].items():
+        needs = job.get("needs", [])
+        assert set([needs] if isinstance(needs, str) else needs) <= set(found["jobs"]), name
+        if "uses" in job:
+            assert (ROOT / job["uses"]).is_file()
+            continue
+        assert job["runs-on"] and job["timeout-minutes"] and job["steps"]
+        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+        assert all("@" in step["uses"] for step in job["steps"] if "uses" in step)
+
+
+def test_lanes():
+    jobs = CI["jobs"]
+    assert "ruff check" in commands(jobs["lint"])
+    assert "mypy" in commands(jobs["types"]) and "-p vitrine.engine -p vitrine.nodes" in commands(jobs["types"])
+    lanes = {lane["diffusers"]: lane["constraints"] for lane in jobs["engine"]["strategy"]["matrix"]["include"]}
+    assert set(lanes) == {"lowest", "newest"} and all((ROOT / file).is_file() for file in lanes.values())
+    assert "pytest --ignore=tests/comfy" in commands(jobs["engine"]) and "pytest tests/comfy" in commands(jobs["comfy"])
+
+
+def test_versions_are_those_the_project_names():
+    project = (ROOT / "pyproject.toml").read_text()
+    lowest = re.search(r"^diffusers==(.+)$", (ROOT / ".ci" / "lowest.txt").read_text(), re.M).group(1)
+    assert lowest.startswith(re.search(r'"diffusers>=([\d.]+)"', project).group(1))
+    assert re.search(r"^diffusers==", (ROOT / "constraints.txt").read_text(), re.M)
+    release = re.search(r"--version ([\d.]+)", commands(CI["jobs"]["comfy"])).group(1)
+    assert release == re.search(r'requires-comfyui = ">=([\d.]+)"', project).group(1)
+
+
+def test_a_tag_is_published_after_all_tests():
+    jobs = PUBLISH["jobs"]
+    assert PUBLISH[True]["push"] == {"tags": ["v*"]} and jobs["tests"]["uses"] == "./.github/workflows/ci.yml"
+    assert "workflow_call" in CI[True] and jobs["build"]["needs"] == "tests"
+    assert "GITHUB_REF_NAME" in commands(jobs["build"])
+    assert jobs["pypi"]["needs"] == jobs["registry"]["needs"] == "build"

@@ -1,0 +1,49 @@
+"""README and the pages it leads to: short, every node named, no dead link, every command exists."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from vitrine.engine import claims
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("claims", "python", "speed"))]
+
+
+def test_two_screens():
+    assert len(README.splitlines()) <= 110 and README.count("```python") == 1
+
+
+def test_every_node_is_named():
+    names = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+    assert not [n["display_name"] for n in names.values() if f"*{n['display_name']}*" not in README]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_links_and_pictures_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    assert not [link for link in found if "://" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=lambda p: p.stem)
+def test_every_command_exists(page):
+    text = page.read_text(encoding="utf-8")
+    commands = [row.split("|")[-2] for row in text.splitlines() if row.startswith("|") and "`" in row.split("|")[-2]]
+    named = re.findall(r"(?:vitrine reproduce |`)(\w+\.\w+)`", "".join(commands))
+    files = re.findall(r"pytest ([\w/]+\.py)", "".join(commands))
+    assert len(commands) >= 9 and not set(named) - set(claims.all_claims())
+    assert files and all((ROOT / f).is_file() for f in files)
+
+
+def test_claims_in_short_are_claims_in_full():
+    """A figure of README's table stands in docs/claims.md, in a row with the same command."""
+    full = PAGES[1].read_text(encoding="utf-8").splitlines()
+    table = README[README.index("| claim |") : README.index("## Install")].splitlines()[2:]
+    for line in filter(None, table):
+        _, _, measured, command, _ = line.split("|")
+        rows = [r for name in re.findall(r"\w+\.\w+(?=`)|test_\w+(?=\.py)", command) for r in full if f"{name}" in r]
+        figures = re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", measured)
+        assert rows and figures and all(any(f in r for r in rows) for f in figures), line
