@@ -12,7 +12,7 @@ from ..progress import Progress, silent
 from .world import LABELS, PAPER, SHAPES
 
 MODELS, PICTURES = 50, 6
-PER_LABEL, SHOTS = 6, 3
+PER_LABEL, SHOTS = 40, 3
 INVERTED = 8
 FRESH = 5000
 """People from here on (after the first identity) are in no space."""
@@ -90,7 +90,7 @@ def directions(model: str | None = None, progress: Progress = silent) -> ClaimRe
     target="for 6 attributes or more: target +60 points monotonically, others <= 10 points, identity above both",
 )  # fmt: skip
 def editing(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Sweeps on models that lack the attribute; baselines on the same models, seeds and surroundings."""
+    """Sweeps on 40 models that lack the attribute; baselines on the same models, seeds and surroundings."""
     from ..denoiser import Denoiser
     from . import measures as m
     from .world import Studio
@@ -101,10 +101,8 @@ def editing(model: str | None = None, progress: Progress = silent) -> ClaimResul
     details: dict[str, Any] = {}
     good = 0
     for i, label in enumerate(m.EDITED):
-        models = m.subjects_without(studio, label, PER_LABEL)
-        own = m.w2w_sweep(studio, label, models, SHOTS)
-        prompt = m.prompt_sweep(studio, label, models, SHOTS)
-        slider = m.slider_sweep(studio, label, models, SHOTS, sliders[i], start)
+        stand = m.EditStand.open(studio, label, PER_LABEL)
+        own, prompt, slider = stand.w2w(), stand.prompt(), stand.slider(sliders[i], start)
         row, holds = _edit_row(own, prompt, slider)
         details[label] = row
         good += holds

@@ -11,6 +11,7 @@ import torch
 
 from ..denoiser import Condition, Denoiser
 from ..progress import Progress, silent
+from .batched_lora import BatchedLora
 from .directions import named
 from .editing import edit
 from .inversion import InvertConfig, invert
@@ -18,15 +19,22 @@ from .sampling import SampleConfig
 from .sliders import SliderConfig, train_sliders
 from .space import WeightSpace
 from .train import BatchedTrainer
-from .world import LABELS, RECIPE, Studio, subject
+from .world import GUIDANCE, LABELS, RECIPE, Studio, subject
 
-EDITED = ("glasses", "beard", "bald", "long hair", "curly hair", "dark skin", "white hair")
+EDITED = (
+    "glasses", "beard", "bald", "long hair", "curly hair", "dark skin", "pale skin", "white hair", "mole left",
+    "mole right",
+)  # fmt: skip
 """Attributes whose edits are measured; their words also stand in prompts, for the prompt baseline."""
 WORDS = {
     "glasses": "glasses", "beard": "beard", "bald": "bald head", "long hair": "long hair", "curly hair": "curly hair",
-    "dark skin": "dark", "white hair": "white hair",
+    "dark skin": "dark", "pale skin": "pale", "white hair": "white hair", "mole left": "mole left",
+    "mole right": "mole right",
 }  # fmt: skip
-STRENGTHS = (0.0, 1.0, 2.0, 3.0, 4.0)
+STRENGTHS = (0.0, 1.5, 2.5, 3.5, 4.5)
+SLIDER_STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
+EDIT_STEPS, EDIT_BATCH = 10, 40
+"""Sampler steps where edits are compared, and models drawn at once."""
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5)
 """How people are drawn for measurements: all components, attributes as one training model has them, a little more."""
 
@@ -118,36 +126,66 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     return Sweep(label, tuple(strengths), target, others, identity, pixels, worst[0])
 
 
-def w2w_sweep(
-    studio: Studio, label: str, models: torch.Tensor, pictures: int, vector: torch.Tensor | None = None
-) -> Sweep:
-    """Sliders along the space's direction, or along another one given."""
-    d = named(studio.space, label) if vector is None else vector
-    drawn = [studio.draw(models + strength * d, pictures) for strength in STRENGTHS]
-    return measure_sweep(studio, label, STRENGTHS, drawn)
+def draw_once(studio: Studio, models: torch.Tensor, prompts: Sequence[str], flat: bool = False) -> torch.Tensor:
+    """(M, 1, 3, 64, 64) in [0, 1]: each model (coefficients, or weights if ``flat``) with a prompt and seed of its own.
 
-
-def prompt_sweep(studio: Studio, label: str, models: torch.Tensor, pictures: int) -> Sweep:
-    """The same models, the attribute's word in the prompt, blended in by strength of its text states."""
-    before = prompts(pictures)
-    drawn = [studio.draw(models, pictures, prompts=before)]
-    drawn.append(studio.draw(models, pictures, prompts=[with_word(p, WORDS[label]) for p in before]))
-    return measure_sweep(studio, label, (0.0, 1.0), drawn)
-
-
-def slider_sweep(
-    studio: Studio, label: str, models: torch.Tensor, pictures: int, slider: torch.Tensor, start: torch.Tensor
-) -> Sweep:
-    """The concept slider's weights added to each model's, at several strengths.
-
-    Slider and models share their initial factors, so the factors' differences add up like the paper's merges.
+    Many people once tell more about a slider than few people often: whether an attribute comes along is a matter of
+    the person.
     """
-    flat, manifest = studio.flat(models)
-    strengths, drawn = (0.0, 0.5, 1.0, 1.5, 2.0), []
-    for strength in strengths:
-        both = flat + strength * (slider - start)
-        drawn.append(studio.draw_weights(manifest, both, pictures))
-    return measure_sweep(studio, label, strengths, drawn)
+    from ..portraits.sampling import decode, sample_latents
+
+    weights, manifest = (models, studio.manifest) if flat else studio.flat(models)
+    out = []
+    for start in range(0, len(weights), EDIT_BATCH):
+        part = slice(start, start + EDIT_BATCH)
+        with BatchedLora(studio.portraits.unet, manifest, weights[part], tiled=True):
+            seeds = list(range(start, start + len(weights[part])))
+            latents = sample_latents(
+                studio.portraits, list(prompts[part]), seeds, steps=EDIT_STEPS, guidance=GUIDANCE
+            )  # fmt: skip
+        out.append(decode(studio.portraits, latents))
+    return torch.cat(out)[:, None]
+
+
+@dataclass(frozen=True)
+class EditStand:
+    """Models without an attribute, their prompts, and what they look like before any edit."""
+
+    studio: Studio
+    label: str
+    models: torch.Tensor
+    prompts: list[str]
+    before: torch.Tensor
+
+    @classmethod
+    def open(cls, studio: Studio, label: str, count: int) -> EditStand:
+        """For ``count`` people."""
+        models = subjects_without(studio, label, count)
+        told = prompts(len(models))
+        return cls(studio, label, models, told, draw_once(studio, models, told))
+
+    def w2w(self) -> Sweep:
+        """Sliders along the space's direction."""
+        d = named(self.studio.space, self.label)
+        drawn = [draw_once(self.studio, self.models + s * d, self.prompts) for s in STRENGTHS[1:]]
+        return measure_sweep(self.studio, self.label, STRENGTHS, [self.before, *drawn])
+
+    def prompt(self) -> Sweep:
+        """The same models, the attribute's word in the prompt."""
+        words = [with_word(p, WORDS[self.label]) for p in self.prompts]
+        drawn = draw_once(self.studio, self.models, words)
+        return measure_sweep(self.studio, self.label, (0.0, 1.0), [self.before, drawn])
+
+    def slider(self, slider: torch.Tensor, start: torch.Tensor) -> Sweep:
+        """The concept slider's weights added to each model's, at several strengths.
+
+        Slider and models share their initial factors, so the factors' differences add up like the paper's merges.
+        """
+        flat = self.studio.flat(self.models)[0]
+        drawn = [
+            draw_once(self.studio, flat + s * (slider - start), self.prompts, flat=True) for s in SLIDER_STRENGTHS[1:]
+        ]
+        return measure_sweep(self.studio, self.label, SLIDER_STRENGTHS, [self.before, *drawn])
 
 
 def prompts(pictures: int, first_context: int = 5000) -> list[str]:
@@ -159,8 +197,8 @@ def prompts(pictures: int, first_context: int = 5000) -> list[str]:
 
 def with_word(prompt: str, word: str) -> str:
     """A prompt that also says an attribute, where training captions say it."""
-    if word == "dark":
-        return prompt.replace(" face", " dark face")
+    if word in ("dark", "pale"):
+        return prompt.replace(" face", f" {word} face")
     return prompt.replace("face with", f"face with {word}")
 
 

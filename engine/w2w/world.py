@@ -151,6 +151,11 @@ class Studio:
         after = before[0] if late is None else self.flat(late)[0]
         return self.draw_weights(manifest, before[0], pictures, first_seed, after, start, prompts, first_context)
 
+    @property
+    def manifest(self) -> Manifest:
+        """Of flat weights."""
+        return self.flat(self.space.coefficients[:1])[1]
+
     def flat(self, coefficients: torch.Tensor) -> tuple[torch.Tensor, Manifest]:
         """(M, D) weights of M models and their manifest."""
         if isinstance(self.space, WeightSpace):
