@@ -84,7 +84,8 @@ class BatchedLora(AbstractContextManager):
 
     def __enter__(self) -> BatchedLora:
         for layer in self.manifest:
-            self._handles.append(self._modules[layer.path].register_forward_hook(self._hook(layer)))
+            module = self._modules[layer.path]  # first of all hooks: to edits and captures it is the layer's weight
+            self._handles.append(module.register_forward_hook(self._hook(layer), prepend=True))
         return self
 
     def __exit__(self, *error: object) -> None:
