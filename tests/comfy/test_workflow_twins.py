@@ -1,8 +1,9 @@
-"""Every workflow against the pipelines: the same seeds and settings give the same pictures through both doors."""
+"""Every workflow against the pipelines, offline: the same seeds and settings give the same pictures on both ways."""
 
 import importlib.util
 import inspect
 import json
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,29 @@ def shown(history, node_id):
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float()
 
 
+@pytest.fixture
+def offline(monkeypatch):
+    """Addresses anybody tried to reach; none can be."""
+    tried, connect = [], socket.socket.connect
+
+    def refuse(self, address):
+        host = address[0] if isinstance(address, tuple) else address
+        if self.family in (socket.AF_INET, socket.AF_INET6) and host not in ("127.0.0.1", "::1", "localhost"):
+            tried.append(host)
+            raise OSError(f"offline: {host}")
+        return connect(self, address)
+
+    def resolve(host, *args, **kwargs):
+        tried.append(host)
+        raise socket.gaierror(f"offline: {host}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return tried
+
+
 @pytest.mark.parametrize("name", [w for w in WORKFLOWS if w not in ELSEWHERE])
-def test_workflow_equals_the_pipelines(name, comfy, tmp_path):
+def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
     graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
     history, error = comfy.run(graph)
     assert error is None, error
@@ -53,6 +75,7 @@ def test_workflow_equals_the_pipelines(name, comfy, tmp_path):
         worst[node_id] = float((found - (pictures.detach().float().clamp(0, 1) * 255).floor()).abs().max())
     too_far = {i: w for i, w in worst.items() if w > LOOSER.get((name, i), 2)}
     assert not too_far, worst
+    assert not offline
 
 
 def test_every_workflow_has_its_twin():
