@@ -232,7 +232,7 @@ def _readers_last(module: nn.Module) -> None:
     for table in (module._forward_hooks, module._forward_pre_hooks):
         for number, hook in list(table.items()):
             if getattr(hook, "reads", False):
-                table.move_to_end(number)
+                table[number] = table.pop(number)
 
 
 # --- edit ---------------------------------------------------------------------------------------------------------
