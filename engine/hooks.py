@@ -104,19 +104,20 @@ class Capture(_Hooks):
                 self._open_joint(site)
             elif site.kind == "map":
                 query = module_at(self._backbone, site.query)
-                self._handles.append(query.register_forward_hook(self._keep_query(site)))
+                self._handles.append(query.register_forward_hook(_reading(self._keep_query(site))))
         for (path, before), sites in self._places.items():
             module = module_at(self._backbone, path)
             if before:
-                self._handles.append(module.register_forward_pre_hook(self._on_input(sites)))
+                self._handles.append(module.register_forward_pre_hook(_reading(self._on_input(sites))))
             else:
-                self._handles.append(module.register_forward_hook(self._on_output((path, before), sites)))
+                self._handles.append(module.register_forward_hook(_reading(self._on_output((path, before), sites))))
 
     def _open_joint(self, site: Site) -> None:
         """Keep all projections but the one that completes the map, and the rotary embedding."""
         wanted = {path for s in site.streams for path in (s.query, s.key)} - {site.key}
         for path in sorted(wanted):
-            self._handles.append(module_at(self._backbone, path).register_forward_hook(self._keep_part(path)))
+            keep = _reading(self._keep_part(path))
+            self._handles.append(module_at(self._backbone, path).register_forward_hook(keep))
         if site.rope:
 
             def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -220,6 +221,20 @@ def _sites(backbone: nn.Module, sites: Any) -> list[Site]:
     return resolve(backbone, sites)
 
 
+def _reading(hook: Callable) -> Callable:
+    """The hook, marked as one that changes nothing."""
+    hook.reads = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _readers_last(module: nn.Module) -> None:
+    """Captures see what the network goes on with, also when they were opened before the edit."""
+    for table in (module._forward_hooks, module._forward_pre_hooks):
+        for number, hook in list(table.items()):
+            if getattr(hook, "reads", False):
+                table[number] = table.pop(number)
+
+
 # --- edit ---------------------------------------------------------------------------------------------------------
 class Edit(_Hooks):
     """An open edit; made by :func:`edit`."""
@@ -235,6 +250,7 @@ class Edit(_Hooks):
                     self._handles.append(module.register_forward_pre_hook(_edit_input(site, change, around, rows)))
                 else:
                     self._handles.append(module.register_forward_hook(_edit_output(site, change, around, rows)))
+                _readers_last(module)
         except BaseException:
             self.close()
             raise

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import folder_paths
 import torch
 from comfy_api.latest import io, ui
 
 from ..engine.activations import PRESETS, Activations, PCABasis, TapConfig, pca_rgb, preset, tap_latents
 from ..engine.addresses import resolve
 from ..engine.errors import refuse
-from . import bridge
+from . import bridge, saved
+from .saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
 
 CATEGORY = "Vitrine/activations"
@@ -221,10 +220,6 @@ class ActivationPicture(io.ComfyNode):
         return io.NodeOutput(drawn, ui=ui.PreviewImage(drawn, cls=cls))
 
 
-def _saved_folder() -> str:
-    return os.path.join(folder_paths.get_output_directory(), _FOLDER)
-
-
 class SaveActivations(io.ComfyNode):
     """Write activations to output/vitrine_activations."""
 
@@ -248,20 +243,9 @@ class SaveActivations(io.ComfyNode):
     @classmethod
     def execute(cls, activations: Activations, name: str) -> io.NodeOutput:
         """Save under a plain name; an existing file of that name is replaced whole."""
-        path = os.path.join(_saved_folder(), plain_name(name) + ".safetensors")
+        path = str(saved.folder(_FOLDER) / f"{plain_name(name)}.safetensors")
         activations.save(path)
         return io.NodeOutput(path, ui=ui.PreviewText(f"{path}\n{describe(activations)}"))
-
-
-def plain_name(name: str) -> str:
-    """A file name without any path.
-
-    Raises:
-        VitrineError: separators, dots in front, or nothing.
-    """
-    if not name or name != os.path.basename(name) or "\\" in name or name.startswith(".") or "\0" in name:
-        raise refuse("file name", name, "letters without folders, e.g. portrait-t50", "leave out / and leading dots")
-    return name
 
 
 class LoadActivations(io.ComfyNode):
@@ -270,8 +254,7 @@ class LoadActivations(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """The list is read anew whenever the page refreshes."""
-        folder = _saved_folder()
-        files = sorted(f for f in os.listdir(folder) if f.endswith(".safetensors")) if os.path.isdir(folder) else []
+        files = saved.listed(_FOLDER, ".safetensors")
         return io.Schema(
             node_id="VitrineLoadActivations",
             display_name="Load Activations",
@@ -285,13 +268,12 @@ class LoadActivations(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, file: str) -> float:
         """Runs again when the file has changed."""
-        path = os.path.join(_saved_folder(), plain_name(file))
-        return os.path.getmtime(path) if os.path.isfile(path) else 0.0
+        return saved.changed(_FOLDER, file)
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:
         """Load; broken files are named, never unpickled."""
-        return io.NodeOutput(Activations.load(os.path.join(_saved_folder(), plain_name(file))))
+        return io.NodeOutput(Activations.load(str(saved.path_of(_FOLDER, file))))
 
 
 NODES = [

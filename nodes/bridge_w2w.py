@@ -29,9 +29,11 @@ from ..engine.w2w import (
 from ..engine.w2w.export import kohya
 from ..engine.w2w.world import FILE, people_space
 from . import bridge
-from .activations import plain_name
+from .saved import plain_name
 
 PEOPLE = "portraits people (shipped)"
+FOLDER = "vitrine_w2w"
+"""Where saved models lie, below output."""
 _KEY = "vitrine.w2w"
 
 if "w2w" not in folder_paths.folder_names_and_paths:  # another pack may have registered it
@@ -49,14 +51,18 @@ def space(name: str) -> Space:
     return people_space() if name == PEOPLE else load_space(folder_paths.get_full_path_or_raise("w2w", name))
 
 
-def lora_folders() -> list[str]:
-    """Folders below models/loras that hold two LoRA files or more, by name; ``.`` is models/loras itself."""
-    found = set()
-    for root in map(Path, folder_paths.get_folder_paths("loras")):
+def lora_folders() -> dict[str, Path]:
+    """Folders with two LoRA files or more: their names below models/loras -> where they are.
+
+    ``.`` is models/loras itself; another root, such as this pack's own students, goes by its folder's name.
+    """
+    found: dict[str, Path] = {}
+    for number, root in enumerate(map(Path, folder_paths.get_folder_paths("loras"))):
         for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
             if len(list(folder.glob("*.safetensors"))) > 1:
-                found.add(folder.relative_to(root).as_posix())
-    return sorted(found)
+                name = folder.relative_to(root).as_posix()
+                found.setdefault(root.name if number and name == "." else name, folder)
+    return dict(sorted(found.items()))
 
 
 def build(folder: str, name: str, config: BuildConfig) -> Built:
@@ -65,12 +71,11 @@ def build(folder: str, name: str, config: BuildConfig) -> Built:
     Raises:
         VitrineError: a folder that is not there, or a name that leaves models/w2w.
     """
-    roots = [Path(p) for p in folder_paths.get_folder_paths("loras")]
-    found = next((root / folder for root in roots if (root / folder).is_dir()), None)
-    if found is None or ".." in Path(folder).parts:
-        raise refuse("folder", folder, lora_folders(), "put the LoRAs into a folder below models/loras")
+    known = lora_folders()
+    if folder not in known:
+        raise refuse("folder", folder, list(known), "put the LoRAs into a folder below models/loras")
     work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # a stopped build goes on
-    built = build_space(found, config, bridge.progress(), work=work)
+    built = build_space(known[folder], config, bridge.progress(), work=work)
     save_space(built.space, name)
     shutil.rmtree(work, ignore_errors=True)
     return built
@@ -80,16 +85,6 @@ def save_space(space: Space, name: str) -> Path:
     """Write a space into models/w2w."""
     target = Path(folder_paths.get_folder_paths("w2w")[0])
     return space.save(target / f"{plain_name(name)}.w2w.safetensors", "float16")
-
-
-def model_folder() -> Path:
-    """Where saved models lie."""
-    return Path(folder_paths.get_output_directory()) / "vitrine_w2w"
-
-
-def model_files() -> list[str]:
-    """Saved models by file name."""
-    return sorted(p.name for p in model_folder().glob("*.w2wmodel.safetensors"))
 
 
 def patched(model: Any, lora: Lora, strength: float = 1.0) -> Any:

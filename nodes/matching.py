@@ -99,6 +99,7 @@ class SegmentLikeThis(io.ComfyNode):
             display_name="Segment Like This",
             category=CATEGORY,
             description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
+            is_output_node=True,  # its masks show on it; nothing need be connected
             search_aliases=["few-shot segmentation", "mask propagation", "auto mask", "label propagation"],
             inputs=[
                 io.Model.Input("model", tooltip="Whose activations describe the pixels."),

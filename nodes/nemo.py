@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import folder_paths
 import torch
 from comfy_api.latest import io, ui
 
@@ -28,8 +26,8 @@ from ..engine.nemo.block import token_positions
 from ..engine.nemo.config import MODES
 from ..engine.nemo.report import heat_map
 from ..engine.nemo.sites import SCOPES
-from . import bridge, bridge_nemo
-from .activations import plain_name
+from . import bridge, bridge_nemo, saved
+from .saved import plain_name
 from .sockets import NeuronsSocket, NeuronStatisticsSocket
 
 CATEGORY = "Vitrine/nemo"
@@ -317,10 +315,6 @@ class NEMOBake(io.ComfyNode):
         return io.NodeOutput(bridge_nemo.baked(model, bake(bridge.backbone_of(model), neurons, factor, own)))
 
 
-def _saved() -> str:
-    return os.path.join(folder_paths.get_output_directory(), _FOLDER)
-
-
 class SaveNeurons(io.ComfyNode):
     """Write neurons to output/vitrine_neurons."""
 
@@ -344,7 +338,7 @@ class SaveNeurons(io.ComfyNode):
     @classmethod
     def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
-        path = neurons.save(os.path.join(_saved(), plain_name(name) + ".json"))
+        path = neurons.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
         return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{describe(neurons)}"))
 
 
@@ -354,7 +348,7 @@ class LoadNeurons(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """The list is read anew whenever the page refreshes."""
-        files = sorted(f for f in os.listdir(_saved()) if f.endswith(".json")) if os.path.isdir(_saved()) else []
+        files = saved.listed(_FOLDER, ".json")
         return io.Schema(
             node_id="VitrineLoadNeurons",
             display_name="Load Neurons",
@@ -368,13 +362,12 @@ class LoadNeurons(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, file: str) -> float:
         """Runs again when the file has changed."""
-        path = os.path.join(_saved(), plain_name(file))
-        return os.path.getmtime(path) if os.path.isfile(path) else 0.0
+        return saved.changed(_FOLDER, file)
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:
         """Load; broken files are named."""
-        return io.NodeOutput(NeuronSet.load(os.path.join(_saved(), plain_name(file))))
+        return io.NodeOutput(NeuronSet.load(saved.path_of(_FOLDER, file)))
 
 
 NODES = [

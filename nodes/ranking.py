@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import folder_paths
 import torch
 from comfy_api.latest import io, ui
 
@@ -13,16 +11,12 @@ from ..engine.activations.preset_files import FeaturePreset
 from ..engine.activations.qualitative import FilterRule
 from ..engine.activations.ranking import Ranking, rank_places
 from ..engine.errors import refuse
-from . import bridge
-from .activations import plain_name
+from . import bridge, saved
+from .saved import plain_name
 from .sockets import FeaturePresetSocket
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_presets"
-
-
-def _saved() -> str:
-    return os.path.join(folder_paths.get_output_directory(), _FOLDER)
 
 
 class RankActivations(io.ComfyNode):
@@ -116,7 +110,7 @@ class SaveFeaturePreset(io.ComfyNode):
     @classmethod
     def execute(cls, preset: FeaturePreset, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
-        path = preset.save(os.path.join(_saved(), plain_name(name) + ".json"))
+        path = preset.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
         return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n" + "\n".join(preset.preset.addresses)))
 
 
@@ -126,7 +120,7 @@ class LoadFeaturePreset(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """A file and the model in; places and timestep out."""
-        files = sorted(f for f in os.listdir(_saved()) if f.endswith(".json")) if os.path.isdir(_saved()) else []
+        files = saved.listed(_FOLDER, ".json")
         return io.Schema(
             node_id="VitrineLoadFeaturePreset",
             display_name="Load Feature Preset",
@@ -147,13 +141,12 @@ class LoadFeaturePreset(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, file: str, **rest: Any) -> float:
         """Runs again when the file has changed."""
-        path = os.path.join(_saved(), plain_name(file))
-        return os.path.getmtime(path) if os.path.isfile(path) else 0.0
+        return saved.changed(_FOLDER, file)
 
     @classmethod
     def execute(cls, file: str, model: Any) -> io.NodeOutput:
         """Load and check."""
-        found = FeaturePreset.load(os.path.join(_saved(), plain_name(file)))
+        found = FeaturePreset.load(saved.path_of(_FOLDER, file))
         found.check(bridge.backbone_of(model), bridge.fingerprint(model))
         return io.NodeOutput(found, "\n".join(found.preset.addresses), found.preset.timestep)
 

@@ -23,8 +23,8 @@ from ..engine.w2w import (
     score,
     write_lora,
 )
-from . import bridge_w2w
-from .activations import plain_name
+from . import bridge_w2w, saved
+from .saved import plain_name
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
 CATEGORY = "Vitrine/w2w"
@@ -291,7 +291,7 @@ class SaveW2WLora(io.ComfyNode):
     def execute(cls, space: Space, w2w_model: W2WModel, name: str, names: str) -> io.NodeOutput:
         """Files are written whole; those of the same name are replaced."""
         lora = materialise(space, w2w_model.belongs(space).coefficients[0])
-        stem = bridge_w2w.model_folder() / plain_name(name)
+        stem = saved.folder(bridge_w2w.FOLDER) / plain_name(name)
         path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names)
         kept = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
         return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{kept}"))
@@ -303,7 +303,7 @@ class LoadW2WModel(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """A file in, the model out."""
-        files = bridge_w2w.model_files()
+        files = saved.listed(bridge_w2w.FOLDER, ".w2wmodel.safetensors")
         return io.Schema(
             node_id="VitrineLoadW2WModel",
             display_name="Load W2W Model",
@@ -317,13 +317,12 @@ class LoadW2WModel(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, file: str) -> float:
         """Runs again when the file has changed."""
-        path = bridge_w2w.model_folder() / plain_name(file)
-        return path.stat().st_mtime if path.is_file() else 0.0
+        return saved.changed(bridge_w2w.FOLDER, file)
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:
         """Load; broken files are named."""
-        return io.NodeOutput(W2WModel.load(bridge_w2w.model_folder() / plain_name(file)))
+        return io.NodeOutput(W2WModel.load(saved.path_of(bridge_w2w.FOLDER, file)))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W, SaveW2WLora, LoadW2WModel]

@@ -43,7 +43,7 @@ class BuildSpace(io.ComfyNode):
             "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
             search_aliases=["weights2weights", "PCA of LoRAs", "LoRA folder", "model space"],
             inputs=[
-                io.Combo.Input("folder", options=bridge_w2w.lora_folders() or ["no folder with two LoRAs"],
+                io.Combo.Input("folder", options=list(bridge_w2w.lora_folders()) or ["no folder with two LoRAs"],
                                tooltip="A folder below models/loras with LoRAs of one kind and one base model."),
                 io.String.Input("name", default="my_space", tooltip="File name in models/w2w."),
                 io.Combo.Input("mode", options=["auto", "factors", "delta"], default="auto",

@@ -87,6 +87,8 @@ class _Recorder:
         if parts == 0 or rows % parts:
             raise refuse("row layout", self.layout, f"parts that divide {rows} rows", "match it to the sampler's batch")
         halves = self.record._steps.setdefault(self.step, {})
+        if parts < sum(activation.address in items for items in halves.values()):
+            return  # a pass beside guidance's, such as one with spoilt attention: not what the prompt does
         for name, part in zip(self.layout, activation.tensor.chunk(parts), strict=True):
             kept = store(part, part.dtype if self.dtype is None else self.dtype, activation.address)
             halves.setdefault(name, {})[activation.address] = replace(activation, tensor=kept.clone())

@@ -68,7 +68,7 @@ class ResolutionTransferPipeline:
         Raises:
             VitrineError: another height or width than the target's.
         """
-        accepted = inspect.signature(self.pipe.__call__).parameters
+        accepted = _accepted(type(self.pipe))
         self._sizes(kwargs, accepted)
         if seeds is not None:
             kwargs["generator"] = [torch.Generator().manual_seed(s) for s in seeds]
@@ -95,3 +95,15 @@ class ResolutionTransferPipeline:
         for name, value in wanted.items():
             if kwargs.setdefault(name, value) != value:
                 raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")
+
+
+def _accepted(kind: type) -> Mapping[str, Any]:
+    """Parameters of a pipeline's call, with its parent's where it hands ``**kwargs`` on."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if "__call__" in vars(base):
+            own = inspect.signature(base.__call__).parameters
+            found = {**own, **found}
+            if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+                break
+    return found

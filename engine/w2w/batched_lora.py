@@ -74,7 +74,7 @@ class BatchedLora(AbstractContextManager):
             raise refuse("weights", tuple(weights.shape), f"(M, {manifest.size})", "one flat row for each model")
         modules = modules_of(backbone)
         kinds = (nn.Linear, nn.Conv2d)
-        missing = [layer.path for layer in manifest if not isinstance(modules.get(layer.path), kinds)]
+        missing = [layer.path for layer in manifest if not isinstance(_plain(modules.get(layer.path)), kinds)]
         if missing:
             remedy = "use the base model the LoRAs were made for"
             raise refuse("LoRA layers", missing[:3], "linear or convolution layers of this model", remedy)
@@ -84,7 +84,8 @@ class BatchedLora(AbstractContextManager):
 
     def __enter__(self) -> BatchedLora:
         for layer in self.manifest:
-            self._handles.append(self._modules[layer.path].register_forward_hook(self._hook(layer)))
+            module = self._modules[layer.path]  # first of all hooks: to edits and captures it is the layer's weight
+            self._handles.append(module.register_forward_hook(self._hook(layer), prepend=True))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -104,12 +105,18 @@ class BatchedLora(AbstractContextManager):
             else:
                 rows = x.reshape(models, each, *x.shape[1:]).transpose(0, 1)
             # Hu et al. 2021, Eq. 3, for M models side by side: W x + (alpha / r) B_m (A_m x)
-            change = (_convolved if isinstance(module, nn.Conv2d) else _multiplied)(module, rows, down, up)
+            own = _plain(module)
+            change = (_convolved if isinstance(own, nn.Conv2d) else _multiplied)(own, rows, down, up)
             if not self.tiled:
                 change = change.transpose(0, 1)
             return output + layer.scale * change.reshape(output.shape).to(output.dtype)
 
         return add
+
+
+def _plain(module: Any) -> Any:
+    """The layer itself where diffusers has wrapped it for LoRAs of its own (PEFT): both then add up."""
+    return getattr(module, "base_layer", module)
 
 
 def _multiplied(module: nn.Module, rows: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

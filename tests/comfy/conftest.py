@@ -45,6 +45,7 @@ class Comfy:
 
         folder_paths.set_output_directory(str(folder / "output"))
         folder_paths.set_temp_directory(str(folder / "temp"))
+        folder_paths.add_model_folder_path("w2w", str(folder / "w2w"))  # built spaces stay out of the checkout
         self.execution, self.nodes, self.server = execution, nodes, _Server()
         server.PromptServer.instance = self.server
         self.loop = asyncio.new_event_loop()
@@ -55,15 +56,19 @@ class Comfy:
         core = COMFYUI / "comfy_extras" / "nodes_preview_any.py"  # shipped workflows show texts with it
         assert self.loop.run_until_complete(nodes.load_custom_node(str(core), module_parent="comfy_extras"))
 
-    def run(self, graph):
+    def executor(self):
+        """What the server has one of: it keeps nodes' outputs from one run to the next."""
+        cache = {"cache_type": self.execution.CacheType.CLASSIC, "cache_args": {"ram": 0, "ram_inactive": 0, "lru": 0}}
+        return self.execution.PromptExecutor(self.server, **cache)
+
+    def run(self, graph, executor=None):
         """Validate and execute; returns (history result, error message or None)."""
         name = str(uuid.uuid4())
         validate = self.execution.validate_prompt(name, graph, None)
         ok, error, outputs, node_errors = self.loop.run_until_complete(validate)
         if not ok:
             return None, f"{error} {node_errors}"
-        cache = {"cache_type": self.execution.CacheType.CLASSIC, "cache_args": {"ram": 0, "ram_inactive": 0, "lru": 0}}
-        executor = self.execution.PromptExecutor(self.server, **cache)
+        executor = executor or self.executor()
         self.loop.run_until_complete(executor.execute_async(graph, name, {}, outputs))
         failed = next((m for e, m in executor.status_messages if e == "execution_error"), None)
         return executor.history_result, None if executor.success else str(failed)

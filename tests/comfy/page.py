@@ -27,7 +27,7 @@ def free_port():
 
 
 @asynccontextmanager
-async def server(comfyui, pack, base):
+async def server(comfyui, pack, base, flags=()):
     """ComfyUI with only this pack, in a folder of ours; yields its address."""
     import aiohttp
 
@@ -37,7 +37,7 @@ async def server(comfyui, pack, base):
     port = free_port()
     command = [
         sys.executable, str(Path(__file__).parent / "launch.py"), str(comfyui), "--cpu", "--port", str(port),
-        "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:",
+        "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:", *flags,
     ]  # fmt: skip
     log = (base / "server.log").open("w")
     environment = os.environ | {"PYTHONPATH": ""}

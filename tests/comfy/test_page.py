@@ -44,7 +44,10 @@ async def _run(driver, workflow, base):
                 help_page = await answer.text() if answer.status == 200 else ""
         await asyncio.sleep(3)
         if os.environ.get("VITRINE_SHOT"):
-            view = "app.canvas.ds.scale = 0.95; app.canvas.ds.offset = [60, 30]; app.canvas.setDirty(true, true)"
+            await tab.press("Escape", 27)  # on a slow machine it opens late
+            boxes = [g["bounding"] for g in graph["groups"]] + [[*n["pos"], *n["size"]] for n in graph["nodes"]]
+            scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 1090 / max(y + h for _, y, _, h in boxes))
+            view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = [60, 30]; app.canvas.setDirty(true, true)"
             await tab.evaluate(view)
             await asyncio.sleep(1)
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")

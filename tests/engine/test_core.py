@@ -329,3 +329,27 @@ def test_transformers_tap_through_the_denoiser(make):
     for name, found in taps.activations.items():
         text = "-ctx-" in name or name.endswith(("cross-k", "cross-v"))
         assert found.grid == (None if text or name.endswith("-map") else (4, 6)), name
+
+
+def test_captures_see_what_edits_and_late_weights_leave():
+    """Opened first or last, a capture reads the final value; a LoRA added last does not revive what an edit zeroed."""
+    from vitrine.engine.hooks import capture, edit
+    from vitrine.engine.portraits import build_models
+    from vitrine.engine.w2w import BatchedLora, Manifest
+    from vitrine.engine.w2w.batched_lora import initial_lora
+
+    unet, address = build_models().unet, "mid-vit-block0-cross-v"
+    manifest = Manifest.of(initial_lora(unet, ("attn2.to_v",)))
+    weights = torch.randn(1, manifest.size, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(1, 4, 16, 16), torch.tensor([500]), torch.randn(1, 24, 64)
+    with torch.no_grad(), capture(unet, address) as taps, edit(unet, {address: torch.zeros_like}):
+        with BatchedLora(unet, manifest, weights):
+            unet(*inputs)
+        assert not taps[address].tensor.any(), "the edit comes after the weights, the capture after the edit"
+    with torch.no_grad(), capture(unet, address) as taps:
+        unet(*inputs)
+        plain = taps[address].tensor.clone()
+        with BatchedLora(unet, manifest, weights):
+            unet(*inputs)
+        assert not torch.equal(plain, taps[address].tensor)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in unet.modules())

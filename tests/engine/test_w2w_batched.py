@@ -169,3 +169,25 @@ def test_targets_that_match_nothing_are_named():
 def test_settings_round_trip():
     config = LoraTrainConfig(rank=3, targets=("to_q",), schedule="cosine")
     assert LoraTrainConfig.from_dict(config.to_dict()) == config
+
+
+def test_it_adds_to_a_lora_that_diffusers_has_loaded():
+    """PEFT wraps the layers; the adapters of both add up, and the layer is itself again afterwards."""
+    from vitrine.engine.emd.students import one_step_pipeline
+    from vitrine.engine.w2w import BatchedLora
+    from vitrine.engine.w2w.world import people_space
+
+    pipe, _ = one_step_pipeline()
+    space, path = people_space(), "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"
+    layer, x = pipe.unet.get_submodule(path), torch.randn(1, 3, 96, generator=torch.Generator().manual_seed(0))
+    weights = space.decode(space.coefficients[:1])
+    with torch.no_grad():
+        student, base = layer(x), layer.base_layer(x)
+        with BatchedLora(pipe.unet, space.manifest, weights):
+            both = layer(x)
+        again = layer(x)
+        pipe.unload_lora_weights()
+        with BatchedLora(pipe.unet, space.manifest, weights):
+            person = pipe.unet.get_submodule(path)(x)
+    assert torch.equal(again, student) and not torch.allclose(person, base)
+    torch.testing.assert_close(both - student, person - base, atol=1e-5, rtol=1e-4)

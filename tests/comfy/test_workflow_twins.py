@@ -1,0 +1,85 @@
+"""Every workflow against the pipelines, offline: the same seeds and settings give the same pictures on both ways."""
+
+import importlib.util
+import inspect
+import json
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/*.json"))
+ELSEWHERE = {"control_conditioning"}
+"""Workflows whose twin is tested where their method is."""
+LOOSER: dict[tuple[str, int], int] = {}
+"""(workflow, node) -> how many of 255 levels its picture may differ, where more than 2."""
+
+
+def _twins():
+    spec = importlib.util.spec_from_file_location("vitrine_twins", Path(__file__).parent / "twins.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shown(history, node_id):
+    """(B, 3, H, W) whole levels 0..255 of the pictures a node showed."""
+    import folder_paths
+    from PIL import Image
+
+    folder = Path(folder_paths.get_temp_directory())
+    images = history["outputs"][str(node_id)]["images"]
+    arrays = [np.asarray(Image.open(folder / i["subfolder"] / i["filename"]).convert("RGB")) for i in images]
+    return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float()
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Addresses anybody tried to reach; none can be."""
+    tried, connect = [], socket.socket.connect
+
+    def refuse(self, address):
+        host = address[0] if isinstance(address, tuple) else address
+        if self.family in (socket.AF_INET, socket.AF_INET6) and host not in ("127.0.0.1", "::1", "localhost"):
+            tried.append(host)
+            raise OSError(f"offline: {host}")
+        return connect(self, address)
+
+    def resolve(host, *args, **kwargs):
+        tried.append(host)
+        raise socket.gaierror(f"offline: {host}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return tried
+
+
+@pytest.mark.parametrize("name", [w for w in WORKFLOWS if w not in ELSEWHERE])
+def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
+    graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
+    history, error = comfy.run(graph)
+    assert error is None, error
+    twins = _twins()
+    make = getattr(twins, name)
+    more = {"folder": tmp_path} if "folder" in inspect.signature(make).parameters else {}
+    wanted = make(twins.Graph(graph), comfy, **more)
+    previews = {int(i) for i, node in graph.items() if node["class_type"] == "PreviewImage"}
+    assert previews <= set(wanted), "every picture the workflow shows has its twin"
+    worst = {}
+    for node_id, pictures in wanted.items():
+        found = shown(history, node_id)
+        assert found.shape == pictures.shape, (node_id, found.shape, pictures.shape)
+        worst[node_id] = float((found - (pictures.detach().float().clamp(0, 1) * 255).floor()).abs().max())
+    too_far = {i: w for i, w in worst.items() if w > LOOSER.get((name, i), 2)}
+    assert not too_far, worst
+    assert not offline
+
+
+def test_every_workflow_has_its_twin():
+    twins = _twins()
+    lacking = [w for w in WORKFLOWS if w not in ELSEWHERE and not callable(getattr(twins, w, None))]
+    assert not lacking and len(WORKFLOWS) >= 11
+    assert {p.stem for p in (ROOT / "workflows" / "api").glob("*.json")} == set(WORKFLOWS)

@@ -1,0 +1,379 @@
+"""What the workflows' pictures must be, made with the pipelines from the settings that stand in the API graphs."""
+
+from types import SimpleNamespace
+
+import torch
+from vitrine.engine.activations import PCABasis, pca_rgb, tap_steps
+from vitrine.engine.activations.during import DIFFUSERS_GUIDED
+from vitrine.engine.activations.matching import draw_matches, parse_points
+from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.ranking import FilterRule
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import CorrectConfig, EStepConfig
+from vitrine.engine.emd.students import shipped
+from vitrine.engine.emd.train import EMDTrainConfig, Trainer
+from vitrine.engine.nemo import AttackConfig, NeuronSet, ProbeConfig, SearchConfig, bake, make_probe, verify
+from vitrine.engine.nemo.report import heat_map
+from vitrine.engine.nemo.score import probe_noise
+from vitrine.engine.pipelines import (
+    ActivationTapPipeline,
+    CorrespondencePipeline,
+    EMDOneStepPipeline,
+    NEMOPipeline,
+    ResolutionTransferPipeline,
+    SegmentationPipeline,
+    W2WPipeline,
+)
+from vitrine.engine.pipelines.emd_training import training_parts
+from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, W2WModel, direction, edit, with_directions
+from vitrine.engine.w2w.labels import parse_labels
+from vitrine.engine.w2w.world import people_space
+
+Nodes = SimpleNamespace
+
+
+class Graph:
+    """Inputs of a graph's nodes by id; a link reads as the node it comes from."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+    def __call__(self, node_id):
+        return Nodes(**self.nodes[str(node_id)]["inputs"])
+
+    def text(self, link):
+        return self(link[0]).text
+
+    def one(self, kind):
+        """Inputs of the only node of a kind."""
+        (found,) = [n["inputs"] for n in self.nodes.values() if n["class_type"] == kind]
+        return Nodes(**found)
+
+
+def pipeline(kind):
+    """A pipeline over its own copy of the portraits model."""
+    pipe = kind.from_pipe(load_portraits().pipeline())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def euler_sigmas(scheduler, name, steps):
+    """ComfyUI's "ddim_uniform" (every n-th level from the second) and "normal" (even timesteps), then 0."""
+    levels = ((1 - scheduler.alphas_cumprod) / scheduler.alphas_cumprod).double().sqrt()
+    if name == "ddim_uniform":
+        return [*levels[1 :: len(levels) // steps].flip(0).tolist(), 0.0]
+    t = torch.linspace(len(levels) - 1, 0, steps, dtype=torch.float64)
+    low, part, log = t.floor().long(), t - t.floor(), levels.log()
+    high = t.ceil().long()
+    return [*((1 - part) * log[low] + part * log[high]).exp().tolist(), 0.0]
+
+
+def ksampler(graph, node_id, pipe, **how):
+    """(B, 3, H, W) pictures of a KSampler node: ``euler`` and ``ddim`` are both DDIM's step with eta 0."""
+    from diffusers import EulerDiscreteScheduler
+
+    s = graph(node_id)
+    assert s.sampler_name in ("euler", "ddim") and s.denoise == 1
+    size, prompts = graph(s.latent_image[0]), {"prompt": graph.text(s.positive)}
+    if "prompt_embeds" in how:
+        prompts = {"prompt_embeds": how.pop("prompt_embeds")}
+    scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    sigmas = euler_sigmas(scheduler, s.scheduler, s.steps)
+    scheduler.set_timesteps(sigmas=sigmas)
+    shape = (size.batch_size, 4, size.height // 4, size.width // 4)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(s.seed))
+    full = sigmas[0] >= float(scheduler.sigmas.max()) and sigmas[0] > 14  # only from the highest level of all
+    start = (1 + sigmas[0] ** 2) ** 0.5 if full else sigmas[0]
+    pipe.scheduler = scheduler
+    if "prompt" in prompts:
+        prompts["prompt"] = [prompts["prompt"]] * size.batch_size
+    told = {"height": size.height, "width": size.width, "guidance_scale": s.cfg, "output_type": "pt"}
+    latents = noise * start / scheduler.init_noise_sigma
+    empty = [graph.text(s.negative)] * size.batch_size
+    return pipe(**prompts, negative_prompt=empty, sigmas=sigmas, latents=latents, **told, **how).images
+
+
+def colours(maps, size=256):
+    """The drawing of one place that the nodes make."""
+    return pca_rgb(maps, PCABasis.fit(maps), (size, size))
+
+
+def prompt_and_seed(graph, inputs):
+    return graph.text(inputs.positive), [inputs.seed + i for i in range(graph(inputs.latent[0]).batch_size)]
+
+
+# --- activations ---------------------------------------------------------------------------------------------------
+def activation_tap(graph, comfy):
+    tap, during = graph(10), graph(5)
+    pipe = pipeline(ActivationTapPipeline)
+    plain = pipeline(NEMOPipeline)
+    with tap_steps(plain.unet, during.addresses, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
+        pictures = ksampler(graph, 6, plain)
+    assert graph(7).step in record
+    seeds = list(range(tap.seed, tap.seed + tap.ensemble))
+    told = {"addresses": tap.addresses.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
+    taps = pipe(pictures, graph.text(tap.positive), **told).activations
+    first, second = (taps[a].tensor for a in tap.addresses.split())
+    return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
+
+
+def rank_and_use_activations(graph, comfy):
+    rank, find, shirt, new = graph(5), graph(12), graph(3), graph(4)
+    known = portraits(shirt)
+    pipe = pipeline(SegmentationPipeline)
+    rule = FilterRule(rank.noise or None, rank.granularity or None)
+    masks = (known.parts == part_number(shirt.part)).long()
+    made = pipe.rank(
+        known.images, masks, graph.text(rank.positive), patterns=rank.places, timestep=rank.timestep, rule=rule,
+        budget=rank.budget or None, most=rank.most, strips=True,
+    )  # fmt: skip
+    strips = {7: made.kept[:24], 8: list(made.dropped)[:24]}
+    found = {i: torch.stack([made.strip(a, 64) for a in names]) for i, names in strips.items()}
+    source, target = portraits(graph(13)).images, portraits(new).images
+    points, seeds = parse_points(find.points, 64, 64), list(range(find.seed, find.seed + find.ensemble))
+    matches = pipeline(CorrespondencePipeline)(
+        source, target, points, graph.text(find.positive), temperature=find.softness, addresses=list(made.chosen),
+        timestep=find.timestep, seeds=seeds,
+    )  # fmt: skip
+    nhwc = source[0].permute(1, 2, 0), target.permute(0, 2, 3, 1)
+    drawn = [draw_matches(nhwc[0], t, points, m) for t, m in zip(nhwc[1], matches, strict=True)]
+    segment = graph(9)
+    seeds = list(range(segment.seed, segment.seed + segment.ensemble))
+    labels = pipe(known.images, masks, target, graph.text(segment.positive), addresses=list(made.chosen),
+                  timestep=segment.timestep, seeds=seeds)  # fmt: skip
+    masked = labels[:, None].float().expand(-1, 3, -1, -1)
+    return found | {14: torch.stack(drawn).permute(0, 3, 1, 2), 9: masked}
+
+
+def portraits(inputs):
+    return render(sample_scenes(range(inputs.seed, inputs.seed + inputs.count)), inputs.size)
+
+
+def part_number(name):
+    from vitrine.engine.portraits import PARTS
+
+    return PARTS.index(name)
+
+
+# --- NEMO ----------------------------------------------------------------------------------------------------------
+def found_neurons(graph, pipe):
+    """(neurons, statistics) as NEMO Statistics and NEMO Find Neurons find them."""
+    told, find = graph.one("VitrineNEMOStatistics"), graph.one("VitrineNEMOFindNeurons")
+    statistics = pipe.statistics(told.prompts.splitlines(), told.scope)
+    config = SearchConfig(tau=find.tau, share=find.share or None, mode=find.mode)
+    probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
+    (result,) = pipe.find([graph.text(find.positive)], statistics, config, probe, find.scope)
+    return pipe.neurons(result), statistics
+
+
+def nemo_neuron_blocker(graph, comfy):
+    pipe, check = pipeline(NEMOPipeline), graph(19)
+    neurons, statistics = found_neurons(graph, pipe)
+    heat = heat_map(neurons, {a: len(m) for a, m in statistics.means.items()})
+    untouched = ksampler(graph, 10, pipe)
+    reference = ksampler_latents(graph, 10, pipe)[:1]
+    probe = make_probe(Denoiser.from_diffusers(pipe), "all", ProbeConfig(check.seeds, check.timestep_index))
+    (cond,) = pipe.conditions([graph.text(check.positive)])
+    done = verify(probe, cond, neurons, (4, 16, 16), check.tau, reference=reference, seed=check.seed,
+                  attack=AttackConfig(steps=check.attack_steps))  # fmt: skip
+    attacked = done.embedding.text.expand(len(untouched), -1, -1)
+    return {
+        8: heat.permute(2, 0, 1)[None], 14: untouched, 15: ksampler(graph, 11, pipe, neurons=neurons),
+        22: ksampler(graph, 20, pipe, neurons=neurons, prompt_embeds=attacked),
+    }  # fmt: skip
+
+
+def ksampler_latents(graph, node_id, pipe):
+    """Scaled latents of a KSampler node: the pictures' own, caught before they are decoded."""
+    caught = []
+    decode = pipe.vae.decode
+
+    def catch(latents, *args, **kwargs):
+        caught.append(latents * pipe.vae.config.scaling_factor)
+        return decode(latents, *args, **kwargs)
+
+    pipe.vae.decode = catch
+    try:
+        ksampler(graph, node_id, pipe)
+    finally:
+        del pipe.vae.decode
+    return caught[0]
+
+
+# --- EMD -----------------------------------------------------------------------------------------------------------
+def emd_one_step(graph, comfy):
+    student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
+    contract = student.load_student(shipped("student"))
+    score.load_student(shipped("score"))
+    base = pipeline(NEMOPipeline)
+    prompt, seeds = prompt_and_seed(graph, graph(8))
+    repair = graph(12)
+    config = CorrectConfig(repair.steps, repair.chain_timestep, repair.step_size)
+    networks = {"teacher": Denoiser.from_diffusers(base), "score": Denoiser.from_diffusers(score)}
+    one = student(prompt, seeds, contract, output_type="pt").images
+    mended = student(prompt, seeds, contract, output_type="pt", correction=config, **networks).images
+    return {7: ksampler(graph, 5, base), 10: one, 14: mended}
+
+
+# --- W2W -----------------------------------------------------------------------------------------------------------
+def sampled(graph, node_id, space):
+    s = graph(node_id)
+    how = SampleConfig(s.factor, s.components or None, s.truncation or None, attributes="joined")
+    return pipeline_models().sample_models(space, [s.seed], how)
+
+
+def pipeline_models():
+    return pipeline(W2WPipeline)
+
+
+def sliders(s):
+    pairs = ((getattr(s, f"label_{i}"), getattr(s, f"strength_{i}")) for i in range(1, 5))
+    return {label: strength for label, strength in pairs if label and strength}
+
+
+def w2w_people(graph, comfy):
+    pipe, space, invert = pipeline(W2WPipeline), people_space(), graph(23)
+    person = sampled(graph, 7, space)
+    edited = pipe.edit_model(space, person, sliders(graph(8)))
+    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start=graph(11).start)}
+    drawn = portraits(graph(21))
+    config = InvertConfig(invert.components or None, invert.steps, invert.lr, invert.batch, prior=invert.prior,
+                          seed=invert.seed, antithetic=invert.batch > 1)  # fmt: skip
+    mask = (drawn.parts > 0).float()
+    found, _ = pipe.invert_image(space, drawn.images, graph.text(invert.positive), config, mask)
+    share = graph(28).share
+    child = pipe.blend_models(space, [person, found], [1 - share, share])
+    told = {14: (12, person, {}), 17: (15, edited, {}), 20: (18, person, late), 27: (25, found, {})}
+    told[32] = (30, child, {})
+    return {i: ksampler(graph, k, pipe, space=space, model=m, **more) for i, (k, m, more) in told.items()}
+
+
+# --- resolution ----------------------------------------------------------------------------------------------------
+def resolution_transfer(graph, comfy):
+    from diffusers import EulerDiscreteScheduler
+
+    s, told, pipe = graph(6), graph(13), pipeline(NEMOPipeline)
+    untouched = ksampler(graph, 10, pipe)
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
+    config = ResolutionTransferConfig((s.target_width, s.target_height), schedule=s.schedule, top=s.top,
+                                      guidance=s.guidance)  # fmt: skip
+    wide, size = ResolutionTransferPipeline(pipe, config), graph(told.latent_image[0])
+    shape = (size.batch_size, 4, size.height // 4, size.width // 4)
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(told.seed))
+    first = highest(wide)
+    start = noise * (1 + first**2) ** 0.5 / first
+    prompts = [graph.text(told.positive)] * size.batch_size, [graph.text(told.negative)] * size.batch_size
+    moved = wide(prompts[0], negative_prompt=prompts[1], latents=start, num_inference_steps=told.steps,
+                 output_type="pt").images  # fmt: skip
+    return {12: untouched, 15: moved}
+
+
+def highest(wide):
+    """The first noise level the transferred scheduler will take."""
+    from vitrine.engine.resolution import apply
+
+    with apply(wide.pipe, wide.config, None):
+        wide.pipe.scheduler.set_timesteps(30)
+        return float(wide.pipe.scheduler.sigmas[0])
+
+
+# --- compositions --------------------------------------------------------------------------------------------------
+def tapped(graph, base, pipe, **how):
+    """Pictures and the drawings of two recorded steps of one column of a composition: nodes base .. base + 7."""
+    steps = graph(base + 2).step, graph(base + 3).step
+    place = graph(base).addresses
+    with tap_steps(pipe.unet, place, set(steps), rows=DIFFUSERS_GUIDED) as record:
+        pictures = ksampler(graph, base + 1, pipe, **how)
+    drawn = [colours(record[step]["cond"][place].tensor) for step in steps]
+    return {base + 5: pictures, base + 6: drawn[0], base + 7: drawn[1]}
+
+
+def compose_tap_nemo(graph, comfy):
+    pipe = pipeline(NEMOPipeline)
+    neurons, _ = found_neurons(graph, pipe)
+    return tapped(graph, 10, pipe) | tapped(graph, 20, pipe, neurons=neurons)
+
+
+def compose_late_edit_tap(graph, comfy):
+    pipe, space = pipeline(W2WPipeline), people_space()
+    person = sampled(graph, 6, space)
+    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start=graph(9).start)}
+    who = {"space": space, "model": person}
+    return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
+
+
+def compose_w2w_one_step(graph, comfy):
+    from vitrine.engine.w2w import BatchedLora
+
+    space, student = people_space(), pipeline(EMDOneStepPipeline)
+    person = sampled(graph, 6, space)
+    edited = pipeline_models().edit_model(space, person, sliders(graph(8)))
+    contract, (prompt, seeds) = student.load_student(shipped("student")), prompt_and_seed(graph, graph(20))
+
+    def one(model):
+        with BatchedLora(student.unet, space.manifest, space.decode(model.coefficients)):
+            return student(prompt, seeds, contract, output_type="pt").images
+
+    found = {22: student(prompt, seeds, contract, output_type="pt").images, 32: one(person), 42: one(edited)}
+    student.load_lora_weights(str(shipped("diff-instruct")), adapter_name="strokes")
+    student.set_adapters(["generator", "strokes"], [1.0, graph(10).strength_model])
+    slow = pipeline(W2WPipeline)
+    return found | {52: one(edited), 62: ksampler(graph, 60, slow, space=space, model=person)}
+
+
+# --- files and making ----------------------------------------------------------------------------------------------
+def save_and_load(graph, comfy):
+    from vitrine.engine.activations import Activations
+    from vitrine.nodes import saved
+
+    pipe, space = pipeline(NEMOPipeline), people_space()
+    neurons = NeuronSet.load(saved.path_of("vitrine_neurons", graph(5).file))
+    preset = FeaturePreset.load(saved.path_of("vitrine_presets", graph(20).file)).preset
+    person = W2WModel.load(saved.path_of("vitrine_w2w", graph(14).file))
+    stored = Activations.load(saved.path_of("vitrine_activations", graph(26).file))
+    tap = graph(23)
+    seeds = list(range(tap.seed, tap.seed + tap.ensemble))
+    taps = pipeline(ActivationTapPipeline)(
+        portraits(graph(21)).images, graph.text(tap.positive), addresses=list(preset.addresses),
+        timestep=preset.timestep, seeds=seeds, output_type="none",
+    ).activations  # fmt: skip
+    first = next(taps[a] for a in taps if taps[a].grid is not None)
+    people = ksampler(graph, 17, pipeline(W2WPipeline), space=space, model=person)
+    pipe.unet.load_state_dict(bake(pipe.unet, neurons, graph(6).factor), strict=False)
+    shown = colours(stored[graph(27).address].tensor.float(), graph(27).size)
+    return {12: ksampler(graph, 10, pipe), 19: people, 25: colours(first.tensor), 28: shown}
+
+
+def make_your_own(graph, comfy, folder):
+    train, score, distil = graph(6), graph(23), graph(32)
+    space = people_space()
+    label = direction(space, parse_labels(train.labels, space.names), train.method, train.components or None)
+    space = with_directions(space, {train.label: label})
+    person = sampled(graph, 7, space)
+    moved = person.told(edit(space, person.coefficients, sliders(graph(8))))
+    slider = ksampler(graph, 10, pipeline(W2WPipeline), space=space, model=moved)
+    nemo, config = pipeline(NEMOPipeline), ProbeConfig(seeds=score.seeds, timestep_index=score.timestep_index)
+    (cond,), noise = nemo.conditions([graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
+    probe = make_probe(Denoiser.from_diffusers(nemo), config=config)
+    with torch.no_grad():
+        clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0
+        pictures = nemo.vae.decode(clean / nemo.vae.config.scaling_factor).sample
+    return {12: slider, 24: (pictures / 2 + 0.5).clamp(0, 1), 33: first_pictures(distil, folder)}
+
+
+def first_pictures(s, folder):
+    """What EMD Distill shows: the student's pictures of seeds 0 .. 3 after a small run."""
+    from vitrine.engine.emd import seeded
+
+    parts = training_parts({"model": s.base, "prompts": s.prompts.splitlines()})
+    every = max(1, min(100, s.steps))
+    config = EMDTrainConfig(s.steps, s.batch, s.timestep, s.rank, EStepConfig(s.K), guidance=s.guidance, seed=s.seed,
+                            save_every=every, grid_every=every)  # fmt: skip
+    trainer = Trainer(parts.teacher, parts.conditions, parts.shape, config, folder, parts.null, parts.contract,
+                      parts.decode)  # fmt: skip
+    trainer.run()
+    with torch.no_grad():
+        cond = parts.conditions.take(torch.arange(4) % trainer.count)
+        return parts.decode(trainer.generate(seeded([0, 1, 2, 3], parts.shape), cond))
