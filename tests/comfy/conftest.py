@@ -53,8 +53,9 @@ class Comfy:
         pack.parent.mkdir(parents=True)
         pack.symlink_to(ROOT)
         assert self.loop.run_until_complete(nodes.load_custom_node(str(pack)))
-        core = COMFYUI / "comfy_extras" / "nodes_preview_any.py"  # shipped workflows show texts with it
-        assert self.loop.run_until_complete(nodes.load_custom_node(str(core), module_parent="comfy_extras"))
+        for extra in ("nodes_preview_any", "nodes_custom_sampler"):  # shipped workflows use them
+            core = str(COMFYUI / "comfy_extras" / f"{extra}.py")
+            assert self.loop.run_until_complete(nodes.load_custom_node(core, module_parent="comfy_extras"))
 
     def executor(self):
         """What the server has one of: it keeps nodes' outputs from one run to the next."""

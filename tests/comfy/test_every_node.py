@@ -8,11 +8,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "nodes" / "web" / "docs"
 IN_WORKFLOWS = {n["type"] for p in ROOT.glob("workflows/*.json") for n in json.loads(p.read_text("utf-8"))["nodes"]}
-CONTROL = {
-    "VitrineApplyGammaSchedule", "VitrineControlCFGGuider", "VitrineControlConditionedSampler", "VitrineControlValues",
-    "VitrineCrossSizeConsistency", "VitrineLoadControl", "VitrineNoisyReplicatePadding",
-}  # fmt: skip
-"""Nodes of workflows/control_conditioning.json, before that workflow is there."""
 
 
 def _v3(node, schema):
@@ -36,7 +31,7 @@ CHECKS = {
     "name on every output": lambda node, s: all(o.display_name for o in s.outputs),
     "search aliases": lambda node, s: len(s.search_aliases or ()) > 0,
     "help page under its display name": _help,
-    "a shipped workflow that uses it": lambda node, s: s.node_id in IN_WORKFLOWS | CONTROL,
+    "a shipped workflow that uses it": lambda node, s: s.node_id in IN_WORKFLOWS,
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 SECONDS = 0.3
-EMPTY = '''
+EMPTY = """
 async def comfy_entrypoint():
     from comfy_api.latest import ComfyExtension
 
@@ -22,7 +22,7 @@ async def comfy_entrypoint():
             return []
 
     return Empty()
-'''
+"""
 
 
 def start(*packs):

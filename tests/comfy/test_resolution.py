@@ -33,9 +33,7 @@ def pipe():
 
 def transfer(comfy, model, width=64, height=96, train=(0, 0), **more):
     told = PLAIN | {"train_width": train[0], "train_height": train[1]} | more
-    return comfy.call(
-        "VitrineResolutionTransferLoader", model=model, target_width=width, target_height=height, **told
-    )
+    return comfy.call("VitrineResolutionTransferLoader", model=model, target_width=width, target_height=height, **told)
 
 
 def sample(model, clip, shape=(2, 4, 24, 16), cfg=3.0, scheduler="simple"):
@@ -53,8 +51,13 @@ def sample(model, clip, shape=(2, 4, 24, 16), cfg=3.0, scheduler="simple"):
 
 @pytest.mark.parametrize(
     ("schedule", "top"),
-    [("resample", "renorm"), ("resample", "clamp_dedupe"), ("resample", "extend"), ("relabel", "renorm"),
-     ("none", "renorm")],
+    [
+        ("resample", "renorm"),
+        ("resample", "clamp_dedupe"),
+        ("resample", "extend"),
+        ("relabel", "renorm"),
+        ("none", "renorm"),
+    ],
 )
 def test_both_doors_agree(comfy, loaded, pipe, schedule, top):
     how = {"schedule": schedule, "top": top, "override": True}

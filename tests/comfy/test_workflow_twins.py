@@ -12,10 +12,11 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/*.json"))
-ELSEWHERE = {"control_conditioning"}
-"""Workflows whose twin is tested where their method is."""
-LOOSER: dict[tuple[str, int], int] = {}
-"""(workflow, node) -> how many of 255 levels its picture may differ, where more than 2."""
+LOOSER = {("rank_and_use_activations", 9): 0.001, ("resolution_transfer", 15): 0.05}
+"""(workflow, node) -> share of numbers that may differ by more than 2 of 255 levels; elsewhere none may.
+
+A mask's edge pixels flip from 0 to 255; in 30 steps at twice the size rounding grows to 0.5 levels in the mean.
+"""
 
 
 def _twins():
@@ -57,7 +58,7 @@ def offline(monkeypatch):
     return tried
 
 
-@pytest.mark.parametrize("name", [w for w in WORKFLOWS if w not in ELSEWHERE])
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
     graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
     history, error = comfy.run(graph)
@@ -70,16 +71,19 @@ def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
     assert previews <= set(wanted), "every picture the workflow shows has its twin"
     worst = {}
     for node_id, pictures in wanted.items():
+        if pictures is None:  # a chart
+            continue
         found = shown(history, node_id)
         assert found.shape == pictures.shape, (node_id, found.shape, pictures.shape)
-        worst[node_id] = float((found - (pictures.detach().float().clamp(0, 1) * 255).floor()).abs().max())
-    too_far = {i: w for i, w in worst.items() if w > LOOSER.get((name, i), 2)}
+        away = (found - (pictures.detach().float().clamp(0, 1) * 255).floor()).abs()
+        worst[node_id] = float(away.max()), float((away > 2).float().mean())
+    too_far = {i: w for i, w in worst.items() if w[0] > 2 and w[1] > LOOSER.get((name, i), 0)}
     assert not too_far, worst
     assert not offline
 
 
 def test_every_workflow_has_its_twin():
     twins = _twins()
-    lacking = [w for w in WORKFLOWS if w not in ELSEWHERE and not callable(getattr(twins, w, None))]
+    lacking = [w for w in WORKFLOWS if not callable(getattr(twins, w, None))]
     assert not lacking and len(WORKFLOWS) >= 11
     assert {p.stem for p in (ROOT / "workflows" / "api").glob("*.json")} == set(WORKFLOWS)
