@@ -17,7 +17,7 @@ class Train:
     """Folder for the state and the exported model."""
     pictures: int = 10_240
     """Training pictures, rendered and encoded first."""
-    steps: int = 5_000
+    steps: int = 10_000
     """Updates."""
     batch: int = 32
     """Pictures of each."""
