@@ -75,6 +75,9 @@ class Scene:
         self.blocked = self.block(self.model)
         self.late = self.edit_late(self.model)
         self.tapped = self.tap(self.model)[0]
+        other, self.other_clip, _ = comfy.call("VitrineLoadPortraitsTransformer", weight="power-cosine")
+        self.told = comfy.call("VitrineLoadControl", model=other, file="portraits power-cosine")[0]
+        self.models = (self.model, self.told)
         self.pictures = comfy.call("VitrineRenderPortrait", seed=300_000, count=4, size=64, part="shirt")
 
     def encode(self, text):
@@ -150,12 +153,28 @@ class Scene:
             "EMD One-Step Generator": lambda: [
                 call("VitrineEMDOneStepGenerator", model=self.late, positive=self.positive, latent=self.latent, seed=1,
                      **student)[0]["samples"]],
+            "Control-Conditioned Sampler": lambda: [self.controlled()],
             "EMD Distill": self.distilled,
             "W2W Invert": lambda: [
                 call("VitrineW2WInvert", space=self.space, image=images[:1], mask=masks[:1], preset="custom", steps=3,
                      lr=0.6, batch=2, components=0, prior=0.0, seed=0, **picture)[0].coefficients],
             "Build W2W Space": self.built,
         }  # fmt: skip
+
+    def controlled(self):
+        """Latents of a sampler that guides by the size as well."""
+        with torch.inference_mode():
+            texts = [self.other_clip.encode_from_tokens_scheduled(self.other_clip.tokenize(t)) for t in (PROMPT, "")]
+        told = {
+            "seed": 3, "steps": 3, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": True,
+            "nesting": "control_inner", "width": 24, "height": 32, "crop_left": 3, "crop_top": 6, "cfg": 2.0,
+            "control": 1.4, "form": "power_cos", "alpha": 2.0, "clock": "native", "reference": "target",
+            "reference_width": 48, "reference_height": 40,
+        }  # fmt: skip
+        return self.comfy.call(
+            "VitrineControlConditionedSampler", model=self.told, positive=texts[0], negative=texts[1],
+            latent_image=self.latent, **told,
+        )[0]["samples"]  # fmt: skip
 
     def distilled(self):
         """A stopped run goes on under its name, so the run after an interruption has the same one."""

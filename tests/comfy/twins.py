@@ -76,9 +76,11 @@ def ksampler(graph, node_id, pipe, **how):
 
     s = graph(node_id)
     assert s.sampler_name in ("euler", "ddim") and s.denoise == 1
-    size, prompts = graph(s.latent_image[0]), {"prompt": graph.text(s.positive)}
+    size = graph(s.latent_image[0])
     if "prompt_embeds" in how:
         prompts = {"prompt_embeds": how.pop("prompt_embeds")}
+    else:
+        prompts = {"prompt": graph.text(s.positive)}
     scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
     sigmas = euler_sigmas(scheduler, s.scheduler, s.steps)
     scheduler.set_timesteps(sigmas=sigmas)
