@@ -136,7 +136,9 @@ def save_transformer(transformer: Any, folder: str | Path) -> None:
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        copy.deepcopy(transformer).half().save_pretrained(str(Path(scratch) / "t"), safe_serialization=True)
+        half = copy.deepcopy(transformer).half()
+        half.register_to_config(_name_or_path="")  # where it was loaded from is nobody's business
+        half.save_pretrained(str(Path(scratch) / "t"), safe_serialization=True)
         if folder.is_dir():
             shutil.rmtree(folder)
         (Path(scratch) / "t").rename(folder)

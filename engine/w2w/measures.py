@@ -13,7 +13,6 @@ from ..denoiser import Condition, Denoiser
 from ..progress import Progress, silent
 from .batched_lora import BatchedLora
 from .directions import named
-from .editing import edit
 from .inversion import InvertConfig, invert
 from .sampling import SampleConfig
 from .sliders import SliderConfig, train_sliders
@@ -302,8 +301,3 @@ def pictures_of(who: Sequence[int], context: int = 6000) -> tuple[torch.Tensor, 
     scenes = [portraits_of(i, 1, context + k) for k, i in enumerate(who)]
     drawn = [render(s) for s in scenes]
     return torch.cat([d.images for d in drawn]), [context_caption(s)[0] for s in scenes], drawn
-
-
-def composed(studio: Studio, models: torch.Tensor, edits: Mapping[str, float]) -> torch.Tensor:
-    """Models with several sliders at once."""
-    return edit(studio.space, models, edits)

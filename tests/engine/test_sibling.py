@@ -9,7 +9,13 @@ from vitrine.engine.claims import all_claims
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
-from vitrine.engine.portraits.sibling import load_transformer, saved_data, shipped_siblings, sibling_folder
+from vitrine.engine.portraits.sibling import (
+    load_transformer,
+    save_transformer,
+    saved_data,
+    shipped_siblings,
+    sibling_folder,
+)
 from vitrine.engine.portraits.told_sibling import Sibling
 from vitrine.engine.resolution import ResolutionTransferConfig, apply, world
 from vitrine.engine.resolution.claims import judged
@@ -201,3 +207,9 @@ def test_the_report_sections(monkeypatch, tmp_path):
         module.section(page)
         text = page.to_html()
         assert text.count("<img") >= pictures and "<table>" in text
+
+
+def test_shipped_and_saved_configs_hold_no_path(tmp_path):
+    save_transformer(load_transformer("power-cosine"), tmp_path / "saved")
+    for folder in (tmp_path / "saved", *(sibling_folder(n) for n in shipped_siblings())):
+        assert not json.loads((folder / "config.json").read_text()).get("_name_or_path"), folder
