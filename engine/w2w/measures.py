@@ -11,7 +11,6 @@ import torch
 
 from ..denoiser import Condition, Denoiser
 from ..progress import Progress, silent
-from .batched_lora import BatchedLora
 from .directions import named
 from .inversion import InvertConfig, invert
 from .sampling import SampleConfig
@@ -125,20 +124,21 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     return Sweep(label, tuple(strengths), target, others, identity, pixels, worst[0])
 
 
-def draw_once(studio: Studio, models: torch.Tensor, prompts: Sequence[str], flat: bool = False) -> torch.Tensor:
-    """(M, 1, 3, 64, 64) in [0, 1]: each model (coefficients, or weights if ``flat``) with a prompt and seed of its own.
+def draw_once(
+    studio: Studio, weights: torch.Tensor, prompts: Sequence[str], late: torch.Tensor | None = None, start: float = 1000
+) -> torch.Tensor:
+    """(M, 1, 3, 64, 64) in [0, 1]: each model (flat weights) with a prompt and seed of its own.
 
     Many people once tell more about a slider than few people often: whether an attribute comes along is a matter of
-    the person.
+    the person. ``late`` weights take over from timestep ``start`` on.
     """
     from ..portraits.sampling import decode, sample_latents
 
-    weights, manifest = (models, studio.manifest) if flat else studio.flat(models)
-    out = []
-    for start in range(0, len(weights), EDIT_BATCH):
-        part = slice(start, start + EDIT_BATCH)
-        with BatchedLora(studio.portraits.unet, manifest, weights[part], tiled=True):
-            seeds = list(range(start, start + len(weights[part])))
+    ends, out = weights if late is None else late, []
+    for first in range(0, len(weights), EDIT_BATCH):
+        part = slice(first, first + EDIT_BATCH)
+        with studio.switching(studio.manifest, weights[part], ends[part], start):
+            seeds = list(range(first, first + len(weights[part])))
             latents = sample_latents(
                 studio.portraits, list(prompts[part]), seeds, steps=EDIT_STEPS, guidance=GUIDANCE
             )  # fmt: skip
@@ -161,18 +161,19 @@ class EditStand:
         """For ``count`` people."""
         models = subjects_without(studio, label, count)
         told = prompts(len(models))
-        return cls(studio, label, models, told, draw_once(studio, models, told))
+        return cls(studio, label, models, told, draw_once(studio, studio.flat(models)[0], told))
 
-    def w2w(self) -> Sweep:
-        """Sliders along the space's direction."""
-        d = named(self.studio.space, self.label)
-        drawn = [draw_once(self.studio, self.models + s * d, self.prompts) for s in STRENGTHS[1:]]
+    def w2w(self, start: float = 1000.0) -> Sweep:
+        """Sliders along the space's direction, in force from timestep ``start`` on."""
+        d, flat = named(self.studio.space, self.label), self.studio.flat(self.models)[0]
+        late = [self.studio.flat(self.models + s * d)[0] for s in STRENGTHS[1:]]
+        drawn = [draw_once(self.studio, flat, self.prompts, weights, start) for weights in late]
         return measure_sweep(self.studio, self.label, STRENGTHS, [self.before, *drawn])
 
     def prompt(self) -> Sweep:
         """The same models, the attribute's word in the prompt."""
         words = [with_word(p, WORDS[self.label]) for p in self.prompts]
-        drawn = draw_once(self.studio, self.models, words)
+        drawn = draw_once(self.studio, self.studio.flat(self.models)[0], words)
         return measure_sweep(self.studio, self.label, (0.0, 1.0), [self.before, drawn])
 
     def slider(self, slider: torch.Tensor, start: torch.Tensor) -> Sweep:
@@ -182,7 +183,7 @@ class EditStand:
         """
         flat = self.studio.flat(self.models)[0]
         drawn = [
-            draw_once(self.studio, flat + s * (slider - start), self.prompts, flat=True) for s in SLIDER_STRENGTHS[1:]
+            draw_once(self.studio, flat + s * (slider - start), self.prompts) for s in SLIDER_STRENGTHS[1:]
         ]
         return measure_sweep(self.studio, self.label, SLIDER_STRENGTHS, [self.before, *drawn])
 

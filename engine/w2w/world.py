@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -179,19 +180,25 @@ class Studio:
         after = weights if late is None else late
         for chunk, end in zip(weights.split(64 // pictures or 1), after.split(64 // pictures or 1), strict=True):
             rows, ends = (w.repeat_interleave(pictures, 0) for w in (chunk, end))
-            with BatchedLora(self.portraits.unet, manifest, rows, tiled=True) as lora:
-
-                def choose(module: Any, inputs: tuple, lora: Any = lora, rows: Any = rows, ends: Any = ends) -> None:
-                    lora.weights = ends if float(inputs[1]) <= start else rows
-
-                handle = self.portraits.unet.register_forward_pre_hook(choose)
-                try:
-                    told_all, seeds_all = told * len(chunk), seeds * len(chunk)
-                    latents = sample_latents(self.portraits, told_all, seeds_all, steps=STEPS, guidance=GUIDANCE)
-                finally:
-                    handle.remove()
+            with self.switching(manifest, rows, ends, start):
+                told_all, seeds_all = told * len(chunk), seeds * len(chunk)
+                latents = sample_latents(self.portraits, told_all, seeds_all, steps=STEPS, guidance=GUIDANCE)
             out.append(decode(self.portraits, latents).view(len(chunk), pictures, 3, 64, 64))
         return torch.cat(out)
+
+    @contextmanager
+    def switching(self, manifest: Manifest, rows: torch.Tensor, late: torch.Tensor, start: float) -> Iterator[None]:
+        """Inside, each picture of a batch has its row of weights (B, D); ``late`` from timestep ``start`` on."""
+        with BatchedLora(self.portraits.unet, manifest, rows, tiled=True) as lora:
+
+            def choose(module: Any, inputs: tuple) -> None:
+                lora.weights = late if float(inputs[1]) <= start else rows
+
+            handle = self.portraits.unet.register_forward_pre_hook(choose)
+            try:
+                yield
+            finally:
+                handle.remove()
 
     def read(self, images: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """(M, P, 24) identity features and attribute -> (M, P, values) probabilities of (M, P, 3, 64, 64)."""
