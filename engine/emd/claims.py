@@ -8,6 +8,7 @@ import torch
 
 from ..claims import ClaimResult, claim
 from ..progress import Progress, silent
+from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
 from . import student_claims as _students  # noqa: F401  registers emd.student
 from .chain import e_step, normal_from
 from .config import EStepConfig
