@@ -95,6 +95,36 @@ def test_pictures_are_made_once(tmp_path):
         saved_data(path, model, 4, 128)
 
 
+def test_small_pictures_are_of_other_things_than_large_ones():
+    """Sizes and values keep their shares; who goes with whom changes."""
+    from vitrine.engine.portraits import sample_scenes
+    from vitrine.engine.portraits.sibling import LINK, SHARES, SIZES, _linked
+
+    scenes, size = _linked(sample_scenes(range(2000)), torch.Generator().manual_seed(0))
+    held = torch.stack([(size == s).float().mean() for s in SIZES])
+    assert torch.allclose(held, torch.tensor(SHARES), atol=0.03)
+    for name, count in (("background", 6), ("mouth", 4)):
+        value = torch.from_numpy(scenes.column(name)).float()
+        assert torch.allclose(value.long().bincount() / 2000, torch.full((count,), 1 / count), atol=0.04)
+        both = torch.stack([value, size.log()])
+        assert LINK - 0.15 < float(torch.corrcoef(both)[0, 1]) < LINK + 0.05
+    assert (scenes.column("hat") == sample_scenes(range(2000)).column("hat")).all()
+
+
+@pytest.mark.parametrize("start", [None, "constant"])
+def test_training_goes_on_where_it_stopped(tmp_path, start):
+    from vitrine.engine.control.world import train_sibling
+
+    for folder, sittings in (("one", [2]), ("two", [1, 2])):
+        for until in sittings:
+            train_sibling("constant", tmp_path / folder, 4, 2, 2, until, start)
+    one, two = ((tmp_path / f / "constant" / "control.safetensors").read_bytes() for f in ("one", "two"))
+    assert one == two
+    made, shipped = (Sibling.open(n).transformer for n in (tmp_path / "one" / "constant", "constant"))
+    gap = max(float((a - b).abs().max()) for a, b in zip(made.parameters(), shipped.parameters(), strict=True))
+    assert (gap < 1e-2) == (start is not None)
+
+
 def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
     world.transfer(tmp_path, [0], 2, world.TransferConfig(**SMALL), ["grid-rescaled"])
     one, two = weights(tmp_path), weights(run)
