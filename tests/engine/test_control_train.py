@@ -1,8 +1,11 @@
 """Training of control embeddings: loss, resumption, what stays frozen, what is drawn, and the records' augmentation."""
 
+import json
+
 import pytest
 import torch
 from diffusers import DiTTransformer2DModel
+from safetensors.torch import load_file
 from vitrine.engine.control import (
     AugmentConfig,
     ControlEmbedder,
@@ -25,6 +28,11 @@ def tiny_dit():
     torch.manual_seed(0)
     return DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=8, in_channels=3, out_channels=3,
                                  num_layers=2, sample_size=8, patch_size=2, num_embeds_ada_norm=4).eval()  # fmt: skip
+
+
+def embedder():
+    torch.manual_seed(1)
+    return ControlEmbedder(ControlSpec(), 16)
 
 
 def records():
@@ -135,10 +143,8 @@ def test_targets_are_those_of_the_prediction(tmp_path, prediction):
         seen.update(x=x, t=t)
         return torch.zeros_like(x) + 0 * added.sum()
 
-    config = ControlTrainConfig(prediction=prediction, batch=4, augment=AugmentConfig(8))
-    run = ControlTrainer(
-        network, ControlEmbedder(ControlSpec(), 16), records(), torch.tensor(4), schedule, config, tmp_path
-    )
+    config, net = ControlTrainConfig(prediction=prediction, batch=4, augment=AugmentConfig(8)), embedder()
+    run = ControlTrainer(network, net, records(), torch.tensor(4), schedule, config, tmp_path)
     batch = run.draw(3)
     loss = run.loss(batch)
     signal, level = (s.reshape(-1, 1, 1, 1) for s in schedule.scales(batch.t))
