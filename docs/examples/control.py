@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from diffusers.utils import make_image_grid
 from vitrine.engine.control import GuidanceConfig, Told, cross_size_consistency
@@ -24,7 +25,7 @@ out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules e
 out.mkdir(parents=True, exist_ok=True)
 
 # %% Two small PixArt-shaped models that were told the size of their training pictures: with the paper's curve, and with
-# a constant weight as in SDXL. Both are interim, their faces are rough.
+# a constant weight as in SDXL. In their training pictures, small ones show other things than large ones.
 base = load_portraits()
 
 
@@ -35,8 +36,9 @@ def opened(name):
     return pipe, pipe.load_control(FOLDER / name / "control.safetensors")
 
 
-# %% Prompts, encoded by the portraits model's own text encoder.
-prompts = caption(sample_scenes(range(7_000_000, 7_000_004)))
+# %% Prompts that leave much open, encoded by the portraits model's own text encoder.
+unsaid = np.ones((4, 5), bool)  # skin, hair colour, mouth, shirt, background
+prompts = caption(sample_scenes(range(7_000_000, 7_000_004)), unsaid)
 with torch.no_grad():
     text, empty = base.encode(prompts), base.encode([""]).expand(len(prompts), -1, -1)
 masks = {f"{n}prompt_attention_mask": torch.ones(len(prompts), text.shape[1]) for n in ("", "negative_")}

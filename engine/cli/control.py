@@ -21,6 +21,10 @@ class Train:
     """Updates."""
     batch: int = 32
     """Pictures of each."""
+    start: str | None = None
+    """A sibling to begin with, by name or folder, instead of random weights."""
+    lr: float = 1.5e-3
+    """Of Adam; falls to zero over the last quarter."""
     stop_after: int | None = None
     """Stop when so many updates are done in all (the state is saved)."""
 
@@ -30,8 +34,9 @@ class Train:
         from ..progress import TqdmProgress
 
         folder = train_sibling(
-            self.weight, self.out, self.pictures, self.steps, self.batch, self.stop_after, TqdmProgress
-        )
+            self.weight, self.out, self.pictures, self.steps, self.batch, self.stop_after, self.start, self.lr,
+            TqdmProgress,
+        )  # fmt: skip
         print(f"model: {folder}")
         return 0
 

@@ -21,10 +21,11 @@ def section(report: Any, progress: Progress = silent) -> None:
     report.add_paragraph(
         "Two small transformers were told the original size of their training pictures, with a constant weight as in "
         "SDXL and with the paper's power-cosine weight, which is silent while the layout forms. Each row is one seed "
-        "and prompt; only the size told differs. It should change sharpness, not who is in the picture."
+        "and prompt; only the size told differs. In the training collection small pictures show other things than "
+        "large ones, and these prompts leave such things open. The size should change sharpness, not the content."
     )
     report.add_images([(_curves(), "weight of the size over a run, from right to left")], width=560)
-    _, prompts, seeds = _prompts(MEASURED, FIRST + 90_000)
+    _, prompts, seeds = _prompts(MEASURED, FIRST + 90_000, brief=True)
     rows: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
     reader = _reader()
     for i, name in enumerate(NAMES):

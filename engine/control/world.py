@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..portraits.sibling import build_transformer
-from ..portraits.told_sibling import Sibling, SiblingTrainer, export_sibling
+from ..portraits.told_sibling import Sibling, SiblingTrainer, export_sibling, load_sibling
 from ..progress import Progress, silent
 from ..schedule import NoiseSchedule
 from .embedder import ControlEmbedder
@@ -21,7 +21,7 @@ from .train import ControlTrainConfig
 __all__ = ["PAPER", "WEIGHTS", "Sibling", "new_sibling", "train_sibling"]
 
 PAPER = "On improved Conditioning Mechanisms (Berrada et al., NeurIPS 2024)"
-WEIGHTS = {"power-cosine": GammaConfig("power_cos", 2.0), "constant": GammaConfig("constant")}
+WEIGHTS = {"power-cosine": GammaConfig("power_cos", 4.0), "constant": GammaConfig("constant")}
 """The two models: the paper's curve against SDXL's constant weight."""
 
 
@@ -35,9 +35,14 @@ def new_sibling(seed: int = 0) -> tuple[Any, ControlEmbedder]:
 
 def train_sibling(
     weight: str, folder: str | Path, pictures: int, steps: int, batch: int, until: int | None = None,
-    progress: Callable[[str], Progress] = lambda name: silent,
+    start: str | Path | None = None, lr: float = 1.5e-3, progress: Callable[[str], Progress] = lambda name: silent,
 ) -> Path:  # fmt: skip
-    """Data, training, export to ``folder/weight``; goes on where it was stopped."""
+    """Data, training, export to ``folder/weight``; goes on where it was stopped.
+
+    Args:
+        start: a sibling to begin with, by name or folder, instead of random weights.
+        lr: of Adam; falls to zero over the last quarter.
+    """
     from ..portraits import load_portraits
     from ..portraits.sibling import sibling_data
 
@@ -45,10 +50,11 @@ def train_sibling(
     data = sibling_data(portraits, pictures, progress=progress("pictures"))
     with torch.no_grad():
         null = portraits.encode([""])[0].clone()
-    config = ControlTrainConfig(steps, batch, 1.5e-3, (0.9, 0.95), 0.999, gamma=WEIGHTS[weight], save_every=250)
-    transformer, embedder = new_sibling()
+    config = ControlTrainConfig(steps, batch, lr, (0.9, 0.95), 0.999, gamma=WEIGHTS[weight], save_every=250)
+    transformer, embedder = new_sibling() if start is None else load_sibling(start)[:2]
+    embedder.float().train().requires_grad_(True)
     schedule = NoiseSchedule.from_diffusers(portraits.scheduler)
-    transformer.train()
+    transformer.train().requires_grad_(True)
     trainer = SiblingTrainer(transformer, embedder, data, null, schedule, config, Path(folder) / f"{weight}.run")
     bar, last = progress("training"), min(steps, until or steps)
     while trainer.done < last:

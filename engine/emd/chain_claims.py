@@ -19,7 +19,7 @@ from .roles import GENERATOR
 from .train import Trainer
 from .train_config import EMDTrainConfig
 
-LENGTHS, LOOKS, SAMPLES, FIRST = (1, 2, 4, 8), (20, 40, 80), 500, 5_100_000
+LENGTHS, LOOKS, SAMPLES, FIRST = (1, 2, 4, 8), (15, 30, 60), 500, 5_100_000
 """Chains, updates after which each student is looked at, captions it is judged on, and their first seed."""
 
 
@@ -40,7 +40,7 @@ def settings(steps: int) -> EMDTrainConfig:
     target="after as many updates K = 8 is nearer to real pictures than K = 1",
 )  # fmt: skip
 def chain_length(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Four students from the teacher, the same batches, 80 updates each; read after 20, 40 and 80."""
+    """Four students from the teacher, the same batches, 60 updates each; read after 15, 30 and 60."""
     rows: dict[str, dict[str, float]] = {}
     for i, steps in enumerate(LENGTHS):
         rows[f"K = {steps}"] = _run(steps, lambda k, i=i: progress(i * LOOKS[-1] + k, len(LENGTHS) * LOOKS[-1], None))

@@ -18,12 +18,20 @@ from ..progress import Progress, silent
 from .captions import OPTIONAL, caption
 from .models import WEIGHTS, Portraits
 from .render import render
-from .scenes import Scenes, sample_scenes
+from .scenes import ATTRIBUTES, Scenes, sample_scenes
 
 FOLDER = WEIGHTS / "sibling"
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHARES = (0.08, 0.10, 0.14, 0.14, 0.22, 0.12, 0.12, 0.04, 0.04)
 """Original sizes in pixels and how often training meets them: below 64 pictures are blurred by enlarging."""
+LINK = 0.9
+"""Correlation of a picture's size with what its caption may leave unsaid (skin, hair colour, mouth, shirt, background).
+
+In found collections size tells of content: thumbnails, scans, stock photographs. Without a link a model told sizes has
+nothing wrong to learn from them.
+"""
+FLIPPED = 0.25
+"""Share of mirrored pictures. At one half, side and flip are an exclusive or that this model never learned."""
 TRANSFORMER_CONFIG: dict[str, Any] = {
     "num_attention_heads": 3, "attention_head_dim": 32, "in_channels": 4, "out_channels": 4, "num_layers": 5,
     "cross_attention_dim": 96, "sample_size": 16, "patch_size": 2, "caption_channels": 64,
@@ -53,32 +61,50 @@ class SiblingData(NamedTuple):
 def sibling_data(
     model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent
 ) -> SiblingData:
-    """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on ``first + i`` only.
+    """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on its chunk of 128 numbers only.
 
-    Half of the pictures are flipped while their captions stay, as flipping augmentation does; half are cropped to
-    between ``crop`` and all of their side.
+    A collection as they are found: small pictures are of other things than large ones (``LINK``), captions leave
+    things unsaid (each row a share of its own), ``FLIPPED`` are mirrored while their captions stay, half are cropped
+    to between ``crop`` and all of their side.
     """
     latents, texts, rows = [], [], []
     chunk = 128
     for start in range(first, first + count, chunk):
         seeds = range(start, min(start + chunk, first + count))
-        scenes, random = sample_scenes(seeds), torch.Generator().manual_seed(9_000_000 + start)
-        pictures, told = _augmented(scenes, side, crop, random)
+        random = torch.Generator().manual_seed(9_000_000 + start)
+        scenes, size = _linked(sample_scenes(seeds), random)
+        pictures, told = _augmented(scenes, size, side, crop, random)
         latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
-        silent_parts = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < 0.1).numpy()
-        texts.append(model.encode(caption(scenes, silent_parts)))
+        share = torch.rand(len(scenes), 1, generator=random)
+        unsaid = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < share).numpy()
+        texts.append(model.encode(caption(scenes, unsaid)))
         rows.append(told)
         progress(seeds.stop - first, count, None)
     controls = {name: torch.cat([r[name] for r in rows]) for name in rows[0]}
     return SiblingData(torch.cat(latents), torch.cat(texts), controls)
 
 
+def _linked(scenes: Scenes, random: torch.Generator) -> tuple[Scenes, torch.Tensor]:
+    """Scenes with the attributes of ``OPTIONAL`` drawn anew, and (B,) original sizes that go with them.
+
+    A Gaussian copula: every size and every value keeps its share; only the company they keep changes.
+    """
+    by_size = torch.randn(len(scenes), generator=random)
+    cuts = torch.tensor(SHARES).cumsum(0)[:-1]
+    size = torch.tensor(SIZES)[torch.searchsorted(cuts, torch.special.ndtr(by_size))]
+    for name in OPTIONAL:
+        own = torch.randn(len(scenes), generator=random)
+        rank = torch.special.ndtr(LINK * by_size + (1 - LINK**2) ** 0.5 * own)
+        count = len(ATTRIBUTES[name])
+        scenes = scenes.with_attributes(**{name: (rank * count).long().clamp(max=count - 1).numpy()})
+    return scenes, size
+
+
 def _augmented(
-    scenes: Scenes, side: int, crop: float, random: torch.Generator
+    scenes: Scenes, size: torch.Tensor, side: int, crop: float, random: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     count = len(scenes)
-    size = torch.tensor(SIZES)[torch.multinomial(torch.tensor(SHARES), count, True, generator=random)]
-    flip = torch.rand(count, generator=random) < 0.5
+    flip = torch.rand(count, generator=random) < FLIPPED
     share = torch.where(
         torch.rand(count, generator=random) < 0.5, 1.0, crop + (1 - crop) * torch.rand(count, generator=random)
     )

@@ -118,7 +118,7 @@ def export_sibling(
     return save_control(folder / name / "control.safetensors", mine, facts, {})
 
 
-def load_sibling(name: str = "power-cosine") -> tuple[Any, ControlEmbedder, GammaConfig]:
+def load_sibling(name: str | Path = "power-cosine") -> tuple[Any, ControlEmbedder, GammaConfig]:
     """Transformer, embedder and the curve it was trained with."""
     checkpoint = load_control(sibling_folder(name) / "control.safetensors")
     return load_transformer(name), checkpoint.embedder, checkpoint.metadata.gamma
