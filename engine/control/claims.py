@@ -120,7 +120,7 @@ def sizes(model: str | None = None, progress: Progress = silent) -> ClaimResult:
     target="left / right agreement with flip = 0 told above that without control, for both attributes",
 )  # fmt: skip
 def flip(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Half of the training pictures were mirrored under unchanged captions; caps and moles have sides.
+    """A quarter of the training pictures were mirrored under unchanged captions; caps and moles have sides.
 
     The model without the control is stood in for by the same model with its controls dropped, as one training row in
     ten was.

@@ -21,13 +21,16 @@ def _driver():
 
 
 async def _run(driver, workflow, base):
-    """Open, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps a screenshot in that folder."""
+    """Open, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps screenshot and pictures there."""
+    import time
+
     import aiohttp
 
     graph = json.loads(workflow.read_text())
     async with driver.server(COMFYUI, ROOT, base) as address, driver.page(address) as tab:
         await asyncio.sleep(2)
         await tab.press("Escape", 27)  # a first visit opens the template browser
+        opened = time.perf_counter()
         await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
         await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
         api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
@@ -40,6 +43,12 @@ async def _run(driver, workflow, base):
                 if any(h["status"]["completed"] or h["status"]["status_str"] == "error" for h in history.values()):
                     break
                 await asyncio.sleep(0.5)
+            seconds = time.perf_counter() - opened
+            if os.environ.get("VITRINE_SHOT"):
+                entry = next(iter(history.values()))
+                shown = [n for n in sorted(graph["nodes"], key=lambda n: n["pos"][::-1]) if n["type"] == "PreviewImage"]
+                rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
+                driver.results(rows, Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.pictures.jpg")
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
                 help_page = await answer.text() if answer.status == 200 else ""
         await asyncio.sleep(3)
@@ -52,18 +61,29 @@ async def _run(driver, workflow, base):
             await asyncio.sleep(1)
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
         unknown = await tab.evaluate("app.graph._nodes.filter(n => n.has_errors).map(n => n.type)")
-        return api, next(iter(history.values())), help_page, unknown, tab.console
+        return api, next(iter(history.values())), help_page, unknown, tab.console, seconds
+
+
+async def _pictures(session, address, entry, node_id):
+    """PNG bytes of what a node showed."""
+    found = []
+    for image in entry["outputs"][str(node_id)]["images"]:
+        async with session.get(f"{address}/view", params=image) as answer:
+            found.append(await answer.read())
+    return found
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
-def test_workflow_opens_and_runs_in_the_page(workflow, tmp_path):
+def test_workflow_opens_and_runs_in_the_page(workflow, tmp_path, record_property):
+    """``--junitxml=page.xml`` keeps the seconds from opening to the last picture (docs/gallery.md)."""
     driver = _driver()
     if not (COMFYUI / "main.py").is_file():
         pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
     if driver.CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     pytest.importorskip("comfyui_frontend_package", reason="ComfyUI's page is not installed here")
-    api, entry, help_page, unknown, errors = asyncio.run(_run(driver, workflow, tmp_path / "base"))
+    api, entry, help_page, unknown, errors, seconds = asyncio.run(_run(driver, workflow, tmp_path / "base"))
+    record_property("seconds", round(seconds, 1))
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"]
     assert not unknown and not [e for e in errors if "itrine" in e]
     assert help_page.startswith("#")
