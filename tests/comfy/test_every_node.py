@@ -1,6 +1,8 @@
 """What every node of the pack must have, counted: 100 % or the names of those that lack it."""
 
 import json
+import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,18 @@ def _help(node, schema):
     return page.is_file() and page.read_text(encoding="utf-8").startswith(f"# {schema.display_name}\n")
 
 
+def _twin(node, schema):
+    """The page's last line names what does the same from Python; the name is there."""
+    line = (DOCS / f"{schema.node_id}.md").read_text(encoding="utf-8").rstrip().splitlines()[-1]
+    assert line.startswith("**In Python.** "), schema.node_id
+    return all(pkgutil.resolve_name(name) for name in re.findall(r"`(vitrine\.[\w.]+)`", line))
+
+
+def _costs():
+    rows = json.loads((ROOT / "tests" / "benchmarks" / "baseline.json").read_text(encoding="utf-8"))["rows"]
+    return {row["method"] for row in rows}
+
+
 CHECKS = {
     "V3 schema": _v3,
     "display name": lambda node, s: s.display_name and s.display_name != s.node_id,
@@ -32,6 +46,8 @@ CHECKS = {
     "search aliases": lambda node, s: len(s.search_aliases or ()) > 0,
     "help page under its display name": _help,
     "a shipped workflow that uses it": lambda node, s: s.node_id in IN_WORKFLOWS,
+    "its twin in Python": _twin,
+    "a row in the speed table": lambda node, s: f"node: {s.display_name}" in _costs(),
 }
 
 

@@ -1,0 +1,87 @@
+"""What each node takes in the shipped workflows, in real ComfyUI, beside one bare forward of the portraits network."""
+
+import importlib.util
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/api/*.json"))
+ROUNDS = 2
+_seconds: dict[str, list[float]] = defaultdict(list)
+
+
+def _lane(name):
+    """A file of the ComfyUI lane; its fixtures are used here too."""
+    spec = importlib.util.spec_from_file_location(f"vitrine_lane_{name}", ROOT / "tests" / "comfy" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+comfy, xl = _lane("conftest").comfy, _lane("test_control").xl  # one started ComfyUI, one small SDXL-shaped MODEL
+
+
+@pytest.fixture
+def timed(comfy, bench, monkeypatch):
+    """(display name, seconds) of every node of ours that ran, in the order they ended."""
+    found, plain = [], comfy.execution.get_output_data
+
+    async def around(prompt_id, unique_id, obj, *args, **kwargs):
+        start = bench.now()
+        result = await plain(prompt_id, unique_id, obj, *args, **kwargs)
+        schema = obj.GET_SCHEMA() if hasattr(obj, "GET_SCHEMA") else None
+        if schema is not None and schema.node_id.startswith("Vitrine"):
+            found.append((schema.display_name, bench.now() - start))
+        return result
+
+    monkeypatch.setattr(comfy.execution, "get_output_data", around)
+    return found
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_nodes_of_a_workflow(name, bench, comfy, timed):
+    """The longest call of each node in a run; a workflow's own row is all of its run, loading included."""
+    graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
+    bare = bench.model("portraits")
+
+    def run():
+        timed.clear()
+        _, error = comfy.run(graph)
+        assert error is None, error
+        longest: dict[str, float] = {}
+        for node, seconds in timed:
+            longest[node] = max(longest.get(node, 0.0), seconds)
+        for node, seconds in longest.items():
+            mine[node].append(seconds)
+
+    mine: dict[str, list[float]] = defaultdict(list)
+    bare(), run()
+    mine.clear()
+    forwards = []
+
+    def once():
+        forwards.append(min(bench.seconds(bare) for _ in range(5)))
+
+    bench.benchmark.pedantic(run, setup=once, rounds=ROUNDS)
+    whole = list(bench.benchmark.stats.stats.data)
+    bench.record(f"workflow: {name}", "bare forward", bare.label, whole, forwards)
+    for node, seconds in mine.items():
+        if node not in _seconds:  # the first workflow that uses a node stands for it
+            _seconds[node] = seconds
+            bench.record(f"node: {node}", "bare forward", bare.label, seconds, forwards)
+
+
+def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
+    """Apply Gamma Schedule is bypassed in its workflow: the model there brings a curve of its own."""
+    settings = {"form": "power_cos", "alpha": 1.0, "clock": "native", "reference": "target"}
+    settings |= {"reference_width": 64, "reference_height": 64}
+    name = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineApplyGammaSchedule"].define_schema().display_name
+    bare = bench.model("portraits")
+
+    def run():
+        comfy.call("VitrineApplyGammaSchedule", model=xl.model, **settings)
+
+    bench.compare(f"node: {name}", bare.label, run, {"bare forward": bare})
