@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "nodes" / "web" / "docs"
 IN_WORKFLOWS = {n["type"] for p in ROOT.glob("workflows/*.json") for n in json.loads(p.read_text("utf-8"))["nodes"]}
 
+WITHOUT_TWIN = {"VitrineActivePatches"}  # no function lists a pipeline's adapters and hooks yet
+
 
 def _v3(node, schema):
     from comfy_api.latest import io
@@ -27,7 +29,8 @@ def _twin(node, schema):
     """The page's last line names what does the same from Python; the name is there."""
     line = (DOCS / f"{schema.node_id}.md").read_text(encoding="utf-8").rstrip().splitlines()[-1]
     assert line.startswith("**In Python.** "), schema.node_id
-    return all(pkgutil.resolve_name(name) for name in re.findall(r"`(vitrine\.[\w.]+)`", line))
+    named = re.findall(r"`(vitrine\.[\w.]+)`", line)
+    return bool(named) != (schema.node_id in WITHOUT_TWIN) and all(pkgutil.resolve_name(name) for name in named)
 
 
 def _costs():
