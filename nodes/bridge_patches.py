@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class ActivePatch:
-    """One line of the list: what kind, where it acts, how often, and which code it belongs to."""
-
-    kind: str
-    where: str
-    count: int
-    owner: str
+from ..engine.patches import ActivePatch
 
 
 def patches_of(model: Any) -> list[ActivePatch]:

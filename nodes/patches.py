@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from comfy_api.latest import io, ui
 
-from .bridge_patches import ActivePatch, patches_of
-
-
-def as_text(found: list[ActivePatch]) -> str:
-    """One line for each patch, or a sentence when there is none."""
-    if not found:
-        return "nothing: this MODEL is its checkpoint, unchanged"
-    return "\n".join(f"{p.kind}: {p.where}  x{p.count}  [{p.owner}]" for p in found)
+from ..engine.patches import as_text
+from .bridge_patches import patches_of
 
 
 class ActivePatches(io.ComfyNode):
@@ -40,7 +34,7 @@ class ActivePatches(io.ComfyNode):
     def execute(cls, model: io.Model.Type) -> io.NodeOutput:
         """Read the patcher and write the list."""
         found = patches_of(model)
-        text = as_text(found)
+        text = as_text(found, "MODEL")
         return io.NodeOutput(model, text, len(found), ui=ui.PreviewText(text))
 
 

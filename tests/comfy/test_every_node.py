@@ -11,8 +11,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "nodes" / "web" / "docs"
 IN_WORKFLOWS = {n["type"] for p in ROOT.glob("workflows/*.json") for n in json.loads(p.read_text("utf-8"))["nodes"]}
 
-WITHOUT_TWIN = {"VitrineActivePatches"}  # no function lists a pipeline's adapters and hooks yet
-
 
 def _v3(node, schema):
     from comfy_api.latest import io
@@ -30,7 +28,7 @@ def _twin(node, schema):
     line = (DOCS / f"{schema.node_id}.md").read_text(encoding="utf-8").rstrip().splitlines()[-1]
     assert line.startswith("**In Python.** "), schema.node_id
     named = re.findall(r"`(vitrine\.[\w.]+)`", line)
-    return bool(named) != (schema.node_id in WITHOUT_TWIN) and all(pkgutil.resolve_name(name) for name in named)
+    return bool(named) and all(pkgutil.resolve_name(name) for name in named)
 
 
 def _costs():
