@@ -9,7 +9,7 @@ import comfy.sample
 import torch
 
 from ..engine.denoiser import Condition
-from ..engine.nemo import BlockConfig, NeuronSet, block, value_sites
+from ..engine.nemo import BlockConfig, NeuronSet, bake, block, value_sites
 from ..engine.nemo.block import Now
 from ..engine.nemo.score import probe_noise
 from . import bridge
@@ -68,16 +68,18 @@ def _cond_rows(options: dict, batch: int) -> torch.Tensor:
     return torch.tensor([c == 0 for c in chunks]).repeat_interleave(max(1, batch // len(chunks)))[:batch]
 
 
-def baked(model: Any, changed: dict[str, torch.Tensor]) -> Any:
-    """A clone with ordinary weight patches that turn each parameter into its new value."""
-    clone = model.clone()
-    state = model.model_state_dict()
+def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
+    """A clone with ordinary weight patches that scale the neurons' rows of the checkpoint.
+
+    Weights that carry another clone's LoRA at the moment are read from ComfyUI's backup: it must not leak in here.
+    """
+    clone, state = model.clone(), model.model_state_dict()
+    kept = {k.removeprefix(_PREFIX): b.weight for k, b in model.backup.items() if k.startswith(_PREFIX)}
+    changed = bake(bridge.backbone_of(model), neurons, factor, bridge.fingerprint(model), kept)
     patches = {}
     for name, value in changed.items():
-        key = _PREFIX + name
-        kept = model.backup.get(key)
-        old = kept.weight if kept is not None else state[key]
-        patches[key] = (value.to(old.device, old.dtype) - old,)
+        old = kept.get(name, state[_PREFIX + name])
+        patches[_PREFIX + name] = (value.to(old.device, old.dtype) - old,)
     accepted = clone.add_patches(patches, 1.0)
     assert set(accepted) == set(patches)
     return clone

@@ -173,8 +173,33 @@ def _place(clone: Any, facts: ModelFacts, plan: Plan) -> None:
     elif plan.positions == "rope_pi":
         down, across = (1 / s for s in plan.scales)
         clone.set_model_rope_options(across, 0.0, down, 0.0, 1.0, 0.0)
+    elif own.kind == "computed":
+        clone.add_object_patch("diffusion_model.pe_interpolation", _divisor(clone, plan))
+        clone.add_object_patch("diffusion_model.pe_precision", None)  # else core works the divisor out by itself
     elif own.kind == "rope":
         clone.add_object_patch("diffusion_model.pe_embedder", _Rotary(net.pe_embedder, plan))
+
+
+def _divisor(model: Any, plan: Plan) -> float:
+    """PixArt's ``pe_interpolation`` at the target: position i of n tokens is i base(n) / n / divisor.
+
+    ``base`` follows the latent's size, and a checkpoint that brings a position table has a divisor of its own: left
+    alone, such a model runs on past its trained positions. Read through the patcher: another clone that was sampled
+    last still has its own on the network.
+    """
+    net = bridge.backbone_of(model)
+    base, patch = [_base(net, grid) for grid in (plan.train, plan.target)], _patch(net)
+    own, places = (model.get_model_object(f"diffusion_model.pe_{name}") for name in ("interpolation", "precision"))
+    if own is None or places is not None:
+        own = 1.0 if hasattr(net, "base_size") else round(sum(plan.train) * patch // 2 / 64, places or 0)
+    spread = base[1] * own / base[0]
+    return spread if plan.positions == "grid" else spread * plan.train[0] / plan.target[0]
+
+
+def _base(net: Any, grid: tuple[int, int]) -> int:
+    """Tokens that core's PixArt takes as a side of this grid; the portraits transformers have one number."""
+    patch = _patch(net)
+    return getattr(net, "base_size", None) or round(sum(grid) * patch // 2 / 64) * 64 // patch
 
 
 class _Table:

@@ -13,7 +13,6 @@ from ..engine.nemo import (
     NeuronSet,
     ProbeConfig,
     SearchConfig,
-    bake,
     find_neurons,
     gather,
     make_probe,
@@ -311,8 +310,7 @@ class NEMOBake(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, neurons: NeuronSet, factor: float) -> io.NodeOutput:
         """The patch holds only the layers concerned."""
-        own = bridge.fingerprint(model)
-        return io.NodeOutput(bridge_nemo.baked(model, bake(bridge.backbone_of(model), neurons, factor, own)))
+        return io.NodeOutput(bridge_nemo.baked(model, neurons, factor))
 
 
 class SaveNeurons(io.ComfyNode):

@@ -34,7 +34,7 @@ class PixArt(comfy.ldm.pixart.pixartms.PixArtMS):
         """As the base class, without a mask and sizes of its own: (B, 4, H, W) in and out."""
         rows, columns = (side // self.patch_size for side in x.shape[-2:])
         positions = comfy.ldm.pixart.pixartms.get_2d_sincos_pos_embed_torch(
-            self.hidden_size, columns, rows, base_size=self.base_size, device=x.device, dtype=x.dtype
+            self.hidden_size, columns, rows, self.pe_interpolation or 1.0, self.base_size, x.device, x.dtype
         )
         tokens, t = self.x_embedder(x) + positions, self.t_embedder(timestep, x.dtype)
         text = self.y_embedder(y, self.training).squeeze(1).view(1, -1, self.hidden_size)

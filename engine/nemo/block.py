@@ -150,11 +150,15 @@ def block_rows(backbone: nn.Module, sites: Sequence[Site], sets: Sequence[Mappin
 
 @torch.no_grad()
 def bake(
-    backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0, fingerprint: str = ""
-) -> dict[str, torch.Tensor]:
+    backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0, fingerprint: str = "",
+    originals: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
 
     Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch.
+
+    Args:
+        originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
 
     Raises:
         VitrineError: see :meth:`NeuronSet.check`.
@@ -167,7 +171,7 @@ def bake(
         for name, value in module.named_parameters(recurse=False):
             if name in ("weight", "bias"):
                 key = f"{site.path}.{name}"
-                new = changed.get(key, value.detach().clone())
+                new = changed.get(key, (originals or {}).get(key, value).detach().clone())
                 new[index.to(new.device)] *= factor
                 changed[key] = new
     return changed

@@ -19,7 +19,7 @@ from .schedule import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
 _TABLES = ("keep", "grid", "extrapolate", "bicubic")
 _OFFERED = {
     "none": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep", "bicubic"),
-    "rope": ("keep", *ROPE_MODES), "rope_scale": ("keep", "rope_pi"), "computed": ("keep", "grid"),
+    "rope": ("keep", *ROPE_MODES), "rope_scale": ("keep", "rope_pi"), "computed": ("keep", "grid", "extrapolate"),
 }  # fmt: skip
 _AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "rope_scale": "rope_pi", "computed": "grid"}
 
@@ -31,7 +31,7 @@ class Positions:
     Attributes:
         kind: ``none``, ``sincos`` (a table the model can compute), ``stored`` (a sin-cos table kept in the weights),
             ``learned`` (any other table), ``rope``, ``rope_scale`` (rotary, of which only the step can be set),
-            ``computed`` (constant limits from the latent's size at each call).
+            ``computed`` (from the latent's size at each call, with a divisor that can be set).
         base: tokens a side that a computed table is spread over, as the model stands.
         scale: ``interpolation_scale`` that goes with the training size.
         size: tokens a side of a stored table.
@@ -192,6 +192,9 @@ def _positions(own: Positions, config: ResolutionTransferConfig, train: Grid, ta
         return "keep"
     if wanted == "keep" and own.kind in ("stored", "learned") and max(target) > own.size:
         raise refuse("tokens", target, f"at most {own.size} a side with keep", "use grid or extrapolate")
+    if own.kind == "computed" and wanted == "extrapolate" and target[0] * train[1] != target[1] * train[0]:
+        remedy = "this model's positions have one divisor for both axes; use grid"
+        raise refuse("pos_embed", f"extrapolate from {train} to {target} tokens", "one ratio for both axes", remedy)
     return wanted
 
 
@@ -233,8 +236,6 @@ def _position_line(facts: ModelFacts, made: Plan) -> str:
     own, grids = facts.positions, f"{made.train} -> {made.target} tokens (rows, columns)"
     if own.kind == "none":
         return "positions: none" if facts.convolutional else "positions: none that can be changed here; as they are"
-    if own.kind == "computed":
-        return f"positions: the model keeps its limits and shrinks its step by itself; {grids}"
     if made.positions == "keep":
         return f"positions: {own.kind}, kept; {grids}"
     how = f"{made.config.align}, {made.config.aspect}" if made.positions == "grid" else made.config.aspect

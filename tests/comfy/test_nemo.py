@@ -93,6 +93,21 @@ def test_score_and_threshold(comfy, pipe, parts, latent):
     assert not innocent
 
 
+def test_baking_reads_the_checkpoint_not_what_another_branch_left_on_it(comfy, parts, neurons):
+    model = parts[0]
+    (wanted,) = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)
+    other = model.clone()
+    other.add_patches({key: (torch.ones_like(part[0][1][0]),) for key, part in wanted.patches.items()}, 1.0)
+    other.patch_model()  # a LoRA of another branch, still on the shared weights
+    try:
+        (found,) = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)
+    finally:
+        other.unpatch_model()
+    assert wanted.patches and found.patches.keys() == wanted.patches.keys()
+    for key, (made,) in found.patches.items():
+        assert torch.equal(made[1][0], wanted.patches[key][0][1][0]), key
+
+
 def test_blocked_sampling_equals_the_pipelines_and_the_baked_model(comfy, pipe, parts, neurons):
     model, clip, _ = parts
     plain = sample(comfy, model, clip)

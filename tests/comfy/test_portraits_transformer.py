@@ -114,16 +114,82 @@ def test_it_samples_in_the_core_sampler_and_survives_a_deep_clone(comfy, loaded)
     assert pixels.shape == (2, 64, 64, 3)
 
 
+SIDES = {"train_width": 0, "train_height": 0, "target_width": 128, "target_height": 128}
+TRANSFER = {
+    "schedule": "none", "top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis",
+    "guidance_law": False, "guidance": 2.0, "override": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("positions", ["grid", "extrapolate"])
+def test_positions_are_those_of_the_pipeline(comfy, loaded, positions):
+    from vitrine.engine.portraits.told_sibling import Sibling
+    from vitrine.engine.resolution import ResolutionTransferConfig, apply
+    from vitrine.nodes.bridge import backbone_of
+
+    model, _, report = comfy.call(
+        "VitrineResolutionTransferLoader", model=loaded.model, **SIDES, **TRANSFER | {"pos_embed": positions}
+    )
+    sibling = Sibling.open(loaded.name)
+    x, text = torch.randn(2, 4, 32, 32, generator=torch.manual_seed(1)), torch.randn(2, 24, 64)
+    t = torch.full((2,), 500.0)
+    config = ResolutionTransferConfig((128, 128), (64, 64), schedule="none", pos_embed=positions)
+    with apply(sibling, config), torch.no_grad():
+        wanted = call_of(sibling.transformer)(x, t, Condition(text))
+    model.patch_model()
+    try:
+        with torch.no_grad():
+            found = backbone_of(model)(x, t, context=text, transformer_options={})
+    finally:
+        model.unpatch_model()
+    assert close(found, wanted) and positions in report
+    with torch.no_grad():
+        assert close(backbone_of(model)(x, t, context=text, transformer_options={}), wanted) == (positions == "grid")
+
+
+def test_a_transfer_made_while_another_stands_on_the_network(comfy, loaded):
+    """ComfyUI leaves a clone's patches on the shared network until another clone is loaded."""
+    told = SIDES | TRANSFER
+    first, *_ = comfy.call("VitrineResolutionTransferLoader", model=loaded.model, **told | {"pos_embed": "extrapolate"})
+    wanted, *_ = comfy.call("VitrineResolutionTransferLoader", model=loaded.model, **told)
+    first.patch_model()
+    try:
+        found, *_ = comfy.call("VitrineResolutionTransferLoader", model=loaded.model, **told)
+    finally:
+        first.unpatch_model()
+    assert found.object_patches == wanted.object_patches != first.object_patches
+
+
+def test_a_core_pixart_with_a_table_of_its_own_stops_extrapolating(comfy):
+    """A checkpoint with a stored table gets a fixed divisor from core, and then runs on past its positions."""
+    from comfy.ldm.pixart.pixartms import PixArtMS, get_2d_sincos_pos_embed_torch
+    from comfy.model_patcher import ModelPatcher
+    from vitrine.nodes.bridge_resolution import _base, _divisor
+
+    told = {"patch_size": 2, "hidden_size": 32, "depth": 1, "num_heads": 2, "operations": torch.nn}
+    for own in (1, None):
+        net = PixArtMS(input_size=64, pe_interpolation=own, **told)
+        for positions, last in (("grid", 31.5), ("extrapolate", 63.0)):
+            plan = SimpleNamespace(train=(32, 32), target=(64, 64), positions=positions)
+            model = torch.nn.Module()
+            model.diffusion_model = net
+            divisor = _divisor(ModelPatcher(model, "cpu", "cpu"), plan)
+            table = get_2d_sincos_pos_embed_torch(32, 64, 64, divisor, _base(net, plan.target))
+            wanted = get_2d_sincos_pos_embed_torch(32, 2, 2, 1.0, 2 * last)  # its second row is at ``last``
+            assert torch.allclose(table[-1], wanted[-1], atol=1e-5)
+
+
 def test_resolution_transfer_knows_it(comfy, loaded):
-    sides = {"train_width": 0, "train_height": 0, "target_width": 128, "target_height": 128}
-    rest = {"top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis", "guidance_law": True}
-    rest |= {"guidance": 2.0, "override": False}
+    told = SIDES | TRANSFER | {"guidance_law": True}
     _, guidance, report = comfy.call(
-        "VitrineResolutionTransferLoader", model=loaded.model, schedule="resample", **sides, **rest
+        "VitrineResolutionTransferLoader", model=loaded.model, **told | {"schedule": "resample"}
     )
     assert guidance == 3.0 and "64" in report
     with pytest.raises(VitrineError):
-        comfy.call("VitrineResolutionTransferLoader", model=loaded.model, schedule="relabel", **sides, **rest)
+        comfy.call("VitrineResolutionTransferLoader", model=loaded.model, **told | {"schedule": "relabel"})
+    with pytest.raises(VitrineError, match="one ratio"):
+        comfy.call("VitrineResolutionTransferLoader", model=loaded.model,
+                   **told | {"pos_embed": "extrapolate", "target_height": 96})  # fmt: skip
 
 
 def test_a_sibling_of_another_schedule_brings_it(comfy, loaded, tmp_path):

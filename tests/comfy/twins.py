@@ -253,31 +253,53 @@ def w2w_people(graph, comfy):
 
 
 # --- resolution ----------------------------------------------------------------------------------------------------
+def transformer_pipeline(name):
+    """(diffusers' own PixArt pipeline over a portraits transformer, the model whose text encoder it reads)."""
+    from diffusers import DDIMScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
+    from vitrine.engine.portraits.sibling import load_transformer, sibling_folder
+
+    base, folder = load_portraits(), sibling_folder(name)
+    told = DDIMScheduler.from_pretrained(folder) if (folder / "scheduler_config.json").is_file() else base.scheduler
+    scheduler = EulerDiscreteScheduler.from_config(told.config, timestep_spacing="linspace")
+    pipe = PixArtAlphaPipeline(None, None, base.vae, load_transformer(name), scheduler)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, base
+
+
 def resolution_transfer(graph, comfy):
-    from diffusers import EulerDiscreteScheduler
+    found = {}
+    for shown, sampler, loader, transfer in ((12, 10, 1, 6), (15, 13, 1, 8), (18, 16, 1, 9), (21, 19, 4, None)):
+        s, size = graph(sampler), graph(graph(sampler).latent_image[0])
+        pipe, base = transformer_pipeline(graph(loader).weight)
+        side = pipe.transformer.config.sample_size * 4
+        how = {"schedule": "none", "pos_embed": "keep", "guidance": s.cfg}
+        if transfer is not None:
+            t = graph(transfer)
+            how |= {"schedule": t.schedule, "pos_embed": t.pos_embed, "top": t.top}
+            side = t.train_width
+        config = ResolutionTransferConfig((size.width, size.height), (side, side), **how)
+        wide = ResolutionTransferPipeline(pipe, config)
+        first = highest(wide, s.steps)
+        shape = (size.batch_size, 4, size.height // 4, size.width // 4)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(s.seed))
+        rows = {}
+        for name, link in (("", s.positive), ("negative_", s.negative)):
+            with torch.no_grad():
+                rows[f"{name}prompt_embeds"] = base.encode([graph.text(link)] * size.batch_size)
+            rows[f"{name}prompt_attention_mask"] = torch.ones(size.batch_size, 24)
+        found[shown] = wide(
+            prompt=None, negative_prompt=None, latents=noise * (1 + first**2) ** 0.5 / first, output_type="pt",
+            num_inference_steps=s.steps, guidance_scale=s.cfg, **rows,
+        ).images  # fmt: skip
+    return found
 
-    s, told, pipe = graph(6), graph(13), pipeline(NEMOPipeline)
-    untouched = ksampler(graph, 10, pipe)
-    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
-    config = ResolutionTransferConfig((s.target_width, s.target_height), schedule=s.schedule, top=s.top,
-                                      guidance=s.guidance)  # fmt: skip
-    wide, size = ResolutionTransferPipeline(pipe, config), graph(told.latent_image[0])
-    shape = (size.batch_size, 4, size.height // 4, size.width // 4)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(told.seed))
-    first = highest(wide)
-    start = noise * (1 + first**2) ** 0.5 / first
-    prompts = [graph.text(told.positive)] * size.batch_size, [graph.text(told.negative)] * size.batch_size
-    moved = wide(prompts[0], negative_prompt=prompts[1], latents=start, num_inference_steps=told.steps,
-                 output_type="pt").images  # fmt: skip
-    return {12: untouched, 15: moved}
 
-
-def highest(wide):
+def highest(wide, steps):
     """The first noise level the transferred scheduler will take."""
     from vitrine.engine.resolution import apply
 
     with apply(wide.pipe, wide.config, None):
-        wide.pipe.scheduler.set_timesteps(30)
+        wide.pipe.scheduler.set_timesteps(steps)
         return float(wide.pipe.scheduler.sigmas[0])
 
 
