@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from contextlib import AbstractContextManager
@@ -66,7 +67,7 @@ class Clocked(AbstractContextManager):
         raise NotImplementedError
 
     def _see(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        arguments = inspect.signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
+        arguments = _signature(type(module)).bind_partial(module, *args, **kwargs).arguments
         arguments = {**arguments, **arguments.get("kwargs", {})}
         sample = arguments.get("sample", arguments.get("hidden_states"))
         timestep = arguments.get("timestep")
@@ -78,6 +79,11 @@ class Clocked(AbstractContextManager):
     @property
     def _now(self) -> Any:
         return getattr(self._local, "told", self._last)
+
+
+@functools.cache
+def _signature(kind: type[nn.Module]) -> inspect.Signature:
+    return inspect.signature(kind.forward)
 
 
 def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:

@@ -54,10 +54,20 @@ class ControlEmbedder(nn.Module):
                     nn.init.zeros_(parameter)
         return self
 
-    def terms(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """E_h(phi_h) and E_l(phi_l), each (B, D), from (B, F) values in their own units (not checked here)."""
+    def terms(
+        self, values: torch.Tensor, drop: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """E_h(phi_h) and E_l(phi_l), each (B, D), from (B, F) values in their own units (not checked here).
+
+        Args:
+            drop: as in :meth:`forward`; what is dropped is exactly 0.
+        """
         waves = self.spec.encode(values)
-        return self._term(self.h, "high", waves), self._term(self.l, "low", waves)
+        high, low = self._term(self.h, "high", waves), self._term(self.l, "low", waves)
+        if drop is None:
+            return high, low
+        drop = _masks(drop, len(values)).to(high.device)
+        return high.masked_fill(drop[:, :1], 0.0), low.masked_fill(drop[:, 1:], 0.0)
 
     def _term(self, mlp: nn.Sequential | None, group: str, waves: torch.Tensor) -> torch.Tensor:
         like = next(self.parameters())
@@ -81,13 +91,13 @@ class ControlEmbedder(nn.Module):
         values = self.spec.checked(values)
         if u.shape != (len(values),):
             raise refuse("u", tuple(u.shape), (len(values),), "one for each row of values")
-        high, low = self.terms(values)
-        weight = gamma.weight(u).to(low.device, low.dtype)[:, None]
-        if drop is not None:
-            drop = _masks(drop, len(values)).to(low.device)
-            high, low = high.masked_fill(drop[:, :1], 0.0), low.masked_fill(drop[:, 1:], 0.0)
+        return self.joined(*self.terms(values, drop), u, gamma)
+
+    @staticmethod
+    def joined(high: torch.Tensor, low: torch.Tensor, u: torch.Tensor, gamma: GammaConfig) -> torch.Tensor:
+        """c_emb, (B, D), from :meth:`terms`, which stay the same from step to step."""
         # Eq. 1: c_emb = E_h(phi_h) + gamma_c(t) E_l(phi_l)
-        return high + weight * low
+        return high + gamma.weight(u).to(low.device, low.dtype)[:, None] * low
 
 
 def _mlp(fields: int, dim: int) -> nn.Sequential | None:

@@ -86,6 +86,9 @@ class Injection(_Added):
         values: (B, F) or (1, F), as :meth:`ControlSpec.rows` gives.
         drop: (B,) or (B, 2) bool, rows without control (the unconditional half of a guidance batch).
 
+    Without gradients the embeddings of the values are made at the first forward and kept: change the embedder, make
+    another block.
+
     Example:
         >>> with Injection(unet, embedder, spec.rows(controls), GammaConfig()):
         ...     unet(x, t, text).sample
@@ -102,11 +105,19 @@ class Injection(_Added):
         if embedder.dim != control_width(backbone):
             raise refuse("embedder width", embedder.dim, control_width(backbone), "make one for this model")
         self.embedder, self.values, self.gamma, self.drop = embedder, embedder.spec.checked(values), gamma, drop
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _told(self, call: Call) -> torch.Tensor:
-        count = len(call.t)
+        return self.embedder.joined(*self._terms(len(call.t)), self.gamma.u(call.t), self.gamma)
+
+    def _terms(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """E_h and E_l of each row; sampling makes them once."""
+        if self._kept is not None and len(self._kept[0]) == count and not torch.is_grad_enabled():
+            return self._kept
         drop = None if self.drop is None else rows_for(self.drop, count, "drop")
-        return self.embedder(rows_for(self.values, count, "control values"), self.gamma.u(call.t), self.gamma, drop)
+        made = self.embedder.terms(rows_for(self.values, count, "control values"), drop)
+        self._kept = None if torch.is_grad_enabled() else made
+        return made
 
 
 Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

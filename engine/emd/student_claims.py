@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from ..claims import ClaimResult, claim
-from ..denoiser import Condition, Denoiser
-from ..metrics import frechet_distance, precision_recall
+from ..denoiser import Denoiser
 from ..progress import Progress, silent
 from .contract import StudentContract
-from .onestep import one_step, seeded
+from .judge import BATCH, Generate, Judge
+from .onestep import one_step
 from .students import one_step_pipeline
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
 COUNT, FIRST = 1000, 5_000_000
-"""Captions of scenes that training never saw; twice as many renders of other scenes are the reference. With fewer
-samples the Frechet distance is mostly the bias of small sets: real against real gives 4.5 at 500 and 2.0 at 1,000."""
 
 
 @claim(
@@ -27,64 +26,35 @@ samples the Frechet distance is mostly the bias of small sets: real against real
     "agreement >= 90 % of the teacher's",
 )  # fmt: skip
 def student(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Teacher with 30 steps and with one, Diff-Instruct and EMD with one, on the same 500 captions and seeds."""
-    from ..portraits import caption, render, sample_scenes
-    from ..portraits.readout import attribute_accuracy, load_readout, read
+    """Teacher with 30 steps and with one, Diff-Instruct and EMD with one, on the same captions and seeds."""
+    from ..portraits import render, sample_scenes
 
-    scenes, net = sample_scenes(range(FIRST, FIRST + COUNT)), load_readout()
-    others = sample_scenes(range(FIRST + COUNT, FIRST + 3 * COUNT))
-    real = read(net, render(others).images).features
-    rows: dict[str, dict[str, float]] = {}
-    for name, images, seconds in _samples(caption(scenes), model, progress):
-        reading = read(net, images)
-        accuracy = attribute_accuracy(reading, scenes)
-        precision, recall = precision_recall(real, reading.features)
-        rows[name] = {
-            "FID": round(frechet_distance(reading.features, real), 2),
-            "precision": round(precision, 3),
-            "recall": round(recall, 3),
-            "agreement": round(sum(accuracy.values()) / len(accuracy), 4),
-            "ms an image": round(1000 * seconds / COUNT, 1),
-        }
+    judge = Judge.open(FIRST, COUNT, model)
+    rows = {name: judge.row(images, seconds) for name, images, seconds in _samples(judge, progress)}
     ours, many, once = rows["EMD, 1 step"], rows["teacher, 30 steps"], rows["teacher, 1 step"]
-    fresh = sample_scenes(range(FIRST + 3 * COUNT, FIRST + 4 * COUNT))
-    floor = frechet_distance(read(net, render(fresh).images).features, real)
-    rows["real against real"] = {"FID": round(floor, 2)}
+    fresh = render(sample_scenes(range(FIRST + 3 * COUNT, FIRST + 4 * COUNT))).images
+    rows["real against real"] = {"FID": round(judge.distance(fresh), 2)}
     holds = ours["FID"] <= 1.5 * many["FID"] and 3 * ours["FID"] <= once["FID"]
     holds = holds and ours["recall"] >= rows["Diff-Instruct, 1 step"]["recall"]
     holds = holds and ours["agreement"] >= 0.9 * many["agreement"]
     return ClaimResult(ours["FID"], None, holds, rows)
 
 
-def _samples(prompts: list[str], model: str | None, progress: Progress) -> Any:
+def _samples(judge: Judge, progress: Progress) -> Iterator[tuple[str, torch.Tensor, float]]:
     """(name, (N, 3, 64, 64) pictures in [0, 1], seconds in the denoiser) of each way to sample."""
-    from ..portraits import load_portraits
     from ..portraits.sampling import decode, sample_latents
 
-    portraits, seeds = load_portraits(model), list(range(len(prompts)))
-    with torch.no_grad():
-        text = torch.cat([portraits.encode(prompts[i : i + 50]) for i in range(0, len(prompts), 50)])
-    start = time.perf_counter()
-    parts = []
-    for i in range(0, len(prompts), 50):
-        parts.append(sample_latents(portraits, prompts[i : i + 50], seeds[i : i + 50]))
-        progress(i + 50, 4 * len(prompts), None)
+    portraits, start, parts = judge.portraits, time.perf_counter(), []
+    for i in range(0, COUNT, BATCH):
+        parts.append(sample_latents(portraits, judge.prompts[i : i + BATCH], list(range(i, i + BATCH))))
+        progress(i + BATCH, 4 * COUNT, None)
     yield "teacher, 30 steps", decode(portraits, torch.cat(parts)), time.perf_counter() - start
     teacher = Denoiser.from_diffusers(portraits.unet, portraits.scheduler)
-    yield "teacher, 1 step", *_once(portraits, teacher, text, seeds, StudentContract())
+    yield "teacher, 1 step", *judge.draw(_once(teacher, StudentContract()))
     for name, file in (("Diff-Instruct, 1 step", "diff-instruct"), ("EMD, 1 step", "student")):
         pipe, contract = one_step_pipeline(file)
-        yield name, *_once(portraits, Denoiser.from_diffusers(pipe), text, seeds, contract)
+        yield name, *judge.draw(_once(Denoiser.from_diffusers(pipe), contract))
 
 
-@torch.no_grad()
-def _once(
-    portraits: Any, net: Denoiser, text: torch.Tensor, seeds: list[int], contract: StudentContract
-) -> tuple[torch.Tensor, float]:
-    from ..portraits.sampling import decode
-
-    start, parts = time.perf_counter(), []
-    for i in range(0, len(seeds), 50):
-        parts.append(one_step(net, seeded(seeds[i : i + 50], (4, 16, 16)), Condition(text[i : i + 50]), contract))
-    seconds = time.perf_counter() - start
-    return decode(portraits, torch.cat(parts)), seconds
+def _once(net: Denoiser, contract: StudentContract) -> Generate:
+    return partial(one_step, net, contract=contract)
