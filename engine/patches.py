@@ -67,7 +67,7 @@ def _networks(model: Any) -> Iterator[tuple[str, nn.Module]]:
         raise refuse("model", type(model).__name__, "a diffusers pipeline or an nn.Module", "pass the pipeline itself")
 
 
-def _adapters(module: nn.Module) -> Iterator[tuple[str, str, str]]:
+def _adapters(module: Any) -> Iterator[tuple[str, str, str]]:
     """PEFT's layers say which of their adapters act, at the scale the user set (without alpha / rank)."""
     if not hasattr(module, "base_layer") or not hasattr(module, "active_adapters"):
         return
@@ -89,15 +89,15 @@ def _hooks(module: nn.Module) -> Iterator[tuple[str, str, str]]:
         yield "parametrization", f"{name} of {type(module).__name__}", _owner(made[0])
 
 
-def _replaced(module: nn.Module) -> Iterator[tuple[str, str, str]]:
+def _replaced(module: Any) -> Iterator[tuple[str, str, str]]:
     if "forward" in vars(module):
         yield "replaced forward", type(module).__name__, _owner(module.forward)
     processor = getattr(module, "processor", None)
     if processor is not None and not type(processor).__name__.startswith(STOCK_ATTENTION):
         yield "attention processor", type(processor).__name__, _owner(processor)
-    factors = [getattr(module, name, None) for name in ("s1", "s2", "b1", "b2")]
-    if all(isinstance(f, (int, float)) for f in factors):
-        told = "s1 {:g} s2 {:g} b1 {:g} b2 {:g}".format(*factors)
+    factors = {name: getattr(module, name, None) for name in ("s1", "s2", "b1", "b2")}
+    if all(isinstance(f, (int, float)) for f in factors.values()):
+        told = " ".join(f"{name} {value:g}" for name, value in factors.items())
         yield "FreeU", f"{told} in {type(module).__name__}", type(module).__module__
 
 

@@ -82,7 +82,7 @@ class Clocked(AbstractContextManager):
 
 
 @functools.cache
-def _signature(kind: type[nn.Module]) -> inspect.Signature:
+def _signature(kind: Any) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 

@@ -60,6 +60,7 @@ class _Plan:
     checkpoint: ControlCheckpoint | None
     values: torch.Tensor | None
     reference: Reference
+    device: torch.device
 
 
 class _Controlled(DiffusionPipeline):
@@ -142,7 +143,7 @@ class _Controlled(DiffusionPipeline):
             count = max([_length(texts[True]), *(len(n) for n in given)])
             plan = self._plan(texts, _each(told or Told(), count), size, count, gamma, settings, checkpoint, reference)
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
-            self.scheduler.set_timesteps(**grid, device=self._execution_device)  # the noise's scale depends on it
+            self.scheduler.set_timesteps(**grid, device=plan.device)  # the noise's scale depends on it
             noise, generators = self._noise(plan, size, seeds, latents)
             extra = self.prepare_extra_step_kwargs(generators, eta)
             images, log = self._run(plan, noise, extra, progress)
@@ -222,7 +223,7 @@ class _Controlled(DiffusionPipeline):
             (c, s): replace(cond, extra=cond.extra | {k: v.to(device) for k, v in sizes[c].items()})
             for s, cond in placed.items() for c in (True, False)
         }  # fmt: skip
-        return _Plan(gamma, guidance, conditions, high_is_null, count, checkpoint, values, reference)
+        return _Plan(gamma, guidance, conditions, high_is_null, count, checkpoint, values, reference, device)
 
     def _noise(self, plan: _Plan, size: tuple[int, int], seeds: Any, latents: torch.Tensor | None) -> Any:
         """Scaled noise, and the generators it came from, for schedulers that draw more."""
@@ -232,7 +233,7 @@ class _Controlled(DiffusionPipeline):
         if len(given) != plan.count:
             raise refuse("seeds", len(given), f"{plan.count}, one for each picture", "repeat or remove some")
         generators = None if latents is not None else [torch.Generator().manual_seed(s) for s in seeds]
-        channels, device = self._net.config.in_channels, self._execution_device
+        channels, device = self._net.config.in_channels, plan.device
         noise = self.prepare_latents(plan.count, channels, *size, self._net.dtype, device, generators, latents)
         return noise, generators
 
@@ -267,7 +268,7 @@ class _Controlled(DiffusionPipeline):
         drop = torch.tensor([not control for control, _ in keys]).repeat_interleave(plan.count)
         if plan.checkpoint is None or plan.values is None:
             return ReferenceBlend(self._net, plan.gamma, plan.reference, self.vae_scale_factor, drop), cond
-        embedder = plan.checkpoint.embedder.to(self._execution_device)
+        embedder = plan.checkpoint.embedder.to(plan.device)
         return Injection(self._net, embedder, plan.values.repeat(len(keys), 1), plan.gamma, drop), cond
 
     def _levels(self) -> list[float]:
