@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class Clocked(AbstractContextManager):
         raise NotImplementedError
 
     def _see(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        arguments = _signature(type(module)).bind_partial(module, *args, **kwargs).arguments
+        arguments = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
         arguments = {**arguments, **arguments.get("kwargs", {})}
         sample = arguments.get("sample", arguments.get("hidden_states"))
         timestep = arguments.get("timestep")
@@ -82,8 +83,8 @@ class Clocked(AbstractContextManager):
 
 
 @functools.cache
-def _signature(kind: Any) -> inspect.Signature:
-    return inspect.signature(kind.forward)
+def _signature(forward: Callable) -> inspect.Signature:
+    return inspect.signature(forward)
 
 
 def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:

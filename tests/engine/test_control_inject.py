@@ -432,3 +432,26 @@ def test_cogview_and_hunyuan_have_the_model_at_both_ends(make):
         mixed = call(net, IDS, T)
     assert not torch.equal(mixed, plain) and not torch.equal(mixed, neutral)
     assert torch.equal(call(net, IDS, T), plain)
+
+
+def test_what_is_told_is_embedded_once_a_run_and_anew_in_training(monkeypatch):
+    net, call = unet()
+    made, spec = ControlEmbedder(ControlSpec(), control_width(net)), ControlSpec()
+    counted, terms = [], ControlEmbedder.terms
+
+    def counting(self, *args):
+        counted.append(torch.is_grad_enabled())
+        return terms(self, *args)
+
+    monkeypatch.setattr(ControlEmbedder, "terms", counting)
+    block = Injection(net, made, spec.rows(spec.reference()), GammaConfig(), torch.tensor([False, True]))
+    with torch.no_grad():
+        for t in (900.0, 500.0, 100.0):
+            with block:
+                found = call(net, X, torch.full((2,), t))
+            with Injection(net, made, spec.rows(spec.reference()), GammaConfig(), torch.tensor([False, True])):
+                assert torch.equal(found, call(net, X, torch.full((2,), t)))
+    assert len(counted) == 1 + 3
+    with block:
+        call(net, X, T).sum().backward()
+    assert counted[-1] and made.h[2].weight.grad.abs().sum() > 0
