@@ -11,6 +11,7 @@ import torch
 
 from ..denoiser import Condition, Denoiser
 from ..progress import Progress, silent
+from .batched_lora import BatchedLora, initial_lora
 from .directions import named
 from .inversion import InvertConfig, invert
 from .sampling import SampleConfig
@@ -124,20 +125,18 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     return Sweep(label, tuple(strengths), target, others, identity, pixels, worst[0])
 
 
-def draw_once(
-    studio: Studio, weights: torch.Tensor, prompts: Sequence[str], late: torch.Tensor | None = None, start: float = 1000
-) -> torch.Tensor:
+def draw_once(studio: Studio, weights: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     """(M, 1, 3, 64, 64) in [0, 1]: each model (flat weights) with a prompt and seed of its own.
 
     Many people once tell more about a slider than few people often: whether an attribute comes along is a matter of
-    the person. ``late`` weights take over from timestep ``start`` on.
+    the person.
     """
     from ..portraits.sampling import decode, sample_latents
 
-    ends, out = weights if late is None else late, []
+    out = []
     for first in range(0, len(weights), EDIT_BATCH):
         part = slice(first, first + EDIT_BATCH)
-        with studio.switching(studio.manifest, weights[part], ends[part], start):
+        with BatchedLora(studio.portraits.unet, studio.manifest, weights[part], tiled=True):
             seeds = list(range(first, first + len(weights[part])))
             latents = sample_latents(
                 studio.portraits, list(prompts[part]), seeds, steps=EDIT_STEPS, guidance=GUIDANCE
@@ -163,11 +162,11 @@ class EditStand:
         told = prompts(len(models))
         return cls(studio, label, models, told, draw_once(studio, studio.flat(models)[0], told))
 
-    def w2w(self, start: float = 1000.0) -> Sweep:
-        """Sliders along the space's direction, in force from timestep ``start`` on."""
-        d, flat = named(self.studio.space, self.label), self.studio.flat(self.models)[0]
-        late = [self.studio.flat(self.models + s * d)[0] for s in STRENGTHS[1:]]
-        drawn = [draw_once(self.studio, flat, self.prompts, weights, start) for weights in late]
+    def w2w(self) -> Sweep:
+        """Sliders along the space's direction."""
+        d = named(self.studio.space, self.label)
+        edited = [self.studio.flat(self.models + s * d)[0] for s in STRENGTHS[1:]]
+        drawn = [draw_once(self.studio, weights, self.prompts) for weights in edited]
         return measure_sweep(self.studio, self.label, STRENGTHS, [self.before, *drawn])
 
     def prompt(self) -> Sweep:
@@ -218,8 +217,6 @@ def baseline_sliders(
         plain = Condition(studio.portraits.encode(told))
         positive = [Condition(studio.portraits.encode([with_word(p, WORDS[label]) for p in told])) for label in EDITED]
     weights, manifest = train_sliders(denoiser, latents, plain, positive, config, progress)
-    from .batched_lora import initial_lora
-
     start = manifest.flatten(initial_lora(denoiser.backbone, alpha=RECIPE.alpha))
     return weights, start
 
