@@ -15,8 +15,8 @@ from torch import nn
 
 from .errors import refuse
 
-STOCK_ATTENTION = ("AttnProcessor", "AttnProcessor2_0", "JointAttnProcessor2_0", "FluxAttnProcessor")
-"""Processors that compute plain attention: there from the start, or another kernel for the same numbers."""
+CHANGED_ATTENTION = ("PAG", "IPAdapter", "CustomDiffusion")
+"""Beginnings of the names of diffusers' own processors that change what attention computes; its others are kernels."""
 HOOKS = {"_forward_pre_hooks": "hook before", "_forward_hooks": "hook after", "_backward_hooks": "hook on gradients"}
 
 
@@ -93,8 +93,11 @@ def _replaced(module: Any) -> Iterator[tuple[str, str, str]]:
     if "forward" in vars(module):
         yield "replaced forward", type(module).__name__, _owner(module.forward)
     processor = getattr(module, "processor", None)
-    if processor is not None and not type(processor).__name__.startswith(STOCK_ATTENTION):
-        yield "attention processor", type(processor).__name__, _owner(processor)
+    kind = type(processor)
+    if processor is not None and (
+        not kind.__module__.startswith("diffusers.") or kind.__name__.startswith(CHANGED_ATTENTION)
+    ):
+        yield "attention processor", kind.__name__, _owner(processor)
     factors = {name: getattr(module, name, None) for name in ("s1", "s2", "b1", "b2")}
     if all(isinstance(f, (int, float)) for f in factors.values()):
         told = " ".join(f"{name} {value:g}" for name, value in factors.items())

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers import HunyuanDiT2DModel, PixArtTransformer2DModel
 from peft import LoraConfig
 from torch import nn
 from vitrine.engine.errors import VitrineError
@@ -57,6 +58,29 @@ def test_what_others_do_to_the_network(pipe):
     for word in ("FreeU: unet: s1 0.9", "replaced forward", "parametrization: unet: weight", "attention processor"):
         assert word in text, (word, text)
     assert f"[{__name__}]" in text
+
+
+@pytest.mark.parametrize("place", ["transformer_2d", "hunyuan"])
+def test_other_families_have_none_as_they_come(place):
+    made = {
+        "transformer_2d": lambda: PixArtTransformer2DModel(
+            num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=1, sample_size=8,
+            cross_attention_dim=16, caption_channels=8,
+        ),
+        "hunyuan": lambda: HunyuanDiT2DModel(
+            num_attention_heads=2, attention_head_dim=16, in_channels=4, patch_size=2, num_layers=2,
+            sample_size=8, hidden_size=32, cross_attention_dim=16,
+            cross_attention_dim_t5=8, pooled_projection_dim=8, text_len=4, text_len_t5=4,
+        ),
+    }[place]()  # fmt: skip
+    assert active_patches(made) == []
+
+
+def test_pag_of_diffusers_is_listed(pipe):
+    from diffusers.models.attention_processor import PAGCFGIdentitySelfAttnProcessor2_0
+
+    pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn1.set_processor(PAGCFGIdentitySelfAttnProcessor2_0())
+    assert kinds(pipe) == {("attention processor", "unet: PAGCFGIdentitySelfAttnProcessor2_0")}
 
 
 def test_neither_a_pipeline_nor_a_module():
