@@ -90,7 +90,10 @@ def directions(model: str | None = None, progress: Progress = silent) -> ClaimRe
     target="for 6 attributes or more: target +60 points monotonically, others <= 10 points, identity above both",
 )  # fmt: skip
 def editing(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Sweeps on 40 models that lack the attribute; baselines on the same models, seeds and surroundings."""
+    """Sweeps on 40 models that lack the attribute; baselines on the same models, seeds and surroundings.
+
+    Edits and concept sliders act from the timestep in ``EDITS`` on, prompts from the first step on.
+    """
     from ..denoiser import Denoiser
     from . import measures as m
     from .world import Studio
