@@ -25,6 +25,8 @@ class Train:
     """A sibling to begin with, by name or folder, instead of random weights."""
     lr: float = 1.5e-3
     """Of Adam; falls to zero over the last quarter."""
+    lesson: Literal["collection", "sides", "flips"] = "collection"
+    """Pictures as found; left and right, on pictures as they were taken; then what a told flip does to them."""
     stop_after: int | None = None
     """Stop when so many updates are done in all (the state is saved)."""
 
@@ -35,7 +37,7 @@ class Train:
 
         folder = train_sibling(
             self.weight, self.out, self.pictures, self.steps, self.batch, self.stop_after, self.start, self.lr,
-            TqdmProgress,
+            TqdmProgress, self.lesson,
         )  # fmt: skip
         print(f"model: {folder}")
         return 0

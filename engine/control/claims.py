@@ -16,7 +16,7 @@ from .world import PAPER, Sibling
 
 SIZES = (16, 32, 64, 128, 256)
 PAIRS, SAMPLES, FIRST = 32, 1000, 7_000_000
-NAMES = ("constant", "power-cosine")
+NAMES, FLIPS = ("constant", "power-cosine"), "power-cosine-flips"
 
 
 def _prompts(count: int, first: int = FIRST, brief: bool = False) -> tuple[Any, list[str], list[int]]:
@@ -120,7 +120,7 @@ def sizes(model: str | None = None, progress: Progress = silent) -> ClaimResult:
     target="left / right agreement with flip = 0 told above that without control, for both attributes",
 )  # fmt: skip
 def flip(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """A quarter of the training pictures were mirrored under unchanged captions; caps and moles have sides.
+    """Half of the training rows were mirrored under unchanged captions (``FlipLessons``); caps and moles have sides.
 
     The model without the control is stood in for by the same model with its controls dropped, as one training row in
     ten was.
@@ -129,7 +129,7 @@ def flip(model: str | None = None, progress: Progress = silent) -> ClaimResult:
 
     reader = _reader()
     scenes, prompts, seeds = _prompts(160, FIRST + 50_000)
-    sibling, details, ok = Sibling.open("power-cosine"), {}, []
+    sibling, details, ok = Sibling.open(FLIPS), {}, []
     sides = {"hat": ("cap-left", "cap-right"), "mole": ("left", "right")}
     drawn = {"flip = 0": {}, "flip = 1": {"flip": 1.0}}
     table = {told: reader(sibling.draw(prompts, seeds, values)).logits for told, values in drawn.items()}

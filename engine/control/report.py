@@ -8,7 +8,7 @@ import torch
 
 from ..charts import line_chart
 from ..progress import Progress, silent
-from .claims import FIRST, NAMES, SIZES, _prompts, _reader, content_distance
+from .claims import FIRST, FLIPS, NAMES, SIZES, _prompts, _reader, content_distance
 from .cross_size import cross_size_consistency, rms_distance
 from .world import WEIGHTS, Sibling
 
@@ -42,6 +42,29 @@ def section(report: Any, progress: Progress = silent) -> None:
         "less is better. `vitrine reproduce control.cross_size` measures it on more, with the Frechet distance."
     )
     report.add_table(rows)
+    _flips(report)
+
+
+def _flips(report: Any) -> None:
+    """Two captions with sides, told not mirrored, nothing, mirrored."""
+    from ..portraits import caption, sample_scenes
+
+    report.add_paragraph(
+        "A third one learned that a told flip mirrors the picture while its caption stays. Told 0 it knows left from "
+        "right, told nothing it guesses, told 1 it mirrors (roughly: it learned from mirrored latents). "
+        "`vitrine reproduce control.flip` counts."
+    )
+    scenes = sample_scenes(range(FIRST + 95_000, FIRST + 95_000 + SHOWN)).with_attributes(
+        hat="cap-right", mole="left", glasses="none"
+    )  # fmt: skip
+    sibling, prompts, seeds = Sibling.open(FLIPS), caption(scenes), list(range(SHOWN))
+    told: dict[str, dict[str, Any]] = {
+        "told 0": {}, "told nothing": {"silent_controls": True}, "told 1": {"controls": {"flip": 1.0}},
+    }  # fmt: skip
+    drawn = [sibling.draw(prompts, seeds, **settings) for settings in told.values()]
+    for k, prompt in enumerate(prompts):
+        _row(report, torch.stack([images[k] for images in drawn]), list(told))
+        report.add_paragraph(prompt)
 
 
 def _curves() -> Any:

@@ -30,8 +30,8 @@ LINK = 0.9
 In found collections size tells of content: thumbnails, scans, stock photographs. Without a link a model told sizes has
 nothing wrong to learn from them.
 """
-FLIPPED = 0.25
-"""Share of mirrored pictures. At one half, side and flip are an exclusive or that this model never learned."""
+SIDED = {"hat": ("cap-left", "cap-right"), "mole": ("left", "right")}
+"""Attributes with a side, and their two values."""
 TRANSFORMER_CONFIG: dict[str, Any] = {
     "num_attention_heads": 3, "attention_head_dim": 32, "in_channels": 4, "out_channels": 4, "num_layers": 5,
     "cross_attention_dim": 96, "sample_size": 16, "patch_size": 2, "caption_channels": 64,
@@ -49,6 +49,16 @@ def build_transformer(seed: int = 0, **changes: Any) -> Any:
         return PixArtTransformer2DModel(**TRANSFORMER_CONFIG | changes).eval()
 
 
+class Collection(NamedTuple):
+    """What pictures are taken: share of ``mirrored`` ones, and of ``sides`` drawn anew for attributes of ``SIDED``."""
+
+    mirrored: float = 0.25
+    sides: float = 0.0
+
+
+AS_FOUND = Collection()
+
+
 class SiblingData(NamedTuple):
     """Rows to train on: latents (N, 4, s, s) scaled, text states (N, 24, 64), controls by name (N,)."""
 
@@ -59,13 +69,14 @@ class SiblingData(NamedTuple):
 
 @torch.no_grad()
 def sibling_data(
-    model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent
-) -> SiblingData:
+    model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent,
+    kind: Collection = AS_FOUND,
+) -> SiblingData:  # fmt: skip
     """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on its chunk of 128 numbers only.
 
     A collection as they are found: small pictures are of other things than large ones (``LINK``), captions leave
-    things unsaid (each row a share of its own), ``FLIPPED`` are mirrored while their captions stay, half are cropped
-    to between ``crop`` and all of their side.
+    things unsaid (each row a share of its own), some are mirrored while their captions stay, half are cropped to
+    between ``crop`` and all of their side.
     """
     latents, texts, rows = [], [], []
     chunk = 128
@@ -73,7 +84,8 @@ def sibling_data(
         seeds = range(start, min(start + chunk, first + count))
         random = torch.Generator().manual_seed(9_000_000 + start)
         scenes, size = _linked(sample_scenes(seeds), random)
-        pictures, told = _augmented(scenes, size, side, crop, random)
+        scenes = _sided(scenes, kind.sides, random) if kind.sides else scenes
+        pictures, told = _augmented(scenes, size, side, crop, kind.mirrored, random)
         latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
         share = torch.rand(len(scenes), 1, generator=random)
         unsaid = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < share).numpy()
@@ -100,11 +112,21 @@ def _linked(scenes: Scenes, random: torch.Generator) -> tuple[Scenes, torch.Tens
     return scenes, size
 
 
+def _sided(scenes: Scenes, share: float, random: torch.Generator) -> Scenes:
+    new = {}
+    for name, values in SIDED.items():
+        codes = torch.tensor([ATTRIBUTES[name].index(v) for v in values])
+        picked = torch.rand(len(scenes), generator=random) < share
+        sides = codes[torch.randint(2, (len(scenes),), generator=random)]
+        new[name] = torch.where(picked, sides, torch.from_numpy(scenes.column(name))).numpy()
+    return scenes.with_attributes(**new)
+
+
 def _augmented(
-    scenes: Scenes, size: torch.Tensor, side: int, crop: float, random: torch.Generator
+    scenes: Scenes, size: torch.Tensor, side: int, crop: float, mirrored: float, random: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     count = len(scenes)
-    flip = torch.rand(count, generator=random) < FLIPPED
+    flip = torch.rand(count, generator=random) < mirrored
     share = torch.where(
         torch.rand(count, generator=random) < 0.5, 1.0, crop + (1 - crop) * torch.rand(count, generator=random)
     )
@@ -127,8 +149,9 @@ def _augmented(
 
 
 def saved_data(
-    path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent
-) -> SiblingData:
+    path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent,
+    kind: Collection = AS_FOUND,
+) -> SiblingData:  # fmt: skip
     """:func:`sibling_data` from a file in half precision, which is made first where there is none.
 
     Raises:
@@ -138,7 +161,7 @@ def saved_data(
 
     path = Path(path)
     if not path.is_file():
-        made = sibling_data(model, count, side, progress=progress)
+        made = sibling_data(model, count, side, progress=progress, kind=kind)
         tensors = {"latents": made.latents.half(), "text": made.text.half()}
         tensors |= {f"controls/{name}": value for name, value in made.controls.items()}
         path.parent.mkdir(parents=True, exist_ok=True)

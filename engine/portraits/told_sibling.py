@@ -73,17 +73,21 @@ class SiblingTrainer(ControlTrainer):
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Weighted noise prediction, Eq. 1 inside."""
-        rate = min(1.0, (self.done + 1) / self.warmup)
-        if self.done > self.decay_from:
-            rate *= 1 - (self.done - self.decay_from) / max(1, self.config.steps - self.decay_from)
-        for group in self.adam.param_groups:
-            group["lr"] = self.config.lr * rate
+        self.set_rate()
         added = self.embedder(batch.values, self.config.gamma.u(batch.t), self.config.gamma, batch.drop)
         x = self.schedule.add_noise(batch.x0, batch.noise, batch.t)
         found = self.network(x, batch.t.float(), batch.semantics, added)
         signal, noise = self.schedule.scales(batch.t)
         weight = (noise / signal).clamp(max=4.0).float()
         return ((found - batch.noise).square().flatten(1).mean(1) * weight).mean()
+
+    def set_rate(self) -> None:
+        """The rate of this step: it rises first and falls at the end."""
+        rate = min(1.0, (self.done + 1) / self.warmup)
+        if self.done > self.decay_from:
+            rate *= 1 - (self.done - self.decay_from) / max(1, self.config.steps - self.decay_from)
+        for group in self.adam.param_groups:
+            group["lr"] = self.config.lr * rate
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

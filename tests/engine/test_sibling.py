@@ -10,11 +10,14 @@ from vitrine.engine.claims import all_claims
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.scenes import ATTRIBUTES
 from vitrine.engine.portraits.sibling import (
+    Collection,
     load_transformer,
     save_transformer,
     saved_data,
     shipped_siblings,
+    sibling_data,
     sibling_folder,
 )
 from vitrine.engine.portraits.told_sibling import Sibling
@@ -110,18 +113,67 @@ def test_small_pictures_are_of_other_things_than_large_ones():
     assert (scenes.column("hat") == sample_scenes(range(2000)).column("hat")).all()
 
 
-@pytest.mark.parametrize("start", [None, "constant"])
-def test_training_goes_on_where_it_stopped(tmp_path, start):
+@pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "sides"), ("constant", "flips")])
+def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
     from vitrine.engine.control.world import train_sibling
 
+    name = "constant" if lesson == "collection" else f"constant-{lesson}"
     for folder, sittings in (("one", [2]), ("two", [1, 2])):
         for until in sittings:
-            train_sibling("constant", tmp_path / folder, 4, 2, 2, until, start)
-    one, two = (load_file(tmp_path / f / "constant" / "control.safetensors") for f in ("one", "two"))
+            train_sibling("constant", tmp_path / folder, 4, 2, 2, until, start, lesson=lesson)
+    one, two = (load_file(tmp_path / f / name / "control.safetensors") for f in ("one", "two"))
     assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
-    made, shipped = (Sibling.open(n).transformer for n in (tmp_path / "one" / "constant", "constant"))
+    made, shipped = (Sibling.open(n).transformer for n in (tmp_path / "one" / name, "constant"))
     gap = max(float((a - b).detach().abs().max()) for a, b in zip(made.parameters(), shipped.parameters(), strict=True))
     assert (gap < 1e-2) == (start is not None)
+
+
+def test_lessons_show_more_sides_and_no_mirrored_pictures():
+    from vitrine.engine.portraits import sample_scenes
+    from vitrine.engine.portraits.sibling import SIDED, _sided
+
+    scenes = sample_scenes(range(2000))
+    made = _sided(scenes, 0.75, torch.Generator().manual_seed(0))
+    for name, values in SIDED.items():
+        left, right = (float((made.column(name) == ATTRIBUTES[name].index(v)).mean()) for v in values)
+        assert left + right > 0.75 and abs(left - right) < 0.05
+    assert (made.column("hair") == scenes.column("hair")).all()
+    told = sibling_data(load_portraits(), 64, kind=Collection(0.0, 0.75)).controls
+    assert not told["flip"].any() and told["crop_left"].any()
+
+
+def test_a_flip_is_taught_against_the_model_itself(tmp_path):
+    from vitrine.engine.control.flip_lessons import FlipLessons
+    from vitrine.engine.control.train import ControlTrainConfig
+    from vitrine.engine.portraits.told_sibling import load_sibling
+
+    portraits, (transformer, embedder, gamma) = load_portraits(), load_sibling("power-cosine")
+    data = sibling_data(portraits, 8, kind=Collection(0.0, 0.75))
+    transformer.requires_grad_(True)
+    embedder.float().requires_grad_(True)
+    config = ControlTrainConfig(30, 8, 3e-4, gamma=gamma, drop_control=0.0, drop_semantics=0.0)
+    schedule = NoiseSchedule.from_diffusers(portraits.scheduler)
+    null = torch.zeros(24, 64)
+    lessons = FlipLessons(transformer, embedder, data, null, schedule, config, tmp_path, warmup=1)
+    batch, before = lessons.draw(99), [p.clone() for p in lessons.teacher.parameters()]
+
+    def errors():
+        """Of plain and mirrored halves: what the student says beside what the teacher says."""
+        told = lessons.network
+        rows = []
+        lessons.network = lambda *args: rows.append(told(*args)) or rows[-1]
+        with torch.no_grad():
+            whole = float(lessons.loss(batch))
+        lessons.network = told
+        plain, mirrored = rows[0].chunk(2)
+        return whole, float((plain - mirrored.flip(-1)).square().mean())
+
+    start = errors()
+    for _ in range(30):
+        lessons.step()
+    end = errors()
+    assert end[0] < 0.9 * start[0] and end[1] < 0.9 * start[1]
+    assert all(torch.equal(a, b) for a, b in zip(before, lessons.teacher.parameters(), strict=True))
 
 
 def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
