@@ -126,15 +126,15 @@ def flip(model: str | None = None, progress: Progress = silent) -> ClaimResult:
     ten was.
     """
     from ..portraits.scenes import ATTRIBUTE_NAMES, ATTRIBUTES
+    from ..portraits.sibling import SIDED
 
     reader = _reader()
     scenes, prompts, seeds = _prompts(160, FIRST + 50_000)
     sibling, details, ok = Sibling.open(FLIPS), {}, []
-    sides = {"hat": ("cap-left", "cap-right"), "mole": ("left", "right")}
     drawn = {"flip = 0": {}, "flip = 1": {"flip": 1.0}}
     table = {told: reader(sibling.draw(prompts, seeds, values)).logits for told, values in drawn.items()}
     table["no control"] = reader(sibling.draw(prompts, seeds, silent_controls=True)).logits
-    for attribute, values in sides.items():
+    for attribute, values in SIDED.items():
         codes = [ATTRIBUTES[attribute].index(v) for v in values]
         wanted = torch.as_tensor(scenes.attributes[:, ATTRIBUTE_NAMES.index(attribute)])
         rows = torch.isin(wanted, torch.tensor(codes))

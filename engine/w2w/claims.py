@@ -103,13 +103,13 @@ def editing(model: str | None = None, progress: Progress = silent) -> ClaimResul
     sliders, start = m.baseline_sliders(studio, denoiser, progress=progress)
     details: dict[str, Any] = {}
     good = 0
-    for i, label in enumerate(m.EDITED):
+    for i, label in enumerate(m.WORDS):
         stand = m.EditStand.open(studio, label, PER_LABEL)
         own, prompt, slider = stand.w2w(), stand.prompt(), stand.slider(sliders[i], start)
         row, holds = _edit_row(own, prompt, slider)
         details[label] = row
         good += holds
-        progress(i + 1, len(m.EDITED), None)
+        progress(i + 1, len(m.WORDS), None)
     return ClaimResult(good, None, good >= 6, details)
 
 
@@ -272,7 +272,7 @@ def models(model: str | None = None, progress: Progress = silent) -> ClaimResult
         space = subspace(whole, count)
         rows, _ = m.inverted(studio, denoiser, images, told, space=space)
         score = float(m.likeness(studio, space.decode(rows), who).mean())
-        known = {k: v for k, v in labels(space.names).items() if k in m.EDITED}
+        known = {k: v for k, v in labels(space.names).items() if k in m.WORDS}
         shared = quality(space, known).entanglement[~torch.eye(len(known), dtype=torch.bool)].mean()
         table[f"{count} models"] = f"identity {score:.3f}, mean |cosine| of directions {float(shared):.3f}"
         trend.append((score, float(shared)))

@@ -20,10 +20,8 @@ from .space import WeightSpace
 from .train import BatchedTrainer
 from .world import GUIDANCE, LABELS, RECIPE, Studio, subject
 
-WORDS = {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
-"""What captions say where it is not the label itself."""
-EDITED = tuple(LABELS)
-"""Attributes whose edits are measured; their words also stand in prompts, for the prompt baseline."""
+WORDS = {label: label for label in LABELS} | {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
+"""Attributes whose edits are measured, and what captions call them: the prompt baseline says it."""
 EDITS = {
     "glasses": (4.5, 700.0), "beard": (3.5, 850.0), "long hair": (3.5, 850.0), "dark skin": (4.5, 850.0),
     "mole left": (4.5, 850.0), "mole right": (2.75, 1000.0),
@@ -176,7 +174,7 @@ class EditStand:
 
     def prompt(self) -> Sweep:
         """The same models, the attribute's word in the prompt from the first step on."""
-        words = [with_word(p, WORDS.get(self.label, self.label)) for p in self.prompts]
+        words = [with_word(p, WORDS[self.label]) for p in self.prompts]
         drawn = draw_once(self.studio, self.studio.flat(self.models)[0], words)
         return measure_sweep(self.studio, self.label, (0.0, 1.0), [self.before, drawn])
 
@@ -215,7 +213,7 @@ def with_word(prompt: str, word: str) -> str:
 def baseline_sliders(
     studio: Studio, denoiser: Denoiser, config: SliderConfig | None = None, progress: Progress = silent
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(L, D) concept sliders for ``EDITED`` and the (D,) weights they started from."""
+    """(L, D) concept sliders in the order of ``WORDS`` and the (D,) weights they started from."""
     from ..portraits import render
     from ..portraits.identities import context_caption, portraits_of
 
@@ -226,8 +224,7 @@ def baseline_sliders(
         latents = studio.portraits.vae.encode(images * 2 - 1).latent_dist.mean
         latents = latents * studio.portraits.vae.config.scaling_factor
         plain = Condition(studio.portraits.encode(told))
-        words = [WORDS.get(label, label) for label in EDITED]
-        positive = [Condition(studio.portraits.encode([with_word(p, word) for p in told])) for word in words]
+        positive = [Condition(studio.portraits.encode([with_word(p, w) for p in told])) for w in WORDS.values()]
     weights, manifest = train_sliders(denoiser, latents, plain, positive, config, progress)
     start = manifest.flatten(initial_lora(denoiser.backbone, alpha=RECIPE.alpha))
     return weights, start
