@@ -17,6 +17,16 @@ ROOMS = ("portraits", "activations", "nemo", "w2w", "control", "resolution", "em
 
 
 @dataclass(frozen=True)
+class Curves:
+    """Lines of one chart: name of each -> its (x, y) points."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: dict[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
 class ClaimResult:
     """What a measurement found.
 
@@ -25,12 +35,14 @@ class ClaimResult:
         interval: (low, high) at 95 %, or None where it has none.
         holds: does the figure reach the claim's target.
         details: further figures that go into the JSON file.
+        curves: charts that ``vitrine reproduce --json`` draws beside it.
     """
 
     value: float
     interval: tuple[float, float] | None
     holds: bool
     details: dict[str, Any] = field(default_factory=dict)
+    curves: tuple[Curves, ...] = ()
 
 
 @dataclass(frozen=True)

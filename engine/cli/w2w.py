@@ -72,6 +72,11 @@ class Build:
     """The space."""
     labels: Path | None = None
     """CSV: model name, then one column a label; see `vitrine w2w build --help`."""
+    method: str = "least_squares"
+    """Of directions: least_squares (the paper's), logistic or means, each label by itself; or joint, which leaves what
+    goes along with a label alone and suits edits better."""
+    exclusive: tuple[str, ...] = ()
+    """Joint only: labels that stand for one another, such as 'bald,long hair'."""
     portraits: bool = False
     """The folder holds people of the portraits world: label them by what is known."""
     mode: str = "auto"
@@ -86,7 +91,7 @@ class Build:
     def run(self) -> int:
         """0 on success; bad files are named and left out."""
         from ..progress import TqdmProgress
-        from ..w2w import BuildConfig, build_space, direction, quality, with_directions
+        from ..w2w import BuildConfig, build_space, quality, with_directions
         from ..w2w.labels import read_table
         from ..w2w.world import build_people
 
@@ -102,11 +107,22 @@ class Build:
             print(built.text())
         if self.labels is not None:
             table = read_table(self.labels, space.names)
-            space = with_directions(space, {k: direction(space, y) for k, y in table.items()})
+            space = with_directions(space, self._directions(space, table))
             for label, value in quality(space, table).balanced.items():
                 print(f"{label}: held-out accuracy {value:.1%}, both classes equally")
         print(f"space: {space.save(self.out, self.dtype)}")
         return 0
+
+    def _directions(self, space: Any, table: dict[str, Any]) -> dict[str, Any]:
+        from ..w2w import direction, joint_directions
+
+        if self.method != "joint":
+            return {k: direction(space, y, self.method) for k, y in table.items()}
+        groups = [tuple(map(str.strip, group.split(","))) for group in self.exclusive]
+        strange = {label for group in groups for label in group} - set(table)
+        if strange:
+            raise refuse("exclusive", sorted(strange), sorted(table), "use the columns' names")
+        return joint_directions(space, table, groups)
 
 
 @dataclass(frozen=True)

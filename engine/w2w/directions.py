@@ -64,29 +64,50 @@ def direction(
     return _unit(space, found)
 
 
-def joint_directions(space: Space, table: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def joint_directions(
+    space: Space, table: Mapping[str, torch.Tensor], exclusive: Sequence[Sequence[str]] = ()
+) -> dict[str, torch.Tensor]:
     """Label -> (K,) direction: how coefficients change with each label while the others stay the same.
 
     All labels are regressed at once on the coefficients' side (coefficients ~ labels). Where ``least_squares`` gives
     the weights that *read* an attribute best, this gives what *has* it: the pattern to the filter of Haufe et al.
-    2014. Moving along it arrives where models with the attribute are, and leaves the other labels alone.
+    2014. Moving along it arrives where models with the attribute are, and leaves the other labels alone. Each
+    component is then shrunk by what chance alone would give it (James and Stein 1961, positive part), so that few
+    models do not make a direction that also turns one person into another.
 
     Args:
         table: label -> (N,) numbers; unknown ones (NaN) count as average.
+        exclusive: groups of labels of which a model trades one for another, as hair for other hair: they are not
+            among what stays the same.
 
     Raises:
-        VitrineError: another count of labels, or a label that is the same for all.
+        VitrineError: another count of labels, a label that is the same for all, or too few models for the labels.
     """
-    columns = []
+    columns: dict[str, torch.Tensor] = {}
     for label, given in table.items():
         y = _labels(space, given)
         y = torch.where(y.isnan(), y.nanmean(), y)
         if float(y.std()) == 0:
             raise refuse(f"labels of {label}", "all equal", "two values or more", "label models on both sides")
-        columns.append((y - y.mean()).double())
+        columns[label] = (y - y.mean()).double()
     p = _coefficients(space).double()
-    found = torch.linalg.lstsq(torch.stack(columns, 1), p - p.mean(0)).solution
-    return {label: _unit(space, row.float()) for label, row in zip(table, found, strict=True)}
+    if len(p) < len(columns) + 2:
+        raise refuse("models", len(p), f"more than {len(columns) + 1} for {len(columns)} labels", "train them singly")
+    found = {}
+    for label in columns:
+        rivals = {other for group in exclusive if label in group for other in group} - {label}
+        kept = [y for other, y in columns.items() if other not in rivals and other != label]
+        found[label] = _unit(space, _pattern(p - p.mean(0), torch.stack([columns[label], *kept], 1)).float())
+    return found
+
+
+def _pattern(p: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(K,) change of centred coefficients (N, K) with the first of centred labels (N, L), less what is chance."""
+    slopes = torch.linalg.lstsq(labels, p).solution
+    left = (p - labels @ slopes).square().sum(0) / (len(p) - labels.shape[1] - 1)
+    chance = left * torch.linalg.pinv(labels.T @ labels)[0, 0]
+    shrunk = slopes[0] * (1 - chance / slopes[0].square().clamp_min(1e-30)).clamp_min(0)
+    return shrunk if bool(shrunk.any()) else slopes[0]
 
 
 def usual_components(space: Space) -> int:

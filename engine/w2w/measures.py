@@ -31,6 +31,8 @@ EDITS = {
 Read on 24 people other than those measured, of the starts 1000, 850 and 700. The official code edits late too.
 """
 SLIDER_STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
+WORD_WEIGHTS = (0.0, 0.5, 0.65, 0.8, 1.0)
+"""Of the prompt baseline: text states between those of the prompt without the word (0) and with it (1)."""
 EDIT_STEPS, EDIT_BATCH = 10, 40
 """Sampler steps where edits are compared, and models drawn at once."""
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5)
@@ -125,10 +127,10 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
 
 
 def draw_once(
-    studio: Studio, weights: torch.Tensor, prompts: Sequence[str], late: torch.Tensor | None = None,
+    studio: Studio, weights: torch.Tensor, prompts: Sequence[str] | torch.Tensor, late: torch.Tensor | None = None,
     start: float = 1000.0,
 ) -> torch.Tensor:  # fmt: skip
-    """(M, 1, 3, 64, 64) in [0, 1]: each model (flat weights) with a prompt and seed of its own.
+    """(M, 1, 3, 64, 64) in [0, 1]: each model (flat weights) with a prompt (or text states) and seed of its own.
 
     ``late`` weights take over from timestep ``start`` on.
 
@@ -141,10 +143,9 @@ def draw_once(
     for first in range(0, len(weights), EDIT_BATCH):
         part = slice(first, first + EDIT_BATCH)
         with studio.switching(studio.manifest, weights[part], late[part], start):
-            seeds = list(range(first, first + len(weights[part])))
-            latents = sample_latents(
-                studio.portraits, list(prompts[part]), seeds, steps=EDIT_STEPS, guidance=GUIDANCE
-            )  # fmt: skip
+            seeds, told = list(range(first, first + len(weights[part]))), prompts[part]
+            told = told if isinstance(told, torch.Tensor) else list(told)
+            latents = sample_latents(studio.portraits, told, seeds, steps=EDIT_STEPS, guidance=GUIDANCE)
         out.append(decode(studio.portraits, latents))
     return torch.cat(out)[:, None]
 
@@ -173,10 +174,16 @@ class EditStand:
         return self._sweep(strengths, lambda s: self.studio.flat(self.models + s * d)[0])
 
     def prompt(self) -> Sweep:
-        """The same models, the attribute's word in the prompt from the first step on."""
-        words = [with_word(p, WORDS[self.label]) for p in self.prompts]
-        drawn = draw_once(self.studio, self.studio.flat(self.models)[0], words)
-        return measure_sweep(self.studio, self.label, (0.0, 1.0), [self.before, drawn])
+        """The same models, the attribute's word in the prompt from the first step on, at several weights of it.
+
+        The last is the prompt as one writes it; the others show what it would keep if it changed as little as a slider.
+        """
+        own = self.studio.flat(self.models)[0]
+        with torch.no_grad():
+            plain = self.studio.portraits.encode(self.prompts)
+            words = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in self.prompts])
+        drawn = [draw_once(self.studio, own, plain.lerp(words, w)) for w in WORD_WEIGHTS[1:]]
+        return measure_sweep(self.studio, self.label, WORD_WEIGHTS, [self.before, *drawn])
 
     def slider(self, slider: torch.Tensor, start: torch.Tensor) -> Sweep:
         """The concept slider's weights added to each model's, at several strengths.

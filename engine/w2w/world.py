@@ -41,6 +41,11 @@ LABELS: dict[str, tuple[str, str]] = {
 """Label of a direction -> (attribute, value) that the readout can classify."""
 SHAPES = ("head_width", "eye_size", "eye_distance", "nose_width", "mouth_width", "hair_volume")
 """Geometry that has a direction too; its labels are numbers."""
+EXCLUSIVE = (
+    ("bald", "long hair", "curly hair"), ("dark skin", "pale skin"),
+    ("black hair", "blond hair", "red hair", "white hair"),
+)  # fmt: skip
+"""Who gets curly hair gives up what hair there was. A mole on the other cheek may stay."""
 
 
 def subject(portraits: Any, identity: int, pictures: int = PICTURES, number: int = 0) -> Subject:
@@ -105,7 +110,7 @@ def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:
 def build_people(folder: str | Path, components: int = 300, progress: Progress = silent) -> Space:
     """The space with its directions, from the folder :func:`train_people` filled."""
     space = build_space(folder, BuildConfig("factors", components, base="vitrine portraits"), progress).space
-    return with_directions(space, joint_directions(space, labels(space.names)))
+    return with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE))
 
 
 @lru_cache(maxsize=1)

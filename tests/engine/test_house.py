@@ -64,7 +64,8 @@ def test_claims_are_found_by_name_and_glob():
 
 def test_a_claim_that_fails_stays_in_the_list(tmp_path, monkeypatch, capsys):
     def failing(model=None, progress=None):
-        return claims.ClaimResult(0.5, (0.4, 0.6), False, {"why": "too small"})
+        line = claims.Curves("trend", "x", "y", {"ours": [(0.0, 1.0), (1.0, 2.0)]})
+        return claims.ClaimResult(0.5, (0.4, 0.6), False, {"why": "too small"}, (line,))
 
     wanted = claims.Claim("test.fails", "none", "a figure", ">= 0.9", failing)
     monkeypatch.setattr(reproduce, "pick_claims", lambda names: [wanted])
@@ -74,6 +75,8 @@ def test_a_claim_that_fails_stays_in_the_list(tmp_path, monkeypatch, capsys):
     assert entry["holds"] is False and entry["command"] == "vitrine reproduce test.fails"
     assert {"claim", "paper", "figure", "value", "interval", "target", "holds", "command", "seconds"} <= set(entry)
     assert "DOES NOT HOLD" in capsys.readouterr().out and not list(tmp_path.rglob("*.tmp"))
+    assert entry["curves"][0]["series"] == {"ours": [[0, 1], [1, 2]]}
+    assert Image.open(out.with_name("claims-test.fails-1.png")).size == (560, 320)
 
 
 def test_the_command_line_explains_mistakes(capsys):

@@ -42,6 +42,11 @@ def test_from_pictures_to_new_models(pictures, tmp_path, capsys):
     labels.write_text("name,old\np0,1\np1,0\np2,1\n")
     assert main(["w2w", "build", str(loras), "--out", str(space), "--labels", str(labels)]) == 0
     assert "old" in load_space(space).directions
+    plain = load_space(space).directions["old"]
+    build = ["w2w", "build", str(loras), "--out", str(space), "--labels", str(labels), "--method", "joint"]
+    assert main(build) == 0
+    assert not torch.equal(load_space(space).directions["old"], plain)
+    assert main([*build, "--exclusive", "old,odd"]) == 2 and "odd" in capsys.readouterr().err
     out = tmp_path / "new"
     assert main(["w2w", "sample", str(space), "--seeds", "1", "2", "--edits", "old=1", "--out", str(out)]) == 0
     assert len(list(out.glob("model-*.safetensors"))) == 4  # a LoRA and its coefficients each
