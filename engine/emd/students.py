@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "portraits" / "weights" / "emd"
 STUDENTS = {
     "student": "EM Distillation, K = 4",
     "score": "the score adapter trained beside it, for MCMC correction",
-    "diff-instruct": "the baseline: Diff-Instruct, from part 2 of its training on with as much time",
+    "diff-instruct": "the baseline: Diff-Instruct, trained for as long",
 }
 
 

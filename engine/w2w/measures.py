@@ -23,20 +23,23 @@ from .world import GUIDANCE, LABELS, RECIPE, Studio, subject
 WORDS = {label: label for label in LABELS} | {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
 """Attributes whose edits are measured, and what captions call them: the prompt baseline says it."""
 EDITS = {
-    "glasses": (4.5, 700.0), "beard": (3.5, 850.0), "long hair": (3.5, 850.0), "dark skin": (4.5, 850.0),
-    "mole left": (4.5, 850.0), "mole right": (2.75, 1000.0),
+    "glasses": (4.5, 700.0), "beard": (3.5, 850.0), "bald": (3.75, 700.0), "long hair": (3.5, 850.0),
+    "dark skin": (4.5, 850.0), "pale skin": (3.5, 1000.0), "mole left": (4.5, 850.0), "mole right": (2.85, 850.0),
 }  # fmt: skip
 """Strength beyond which an attribute rises no more, and timestep from which the edit acts; for others 4.5 and 1000.
 
-Read on 24 people other than those measured, of the starts 1000, 850 and 700. The official code edits late too.
+Read on 40 people other than those measured, of the starts 1000, 850 and 700. The official code edits late too.
 """
 SLIDER_STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
 WORD_WEIGHTS = (0.0, 0.5, 0.65, 0.8, 1.0)
 """Of the prompt baseline: text states between those of the prompt without the word (0) and with it (1)."""
 EDIT_STEPS, EDIT_BATCH = 10, 40
 """Sampler steps where edits are compared, and models drawn at once."""
-PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5)
-"""How people are drawn for measurements: all components, attributes as one training model has them, a little more."""
+PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5, inherit=0.4)
+"""How people are drawn for measurements: all components, attributes as one training model has them, a little more.
+
+Emphasis and inheritance were read on seeds from 2000 on; ``w2w.sampling`` measures those from 0 on.
+"""
 
 
 def distances(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ class SampleConfig(Config):
             named directions, all together, and draws the rest. Attributes one has or has not (glasses) make the
             training models fall into groups, and a Gaussian draws most models between them, where they are nobody.
         emphasis: multiplies what is joined: the directions are linear, and say a little less than the models do.
+        inherit: correlation of the rest with the same training model's, joined only. What directions cannot say of an
+            attribute, as they are linear, then comes along; 0 draws all of the rest, 1 takes the training model.
     """
 
     factor: float = 1.0
@@ -36,6 +39,7 @@ class SampleConfig(Config):
     rng: str = "vector"
     attributes: str = "gaussian"
     emphasis: float = 1.0
+    inherit: float = 0.0
 
     def __post_init__(self) -> None:
         if self.rng not in RNGS:
@@ -45,6 +49,8 @@ class SampleConfig(Config):
         if self.factor < 0 or self.emphasis < 0 or (self.components is not None and self.components < 1):
             given = (self.factor, self.emphasis, self.components)
             raise refuse("factor, emphasis, components", given, "0 or more, 1 or more", "1.0, 1.0, None are usual")
+        if not 0 <= self.inherit < 1:
+            raise refuse("inherit", self.inherit, "0 up to 1, a correlation", "at 1 it would be the training model")
         if self.truncation is not None and self.truncation <= 0.1:
             raise refuse("truncation", self.truncation, "above 0.1 deviations", "2 trims the rarest models")
 
@@ -57,17 +63,20 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     for row, seed in enumerate(seeds):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
         out[row, :used] = config.factor * space.deviations[:used] * _normal(used, int(seed), config)
-    return _joined(space, out, seeds, config.emphasis) if config.attributes == "joined" else out
+    return _joined(space, out, seeds, config) if config.attributes == "joined" else out
 
 
-def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], emphasis: float) -> torch.Tensor:
-    """Within the span of the named directions, each row becomes a random training model's."""
+def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: SampleConfig) -> torch.Tensor:
+    """Within the span of the named directions, each row becomes a random training model's; outside, a little."""
     if not space.directions or not len(space.coefficients):
         raise refuse("attributes", "joined", "a space with directions and its models' coefficients", "use gaussian")
     basis, _ = torch.linalg.qr(torch.stack([d.float() for d in space.directions.values()], 1))
     draws = [torch.Generator().manual_seed(int(seed) ^ 0x5EED) for seed in seeds]
     donors = [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in draws]
-    return drawn + (emphasis * space.coefficients[donors].float() - drawn) @ basis @ basis.T
+    theirs = space.coefficients[donors].float()
+    rest = math.sqrt(1 - config.inherit**2) * drawn + config.inherit * theirs
+    gaps = config.emphasis * theirs - rest
+    return rest + torch.stack([basis @ (basis.T @ gap.clone()) for gap in gaps])  # row by row: rounding knows no batch
 
 
 def _normal(count: int, seed: int, config: SampleConfig) -> torch.Tensor:

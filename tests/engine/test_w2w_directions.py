@@ -1,10 +1,10 @@
-"""Directions from several labels at once, on models whose labels' effect on the weights is known."""
+"""Directions from several labels at once, and models drawn along them, where the labels' effect is known."""
 
 import numpy as np
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.w2w import joint_directions
+from vitrine.engine.w2w import SampleConfig, joint_directions, sample, with_directions
 from vitrine.engine.w2w.directions import score
 from vitrine.engine.w2w.manifest import LoraLayer, Manifest
 from vitrine.engine.w2w.pca import Matrix, principal_components
@@ -99,3 +99,31 @@ def test_what_is_refused():
     many = {f"l{i}": torch.rand(30) for i in range(29)}
     with pytest.raises(VitrineError, match="more than 30"):
         joint_directions(space, many)
+
+
+def test_joined_samples_have_one_models_attributes_and_a_share_of_its_rest():
+    space, table, _ = planted(200)
+    space = with_directions(space, joint_directions(space, table, EXCLUSIVE))
+    directions = torch.stack(list(space.directions.values()), 1).double().numpy()
+    inside = directions @ np.linalg.pinv(directions)  # projector onto their span, written another way
+    config = SampleConfig(components=space.dimension, attributes="joined", emphasis=1.5, inherit=0.4)
+    rows = sample(space, range(60), config).double().numpy()
+    free = sample(space, range(60), SampleConfig(components=space.dimension)).double().numpy()
+    trained, shares = space.coefficients.double().numpy(), []
+    for row, drawn in zip(rows, free, strict=True):
+        gaps = np.abs((1.5 * trained - row) @ inside).max(1)
+        donor = trained[gaps.argmin()]
+        assert gaps.min() < 1e-4 * np.abs(row).max()
+        outside = np.eye(len(row)) - inside
+        np.testing.assert_allclose(row @ outside, (0.84**0.5 * drawn + 0.4 * donor) @ outside, atol=2e-4)
+        shares.append(np.corrcoef(row @ outside, donor @ outside)[0, 1])
+    assert 0.3 < np.mean(shares) < 0.5
+    assert torch.equal(sample(space, [7], config)[0], sample(space, [3, 7], config)[1])
+
+
+def test_joined_samples_need_directions_and_no_copies():
+    space, _, _ = planted(30)
+    with pytest.raises(VitrineError, match="directions"):
+        sample(space, [0], SampleConfig(attributes="joined"))
+    with pytest.raises(VitrineError, match="training model"):
+        SampleConfig(inherit=1.0)
