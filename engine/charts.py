@@ -39,18 +39,39 @@ def line_chart(series: Mapping[str, Points], title: str, x_label: str, y_label: 
         draw.line([place((x0, y)), place((x1, y))], fill=(225, 225, 225))
         draw.text((_LEFT - 6, place((x0, y))[1]), f"{y:.3g}", fill="black", anchor="rm")
         draw.text((place((x, y0))[0], _HEIGHT - _BOTTOM + 6), f"{x:.3g}", fill="black", anchor="mt")
-    for i, (name, line) in enumerate(series.items()):
+    for i, line in enumerate(series.values()):
         color = COLORS[i % len(COLORS)]
         placed = [place(p) for p in line]
         if len(placed) > 1:
             draw.line(placed, fill=color, width=2)
         for px, py in placed:
             draw.ellipse([px - 3, py - 3, px + 3, py + 3], fill=color)
-        draw.text((_WIDTH - _RIGHT, _TOP + 14 * i), name, fill=color, anchor="rt")
+    corner, anchor = _emptiest([place(p) for line in series.values() for p in _dense(line)], 14 * len(series))
+    for i, name in enumerate(series):
+        draw.text((corner[0], corner[1] + 14 * i), name, fill=COLORS[i % len(COLORS)], anchor=anchor)
     draw.text((_LEFT, 8), title, fill="black")
     draw.text((_WIDTH // 2, _HEIGHT - 18), x_label, fill="black", anchor="mt")
-    draw.text((6, 20), y_label, fill=(90, 90, 90))
+    draw.text((6, 16), y_label, fill=(90, 90, 90))
     return picture
+
+
+def _dense(line: Points) -> list[tuple[float, float]]:
+    """The line's points and some between them."""
+    steps = [(a, b, i / 8) for a, b in zip(line, line[1:], strict=False) for i in range(8)]
+    return [*line, *((a[0] + (b[0] - a[0]) * w, a[1] + (b[1] - a[1]) * w) for a, b, w in steps)]
+
+
+def _emptiest(placed: Sequence[tuple[float, float]], height: int) -> tuple[tuple[int, int], str]:
+    """Where the legend covers least: its upper corner in pixels and the text's anchor."""
+    corners = [((x, y), anchor) for y in (_TOP, _HEIGHT - _BOTTOM - height - 4)
+               for x, anchor in ((_WIDTH - _RIGHT - 4, "rt"), (_LEFT + 4, "lt"))]  # fmt: skip
+
+    def covered(place: tuple[tuple[int, int], str]) -> int:
+        (x, y), anchor = place
+        left = x - 220 if anchor == "rt" else x
+        return sum(left <= px <= left + 220 and y - 4 <= py <= y + height + 4 for px, py in placed)
+
+    return min(corners, key=covered)
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

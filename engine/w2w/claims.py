@@ -26,7 +26,7 @@ FRESH = 5000
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent) -> ClaimResult:
     """50 sampled models, 6 pictures each, in the same contexts."""
-    from .measures import PEOPLE, distances, shares
+    from .measures import PEOPLE, distances, distributions, shares
     from .sampling import SampleConfig, closeness, nearest, sample
     from .world import Studio, labels
 
@@ -64,8 +64,7 @@ def sampling(model: str | None = None, progress: Progress = silent) -> ClaimResu
         "gaps": gaps,
         "training LoRAs' own gaps": {k: round(trained[k] - wanted[k], 3) for k in LABELS},
     }
-    lines = {"of one model": _shares_below(within), "of two models": _shares_below(between.flatten())}
-    plot = Curves("Identity distance of two pictures", "cosine distance", "share below", lines)
+    plot = Curves("Identity distance of two pictures", "cosine distance", "share below", distributions(within, between))
     return ClaimResult(round(float(within.mean() / between.mean()), 3), None, holds, details, (plot,))
 
 
@@ -302,12 +301,6 @@ def models(model: str | None = None, progress: Progress = silent) -> ClaimResult
     plot = Curves("Spaces of more models", "models, log10", "", lines)
     rises = trend[0][0] < trend[1][0] < trend[2][0] and trend[0][1] > trend[1][1] > trend[2][1]
     return ClaimResult(round(trend[-1][0] - trend[0][0], 3), None, rises, table, (plot,))
-
-
-def _shares_below(values: torch.Tensor) -> list[tuple[float, float]]:
-    """The cumulative distribution at 41 shares."""
-    shares = torch.linspace(0, 1, 41)
-    return list(zip(torch.quantile(values, shares).tolist(), shares.tolist(), strict=True))
 
 
 def _logarithmic(points: dict[int, float]) -> list[tuple[float, float]]:

@@ -53,6 +53,15 @@ def distances(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return within, between
 
 
+def distributions(within: torch.Tensor, between: torch.Tensor) -> dict[str, list[tuple[float, float]]]:
+    """Cumulative distributions of both kinds of distances: (distance, share below it) at 41 shares."""
+    steps = torch.linspace(0, 1, 41)
+    kinds = {"of one model": within, "of two models": between}
+    return {
+        k: list(zip(torch.quantile(v.flatten(), steps).tolist(), steps.tolist(), strict=True)) for k, v in kinds.items()
+    }
+
+
 def shares(studio: Studio, attributes: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Label -> share of models for which most pictures show it; hair colours among those with hair."""
     hair = studio.likelihood(attributes, "bald").mean(1) < 0.5

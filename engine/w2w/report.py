@@ -39,15 +39,22 @@ def _people(studio: Any, seeds: range) -> torch.Tensor:
 
 
 def _samples(report: Any, studio: Any) -> None:
+    from ..charts import line_chart
+    from .measures import distances, distributions
     from .sampling import nearest
 
-    rows = _people(studio, range(4))
+    rows = _people(studio, range(8))
     report.add_paragraph("Four sampled people, four pictures each, and the training person nearest to each (cosine).")
-    near = [n[0] for n in nearest(studio.space, rows)]
+    near = [n[0] for n in nearest(studio.space, rows[:4])]
     known = studio.draw(studio.space.coefficients[[n.index for n in near]], 1)
-    for i, images in enumerate(studio.draw(rows, 4)):
+    drawn = studio.draw(rows, 4)
+    for i, images in enumerate(drawn[:4]):
         told = [f"sampled, seed {i}"] * 4 + [f"{near[i].name}, {near[i].cosine:.2f}"]
         _row(report, torch.cat([images, known[i]]), told)
+    report.add_paragraph("How alike the faces of two pictures are, for eight such people: one person is one person.")
+    lines = distributions(*distances(studio.read(drawn)[0]))
+    chart = line_chart(lines, "Identity distance of two pictures", "cosine distance", "share below")
+    report.add_images([(chart, "")], width=560)
 
 
 def _sweep(report: Any, studio: Any) -> None:
@@ -55,9 +62,9 @@ def _sweep(report: Any, studio: Any) -> None:
 
     report.add_paragraph("One slider on one person, in standard deviations of the training models.")
     person = _people(studio, range(1, 2))
-    for label in ("glasses", "beard", "dark skin"):
+    for label in ("glasses", "long hair", "pale skin"):
         d = named(studio.space, label)
-        strengths = (-2.0, -1.0, 0.0, 1.0, 2.0, 3.0)
+        strengths = (0.0, 1.0, 2.0, 3.0, 4.0)
         images = studio.draw(torch.cat([person + s * d for s in strengths]), 1)[:, 0]
         _row(report, images, [f"{label} {s:+.0f}" for s in strengths])
 
@@ -67,7 +74,7 @@ def _together(report: Any, studio: Any) -> None:
 
     person = _people(studio, range(1, 2))
     report.add_paragraph("Edits add up, in any order.")
-    steps = [{}, {"glasses": 2.0}, {"glasses": 2.0, "beard": 2.5}, {"glasses": 2.0, "beard": 2.5, "white hair": 2.5}]
+    steps = [{}, {"glasses": 3.5}, {"glasses": 3.5, "beard": 3.5}, {"glasses": 3.5, "beard": 3.5, "pale skin": 3.0}]
     images = studio.draw(torch.cat([edit(studio.space, person, s) for s in steps]), 1)[:, 0]
     _row(report, images, [", ".join(s) or "unedited" for s in steps])
 
@@ -76,7 +83,7 @@ def _late(report: Any, studio: Any) -> None:
     from .editing import edit
 
     person = _people(studio, range(1, 2))
-    after = edit(studio.space, person, {"beard": 2.5, "glasses": 2.0})
+    after = edit(studio.space, person, {"beard": 3.5, "glasses": 3.5})
     report.add_paragraph("The same edit, injected from a timestep on: the later, the more of the first picture stays.")
     starts = (-1, 300, 500, 700, 850, 1000)
     images = [studio.draw(person, 1, late=after, start=float(s))[0] for s in starts]
