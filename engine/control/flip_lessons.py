@@ -7,6 +7,8 @@ a small model forgets sides before it finds it. Against a copy of itself the sam
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from typing import Any
 
 import torch
@@ -31,6 +33,10 @@ class FlipLessons(SiblingTrainer):
         self.teacher_embedder = copy.deepcopy(embedder).requires_grad_(False)
         raw = call_of(self.teacher)
         self.told = injected(self.teacher, lambda x, t, text: raw(x, t, Condition(text)))
+        self._teachers = hashlib.sha256()
+        for module in (self.teacher, self.teacher_embedder):
+            for value in module.state_dict().values():
+                self._teachers.update(value.detach().float().cpu().numpy().tobytes())
         super().__init__(transformer, embedder, *args, **settings)
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -49,6 +55,10 @@ class FlipLessons(SiblingTrainer):
         signal, noise = self.schedule.scales(batch.t)
         weight = twice((noise / signal).clamp(max=1.0).float())
         return ((found - torch.cat([said, said.flip(-1)])).square().flatten(1).mean(1) * weight).mean()
+
+    def _identity(self) -> str:
+        """A run goes on with the teacher it began with, or not at all."""
+        return json.dumps({"lessons": super()._identity(), "teacher": self._teachers.hexdigest()[:16]})
 
     @property
     def _flip(self) -> int:

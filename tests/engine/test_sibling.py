@@ -174,6 +174,11 @@ def test_a_flip_is_taught_against_the_model_itself(tmp_path):
     end = errors()
     assert end[0] < 0.9 * start[0] and end[1] < 0.9 * start[1]
     assert all(torch.equal(a, b) for a, b in zip(before, lessons.teacher.parameters(), strict=True))
+    lessons.save()
+    first = load_sibling("power-cosine")[:2]
+    assert FlipLessons(*first, data, null, schedule, config, tmp_path, warmup=1).done == 30
+    with pytest.raises(VitrineError, match="a run with these settings"):  # another teacher
+        FlipLessons(transformer, embedder, data, null, schedule, config, tmp_path, warmup=1)
 
 
 def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
