@@ -177,7 +177,7 @@ def delayed(model: str | None = None, progress: Progress = silent) -> ClaimResul
     falls = all(b <= a + 0.02 for a, b in zip(gains, gains[1:], strict=False))
     falls = falls and all(b <= a + 1e-3 for a, b in zip(moves, moves[1:], strict=False)) and moves[-1] == 0
     line = {"start 1000 (right) to never (left)": list(zip(moves, gains, strict=True))}
-    plot = Curves("Edits that begin later", "RMS change of the picture", "probability of the attributes", line)
+    plot = Curves("Edits that begin later", "RMS change of the picture", "attributes", line)
     return ClaimResult(order, None, falls and order <= 1e-6, table, (plot,))
 
 
