@@ -68,8 +68,8 @@ def _emptiest(placed: Sequence[tuple[float, float]], height: int) -> tuple[tuple
 
     def covered(place: tuple[tuple[int, int], str]) -> int:
         (x, y), anchor = place
-        left = x - 220 if anchor == "rt" else x
-        return sum(left <= px <= left + 220 and y - 4 <= py <= y + height + 4 for px, py in placed)
+        left = x - 228 if anchor == "rt" else x - 8
+        return sum(left <= px <= left + 236 and y - 4 <= py <= y + height + 4 for px, py in placed)
 
     return min(corners, key=covered)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from PIL import Image
+from PIL import Image, ImageChops
 from vitrine.engine import claims
+from vitrine.engine.charts import line_chart
 from vitrine.engine.cli import reproduce
 from vitrine.engine.cli.main import main
 from vitrine.engine.cli.report import Report
@@ -77,6 +78,15 @@ def test_a_claim_that_fails_stays_in_the_list(tmp_path, monkeypatch, capsys):
     assert "DOES NOT HOLD" in capsys.readouterr().out and not list(tmp_path.rglob("*.tmp"))
     assert entry["curves"][0]["series"] == {"ours": [[0, 1], [1, 2]]}
     assert Image.open(out.with_name("claims-test.fails-1.png")).size == (560, 320)
+
+
+def test_a_legend_covers_no_line():
+    rising = [(float(i), float(i)) for i in range(9)]
+    for line in (rising, [(x, 8 - y) for x, y in rising]):
+        with_name, without = (line_chart({name: line}, "t", "x", "y") for name in ("a long name of a line", ""))
+        names = ImageChops.difference(with_name, without).getbbox()
+        drawn = ImageChops.invert(without.convert("L")).crop(names).point(lambda v: 255 * (v > 60))
+        assert names is not None and drawn.getbbox() is None
 
 
 def test_the_command_line_explains_mistakes(capsys):
