@@ -108,8 +108,9 @@ class Build:
         if self.labels is not None:
             table = read_table(self.labels, space.names)
             space = with_directions(space, self._directions(space, table))
-            for label, value in quality(space, table).balanced.items():
-                print(f"{label}: held-out accuracy {value:.1%}, both classes equally")
+            reader = "least_squares" if self.method == "joint" else self.method  # joint is for edits, not for reading
+            for label, value in quality(space, table, reader).balanced.items():
+                print(f"{label}: held-out accuracy {value:.1%} by {reader}, both classes equally")
         print(f"space: {space.save(self.out, self.dtype)}")
         return 0
 
@@ -117,6 +118,8 @@ class Build:
         from ..w2w import direction, joint_directions
 
         if self.method != "joint":
+            if self.exclusive:
+                raise refuse("exclusive", self.exclusive, "--method joint", "add it, or leave exclusive out")
             return {k: direction(space, y, self.method) for k, y in table.items()}
         groups = [tuple(map(str.strip, group.split(","))) for group in self.exclusive]
         strange = {label for group in groups for label in group} - set(table)

@@ -91,13 +91,14 @@ def joint_directions(
             raise refuse(f"labels of {label}", "all equal", "two values or more", "label models on both sides")
         columns[label] = (y - y.mean()).double()
     p = _coefficients(space).double()
+    p = p - p.mean(0)
     if len(p) < len(columns) + 2:
         raise refuse("models", len(p), f"more than {len(columns) + 1} for {len(columns)} labels", "train them singly")
     found = {}
     for label in columns:
         rivals = {other for group in exclusive if label in group for other in group} - {label}
         kept = [y for other, y in columns.items() if other not in rivals and other != label]
-        found[label] = _unit(space, _pattern(p - p.mean(0), torch.stack([columns[label], *kept], 1)).float())
+        found[label] = _unit(space, _pattern(p, torch.stack([columns[label], *kept], 1)).float())
     return found
 
 

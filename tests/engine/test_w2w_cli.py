@@ -47,6 +47,7 @@ def test_from_pictures_to_new_models(pictures, tmp_path, capsys):
     assert main(build) == 0
     assert not torch.equal(load_space(space).directions["old"], plain)
     assert main([*build, "--exclusive", "old,odd"]) == 2 and "odd" in capsys.readouterr().err
+    assert main([*build[:-2], "--exclusive", "old"]) == 2 and "--method joint" in capsys.readouterr().err
     out = tmp_path / "new"
     assert main(["w2w", "sample", str(space), "--seeds", "1", "2", "--edits", "old=1", "--out", str(out)]) == 0
     assert len(list(out.glob("model-*.safetensors"))) == 4  # a LoRA and its coefficients each
