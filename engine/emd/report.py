@@ -62,7 +62,7 @@ def _side_by_side(report: Any) -> None:
     cond, z = Condition(model.encode(prompts)), seeded(seeds, (4, 16, 16))
     report.add_paragraph(
         "The same prompts and seeds: the teacher with 30 steps (60 network rows a picture), its one-step prediction, "
-        "and two LoRAs of 2 MB distilled with as many updates. `vitrine reproduce emd.student` measures them."
+        "and two LoRAs of 2 MB distilled for equally long. `vitrine reproduce emd.student` measures them."
     )
 
     def show(name: str, sample: Callable[[], torch.Tensor]) -> None:
