@@ -1,10 +1,24 @@
-"""The processes of ``accelerate launch`` or ``torchrun``, on GPUs or on CPU cores."""
+"""The processes of ``accelerate launch`` or ``torchrun``, on GPUs or on CPU cores; and workers of our own on cores."""
 
 from __future__ import annotations
 
-from typing import Any
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
+
+ONE_CORE = {
+    "OMP_NUM_THREADS": "1",  # two threads wait for one another at each small operation, two workers hardly ever
+    # glibc gives large blocks back at once, and a training step asks for the same again: thousands of page faults
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000:glibc.malloc.top_pad=67108864",
+}
+"""Environment of a worker that trains on one core; must be there when its process starts."""
 
 
 def processes() -> Any:
@@ -15,3 +29,33 @@ def processes() -> Any:
     from accelerate import PartialState
 
     return PartialState(cpu=not torch.accelerator.is_available())
+
+
+def cores() -> int:
+    """CPU cores this process may use; 1 where an accelerator does the work, or ``torchrun`` has shared it out."""
+    if torch.accelerator.is_available() or int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        return 1
+    return max(1, torch.get_num_threads())
+
+
+def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
+    """[job(0, count), ..., job(count - 1, count)], each in a new process of one thread; what one raises is raised here.
+
+    ``job`` is sent to the processes, so it must be a plain function or a method of a plain object.
+    """
+    with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        return [found.result() for found in [pool.submit(job, i, count) for i in range(count)]]
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -16,7 +16,8 @@ class TrainLoras:
     """Train one LoRA for each subject, many at once; the same command goes on where it was stopped.
 
     FOLDER holds one folder of pictures for each subject; without one, people of the portraits model are trained.
-    Started by ``accelerate launch`` or ``torchrun``, processes share the subjects.
+    Processes share the subjects: ``--workers`` on this machine's cores, or those that ``torchrun`` or
+    ``accelerate launch`` starts.
     """
 
     folder: Positional[Path | None] = None
@@ -31,6 +32,8 @@ class TrainLoras:
     """How many people of the portraits world."""
     together: int = 16
     """Models trained in one batch; more fills a larger GPU."""
+    workers: int | None = None
+    """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one a core."""
     steps: int = 800
     """Optimiser steps of each model (portraits: 160)."""
     batch: int = 1
@@ -42,24 +45,34 @@ class TrainLoras:
 
     def run(self) -> int:
         """0 when all are trained."""
+        from ..processes import cores, side_by_side
+
+        small = self.folder is None or self.model == "portraits"
+        count = (cores() if small else 1) if self.workers is None else self.workers
+        if count < 1:
+            raise refuse("workers", count, "1 or more", "leave it out for the usual number")
+        found = side_by_side(self._train, count) if count > 1 else [self._train()]
+        print(f"{found[0]} LoRAs in {self.out}")
+        return 0
+
+    def _train(self, worker: int = 0, workers: int = 1) -> int:
         from ..processes import processes
-        from ..progress import TqdmProgress
+        from ..progress import TqdmProgress, silent
         from ..w2w import LoraTrainConfig, train_loras
         from ..w2w.world import train_people
 
         state = processes()
-        how: dict[str, Any] = {"together": self.together, "progress": TqdmProgress("training")}
-        how["share"] = (state.process_index, state.num_processes)
+        share = (worker, workers) if workers > 1 else (state.process_index, state.num_processes)
+        label = f"training, worker 1 of {share[1]}" if share[1] > 1 else "training"
+        how: dict[str, Any] = {"together": self.together, "share": share}
+        how["progress"] = silent if share[0] else TqdmProgress(label)
         if self.folder is None:
-            files = train_people(self.out, self.people, **how)
-        else:
-            from ..pipelines.w2w_training import subjects_in
+            return len(train_people(self.out, self.people, **how))
+        from ..pipelines.w2w_training import subjects_in
 
-            denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt)
-            config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
-            files = train_loras(denoiser, makers, names, self.out, config, **how)
-        print(f"{len(files)} LoRAs in {self.out}")
-        return 0
+        denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt)
+        config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
+        return len(train_loras(denoiser, makers, names, self.out, config, **how))
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ class BatchedLora(AbstractContextManager):
         self.manifest, self.weights, self.tiled = manifest, weights, tiled
         self._modules = {layer.path: modules[layer.path] for layer in manifest}
         self._handles: list[Any] = []
+        self._cut: tuple[torch.Tensor, bool, dict[int, torch.Tensor]] | None = None
 
     def __enter__(self) -> BatchedLora:
         for layer in self.manifest:
@@ -97,21 +98,41 @@ class BatchedLora(AbstractContextManager):
             x, models = args[0], len(self.weights)
             if len(x) % models:
                 raise refuse("batch", len(x), f"a multiple of {models} models", "give each model as many rows")
-            down = self.weights[:, layer.offset : layer.middle].view(models, *layer.down).to(x.dtype)
-            up = self.weights[:, layer.middle : layer.end].view(models, *layer.up).to(x.dtype)
-            each = len(x) // models
-            if self.tiled:
-                rows = x.reshape(each, models, *x.shape[1:])
-            else:
-                rows = x.reshape(models, each, *x.shape[1:]).transpose(0, 1)
-            # Hu et al. 2021, Eq. 3, for M models side by side: W x + (alpha / r) B_m (A_m x)
+            parts = self._split()
+            down = parts[layer.offset].view(models, *layer.down).to(x.dtype)
+            up = parts[layer.middle].view(models, *layer.up).to(x.dtype)
             own = _plain(module)
-            change = (_convolved if isinstance(own, nn.Conv2d) else _multiplied)(own, rows, down, up)
-            if not self.tiled:
-                change = change.transpose(0, 1)
-            return output + layer.scale * change.reshape(output.shape).to(output.dtype)
+            if isinstance(own, nn.Conv2d):
+                change = _convolved(own, self._by_model(x), down, up)
+                return output + layer.scale * self._as_batch(change, output).to(output.dtype)
+            # Hu et al. 2021, Eq. 3, for M models side by side: W x + (alpha / r) B_m (A_m x)
+            mine, base = (self._by_model(v).reshape(models, -1, v.shape[-1]) for v in (x, output))
+            inner = torch.bmm(mine, down.mT).to(output.dtype)
+            found = torch.baddbmm(base, inner, up.mT.to(output.dtype), alpha=layer.scale)
+            return self._as_batch(found, output)
 
         return add
+
+    def _split(self) -> dict[int, torch.Tensor]:
+        """Offset -> columns, cut once for all layers: 2 L slices would each make a whole (M, D) gradient."""
+        of = (self.weights, torch.is_grad_enabled())
+        if self._cut is None or self._cut[0] is not of[0] or self._cut[1] != of[1]:
+            starts = [at for layer in self.manifest for at in (layer.offset, layer.middle)]
+            sizes = [b - a for a, b in zip(starts, [*starts[1:], self.manifest.size], strict=True)]
+            self._cut = (*of, dict(zip(starts, self.weights.split(sizes, 1), strict=True)))
+        return self._cut[2]
+
+    def _by_model(self, x: torch.Tensor) -> torch.Tensor:
+        """(b M, ...) -> (M, b, ...)."""
+        models = len(self.weights)
+        return x.unflatten(0, (-1, models)).transpose(0, 1) if self.tiled else x.unflatten(0, (models, -1))
+
+    def _as_batch(self, found: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Back from models first to the batch's own order."""
+        if not self.tiled:
+            return found.reshape(like.shape)
+        models = len(self.weights)
+        return found.reshape(models, -1, *like.shape[1:]).transpose(0, 1).reshape(like.shape)
 
 
 def _plain(module: Any) -> Any:
@@ -119,16 +140,9 @@ def _plain(module: Any) -> Any:
     return getattr(module, "base_layer", module)
 
 
-def _multiplied(module: nn.Module, rows: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """(b, M, ..., in) through (M, r, in) and (M, out, r): (b, M, ..., out)."""
-    mine = rows.transpose(0, 1)
-    found = torch.bmm(torch.bmm(mine.reshape(len(mine), -1, mine.shape[-1]), down.mT), up.mT)
-    return found.view(*mine.shape[:-1], -1).transpose(0, 1)
-
-
 def _convolved(module: Any, rows: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """(b, M, C, H, W) through (M, r, C, k, k) and (M, out, r, 1, 1): (b, M, out, h, w), as one grouped convolution."""
+    """(M, b, C, H, W) through (M, r, C, k, k) and (M, out, r, 1, 1): (M, b, out, h, w), as one grouped convolution."""
     models = down.shape[0]
     told = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation, "groups": models}
-    inner = nn.functional.conv2d(rows.flatten(1, 2), down.flatten(0, 1), **told)
-    return nn.functional.conv2d(inner, up.flatten(0, 1), groups=models).unflatten(1, (models, -1))
+    inner = nn.functional.conv2d(rows.transpose(0, 1).flatten(1, 2), down.flatten(0, 1), **told)
+    return nn.functional.conv2d(inner, up.flatten(0, 1), groups=models).unflatten(1, (models, -1)).transpose(0, 1)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..config import Config
 from ..denoiser import Condition, Denoiser
 from ..errors import refuse
+from ..narrow_heads import NarrowHeads
 from ..progress import Progress, silent
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .export import write_lora
@@ -114,7 +117,7 @@ class BatchedTrainer:
         drawn = [s.draw(self.config.batch, g) for s, g in zip(self.subjects, self.random, strict=True)]
         x0, t, noise = (torch.cat(part).to(self.device) for part in list(zip(*drawn, strict=True))[:3])
         cond = Condition.batch([d[3] for d in drawn]).to(self.device)
-        with BatchedLora(self.model.backbone, self.manifest, self.weights):
+        with BatchedLora(self.model.backbone, self.manifest, self.weights), NarrowHeads():
             found = self.model.predict(self.model.network_input(x0, noise, t), t, cond).eps
         error = (found - noise).square().flatten(1).mean(1) * self._importance(t)
         losses = error.view(len(self.subjects), -1).mean(1)
@@ -165,7 +168,7 @@ def train_loras(
 
     Args:
         subjects: makers, called when their turn comes, so that a large set is never encoded at once.
-        share: (this process, of how many): every n-th group is its own.
+        share: (this process, of how many): every n-th subject is its own.
 
     Raises:
         VitrineError: the folder holds LoRAs trained with other settings.
@@ -174,9 +177,11 @@ def train_loras(
     folder.mkdir(parents=True, exist_ok=True)
     _same_settings(folder, config)
     makers = list(subjects)
-    left = [i for i, name in enumerate(names) if not (folder / f"{name}.safetensors").is_file()]
-    groups = [left[i : i + together] for i in range(0, len(left), together)][share[0] :: share[1]]
-    done, total = 0, sum(map(len, groups)) * config.steps
+    mine = range(share[0], len(names), share[1])  # not of what is left: other processes are at work on that
+    left = [i for i in mine if not (folder / f"{names[i]}.safetensors").is_file()]
+    count = max(1, math.ceil(len(left) / together))
+    groups = [group.tolist() for group in np.array_split(left, count)] if left else []  # of even sizes
+    done, total = 0, len(left) * config.steps
     for group in groups:
         began = time.perf_counter()
         trainer = BatchedTrainer(model, [makers[i]() for i in group], config)
@@ -196,6 +201,6 @@ def _same_settings(folder: Path, config: LoraTrainConfig) -> None:
     note, told = folder / "settings.json", json.dumps(config.to_dict(), sort_keys=True, indent=1)
     if note.is_file() and note.read_text() != told:
         raise refuse("folder", folder.name, "LoRAs trained with these settings", "choose another folder")
-    scratch = note.with_suffix(".tmp")
+    scratch = note.with_suffix(f".{os.getpid()}.tmp")
     scratch.write_text(told)
     scratch.replace(note)

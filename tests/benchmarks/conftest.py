@@ -129,13 +129,14 @@ class Bench:
 
     def compare(
         self, method: str, model: str, ours: Run, against: dict[str, Run | tuple[Run, float]], rounds: int = 3,
-        warm: int = 1, grad: bool = False,
+        warm: int = 1, grad: bool = False, summary: Callable[[list[float]], float] = min,
     ):  # fmt: skip
         """name -> row. In each round every run of ``against`` and then ours, so that a busy machine disturbs all alike.
 
         Args:
             against: name -> run, or (run, what its seconds are multiplied by).
             warm: rounds before the first that counts.
+            summary: of a side's rounds: the smallest is what it can do, the mean is throughput.
         """
         runs = {k: v if isinstance(v, tuple) else (v, 1.0) for k, v in against.items()}
         seconds: dict[str, list[float]] = {k: [] for k in runs}
@@ -161,16 +162,19 @@ class Bench:
             )
         own = list(self.benchmark.stats.stats.data)
         return {
-            name: self.record(method, name, model, own, seconds[name][-len(own) :], (peaks[""], peaks[name]))
+            name: self.record(
+                method, name, model, own, seconds[name][-len(own) :], (peaks[""], peaks[name]), summary=summary
+            )
             for name in runs
         }
 
-    def record(self, method, against, model, ours, theirs, peaks=(0.0, 0.0), unit="time"):
+    def record(self, method, against, model, ours, theirs, peaks=(0.0, 0.0), unit="time", summary=min):
         """Keep one row: smallest of ours over smallest of theirs, and the smallest and largest ratio of a round."""
         each = [a / b for a, b in zip(ours, theirs, strict=True)]
+        mine, other = summary(ours), summary(theirs)
         row = {
-            "method": method, "against": against, "model": model, "unit": unit, "ratio": min(ours) / min(theirs),
-            "low": min(each), "high": max(each), "rounds": len(each), "ours": min(ours), "theirs": min(theirs),
+            "method": method, "against": against, "model": model, "unit": unit, "ratio": mine / other,
+            "low": min(each), "high": max(each), "rounds": len(each), "ours": mine, "theirs": other,
             "peak_mib": round(peaks[0]), "against_mib": round(peaks[1]), "device": device_name(self.device),
             "threads": torch.get_num_threads(), "dtype": ENV["DTYPE"], "torch": torch.__version__,
         }  # fmt: skip

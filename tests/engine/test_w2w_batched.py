@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from peft import LoraConfig
+from vitrine.engine import narrow_heads
 from vitrine.engine.denoiser import Condition, Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import build_models
@@ -85,9 +86,9 @@ def test_each_block_of_rows_sees_its_own_model(tiled, conv):
     assert (found - bare).abs().max() > 1e-2
 
 
-def one_at_a_time(subject, config):
+def one_at_a_time(subject, config, unet=None):
     """The plain way: PEFT adapter, torch's AdamW and clip_grad_norm_, one model, the same draws."""
-    unet = tiny()
+    unet = unet or tiny()
     start = initial_lora(unet, config.targets, config.rank, config.alpha, config.seed)
     unet.add_adapter(LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.targets)))
     for path, layer in start.items():
@@ -112,20 +113,41 @@ def one_at_a_time(subject, config):
     }
 
 
-@pytest.mark.parametrize("scale", [1.0, 1000.0])
-def test_batched_training_equals_peft_one_at_a_time(scale):
+@pytest.mark.parametrize(("count", "scale"), [(3, 1.0), (3, 1000.0), (6, 1.0)])
+def test_batched_training_equals_peft_one_at_a_time(count, scale, monkeypatch):
     """Five AdamW steps with clipping; one model with huge gradients must not scale the others.
 
     1e-4, as AdamW divides gradients near zero by themselves and so magnifies rounding; most numbers agree to 1e-7.
+    Six models with four heads are maps enough for ``NarrowHeads``, three are not.
     """
+    used, plain = [], narrow_heads._Attention.apply
+    monkeypatch.setattr(narrow_heads._Attention, "apply", lambda *a: used.append(a) or plain(*a))
     config = LoraTrainConfig(rank=2, alpha=4.0, steps=5, batch=2, lr=1e-3)
-    trainer = BatchedTrainer(denoiser(tiny()), subjects(3, scale), config)
+    trainer = BatchedTrainer(denoiser(tiny()), subjects(count, scale), config)
     for _ in range(config.steps):
         trainer.step()
-    for subject, found in zip(subjects(3, scale), trainer.loras(), strict=True):
+    assert bool(used) == (count == 6)
+    for subject, found in zip(subjects(count, scale), trainer.loras(), strict=True):
         for path, (down, up) in one_at_a_time(subject, config).items():
             torch.testing.assert_close(found[path].down, down, atol=1e-4, rtol=0)
             torch.testing.assert_close(found[path].up, up, atol=1e-4, rtol=0)
+
+
+def test_the_papers_recipe_on_the_shipped_model_equals_peft():
+    """Its rate, alpha and batch on portraits, where heads of 8 numbers go through plain products."""
+    from vitrine.engine.portraits import load_portraits
+
+    unet = load_portraits().unet.requires_grad_(False)
+    config = LoraTrainConfig(steps=5)
+    latents = torch.randn(8, 2, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    made = [Subject(str(i), x, Condition(x[:1, 0, :6].repeat(1, 4, 4)), i) for i, x in enumerate(latents)]
+    trainer = BatchedTrainer(denoiser(unet), made, config)
+    for _ in range(config.steps):
+        trainer.step()
+    for subject, found in zip(made, trainer.loras(), strict=True):
+        for path, (down, up) in one_at_a_time(subject, config, copy.deepcopy(unet)).items():
+            torch.testing.assert_close(found[path].down, down, atol=1e-6, rtol=0)
+            torch.testing.assert_close(found[path].up, up, atol=1e-6, rtol=0)
 
 
 def test_a_folder_resumes_where_it_was_stopped(tmp_path):

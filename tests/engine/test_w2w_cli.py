@@ -54,6 +54,24 @@ def test_from_pictures_to_new_models(pictures, tmp_path, capsys):
     assert "nearest" in capsys.readouterr().out
 
 
+def test_two_workers_make_what_one_makes(pictures, tmp_path, capsys):
+    train = ["w2w", "train-loras", str(pictures), "--steps", "2", "--together", "2", "--out"]
+    assert main([*train, str(tmp_path / "one"), "--workers", "1"]) == 0
+    assert main([*train, str(tmp_path / "two"), "--workers", "2"]) == 0
+    assert capsys.readouterr().out.count("3 LoRAs in") == 2
+    files = [sorted((tmp_path / n).glob("*.safetensors")) for n in ("one", "two")]
+    assert len(files[0]) == 3 and [p.name for p in files[0]] == [p.name for p in files[1]]
+    for alone, shared in zip(*files, strict=True):
+        a, b = read_lora(read_header(alone)), read_lora(read_header(shared))
+        for path in a:
+            torch.testing.assert_close(a[path].up, b[path].up, atol=1e-6, rtol=0)
+            torch.testing.assert_close(a[path].down, b[path].down, atol=1e-6, rtol=0)
+    assert main([*train, str(tmp_path / "none"), "--workers", "0"]) == 2
+    other = [*train, str(tmp_path / "two"), "--rank", "2", "--workers", "2"]
+    assert main(other) == 2  # what a worker refuses is one line here too
+    assert "these settings" in capsys.readouterr().err
+
+
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert main(["w2w", "train-loras", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
     assert main(["w2w", "import-official", str(tmp_path)]) == 2
