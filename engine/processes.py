@@ -15,8 +15,10 @@ T = TypeVar("T")
 
 ONE_CORE = {
     "OMP_NUM_THREADS": "1",  # two threads wait for one another at each small operation, two workers hardly ever
-    # glibc gives large blocks back at once, and a training step asks for the same again: thousands of page faults
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000:glibc.malloc.top_pad=67108864",
+    # glibc gives large blocks back at once, and a training step asks for the same again: thousands of page faults.
+    # Kept, in huge pages where the system has them, they stay mapped.
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000:glibc.malloc.top_pad=67108864"
+    ":glibc.malloc.hugetlb=1",
 }
 """Environment of a worker that trains on one core; must be there when its process starts."""
 
@@ -39,12 +41,19 @@ def cores() -> int:
 
 
 def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
-    """[job(0, count), ..., job(count - 1, count)], each in a new process of one thread; what one raises is raised here.
+    """[job(0, count), ..., job(count - 1, count)], each in a new process of one thread; what one raises is raised here
+    and ends the others.
 
     ``job`` is sent to the processes, so it must be a plain function or a method of a plain object.
     """
+    others = set(multiprocessing.active_children())
     with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        return [found.result() for found in [pool.submit(job, i, count) for i in range(count)]]
+        try:
+            return [found.result() for found in [pool.submit(job, i, count) for i in range(count)]]
+        except BaseException:  # an interrupt, too: nobody waits for the rest
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise
 
 
 @contextmanager

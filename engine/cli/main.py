@@ -14,7 +14,7 @@ EXTRAS = "This command needs more packages: pip install torch 'vitrine[demo]'"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and run one command; bad input is one line on stderr and exit status 2."""
+    """Parse the command line and run one command; bad input is one line on stderr and exit status 2, Ctrl-C is 130."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     from ..errors import VitrineError
 
@@ -24,6 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"vitrine: {error}. {EXTRAS}", file=sys.stderr)
     except VitrineError as error:
         print(f"vitrine: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("vitrine: interrupted", file=sys.stderr)
+        return 130
     return 2
 
 

@@ -1,7 +1,10 @@
 """Workers on CPU cores: each does its share, what one raises comes back, the environment stays as it was."""
 
+import importlib
 import math
+import multiprocessing
 import os
+import time
 
 import pytest
 from vitrine.engine.processes import ONE_CORE, cores, side_by_side
@@ -18,6 +21,26 @@ def test_what_a_worker_raises_is_raised_here(monkeypatch):
     with pytest.raises(ValueError, match="math domain error"):
         side_by_side(math.log, 2)  # log(0) to base 2
     assert os.environ["OMP_NUM_THREADS"] == "7" and not set(ONE_CORE) - {"OMP_NUM_THREADS"} & set(os.environ)
+
+
+JOB = """
+import time
+
+
+def fail_or_go_on(worker, workers):
+    if worker == 0:
+        raise RuntimeError("the first has failed")
+    time.sleep(600)
+"""
+
+
+def test_nobody_waits_for_the_others_when_one_has_failed(tmp_path, monkeypatch):
+    (tmp_path / "some_jobs.py").write_text(JOB)
+    monkeypatch.syspath_prepend(tmp_path)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match="the first has failed"):
+        side_by_side(importlib.import_module("some_jobs").fail_or_go_on, 2)
+    assert time.monotonic() - start < 300 and not multiprocessing.active_children()
 
 
 def test_cores_are_shared_out_once(monkeypatch):

@@ -72,6 +72,15 @@ def test_two_workers_make_what_one_makes(pictures, tmp_path, capsys):
     assert "these settings" in capsys.readouterr().err
 
 
+def test_an_interrupt_is_one_line(monkeypatch, tmp_path, capsys):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitrine.engine.cli.w2w.TrainLoras._train", stop)
+    assert main(["w2w", "train-loras", "--workers", "1", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "vitrine: interrupted\n"
+
+
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert main(["w2w", "train-loras", str(tmp_path), "--out", str(tmp_path / "x")]) == 2
     assert main(["w2w", "import-official", str(tmp_path)]) == 2
