@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class TrainLoras:
         count = (cores() if small else 1) if self.workers is None else self.workers
         if count < 1:
             raise refuse("workers", count, "1 or more", "leave it out for the usual number")
+        if count > 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
         found = side_by_side(self._train, count) if count > 1 else [self._train()]
         print(f"{found[0]} LoRAs in {self.out}")
         return 0

@@ -72,6 +72,12 @@ def test_two_workers_make_what_one_makes(pictures, tmp_path, capsys):
     assert "these settings" in capsys.readouterr().err
 
 
+def test_workers_are_started_once(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["w2w", "train-loras", "--workers", "2", "--out", str(tmp_path)]) == 2
+    assert "torchrun" in capsys.readouterr().err
+
+
 def test_an_interrupt_is_one_line(monkeypatch, tmp_path, capsys):
     def stop(*args):
         raise KeyboardInterrupt
