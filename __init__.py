@@ -9,15 +9,21 @@ WEB_DIRECTORY = "./nodes/web"
 
 
 def _under_its_own_name():
-    """Import ``vitrine.nodes`` from this very folder."""
+    """Import ``vitrine.nodes`` from this very folder, whatever other copy was imported before."""
     import importlib
     import importlib.util
+    import logging
     import os
     import sys
 
     here = os.path.dirname(os.path.abspath(__file__))
-    known = sys.modules.get("vitrine")
-    if known is None or os.path.dirname(os.path.abspath(known.__file__ or "")) != here:
+    known = getattr(sys.modules.get("vitrine"), "__file__", None) or os.devnull
+    if os.path.realpath(os.path.dirname(known)) != os.path.realpath(here):
+        others = [name for name in sys.modules if name.startswith("vitrine.")]
+        for name in others:
+            del sys.modules[name]  # half of each copy would be worse than either
+        if others:
+            logging.getLogger("vitrine").warning("%s was imported before; from now on it is %s", known, here)
         path = os.path.join(here, "__init__.py")
         spec = importlib.util.spec_from_file_location("vitrine", path, submodule_search_locations=[here])
         sys.modules["vitrine"] = importlib.util.module_from_spec(spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -46,6 +45,8 @@ def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
 
     ``job`` is sent to the processes, so it must be a plain function or a method of a plain object.
     """
+    from concurrent.futures import ProcessPoolExecutor  # it is loaded at once with much else; ComfyUI's start waits
+
     others = set(multiprocessing.active_children())
     with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         try:

@@ -1,7 +1,11 @@
-"""What each node takes in the shipped workflows, in real ComfyUI, beside one bare forward of the portraits network."""
+"""What the pack adds to ComfyUI's start, and each node takes in the shipped workflows, beside one bare forward of the
+portraits network.
+"""
 
 import importlib.util
 import json
+import os
+import statistics
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,6 +26,28 @@ def _lane(name):
 
 
 comfy, xl = _lane("conftest").comfy, _lane("test_control").xl  # one started ComfyUI, one small SDXL-shaped MODEL
+packs, empty, start = (getattr(_lane("test_import_cost"), name) for name in ("packs", "empty", "start"))
+
+
+def test_start(bench, empty, tmp_path):
+    """CPU seconds of loading the pack, after a first start has compiled it, beside a pack without nodes."""
+    pack = empty.parent / "vitrine-pack"
+    pack.symlink_to(ROOT)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
+    ours, theirs = [], []
+
+    def run():
+        for seconds, found in zip((theirs, ours), start(empty, pack, env=env)["packs"], strict=True):
+            seconds.append(found["seconds"])
+
+    run()
+    first = ours.pop() - theirs.pop()
+    bench.benchmark.pedantic(run, rounds=bench.rounds(5))
+    bench.record("start of ComfyUI", "a pack without nodes", "ComfyUI", ours, theirs)
+    added = statistics.median(ours) - statistics.median(theirs)
+    bench.say(f"the pack adds {added:.2f} s of CPU time to a start, {first:.2f} s to the first of all")
+    bench.at_most("seconds of a start", added, 0.3)
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-HEAVY = ("diffusers", "peft", "sklearn", "matplotlib")
-
 
 def _start(comfyui):
     """ComfyUI as far as it is before it loads custom nodes."""
@@ -40,7 +38,8 @@ def _load(nodes, pack):
     before, start = set(sys.modules), time.process_time()
     loaded = asyncio.run(nodes.load_custom_node(pack))
     seconds = time.process_time() - start  # of this process alone: others on the machine do not count
-    return {"loaded": loaded, "seconds": seconds, "heavy": [m for m in HEAVY if m in set(sys.modules) - before]}
+    new = {name for name in set(sys.modules) - before if not Path(name).is_absolute()}  # the pack itself: by its path
+    return {"loaded": loaded, "seconds": seconds, "modules": sorted(m for m in new if m.split(".")[0] != "vitrine")}
 
 
 def _identity(nodes, pack):

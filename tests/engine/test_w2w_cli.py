@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from vitrine.engine.cli.main import main
+from vitrine.engine.cli.w2w import TrainLoras
 from vitrine.engine.w2w import load_space, read_header, read_lora
 
 
@@ -82,7 +83,7 @@ def test_an_interrupt_is_one_line(monkeypatch, tmp_path, capsys):
     def stop(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitrine.engine.cli.w2w.TrainLoras._train", stop)
+    monkeypatch.setattr(TrainLoras, "_train", stop)
     assert main(["w2w", "train-loras", "--workers", "1", "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err == "vitrine: interrupted\n"
 
