@@ -1,0 +1,64 @@
+"""What several files of W2W's tests share: a network small enough for gradients, and a space of its LoRAs."""
+
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from vitrine.engine.w2w import (
+    LoraLayer,
+    Manifest,
+    PCAConfig,
+    WeightSpace,
+    direction,
+    initial_lora,
+    principal_components,
+    with_directions,
+)
+from vitrine.engine.w2w.pca import Matrix
+
+N = 60
+
+
+@pytest.fixture(scope="module")
+def unet():
+    """Files that want another network have a fixture of that name themselves."""
+    torch.manual_seed(0)
+    return UNet2DConditionModel(
+        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=12, attention_head_dim=4,
+        norm_num_groups=4, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    ).eval().requires_grad_(False)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def loras(unet):
+    """LoRAs from one start, as many as wanted."""
+    start = initial_lora(unet, rank=1, alpha=27.0)
+
+    def make(count=N, strength=0.08):
+        out = []
+        for i in range(count):
+            g = torch.Generator().manual_seed(i)
+            out.append({
+                p: LoraLayer(v.down + strength * torch.randn(v.down.shape, generator=g),
+                             strength * torch.randn(v.up.shape, generator=g), 27.0)
+                for p, v in start.items()
+            })  # fmt: skip
+        return out
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def space(loras):
+    """60 models, labels odd, big and tall."""
+    made = loras()
+    manifest = Manifest.of(made[0])
+    rows = torch.stack([manifest.flatten(x) for x in made])
+    found = principal_components(Matrix(rows), PCAConfig())
+    names = tuple(f"m{i:02d}" for i in range(N))
+    parts = (found.mean, found.scale, found.basis, found.singular_values, found.coefficients, N)
+    made = WeightSpace(manifest, *parts, names, {}, found.total_variance)
+    y = torch.arange(N) % 2
+    p = made.coefficients
+    halves = {"odd": y.float(), "big": (p[:, 1] > 0).float(), "tall": (p[:, 2] > 0.1).float()}
+    return with_directions(made, {k: direction(made, v) for k, v in halves.items()})

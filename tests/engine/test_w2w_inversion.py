@@ -1,0 +1,115 @@
+"""Inversion (checks 15, 16, 17) against the published loop, written out plainly here."""
+
+import pytest
+import torch
+from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.portraits.models import build_models
+from vitrine.engine.w2w import (
+    BatchedLora,
+    InvertConfig,
+    invert,
+    latent_mask,
+)
+from vitrine.engine.w2w.inversion import preset
+
+
+def denoiser(unet):
+    return Denoiser.from_diffusers(unet, build_models().scheduler)
+
+
+def test_inversion_is_the_published_loop(space, unet):
+    """Five Adam steps against a plain loop: beta = 0, uniform t, masked MSE over all elements, one level a step."""
+    g = torch.Generator().manual_seed(1)
+    latents, text = torch.randn(1, 4, 8, 8, generator=g), torch.randn(1, 5, 12, generator=g)
+    mask = (torch.rand(1, 1, 8, 8, generator=g) > 0.4).float()
+    config = InvertConfig(components=20, steps=5, lr=0.1, seed=3, check_every=5)
+    found = invert(denoiser(unet), space, latents, Condition(text), config, mask)
+
+    beta = torch.zeros(20, requires_grad=True)
+    adam = torch.optim.Adam([beta], 0.1, weight_decay=1e-10)
+    abar, draw = build_models().scheduler.alphas_cumprod, torch.Generator().manual_seed(3)
+    for _ in range(5):
+        noise = torch.randn(1, 4, 8, 8, generator=draw)
+        t = torch.randint(0, 1000, (1,), generator=draw)
+        theta = (beta @ space.components[:20]) * space.scale + space.mean
+        with BatchedLora(unet, space.manifest, theta[None]):
+            x = abar[t].sqrt() * latents + (1 - abar[t]).sqrt() * noise
+            loss = torch.nn.functional.mse_loss(mask * unet(x, t, text).sample, mask * noise)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    torch.testing.assert_close(found.coefficients[0, :20], beta.detach(), atol=1e-4, rtol=0)
+    assert torch.equal(found.coefficients[0, 20:], torch.zeros(space.dimension - 20))
+
+
+def test_pictures_of_a_batch_do_not_see_each_other(space, unet):
+    latents, text = torch.randn(3, 4, 8, 8), torch.randn(1, 5, 12)
+    config = InvertConfig(components=20, steps=6, batch=2)
+    together = invert(denoiser(unet), space, latents, Condition(text), config).coefficients
+    alone = invert(denoiser(unet), space, latents[1:2], Condition(text), config).coefficients
+    torch.testing.assert_close(together[1:2], alone, atol=1e-4, rtol=1e-3)
+
+
+def test_inversion_lowers_the_loss_and_keeps_the_best(space, unet):
+    config = InvertConfig(steps=40, batch=4, lr=1.0, antithetic=True, check_every=10)
+    found = invert(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config)
+    losses = [row[0] for _, row in found.losses]
+    assert min(losses) < losses[0] and len(losses) == 4
+    assert found.steps == 40 and not found.interrupted
+
+
+def test_an_interruption_keeps_the_best_so_far(space, unet):
+    class InterruptProcessingException(Exception):
+        """Named as ComfyUI's own."""
+
+    def stop(step, total, preview=None):
+        if step == 7:
+            raise InterruptProcessingException
+
+    args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)))
+    found = invert(*args, InvertConfig(steps=100), progress=stop)
+    assert found.interrupted and found.steps == 7 and found.coefficients.abs().max() > 0
+    assert not any(m._forward_hooks for m in unet.modules())
+
+    def break_down(step, total, preview=None):
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        invert(*args, InvertConfig(steps=5), progress=break_down)
+
+
+def test_masks(space, unet):
+    eight_bit = torch.randint(0, 2, (1, 32, 32)).float() * 255
+    small = latent_mask(eight_bit / 255, 8, 8)
+    assert small.shape == (1, 1, 8, 8) and small.min() >= 0 and small.max() <= 1
+    tall = torch.zeros(1, 48, 32)
+    tall[:, :24] = 1
+    # aligned with its picture, not squashed to a square
+    assert torch.equal(latent_mask(tall, 12, 8)[0, 0, :, 0], torch.tensor([1.0] * 6 + [0.0] * 6))
+    args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), InvertConfig(steps=1))
+    for bad, told in ((eight_bit[None, :, :8, :8], "0 .. 1"), (torch.ones(1, 1, 4, 4), "mask"),
+                      (torch.zeros(1, 1, 8, 8), "empty")):  # fmt: skip
+        with pytest.raises(VitrineError, match=told):
+            invert(*args, bad)
+
+
+def test_coefficients_pass_32_where_bfloat16_stalls():
+    """Check 17: unit gradients, lr 0.1, 800 steps: 80 in float32, 32 in bfloat16 (state of the published code)."""
+    ends = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        beta = torch.zeros(1, dtype=dtype, requires_grad=True)
+        adam = torch.optim.Adam([beta], 0.1)
+        for _ in range(800):
+            beta.grad = torch.full_like(beta, -1.0)
+            adam.step()
+        ends[dtype] = float(beta.detach())
+    assert ends[torch.bfloat16] == 32 and abs(ends[torch.float32] - 80) < 0.1
+
+
+def test_presets_are_the_papers():
+    assert (preset("photo").components, preset("photo").lr, preset("photo").steps) == (10_000, 0.1, 400)
+    odd = preset("out_of_distribution")
+    assert (odd.components, odd.lr, odd.weight_decay, odd.steps) == (1_000, 1.0, 0.0, 800)
+    with pytest.raises(VitrineError, match="preset"):
+        preset("best")
