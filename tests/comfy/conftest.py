@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 
 
-def _launch():
-    spec = importlib.util.spec_from_file_location("vitrine_comfy_launch", Path(__file__).parent / "launch.py")
+def _beside(name):
+    spec = importlib.util.spec_from_file_location(f"vitrine_comfy_{name}", Path(__file__).parent / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -88,7 +88,7 @@ def comfy(tmp_path_factory):
     # These ask at import whether torchvision is there; they must not be answered by a stand-in.
     from diffusers import AutoencoderKL, StableDiffusionPipeline  # noqa: F401
 
-    _launch().install_stand_ins()
+    _beside("launch").install_stand_ins()
     sys.path.insert(0, str(COMFYUI))
     try:
         import comfy.cli_args
@@ -99,3 +99,15 @@ def comfy(tmp_path_factory):
     except ImportError as error:
         pytest.skip(f"ComfyUI's requirements are not installed here: {error}")
     return Comfy(tmp_path_factory.mktemp("comfy"))
+
+
+@pytest.fixture(scope="session")
+def driver():
+    """page.py: servers of their own processes, and tabs on them."""
+    found = _beside("page")
+    if not (COMFYUI / "main.py").is_file():
+        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
+    if found.CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    pytest.importorskip("comfyui_frontend_package", reason="ComfyUI's page is not installed here")
+    return found

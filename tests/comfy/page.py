@@ -9,7 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import asynccontextmanager
+import time
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
@@ -26,11 +29,9 @@ def free_port():
         return s.getsockname()[1]
 
 
-@asynccontextmanager
-async def server(comfyui, pack, base, flags=()):
+@contextmanager
+def server(comfyui, pack, base, flags=()):
     """ComfyUI with only this pack, in a folder of ours; yields its address."""
-    import aiohttp
-
     (base / "custom_nodes").mkdir(parents=True)
     (base / "user").mkdir()
     (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
@@ -44,17 +45,15 @@ async def server(comfyui, pack, base, flags=()):
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=base, env=environment)
     address = f"http://127.0.0.1:{port}"
     try:
-        async with aiohttp.ClientSession() as session:
-            for _ in range(240):
-                if process.poll() is not None:
-                    raise RuntimeError((base / "server.log").read_text()[-3000:])
-                try:
-                    async with session.get(f"{address}/system_stats") as answer:
-                        if answer.status == 200:
-                            break
-                except aiohttp.ClientConnectorError:
-                    await asyncio.sleep(0.5)
-            yield address
+        for _ in range(240):
+            if process.poll() is not None:
+                raise RuntimeError((base / "server.log").read_text()[-3000:])
+            try:
+                urllib.request.urlopen(f"{address}/system_stats", timeout=60).close()
+                break
+            except urllib.error.URLError:
+                time.sleep(0.5)
+        yield address
     finally:
         process.terminate()
         process.wait(20)

@@ -140,11 +140,11 @@ def _pixels(png):
     return Image.open(io.BytesIO(png)).convert("RGB").tobytes()
 
 
-async def _alone_and_together(base, flags):
+async def _alone_and_together(address):
     import aiohttp
 
     graphs = [small(1, "taps"), small(2, "student")]
-    async with _beside("page").server(COMFYUI, ROOT, base, flags) as address, aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession() as session:
         alone = []
         for graph in graphs:
             alone += await _queued(session, address, [graph])
@@ -164,7 +164,8 @@ def servers(tmp_path_factory):
     def start(*flags):
         if flags not in made:
             base = tmp_path_factory.mktemp("server") / "base"
-            made[flags] = asyncio.run(_alone_and_together(base, flags))
+            with _beside("page").server(COMFYUI, ROOT, base, flags) as address:
+                made[flags] = asyncio.run(_alone_and_together(address))
         return made[flags]
 
     return start
