@@ -143,7 +143,7 @@ class TapDuringSampling(io.ComfyNode):
 
 
 def parse_steps(text: str) -> Any:
-    """"0 5 10" -> {0, 5, 10}; "all" -> every step.
+    """Steps from text: "0 5 10" -> {0, 5, 10}; "all" -> every step.
 
     Raises:
         VitrineError: anything else.

@@ -32,7 +32,7 @@ def test_is_a_workflow(path):
 
 def test_lanes():
     jobs = CI["jobs"]
-    assert "ruff check" in commands(jobs["lint"])
+    assert all(f"ruff {part}" in commands(jobs["lint"]) for part in ("check", "format --check"))
     assert "mypy" in commands(jobs["types"]) and "-p vitrine.engine -p vitrine.nodes" in commands(jobs["types"])
     lanes = {lane["diffusers"]: lane["constraints"] for lane in jobs["engine"]["strategy"]["matrix"]["include"]}
     assert set(lanes) == {"lowest", "newest"} and all((ROOT / file).is_file() for file in lanes.values())

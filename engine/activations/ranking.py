@@ -166,5 +166,3 @@ def _check(latents: torch.Tensor, masks: torch.Tensor) -> None:
         found = part[part != IGNORE].unique()
         if len(found) < 2:
             raise refuse(f"masks of the {name} half", f"classes {found.tolist()}", "two or more", "mix the pictures")
-
-

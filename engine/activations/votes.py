@@ -90,9 +90,7 @@ def fit_voters(
     return voters
 
 
-def _train(
-    cells: torch.Tensor, labels: torch.Tensor, classes: int, settings: VoteSettings, seed: int
-) -> nn.Sequential:
+def _train(cells: torch.Tensor, labels: torch.Tensor, classes: int, settings: VoteSettings, seed: int) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(seed)
         net = voter(cells.shape[1], classes).to(cells.device)

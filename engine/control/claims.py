@@ -73,12 +73,8 @@ def cross_size(model: str | None = None, progress: Progress = silent) -> ClaimRe
     for i, name in enumerate(NAMES):
         sibling = Sibling.open(name)
         drawn = {(s, s): sibling.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
-        found = {
-            kind: cross_size_consistency(drawn.__getitem__, list(drawn), distance).mean
-            for kind, distance in (
-                ("features", content_distance(reader)), ("pixels", rms_distance), ("coarse", coarse)
-            )  # fmt: skip
-        }
+        measures = {"features": content_distance(reader), "pixels": rms_distance, "coarse": coarse}
+        found = {k: cross_size_consistency(drawn.__getitem__, list(drawn), d).mean for k, d in measures.items()}
         content[name] = found["features"]
         fids[name] = frechet_distance(reader(sibling.draw(many, numbers)).features, real)
         details[name] = {

@@ -54,9 +54,7 @@ class ControlEmbedder(nn.Module):
                     nn.init.zeros_(parameter)
         return self
 
-    def terms(
-        self, values: torch.Tensor, drop: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def terms(self, values: torch.Tensor, drop: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """E_h(phi_h) and E_l(phi_l), each (B, D), from (B, F) values in their own units (not checked here).
 
         Args:

@@ -49,7 +49,7 @@ PUBLISHED = BlockConfig()
 
 
 def token_positions(text: str) -> tuple[int, ...] | None:
-    """"3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
+    """Places from text: "3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
 
     Raises:
         VitrineError: anything but numbers, ranges and commas.

@@ -142,7 +142,7 @@ class _Segmentation(_TapPipeline):
         return rank_places(
             self._denoiser(), latents, cond, masks=masks, patterns=patterns, timestep=timestep, rule=rule,
             budget=budget, most=most, state=state, strips=strips, progress=progress,
-        )
+        )  # fmt: skip
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

@@ -26,9 +26,7 @@ class ResolutionTransferPipeline:
         >>> images = pipe("a prompt", seeds=[0, 1]).images
     """
 
-    def __init__(
-        self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> None:
         """Plan at once, so that a transfer that cannot be made is refused here.
 
         Args:

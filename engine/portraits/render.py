@@ -18,14 +18,14 @@ from .scenes import ATTRIBUTES, GEOMETRY_NAMES, POSE_NAMES, Scenes
 PARTS = ("background", "skin", "hair", "beard", "eyes", "glasses", "nose", "mouth", "hat", "shirt", "mole")
 KEYPOINTS = ("left_eye", "right_eye", "nose", "left_mouth", "right_mouth", "chin", "left_ear", "right_ear", "hat_brim")
 
-_COLORS: dict[str, tuple] = {  # fmt: skip
+_COLORS: dict[str, tuple] = {
     "background": (
         (110, 165, 230), (125, 195, 120), (240, 215, 110), (245, 170, 190), (165, 125, 205), (165, 168, 172),
     ),
     "skin": ((250, 220, 196), (222, 172, 128), (178, 140, 88), (112, 72, 48)),
     "hair_color": ((32, 28, 30), (104, 64, 34), (236, 200, 92), (204, 78, 30), (236, 236, 240)),
     "shirt": ((186, 30, 52), (30, 44, 110), (20, 140, 140), (246, 238, 212)),
-}
+}  # fmt: skip
 _INK = (40, 30, 32)
 Extent: TypeAlias = "torch.Tensor | float"
 

@@ -135,9 +135,7 @@ class Plan:
         return positions.grid.table(*how)
 
 
-def plan(
-    facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
-) -> Plan:
+def plan(facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Plan:
     """Decide every part for this model and target, and say so in lines.
 
     Args:

@@ -42,9 +42,7 @@ def ntk(dim: int, theta: float, scale: float) -> torch.Tensor:
     return inverse_frequencies(dim, theta * scale ** (dim / (dim - 2)))
 
 
-def yarn(
-    dim: int, theta: float, scale: float, length: int, fast: float = 32.0, slow: float = 1.0
-) -> torch.Tensor:
+def yarn(dim: int, theta: float, scale: float, length: int, fast: float = 32.0, slow: float = 1.0) -> torch.Tensor:
     """NTK-by-parts: frequencies with over ``fast`` turns within the trained length stay, under ``slow`` are stretched.
 
     Args:

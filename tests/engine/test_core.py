@@ -173,9 +173,8 @@ def test_globs_keep_execution_order_and_mistakes_are_explained():
 def test_capture_is_the_module_output_and_leaves_nothing_behind():
     unet, (x, text) = tiny_unet(), inputs()
     seen = {}
-    handle = unet.up_blocks[1].attentions[0].transformer_blocks[0].attn2.to_q.register_forward_hook(
-        lambda m, a, o: seen.update(q=o.detach().clone())
-    )
+    query = unet.up_blocks[1].attentions[0].transformer_blocks[0].attn2.to_q
+    handle = query.register_forward_hook(lambda m, a, o: seen.update(q=o.detach().clone()))
     with torch.no_grad():
         plain = unet(x, 51, encoder_hidden_states=text).sample
         handle.remove()

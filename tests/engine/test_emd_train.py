@@ -84,7 +84,7 @@ def test_resume_is_the_unbroken_run_to_the_bit(tmp_path, student):
 def test_killed_within_a_step_and_resumed(tmp_path, student):
     script = f"""
         import os, signal, sys
-        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+        sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
         import conftest
         from test_emd_train import trainer
         run = trainer({str(tmp_path / "killed")!r}, student={student!r}, save_every=2)
@@ -290,9 +290,10 @@ def test_grids_are_written_and_change_nothing(tmp_path):
 # --- processes ----------------------------------------------------------------------------------------------------
 def test_two_processes_average_their_gradients(tmp_path):
     script = tmp_path / "two.py"
-    script.write_text(textwrap.dedent(f"""
+    script.write_text(
+        textwrap.dedent(f"""
         import sys
-        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
+        sys.path[:0] = [{str(Path(__file__).parents[1])!r}, {str(Path(__file__).parent)!r}]
         import conftest
         from safetensors.torch import save_file
         from test_emd_train import trainer
@@ -302,7 +303,8 @@ def test_two_processes_average_their_gradients(tmp_path):
         own = run.roles.parameters("generator") | run.roles.parameters("score")
         file = {str(tmp_path)!r} + f"/process{{run.accelerator.process_index}}.safetensors"
         save_file({{k: p.detach().contiguous() for k, p in own.items()}}, file, {{"gz": repr(run.chain.gz)}})
-    """))
+    """)
+    )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300)
     assert ended.returncode == 0, ended.stderr.decode()[-2000:]

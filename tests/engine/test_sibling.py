@@ -65,9 +65,7 @@ def test_a_sibling_is_a_pipeline_to_resolution_transfer(sibling):
     scheduler, table = sibling.scheduler, sibling.transformer.pos_embed.pos_embed
     drawn = []
     for schedule, positions in (("relabel", "grid"), ("resample", "grid"), ("none", "extrapolate")):
-        config = ResolutionTransferConfig(
-            (128, 128), (64, 64), schedule=schedule, pos_embed=positions, override=True
-        )
+        config = ResolutionTransferConfig((128, 128), (64, 64), schedule=schedule, pos_embed=positions, override=True)
         with apply(sibling, config):
             drawn.append(sibling.draw([PROMPT], [3], steps=2, side=128))
     assert sibling.scheduler is scheduler and sibling.transformer.pos_embed.pos_embed is table
