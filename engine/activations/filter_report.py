@@ -35,7 +35,7 @@ def add_filter(report: Any, model: Portraits, progress: Progress = silent) -> No
         f"Every place of the denoiser is scored on {LOOKED_AT} portraits, without labels: diffusion noise (what two "
         "noises do not share), granularity (cycles across the picture) and locality (do features only say where "
         f"they are). {len(ranking.kept)} of {len(ranking.properties)} places stay. Measured on other pictures, the "
-        "five best places for keypoints and for parts are among them: vitrine reproduce gdf.filter."
+        "five best places for keypoints and for parts are among them: `vitrine reproduce gdf.filter`."
     )
     noise = [(float(i), p.noise) for i, p in enumerate(ranking.properties.values())]
     report.add_images([(line_chart({"noise": noise}, "Diffusion noise along the network", "place", "score"), "")], 560)

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ h1 { font: 600 2.6rem/1.1 Georgia, serif; letter-spacing: -.02em; margin: 0; }
 h2 { font: 600 1.5rem/1.2 Georgia, serif; margin: 3rem 0 .5rem; padding-top: 1.5rem; }
 h2 { border-top: 1px solid var(--line); }
 p { max-width: 46rem; }
+code { font-size: .9em; background: var(--line); border-radius: 3px; padding: .1em .3em; }
 .case { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
 figure { margin: 0; background: var(--glass); border: 1px solid var(--line); border-radius: 6px; padding: .45rem; }
 img { display: block; width: 100%; image-rendering: pixelated; border-radius: 3px; }
@@ -47,8 +49,9 @@ class Report:
         self._parts.append(f"<h2>{html.escape(text)}</h2>")
 
     def add_paragraph(self, text: str) -> None:
-        """Plain text; markup is escaped."""
-        self._parts.append(f"<p>{html.escape(text)}</p>")
+        """Plain text, ``code`` between backticks; markup is escaped."""
+        coded = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+        self._parts.append(f"<p>{coded}</p>")
 
     def add_images(self, images: Iterable[tuple[Image, str]], width: int = 160) -> None:
         """A row of (PIL picture, caption), ``width`` CSS pixels each; PNG inside the page."""

@@ -87,4 +87,4 @@ def section(report: Any, progress: Progress = silent) -> None:
     counts = [[p.name, *[len(r.found.neurons.get(a, ())) if r.found else 0 for a in layers]]
               for p, r in zip(chosen, results, strict=True)]  # fmt: skip
     report.add_table([["neurons blocked in", *layers], *counts])
-    report.add_paragraph(f"Sampled with {STEPS} DDIM steps, guidance 3. Measured: vitrine reproduce 'nemo.*'.")
+    report.add_paragraph(f"Sampled with {STEPS} DDIM steps, guidance 3. Measured: `vitrine reproduce 'nemo.*'`.")

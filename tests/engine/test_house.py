@@ -99,8 +99,10 @@ def test_the_command_line_explains_mistakes(capsys):
 def test_the_report_is_self_contained(tmp_path):
     report = Report("A <title>", "lead")
     report.add_heading("One & two")
+    report.add_paragraph("run `vitrine <x>`, then `y`")
     report.add_images([(Image.new("RGB", (4, 4)), 'caption "quoted"')])
     report.add_table([("a", "b"), (1, "<2>")])
     text = report.write(tmp_path / "report.html").read_text()
     assert "A &lt;title&gt;" in text and "&lt;2&gt;" in text and "data:image/png;base64," in text
+    assert "<p>run <code>vitrine &lt;x&gt;</code>, then <code>y</code></p>" in text
     assert "http" not in text and not list(tmp_path.glob("*.tmp"))
