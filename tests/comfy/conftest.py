@@ -102,6 +102,12 @@ def comfy(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def beside():
+    """Imports a file of this folder that is no test, by its name."""
+    return _beside
+
+
+@pytest.fixture(scope="session")
 def driver():
     """page.py: servers of their own processes, and tabs on them."""
     found = _beside("page")

@@ -5,7 +5,6 @@
 
 import asyncio
 import gc
-import importlib.util
 import itertools
 import logging
 import os
@@ -26,22 +25,15 @@ LONG = (
 )  # fmt: skip
 
 
-def _beside(name):
-    spec = importlib.util.spec_from_file_location(f"vitrine_{name}", Path(__file__).parent / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 hard = None
 
 
 @pytest.fixture(scope="module")
-def scene(comfy, tmp_path_factory):
+def scene(comfy, beside, tmp_path_factory):
     import folder_paths
 
     global hard
-    hard = _beside("hard")
+    hard = beside("hard")
     folder = tmp_path_factory.mktemp("loras")
     folder_paths.add_model_folder_path("loras", str(folder))
     made = hard.Scene(comfy, folder)
@@ -154,7 +146,7 @@ async def _alone_and_together(address):
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory):
+def servers(beside, tmp_path_factory):
     """(pictures alone, pictures queued together) of a server started with flags; each server runs once."""
     if not (COMFYUI / "main.py").is_file():
         pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
@@ -164,7 +156,7 @@ def servers(tmp_path_factory):
     def start(*flags):
         if flags not in made:
             base = tmp_path_factory.mktemp("server") / "base"
-            with _beside("page").server(COMFYUI, ROOT, base, flags) as address:
+            with beside("page").server(COMFYUI, ROOT, base, flags) as address:
                 made[flags] = asyncio.run(_alone_and_together(address))
         return made[flags]
 

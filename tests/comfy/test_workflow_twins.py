@@ -1,6 +1,5 @@
 """Every workflow against the pipelines, offline: the same seeds and settings give the same pictures on both ways."""
 
-import importlib.util
 import inspect
 import json
 import socket
@@ -18,13 +17,6 @@ LOOSER = {("rank_and_use_activations", 9): 0.001, ("resolution_transfer", 18): 0
 A mask's edge pixels flip from 0 to 255; where the noise steps are moved to
 between the trained ones, rounding picks another timestep.
 """
-
-
-def _twins():
-    spec = importlib.util.spec_from_file_location("vitrine_twins", Path(__file__).parent / "twins.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def shown(history, node_id):
@@ -60,11 +52,11 @@ def offline(monkeypatch):
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
+def test_workflow_equals_the_pipelines(name, comfy, beside, tmp_path, offline):
     graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
     history, error = comfy.run(graph)
     assert error is None, error
-    twins = _twins()
+    twins = beside("twins")
     make = getattr(twins, name)
     more = {"folder": tmp_path} if "folder" in inspect.signature(make).parameters else {}
     wanted = make(twins.Graph(graph), comfy, **more)
@@ -83,8 +75,8 @@ def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
     assert not offline
 
 
-def test_every_workflow_has_its_twin():
-    twins = _twins()
+def test_every_workflow_has_its_twin(beside):
+    twins = beside("twins")
     lacking = [w for w in WORKFLOWS if not callable(getattr(twins, w, None))]
     assert not lacking and len(WORKFLOWS) >= 11
     assert {p.stem for p in (ROOT / "workflows" / "api").glob("*.json")} == set(WORKFLOWS)

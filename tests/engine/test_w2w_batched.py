@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from peft import LoraConfig
 from vitrine.engine import narrow_heads
 from vitrine.engine.denoiser import Condition, Denoiser
@@ -22,15 +21,6 @@ from vitrine.engine.w2w import (
     read_lora,
     train_loras,
 )
-
-
-def tiny():
-    torch.manual_seed(0)
-    return UNet2DConditionModel(
-        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=12, attention_head_dim=4,
-        norm_num_groups=4, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    ).eval().requires_grad_(False)  # fmt: skip
 
 
 def denoiser(unet):
@@ -66,8 +56,7 @@ def run(unet, x, text):
 
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("conv", [False, True])
-def test_each_block_of_rows_sees_its_own_model(tiled, conv):
-    unet = tiny()
+def test_each_block_of_rows_sees_its_own_model(unet, tiled, conv):
     loras = [random_lora(unet, i, conv) for i in range(3)]
     manifest = Manifest.of(loras[0])
     weights = torch.stack([manifest.flatten(x) for x in loras])
@@ -86,9 +75,9 @@ def test_each_block_of_rows_sees_its_own_model(tiled, conv):
     assert (found - bare).abs().max() > 1e-2
 
 
-def one_at_a_time(subject, config, unet=None):
+def one_at_a_time(subject, config, unet):
     """The plain way: PEFT adapter, torch's AdamW and clip_grad_norm_, one model, the same draws."""
-    unet = unet or tiny()
+    unet = copy.deepcopy(unet)
     start = initial_lora(unet, config.targets, config.rank, config.alpha, config.seed)
     unet.add_adapter(LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=list(config.targets)))
     for path, layer in start.items():
@@ -114,7 +103,7 @@ def one_at_a_time(subject, config, unet=None):
 
 
 @pytest.mark.parametrize(("count", "scale"), [(3, 1.0), (3, 1000.0), (6, 1.0)])
-def test_batched_training_equals_peft_one_at_a_time(count, scale, monkeypatch):
+def test_batched_training_equals_peft_one_at_a_time(unet, count, scale, monkeypatch):
     """Five AdamW steps with clipping; one model with huge gradients must not scale the others.
 
     1e-4, as AdamW divides gradients near zero by themselves and so magnifies rounding; most numbers agree to 1e-7.
@@ -123,12 +112,12 @@ def test_batched_training_equals_peft_one_at_a_time(count, scale, monkeypatch):
     used, plain = [], narrow_heads._Attention.apply
     monkeypatch.setattr(narrow_heads._Attention, "apply", lambda *a: used.append(a) or plain(*a))
     config = LoraTrainConfig(rank=2, alpha=4.0, steps=5, batch=2, lr=1e-3)
-    trainer = BatchedTrainer(denoiser(tiny()), subjects(count, scale), config)
+    trainer = BatchedTrainer(denoiser(unet), subjects(count, scale), config)
     for _ in range(config.steps):
         trainer.step()
     assert bool(used) == (count == 6)
     for subject, found in zip(subjects(count, scale), trainer.loras(), strict=True):
-        for path, (down, up) in one_at_a_time(subject, config).items():
+        for path, (down, up) in one_at_a_time(subject, config, unet).items():
             torch.testing.assert_close(found[path].down, down, atol=1e-4, rtol=0)
             torch.testing.assert_close(found[path].up, up, atol=1e-4, rtol=0)
 
@@ -145,13 +134,13 @@ def test_the_papers_recipe_on_the_shipped_model_equals_peft():
     for _ in range(config.steps):
         trainer.step()
     for subject, found in zip(made, trainer.loras(), strict=True):
-        for path, (down, up) in one_at_a_time(subject, config, copy.deepcopy(unet)).items():
+        for path, (down, up) in one_at_a_time(subject, config, unet).items():
             torch.testing.assert_close(found[path].down, down, atol=1e-6, rtol=0)
             torch.testing.assert_close(found[path].up, up, atol=1e-6, rtol=0)
 
 
-def test_a_folder_resumes_where_it_was_stopped(tmp_path):
-    unet, config = tiny(), LoraTrainConfig(steps=2, lr=1e-3)
+def test_a_folder_resumes_where_it_was_stopped(unet, tmp_path):
+    config = LoraTrainConfig(steps=2, lr=1e-3)
     every = subjects(5)
     names, made = [s.name for s in every], [lambda s=s: s for s in every]
 
@@ -183,9 +172,9 @@ def test_bad_settings_are_refused(bad):
         LoraTrainConfig(**bad)
 
 
-def test_targets_that_match_nothing_are_named():
+def test_targets_that_match_nothing_are_named(unet):
     with pytest.raises(VitrineError, match="to_q"):
-        initial_lora(tiny(), ("query",))
+        initial_lora(unet, ("query",))
 
 
 def test_settings_round_trip():
