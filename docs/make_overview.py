@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 from vitrine.engine.activations import PCABasis, TapConfig, encode_pixels, pca_rgb, tap_latents
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.portraits import caption, load_portraits, render, sample_scenes
 from vitrine.engine.portraits.sampling import sample_images
 

@@ -11,75 +11,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import nn
 
 from .errors import refuse
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Where one stream of tokens gets its queries and keys for a joint attention map.
-
-    Attributes:
-        query, key: module paths of the projections.
-        columns, key_columns: slices of fused projections, as in :class:`Site`.
-        norm_query, norm_key: paths of norms on each head, or "".
-    """
-
-    query: str
-    key: str
-    columns: tuple[int, int] | None = None
-    key_columns: tuple[int, int] | None = None
-    norm_query: str = ""
-    norm_key: str = ""
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where one activation is found, in one layout.
-
-    Attributes:
-        address: the canonical name.
-        path: dotted module path inside the backbone; for a map, the attention module.
-        kind: ``"spatial"`` (B, C, h, w), ``"tokens"`` (image tokens, given as (B, C, h, w)), ``"text"`` (text tokens,
-            (B, N, C)) or ``"map"`` (attention probabilities (B, heads, queries, keys)).
-        before: read the module's input instead of its output.
-        element: index into an output that is a tuple.
-        columns: (i, n): the i-th of n equal slices of the last axis (fused q, k, v).
-        width: channels of one slice when ``columns`` does not divide the axis evenly, else 0.
-        skip_text: the token stream starts with the text tokens, which are cut off.
-        flat_batch: the batch is folded into the token axis (ComfyUI's PixArt cross-attention).
-        grid: module whose input carries (h, w): the path of the enclosing spatial transformer, or ``""`` for the
-            backbone itself with ``patch``; None for text.
-        patch: pixels of the latent for one token, with ``grid == ""``.
-        query, key: module paths of to_q and to_k, for maps.
-        heads: number of heads, for maps.
-        key_columns: like ``columns`` for the keys of a map, whose ``columns`` are those of its queries.
-        text_keys: the keys of a map are text tokens, which a mask may hide.
-        streams: of a joint map, in the order text, image; ``key`` is then the projection that runs last.
-        rope: module among whose arguments the rotary embedding is, or "".
-    """
-
-    address: str
-    path: str
-    kind: str = "spatial"
-    before: bool = False
-    element: int | None = None
-    columns: tuple[int, int] | None = None
-    width: int = 0
-    skip_text: bool = False
-    flat_batch: bool = False
-    grid: str | None = None
-    patch: int = 1
-    query: str = ""
-    key: str = ""
-    heads: int = 0
-    key_columns: tuple[int, int] | None = None
-    text_keys: bool = False
-    streams: tuple[Stream, ...] = ()
-    rope: str = ""
+from .families import layout_of
+from .site import Site
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:
@@ -88,8 +25,6 @@ def sites_of(backbone: nn.Module) -> dict[str, Site]:
     Raises:
         VitrineError: the family is not recognised.
     """
-    from .layouts import layout_of
-
     return {site.address: site for site in layout_of(backbone)}
 
 
@@ -107,10 +42,10 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
     if not names:
         raise refuse("addresses", patterns, "one address or glob at least", f"e.g. {next(iter(table))!r}")
     for pattern in names:
-        found = fnmatch.filter(table, pattern)
-        if not found:
+        matching = fnmatch.filter(table, pattern)
+        if not matching:
             raise refuse("address", pattern, f"{len(table)} addresses of this model", _hint(pattern, list(table)))
-        wanted.update(found)
+        wanted.update(matching)
     return [site for address, site in table.items() if address in wanted]
 
 

@@ -1,71 +1,24 @@
 """One wrapper for each model *convention*, so that no method asks which family a model is of.
 
 ``predict`` turns eps, v, x0 and flow networks into the same pair (eps, x0). Two makers: :meth:`Denoiser.from_diffusers`
-here, and ``nodes/bridge.py`` for a ComfyUI MODEL.
+here, and ``nodes/comfy/model.py`` for a ComfyUI MODEL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from .condition import Condition
 from .errors import refuse
-from .schedule import NoiseSchedule, Number
+from .families import call_of
+from .schedule import NoiseSchedule, Number, append_dims
 
 PREDICTIONS = ("eps", "v", "x0", "flow")
-
-
-@dataclass(frozen=True)
-class Condition:
-    """What a network is told beside x_t and t. All tensors carry the batch first.
-
-    Attributes:
-        text: (B, T, C) text states, or None.
-        pooled: (B, D) pooled text embedding, or None.
-        extra: further tensors by the backbone's own argument name (``time_ids``, ``encoder_attention_mask`` ...).
-    """
-
-    text: torch.Tensor | None = None
-    pooled: torch.Tensor | None = None
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def _map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Condition:
-        text, pooled = (None if v is None else fn(v) for v in (self.text, self.pooled))
-        return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()})
-
-    def take(self, rows: torch.Tensor) -> Condition:
-        """Rows by index (they may repeat). A condition of one row serves any index."""
-        return self._map(lambda v: v[rows.to(v.device)] if len(v) > 1 else v.expand(len(rows), *v.shape[1:]))
-
-    def repeat(self, times: int) -> Condition:
-        """The whole batch ``times`` times in a row."""
-        return self._map(lambda v: v.repeat(times, *[1] * (v.ndim - 1)))
-
-    def to(self, *where: Any, **how: Any) -> Condition:
-        """``Tensor.to`` on every part."""
-        return self._map(lambda v: v.to(*where, **how))
-
-    def cast(self, dtype: torch.dtype) -> Condition:
-        """Floating parts in ``dtype``; masks and ids stay as they are."""
-        return self._map(lambda v: v.to(dtype) if v.is_floating_point() else v)
-
-    @staticmethod
-    def batch(parts: Sequence[Condition]) -> Condition:
-        """Stack conditions of the same kind along the batch."""
-        if len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in parts}) != 1:
-            kinds = [(p.text is not None, p.pooled is not None, sorted(p.extra)) for p in parts]
-            raise refuse("conditions", kinds, "the same parts in each", "encode all prompts with the same pipeline")
-
-        def cat(values: list[torch.Tensor | None]) -> torch.Tensor | None:
-            present = [v for v in values if v is not None]
-            return torch.cat(present) if present else None
-
-        extra = {k: torch.cat([p.extra[k] for p in parts]) for k in parts[0].extra}
-        return Condition(cat([p.text for p in parts]), cat([p.pooled for p in parts]), extra)
 
 
 class Prediction(NamedTuple):
@@ -105,8 +58,6 @@ class Denoiser:
         Raises:
             VitrineError: no UNet, PixArt, SD3 or Flux transformer is recognised.
         """
-        from .diffusers_calls import call_of
-
         backbone = getattr(model, "unet", None) or getattr(model, "transformer", None) or model
         scheduler = scheduler or getattr(model, "scheduler", None)
         if scheduler is None:
@@ -130,7 +81,7 @@ class Denoiser:
         output = self.forward(x_t, t, cond)
         wide = torch.promote_types(output.dtype, torch.float32)
         x, y = x_t.to(wide), output.to(wide)
-        signal, noise = (self.schedule._wide(s, x).to(wide) for s in self.schedule.scales(t))
+        signal, noise = (append_dims(s.to(x.device), x.ndim).to(wide) for s in self.schedule.scales(t))
         if self.prediction == "eps":
             return Prediction(y, (x - noise * y) / signal)
         if self.prediction == "x0":

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .addresses import Site, sites_of
+from .addresses import sites_of
+from .reading import columns_of
+from .site import ModuleSite
 
 
-def width_of(backbone: nn.Module, site: Site) -> int:
+def width_of(backbone: nn.Module, site: ModuleSite) -> int:
     """Number of neurons of a value site, read from the projection's own size."""
     module: Any = backbone.get_submodule(site.path)
     out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
@@ -29,13 +31,11 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
     """
     digest = hashlib.sha256()
     for site in sites_of(backbone).values():
-        if not site.address.endswith(("-cross-v", "-ctx-v")):
+        if not isinstance(site, ModuleSite) or not site.address.endswith(("-cross-v", "-ctx-v")):
             continue
         module: Any = backbone.get_submodule(site.path)
         weight = (originals or {}).get(site.path, module.weight).detach()
-        if site.columns is not None:
-            width = width_of(backbone, site)
-            weight = weight[site.columns[0] * width : (site.columns[0] + 1) * width]
+        weight = columns_of(weight.movedim(0, -1), site.columns, site.width).movedim(-1, 0)
         sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
         rounded = sample.to("cpu", torch.float32).to(torch.float16).flatten().float()
         digest.update(f"{site.address} {tuple(weight.shape)} {[f'{v:.4g}' for v in rounded.tolist()]}".encode())

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from .addresses import Site, resolve
+from .addresses import resolve
 from .attention import WHOLE, MapReduction, attention_map, normed
 from .errors import refuse
 from .joint_maps import Rope, joint_map, rope_of
-from .reading import Activation, Surroundings, module_at, read_site, site_view, write_site
+from .reading import Activation, Surroundings, columns_of, module_at, read_site, unfolded, write_site
+from .site import MapSite, ModuleSite, Site
 
 Reduce = Callable[["Activation"], "Activation | None"]
 
 
 class _Seen(BaseException):
-    """Ends a forward once every wanted place was seen. A BaseException, so that no model code swallows it."""
+    """Ends a forward once a capture has seen all it wants. A BaseException, so that no model code swallows it."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
 
 
 class _Hooks(AbstractContextManager):
@@ -39,8 +44,11 @@ class _Hooks(AbstractContextManager):
         while self._handles:
             self._handles.pop().remove()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
         self.close()
+        return None
 
 
 # --- capture ------------------------------------------------------------------------------------------------------
@@ -76,12 +84,10 @@ class Capture(_Hooks):
     def __enter__(self) -> Capture:
         return self
 
-    def run(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
-        """``call(*args, **kwargs)``; None when the early exit ended it."""
-        try:
-            return call(*args, **kwargs)
-        except _Seen:
-            return None
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
+        """Close. Only the capture's own early exit ends here; another's goes on to the block it belongs to."""
+        self.close()
+        return isinstance(error, _Seen) and error.capture is self
 
     def __getitem__(self, address: str) -> Activation:
         if address not in self.activations:
@@ -91,7 +97,7 @@ class Capture(_Hooks):
     def _group(self) -> dict[tuple[str, bool], list[Site]]:
         places: dict[tuple[str, bool], list[Site]] = {}
         for site in self._sites:
-            if site.kind == "map":  # a map is complete when its keys are
+            if isinstance(site, MapSite):  # a map is complete when its keys are
                 places.setdefault((site.key, False), []).append(site)
             else:
                 places.setdefault((site.path, site.before), []).append(site)
@@ -100,9 +106,9 @@ class Capture(_Hooks):
     def _open(self) -> None:
         self._handles += self._around.watch(self._start)
         for site in self._sites:
-            if site.streams:
+            if isinstance(site, MapSite) and site.streams:
                 self._open_joint(site)
-            elif site.kind == "map":
+            elif isinstance(site, MapSite):
                 query = module_at(self._backbone, site.query)
                 self._handles.append(query.register_forward_hook(_reading(self._keep_query(site))))
         for (path, before), sites in self._places.items():
@@ -112,7 +118,7 @@ class Capture(_Hooks):
             else:
                 self._handles.append(module.register_forward_hook(_reading(self._on_output((path, before), sites))))
 
-    def _open_joint(self, site: Site) -> None:
+    def _open_joint(self, site: MapSite) -> None:
         """Keep all projections but the one that completes the map, and the rotary embedding."""
         wanted = {path for s in site.streams for path in (s.query, s.key)} - {site.key}
         for path in sorted(wanted):
@@ -162,26 +168,26 @@ class Capture(_Hooks):
         if not self.enabled:
             return
         for site in sites:
-            found = self._map(site, output) if site.kind == "map" else read_site(site, output, self._around)
-            kept = self._reduce(found) if self._reduce else found
+            activation = self._map(site, output) if isinstance(site, MapSite) else read_site(site, output, self._around)
+            kept = self._reduce(activation) if self._reduce else activation
             if kept is not None:
                 self.activations[site.address] = kept
         self._left.discard(place)
         # All places seen, whatever order this library runs them in: nothing after this can matter.
         if self._early_exit and not self._left:
-            raise _Seen
+            raise _Seen(self)
 
-    def _map(self, site: Site, key: torch.Tensor) -> Activation:
+    def _map(self, site: MapSite, key: torch.Tensor) -> Activation:
         if site.streams:
             parts = {**self._parts, site.key: key.detach()}
             text = self._around.text_tokens
-            found = joint_map(self._backbone, site, parts, self._rope if site.rope else None, text, self._maps)
+            probabilities = joint_map(self._backbone, site, parts, self._rope if site.rope else None, text, self._maps)
             for path in {s.query for s in site.streams} | {s.key for s in site.streams}:
                 self._parts.pop(path, None)
-            return Activation(site.address, found)
+            return Activation(site.address, probabilities)
         attention = module_at(self._backbone, site.path)
-        query = site_view(replace(site, flat_batch=False), self._queries.pop(site.address), False, self._around)
-        key = site_view(replace(site, columns=site.key_columns), key.detach(), False, self._around)
+        query = columns_of(self._queries.pop(site.address), site.columns, site.width)
+        key = columns_of(unfolded(key.detach(), site, self._around), site.key_columns, site.width)
         query = normed(attention, "norm_q", query, site.heads)
         key = normed(attention, "norm_k", key, site.heads)
         bias = self._around.text_bias if site.text_keys else None
@@ -200,23 +206,24 @@ def capture(
 
     Args:
         sites: what :func:`resolve` gives, or addresses and globs.
-        early_exit: stop each forward once all wanted places were seen; call through :meth:`Capture.run`.
+        early_exit: stop the forward once all wanted places were seen. That leaves the block, so the forward is the
+            last statement in it.
         reduce: called inside the hook with each Activation; what it returns is kept, None keeps nothing. The place to
             resize, cast, average or stream.
         maps: what is kept of attention maps; the rest is never all in memory at once.
 
     Example:
         >>> with capture(unet, "up-level1-*-cross-q", early_exit=True) as taps:
-        ...     taps.run(unet, x, t, encoder_hidden_states=text)
+        ...     unet(x, t, encoder_hidden_states=text)
         >>> taps.activations
     """
     return Capture(backbone, _sites(backbone, sites), early_exit, reduce, maps)
 
 
 def _sites(backbone: nn.Module, sites: Any) -> list[Site]:
-    if isinstance(sites, Site):
+    if isinstance(sites, (ModuleSite, MapSite)):
         return [sites]
-    if not isinstance(sites, str) and all(isinstance(s, Site) for s in sites):
+    if not isinstance(sites, str) and all(isinstance(s, (ModuleSite, MapSite)) for s in sites):
         return list(sites)
     return resolve(backbone, sites)
 
@@ -239,7 +246,9 @@ def _readers_last(module: nn.Module) -> None:
 class Edit(_Hooks):
     """An open edit; made by :func:`edit`."""
 
-    def __init__(self, backbone: nn.Module, changes: list[tuple[Site, Callable]], rows: torch.Tensor | None) -> None:
+    def __init__(
+        self, backbone: nn.Module, changes: list[tuple[ModuleSite, Callable]], rows: torch.Tensor | None
+    ) -> None:
         super().__init__()
         around = Surroundings(backbone, [site for site, _ in changes])
         try:
@@ -259,14 +268,14 @@ class Edit(_Hooks):
         return self
 
 
-def _edit_input(site: Site, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:
+def _edit_input(site: ModuleSite, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:
     def hook(module: nn.Module, args: tuple) -> tuple:
         return (write_site(site, args[0], around, change, rows), *args[1:])
 
     return hook
 
 
-def _edit_output(site: Site, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:
+def _edit_output(site: ModuleSite, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:
     def hook(module: nn.Module, args: tuple, output: Any) -> Any:
         return write_site(site, output, around, change, rows)
 
@@ -291,10 +300,10 @@ def edit(
     """
     pairs = [(site, fn) for what, fn in changes.items() for site in _sites(backbone, _listed(what))]
     for site, _ in pairs:
-        if site.kind == "map":
+        if isinstance(site, MapSite):
             raise refuse("edit", site.address, "places that are a module's output", "edit the q, k or v of this block")
-    return Edit(backbone, pairs, rows)
+    return Edit(backbone, [(site, fn) for site, fn in pairs if isinstance(site, ModuleSite)], rows)
 
 
 def _listed(what: str | Site) -> Iterable:
-    return [what] if isinstance(what, Site) else what
+    return [what] if isinstance(what, (ModuleSite, MapSite)) else what

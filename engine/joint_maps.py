@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .addresses import Site, Stream
 from .attention import MapReduction, attention_map
+from .reading import columns_of
+from .site import MapSite, Stream
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines (S, d / 2) of all tokens, text first."""
@@ -21,9 +22,9 @@ Rope = tuple[torch.Tensor, torch.Tensor]
 
 def rope_of(kwargs: dict[str, Any]) -> Rope | None:
     """The rotary embedding among a block's arguments: diffusers' (cos, sin), or ComfyUI's 2 x 2 matrices."""
-    given = kwargs.get("image_rotary_emb")
-    if given is not None:
-        cos, sin = given
+    embedding = kwargs.get("image_rotary_emb")
+    if embedding is not None:
+        cos, sin = embedding
         return cos[:, ::2], sin[:, ::2]  # each angle stands there twice
     matrices = kwargs.get("pe")
     if matrices is None:
@@ -42,7 +43,12 @@ def rotated(x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
 
 
 def joint_map(
-    backbone: nn.Module, site: Site, outputs: dict[str, torch.Tensor], rope: Rope | None, text: int, how: MapReduction
+    backbone: nn.Module,
+    site: MapSite,
+    outputs: dict[str, torch.Tensor],
+    rope: Rope | None,
+    text: int,
+    how: MapReduction,
 ) -> torch.Tensor:
     """(B, heads or 1, image tokens, text + image tokens), or what ``how`` keeps of it.
 
@@ -52,11 +58,7 @@ def joint_map(
     """
 
     def read(stream: Stream, path: str, columns: tuple[int, int] | None, norm: str) -> torch.Tensor:
-        x = outputs[path]
-        if columns is not None:
-            width = site.width or x.shape[-1] // columns[1]
-            x = x[..., columns[0] * width : (columns[0] + 1) * width]
-        x = x.unflatten(-1, (site.heads, -1))
+        x = columns_of(outputs[path], columns, site.width).unflatten(-1, (site.heads, -1))
         module: Callable = backbone.get_submodule(norm) if norm else nn.Identity()
         return module(x)
 

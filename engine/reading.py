@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .addresses import Site
 from .attention import text_bias
 from .errors import refuse
+from .schedule import append_dims
+from .site import ModuleSite, Site
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Surroundings:
         self.batch, self.text_tokens = 0, 0
         self.text_bias: torch.Tensor | None = None
         self.grids: dict[str, tuple[int, int]] = {}
-        self._backbone, self._vits = backbone, sorted({s.grid for s in sites if s.grid})
+        self._backbone, self._vits = backbone, sorted({s.grid for s in sites if isinstance(s, ModuleSite) and s.grid})
 
     def watch(self, on_start: Callable[[], None]) -> list[Any]:
         """Hooks on the backbone and on each enclosing spatial transformer."""
@@ -70,7 +71,7 @@ class Surroundings:
             rows, columns = int(ids[:, 1].max()) + 1, int(ids[:, 2].max()) + 1
             self.grids[""] = (2 * rows, 2 * columns)
 
-    def grid(self, site: Site) -> tuple[int, int]:
+    def grid(self, site: ModuleSite) -> tuple[int, int]:
         """Token grid (h, w) of a site; latent sides are rounded up to whole patches, as the models pad."""
         h, w = self.grids[site.grid or ""]
         patch = site.patch if site.grid == "" else 1
@@ -87,7 +88,7 @@ def module_at(backbone: nn.Module, path: str) -> nn.Module:
 
 
 # --- reading and writing one site ---------------------------------------------------------------------------------
-def _pick(site: Site, output: Any, around: Surroundings) -> tuple[torch.Tensor, bool]:
+def _pick(site: ModuleSite, output: Any) -> tuple[torch.Tensor, bool]:
     """The tensor a site means inside a module's output, and whether it still starts with the text tokens."""
     if isinstance(output, torch.Tensor):
         return output, site.skip_text
@@ -96,20 +97,31 @@ def _pick(site: Site, output: Any, around: Surroundings) -> tuple[torch.Tensor, 
     return output[0], False  # diffusers' ModelOutput
 
 
-def site_view(site: Site, tensor: torch.Tensor, cut: bool, around: Surroundings) -> torch.Tensor:
-    """A view (B, N, C) or (B, C, h, w) of exactly the site's numbers; writing to it writes to the module's tensor."""
+def columns_of(tensor: torch.Tensor, columns: tuple[int, int] | None, width: int = 0) -> torch.Tensor:
+    """The i-th of n slices of the last axis, each ``width`` wide where they do not divide it evenly; a view."""
+    if columns is None:
+        return tensor
+    i, n = columns
+    width = width or tensor.shape[-1] // n
+    return tensor[..., i * width : (i + 1) * width]
+
+
+def unfolded(tensor: torch.Tensor, site: Site, around: Surroundings) -> torch.Tensor:
+    """(1, B N, C) -> (B, N, C) where the site's module folds the batch into the tokens; a view."""
     if site.flat_batch and tensor.ndim == 3 and tensor.shape[0] != around.batch:
-        tensor = tensor.reshape(around.batch, -1, tensor.shape[-1])
-    if site.columns is not None:
-        i, n = site.columns
-        width = site.width or tensor.shape[-1] // n
-        tensor = tensor[..., i * width : (i + 1) * width]
+        return tensor.reshape(around.batch, -1, tensor.shape[-1])
+    return tensor
+
+
+def _view(site: ModuleSite, tensor: torch.Tensor, cut: bool, around: Surroundings) -> torch.Tensor:
+    """A view (B, N, C) or (B, C, h, w) of exactly the site's numbers; writing to it writes to the module's tensor."""
+    tensor = columns_of(unfolded(tensor, site, around), site.columns, site.width)
     return tensor[:, around.text_tokens :] if cut else tensor
 
 
-def read_site(site: Site, output: Any, around: Surroundings) -> Activation:
+def read_site(site: ModuleSite, output: Any, around: Surroundings) -> Activation:
     """A copy of what a site holds, image tokens folded back to (B, C, h, w)."""
-    view = site_view(site, *_pick(site, output, around), around)
+    view = _view(site, *_pick(site, output), around)
     if site.kind == "text":
         return Activation(site.address, view.detach().clone())
     if site.kind == "spatial":
@@ -122,14 +134,14 @@ def read_site(site: Site, output: Any, around: Surroundings) -> Activation:
     return Activation(site.address, image.clone(memory_format=torch.contiguous_format), (h, w))
 
 
-def write_site(site: Site, output: Any, around: Surroundings, change: Callable, rows: torch.Tensor | None) -> Any:
+def write_site(site: ModuleSite, output: Any, around: Surroundings, change: Callable, rows: torch.Tensor | None) -> Any:
     """A new output in which the site holds ``change(old)``, in the rows wanted; the old output is not touched."""
-    old, cut = _pick(site, output, around)
+    old, cut = _pick(site, output)
     new = old.clone()
-    view = site_view(site, new, cut, around)
+    view = _view(site, new, cut, around)
     changed = change(view.clone())
     if rows is not None:
-        mask = rows.to(view.device).view(-1, *[1] * (view.ndim - 1))
+        mask = append_dims(rows.to(view.device), view.ndim)
         changed = torch.where(mask, changed, view)
     view.copy_(changed)
     if isinstance(output, torch.Tensor):

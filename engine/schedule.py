@@ -18,6 +18,11 @@ from .errors import refuse
 Number = float | torch.Tensor
 
 
+def append_dims(values: torch.Tensor, ndim: int) -> torch.Tensor:
+    """One number for each row, or one for all: (B,) or () -> (B, 1, ..., 1) or (1, ..., 1) with ``ndim`` dimensions."""
+    return values.reshape(-1, *[1] * (ndim - 1))
+
+
 @dataclass(frozen=True)
 class NoiseSchedule:
     """One model's schedule.
@@ -106,12 +111,8 @@ class NoiseSchedule:
 
     def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
         """x_t for x0 and noise of one shape (B, ...), t a number or (B,); float64 inside, x0's dtype out."""
-        signal, level = (self._wide(s, x0) for s in self.scales(t))
+        signal, level = (append_dims(s.to(x0.device), x0.ndim) for s in self.scales(t))
         return (signal * x0.double() + level * noise.double()).to(x0.dtype)
-
-    @staticmethod
-    def _wide(scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return scale.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
 
     def _checked(self, t: Number) -> torch.Tensor:
         t = torch.as_tensor(t, dtype=torch.float64)

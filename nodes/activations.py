@@ -10,8 +10,9 @@ from comfy_api.latest import io, ui
 from ..engine.activations import PRESETS, Activations, PCABasis, TapConfig, pca_rgb, preset, tap_latents
 from ..engine.addresses import resolve
 from ..engine.errors import refuse
-from . import bridge, saved
-from .saved import plain_name
+from .comfy import model as bridge
+from .comfy import saved
+from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
 
 CATEGORY = "Vitrine/activations"

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..engine.control import GammaConfig, PaddingConfig, Told, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
-from . import bridge_control as bridge
+from .comfy import control as bridge
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
 

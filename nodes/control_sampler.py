@@ -12,10 +12,11 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.charts import line_chart
-from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, Told, guidance_for, settle
+from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, Told, settle
 from ..engine.control.guidance import NESTINGS
-from . import bridge_control as bridge
-from .bridge_control_guider import ControlGuider, run, sigmas_of
+from ..engine.guidance import scale_for_size
+from .comfy import control as bridge
+from .comfy.control_guider import ControlGuider, run, sigmas_of
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 
 _STRENGTHS = [
@@ -115,7 +116,7 @@ class ControlConditionedSampler(io.ComfyNode):
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
         size = tuple(side * bridge.PIXELS for side in latent_image["samples"].shape[-2:])
         told = Told((height or size[0], width or size[1]), (crop_top, crop_left), size, flip)
-        config = GuidanceConfig(guidance_for(cfg, upscale), control, nesting)
+        config = GuidanceConfig(scale_for_size(cfg, upscale), control, nesting)
         guider = ControlGuider(model, bridge.with_told(positive, told, size), negative, config)
         sigmas = sigmas_of(model, sampler_name, scheduler, steps, denoise)
         made = run(guider, latent_image, seed, sampler_name, sigmas)

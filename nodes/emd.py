@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.emd import PRESETS, CorrectConfig, EStepConfig, StudentContract, correct, one_step, seeded
+from ..engine.emd import PRESETS, CorrectConfig, EStepConfig, StudentContract, correct, one_step
 from ..engine.emd.train import EMDTrainConfig
-from . import bridge, bridge_emd
+from ..engine.noise import seeded_noise
+from .comfy import emd as bridge_emd
+from .comfy import model as bridge
 
 CATEGORY = "Vitrine/emd"
 _AUTO, _MANUAL = "auto", "manual"
@@ -86,7 +88,7 @@ class EMDOneStepGenerator(io.ComfyNode):
         told = _contract(contract, student, timestep, noise)
         runner = bridge_emd.with_lora(model, student)
         room = bridge_emd.room_for(runner, latent)
-        z = seeded([seed + i for i in range(len(room))], tuple(room.shape[1:])).to(room.device)
+        z = seeded_noise([seed + i for i in range(len(room))], tuple(room.shape[1:])).to(room.device)
         generator = bridge_emd.role_of(runner)
         x0 = one_step(generator, z, bridge.condition_of(runner, positive, room), told)
         return io.NodeOutput(bridge_emd.latent_of(runner, x0), {"samples": z.cpu()})

@@ -10,11 +10,11 @@ from comfy_api.latest import io, ui
 
 from ..engine.activations import TapConfig, tap_latents
 from ..engine.activations.correspondence import Matches, feature_maps, find_correspondence
-from ..engine.activations.matching import draw_matches, mask_points, parse_points
+from ..engine.activations.points import draw_matches, mask_points, parse_points
 from ..engine.activations.segmentation import ProbeSettings, fit_probe
 from ..engine.errors import refuse
-from . import bridge
 from .activations import selection_addresses, selection_inputs
+from .comfy import model as bridge
 
 CATEGORY = "Vitrine/activations"
 

@@ -23,10 +23,12 @@ from ..engine.nemo import (
 )
 from ..engine.nemo.block import token_positions
 from ..engine.nemo.config import MODES
-from ..engine.nemo.report import heat_map
+from ..engine.nemo.heat_map import heat_map
 from ..engine.nemo.sites import SCOPES
-from . import bridge, bridge_nemo, saved
-from .saved import plain_name
+from .comfy import model as bridge
+from .comfy import nemo as bridge_nemo
+from .comfy import saved
+from .comfy.saved import plain_name
 from .sockets import NeuronsSocket, NeuronStatisticsSocket
 
 CATEGORY = "Vitrine/nemo"

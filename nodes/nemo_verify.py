@@ -8,7 +8,8 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.nemo import AttackConfig, NeuronSet, ProbeConfig, make_probe, verify
-from . import bridge, bridge_nemo
+from .comfy import model as bridge
+from .comfy import nemo as bridge_nemo
 from .nemo import CATEGORY, INDEX, SEEDS, TAU
 from .sockets import NeuronsSocket
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io, ui
 
 from ..engine.patches import as_text
-from .bridge_patches import patches_of
+from .comfy.patches import patches_of
 
 
 class ActivePatches(io.ComfyNode):

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
+from ..engine.activations.filter import FilterRule
 from ..engine.activations.preset_files import FeaturePreset
-from ..engine.activations.qualitative import FilterRule
 from ..engine.activations.ranking import Ranking, rank_places
 from ..engine.errors import refuse
-from . import bridge, saved
-from .saved import plain_name
+from .comfy import model as bridge
+from .comfy import saved
+from .comfy.saved import plain_name
 from .sockets import FeaturePresetSocket
 
 CATEGORY = "Vitrine/activations"

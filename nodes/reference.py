@@ -5,9 +5,9 @@ from __future__ import annotations
 from comfy_api.latest import io, ui
 
 from ..engine.portraits import PARTS, caption, render, sample_scenes
-from ..engine.portraits.sibling import shipped_siblings, sibling_folder
-from .portraits_loader import WEIGHTS, load_clip, load_model, load_vae
-from .transformer_loader import load_transformer
+from ..engine.portraits.shipped import shipped_transformers, transformer_folder
+from .comfy.portraits import WEIGHTS, load_clip, load_model, load_vae
+from .comfy.transformer import load_transformer
 
 CATEGORY = "Vitrine/portraits"
 
@@ -46,7 +46,7 @@ class LoadPortraitsTransformer(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Which one in."""
-        names = shipped_siblings()
+        names = shipped_transformers()
         return io.Schema(
             node_id="VitrineLoadPortraitsTransformer",
             display_name="Load Portraits Transformer",
@@ -72,7 +72,7 @@ class LoadPortraitsTransformer(io.ComfyNode):
     @classmethod
     def execute(cls, weight: str) -> io.NodeOutput:
         """Text encoder and VAE are the portraits model's."""
-        model = load_transformer(str(sibling_folder(weight)))
+        model = load_transformer(str(transformer_folder(weight)))
         return io.NodeOutput(model, load_clip(str(WEIGHTS)), load_vae(str(WEIGHTS)))
 
 

@@ -10,8 +10,8 @@ from ..engine.errors import refuse
 from ..engine.resolution import ResolutionTransferConfig, plan
 from ..engine.resolution.config import POSITIONS, SCHEDULES
 from ..engine.resolution.posembed import ALIGNS, ASPECTS
-from ..engine.resolution.schedule import TOPS
-from . import bridge_resolution
+from ..engine.resolution.shift import TOPS
+from .comfy import resolution as bridge_resolution
 
 CATEGORY = "Vitrine/resolution"
 _SIDE = {"min": 0, "max": 16384, "step": 8}

@@ -23,8 +23,9 @@ from ..engine.w2w import (
     score,
     write_lora,
 )
-from . import bridge_w2w, saved
-from .saved import plain_name
+from .comfy import saved
+from .comfy import w2w as bridge_w2w
+from .comfy.saved import plain_name
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
 CATEGORY = "Vitrine/w2w"

@@ -24,7 +24,8 @@ from ..engine.w2w import (
 from ..engine.w2w.directions import METHODS
 from ..engine.w2w.inversion import preset
 from ..engine.w2w.labels import parse_labels
-from . import bridge, bridge_w2w
+from .comfy import model as bridge
+from .comfy import w2w as bridge_w2w
 from .sockets import W2WModelSocket, W2WSpaceSocket
 from .w2w import CATEGORY, SPACE, describe
 

@@ -21,10 +21,10 @@ import importlib.resources, json, sys
 import vitrine
 from vitrine.engine.activations import TapConfig
 from vitrine.engine.portraits import load_portraits
-from vitrine.engine.emd.students import shipped
+from vitrine.engine.portraits.shipped import student_file
 root = importlib.resources.files("vitrine")
 print(json.dumps({
-    "file": vitrine.__file__, "module": TapConfig.__module__, "student": shipped().is_file(),
+    "file": vitrine.__file__, "module": TapConfig.__module__, "student": student_file().is_file(),
     "unet": type(load_portraits().unet).__name__,
     "languages": sorted(p.name for p in (root / "locales").iterdir() if p.is_dir()),
     "help": len(list((root / "nodes/web/docs").iterdir())), "workflows": len(list((root / "workflows").iterdir())),

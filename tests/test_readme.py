@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from vitrine.engine import claims
+from vitrine.evidence import registry as claims
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

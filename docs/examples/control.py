@@ -18,8 +18,8 @@ from diffusers.utils import make_image_grid
 from vitrine.engine.control import GuidanceConfig, Told, cross_size_consistency
 from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
-from vitrine.engine.portraits.report import to_pil
-from vitrine.engine.portraits.sibling import FOLDER, load_transformer
+from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
+from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def opened(name):
     parts = {"transformer": load_transformer(name), "vae": base.vae, "scheduler": base.scheduler}
     pipe = ControlConditionedPixArtPipeline(tokenizer=None, text_encoder=None, **parts)  # your own checkpoint goes here
     pipe.set_progress_bar_config(disable=True)
-    return pipe, pipe.load_control(FOLDER / name / "control.safetensors")
+    return pipe, pipe.load_control(TRANSFORMERS / name / "control.safetensors")
 
 
 # %% Prompts that leave much open, encoded by the portraits model's own text encoder.

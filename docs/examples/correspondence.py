@@ -17,7 +17,7 @@ from diffusers.utils import make_image_grid
 from PIL import Image, ImageDraw
 from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import KEYPOINTS, PARTS, load_portraits, render, sample_scenes
-from vitrine.engine.portraits.report import to_pil
+from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)

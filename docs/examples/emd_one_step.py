@@ -16,11 +16,11 @@ from diffusers.utils import make_image_grid
 from torch.nn.functional import interpolate
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
-from vitrine.engine.emd.students import shipped
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
 from vitrine.engine.portraits.readout import attribute_accuracy, load_readout, read
-from vitrine.engine.portraits.report import to_pil
+from vitrine.engine.portraits.shipped import student_file
+from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def base():
 
 # %% The teacher, and its student: a LoRA of 2 MB that carries its contract (timestep, kind of noise) in its header.
 teacher, student = base(), EMDOneStepPipeline.from_pipe(base())
-contract = student.load_student(shipped("student"))
+contract = student.load_student(student_file("student"))
 rows = []
 
 
@@ -73,7 +73,7 @@ one = shown("student, one step", lambda: student(prompts, seeds, contract, outpu
 # %% Repair: sixteen steps of the chain that trained it move each sample towards the teacher. This needs the score
 # network trained beside the student; leave the cell out where there is none.
 score = EMDOneStepPipeline.from_pipe(base())
-score.load_student(shipped("score"))
+score.load_student(student_file("score"))
 counted(score)
 chain = {"correction": CorrectConfig(steps=16), "teacher": Denoiser.from_diffusers(teacher)}
 chain["score"] = Denoiser.from_diffusers(score)

@@ -16,15 +16,15 @@ from diffusers.utils import make_image_grid
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits, render
 from vitrine.engine.portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
-from vitrine.engine.portraits.report import to_pil
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, load_space, materialise, write_lora
-from vitrine.engine.w2w.world import FILE
+from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)
 
 # %% The model, and a space in which a person is a row of numbers: 520 LoRAs of one person each went into it.
-base, space = load_portraits().pipeline(), load_space(FILE)  # your own checkpoint goes here
+base, space = load_portraits().pipeline(), load_space(PEOPLE_SPACE)  # your own checkpoint goes here
 pipe = W2WPipeline.from_pipe(base)
 pipe.set_progress_bar_config(disable=True)
 print(f"{space.count} models, {space.dimension} components; sliders:", *sorted(space.directions), sep=" | ")

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..files import check_tensors, named, open_artefact, save_artefact
 from ..hooks import Activation
-from ..untrusted import check_tensors, named
-from .files import open_tensors, save_tensors
 
 KIND = "vitrine.activations"
 VERSION = 1
@@ -158,7 +157,7 @@ class Activations(Mapping[str, Activation]):
 
     def save(self, path: str | Path) -> Path:
         """Write one safetensors file, whole or not at all; its header has addresses, grids, how they were made."""
-        return save_tensors(path, self.tensors(), {"kind": KIND, "version": VERSION, **self.header()})
+        return save_artefact(path, self.tensors(), KIND, VERSION, self.header())
 
     @classmethod
     def load(cls, path: str | Path) -> Activations:
@@ -167,7 +166,7 @@ class Activations(Mapping[str, Activation]):
         Raises:
             VitrineError: missing, truncated or foreign file, another format version, or a header that does not fit.
         """
-        handle, header = open_tensors(path, KIND, VERSION)
+        handle, header = open_artefact(path, KIND, VERSION)
         with handle as opened:
             return cls.from_tensors(opened, header, source=str(path))
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
-from ..untrusted import named
+from ..files import named
 from .images import to_pixels
 from .segmentation import IGNORE
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..hooks import Activation
 from ..processes import processes
 from ..progress import Progress, silent

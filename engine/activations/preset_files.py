@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from torch import nn
 
 from ..addresses import sites_of
 from ..errors import refuse
+from ..files import named, parse_table, write_json
 from ..fingerprint import fingerprint_of
-from ..untrusted import named, parse_table
 from .presets import Preset
 
 FORMAT, VERSION = "vitrine-feature-preset", 1
@@ -52,13 +50,8 @@ class FeaturePreset:
 
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        scratch = path.with_name(path.name + ".tmp")
-        scratch.write_text(json.dumps(table | {"preset": asdict(self.preset)}, indent=1), encoding="utf-8")
-        os.replace(scratch, path)
-        return path
+        return write_json(path, table | {"preset": asdict(self.preset)})
 
     @classmethod
     def load(cls, path: str | Path) -> FeaturePreset:

@@ -12,19 +12,20 @@ from pathlib import Path
 import torch
 
 from ..addresses import resolve
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..progress import Progress, silent
-from .comparison import Comparison, compare
 from .config import TapConfig
 from .container import Activations
 from .correspondence import feature_maps
+from .filter import FilterRule, Properties, measure_properties
+from .greedy_search import Comparison, compare
 from .parallel import first_process, shared_taps
 from .pca import PCABasis, pca_rgb
 from .preset_files import FeaturePreset
 from .presets import Preset
-from .qualitative import FilterRule, Properties, measure_properties
 from .segmentation import IGNORE, fit_probe, mean_iou
 from .tap import tap_latents
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
-from ..untrusted import named, parse_table
+from ..files import named, parse_table
 from .correspondence import pck
 
 SPLITS = ("trn", "val", "test")

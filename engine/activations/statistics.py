@@ -8,6 +8,7 @@ import torch
 
 from ..errors import refuse
 from ..hooks import Activation
+from ..schedule import append_dims
 
 FLOAT16_MAX = 65504.0
 
@@ -42,7 +43,7 @@ class RunningMoments:
         if self.deviations is None:
             return None
         counts = torch.tensor(self.counts, device=self.mean.device, dtype=torch.float32)
-        return self.deviations / (counts - 1).clamp_min(1).view(-1, *[1] * (self.mean.ndim - 1))
+        return self.deviations / append_dims((counts - 1).clamp_min(1), self.mean.ndim)
 
 
 def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tensor:

@@ -23,7 +23,8 @@ from .container import Activations, TapInfo
 from .statistics import RunningMoments, store
 
 if TYPE_CHECKING:
-    from ..denoiser import Condition, Denoiser
+    from ..condition import Condition
+    from ..denoiser import Denoiser
 
 Row = tuple[int, int, int]
 """(timestep index, seed index, picture index)."""
@@ -99,11 +100,11 @@ def tap_timesteps(
                 tables[t][activation.address] = RunningMoments.like(activation, len(latents), config.variance)
             tables[t][activation.address].add(picture, value)
 
-    with capture(denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce, maps=config.maps) as taps:
-        for start in range(0, len(rows), config.batch):
-            current[:] = rows[start : start + config.batch]
-            taps.run(_forward, denoiser, latents, cond, noise, current, configs)
-            progress(start + len(current), len(rows), None)
+    for start in range(0, len(rows), config.batch):
+        current[:] = rows[start : start + config.batch]
+        with capture(denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce, maps=config.maps):
+            _forward(denoiser, latents, cond, noise, current, configs)
+        progress(start + len(current), len(rows), None)
     order = [site.address for site in sites]
     return [_finish(table, order, c, denoiser, prompts, model) for table, c in zip(tables, configs, strict=True)]
 

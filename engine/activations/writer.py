@@ -6,7 +6,6 @@ truth; ``index.json`` only spares opening every header, and is repaired from the
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -15,10 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import refuse
-from ..untrusted import named, parse_json
+from ..files import TEMPORARY, named, open_artefact, parse_json, save_artefact, write_json
 from .config import TapConfig
 from .container import Activations
-from .files import TEMPORARY, open_tensors, save_tensors, write_whole
 
 SHARD_KIND = "vitrine.activations.shard"
 INDEX_KIND = "vitrine.activations.index"
@@ -100,8 +98,7 @@ class ActivationWriter:
         for i, (key, value) in enumerate(self._buffer.items()):
             tensors.update(value.tensors(f"{i}/"))
             items.append({"key": key, **value.header()})
-        header = {"kind": SHARD_KIND, "version": VERSION, "config": self.config, "items": items}
-        save_tensors(self.folder / name, tensors, header)
+        save_artefact(self.folder / name, tensors, SHARD_KIND, VERSION, {"config": self.config, "items": items})
         self._shards[name] = list(self._buffer)
         self._done.update(self._buffer)
         self._buffer, self._buffered = {}, 0
@@ -115,7 +112,7 @@ class ActivationWriter:
 
     def _write_index(self) -> None:
         index = {"kind": INDEX_KIND, "version": VERSION, "config": self.config, "shards": self._shards}
-        write_whole(self.folder / _INDEX, lambda scratch: _write_json(scratch, index))
+        write_json(self.folder / _INDEX, index)
         self._indexed_at = time.monotonic()
 
 
@@ -152,14 +149,10 @@ class ActivationReader(Mapping[str, Activations]):
         name = self._place[key]
         with named(name, "file", "a shard with this key", "write the folder again"):
             if self._open is None or self._open[0] != name:
-                handle, header = open_tensors(self.folder / name, SHARD_KIND, VERSION)
+                handle, header = open_artefact(self.folder / name, SHARD_KIND, VERSION)
                 self._open = (name, handle, {item["key"]: (i, item) for i, item in enumerate(header["items"])})
             number, item = self._open[2][key]
             return Activations.from_tensors(self._open[1], item, f"{number}/", str(self.folder / name))
-
-
-def _write_json(path: str, value: object) -> None:
-    Path(path).write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
 def _sweep(folder: Path) -> None:
@@ -178,7 +171,7 @@ def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[
     for path in sorted(folder.glob("shard-*.safetensors")):
         keys = known.get(path.name)
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
-            header = open_tensors(path, SHARD_KIND, VERSION)[1]
+            header = open_artefact(path, SHARD_KIND, VERSION)[1]
             with named(path, "file", "a shard with its keys", "delete it; its items are written again"):
                 keys = [str(item["key"]) for item in header["items"]]
         shards[path.name] = keys
@@ -207,10 +200,10 @@ def _stored_config(folder: Path) -> tuple[dict[str, Any] | None, Path]:
     """The config and the file it stands in."""
     index = _read_index(folder)
     first = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
-    told, source = index, folder / _INDEX
+    header, source = index, folder / _INDEX
     if "config" not in index and first is not None:
-        told, source = open_tensors(first, SHARD_KIND, VERSION)[1], first
-    config = told.get("config")
+        header, source = open_artefact(first, SHARD_KIND, VERSION)[1], first
+    config = header.get("config")
     if config is not None and not isinstance(config, dict):
         raise refuse("config", f"{config!r} in {source}", "a table of settings", "write the folder again")
     return config, source

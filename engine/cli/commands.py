@@ -18,7 +18,7 @@ class Demo:
 
     def run(self) -> int:
         """Write the report; 0 on success."""
-        from .demo import write_report
+        from ...evidence.demo import write_report
 
         print(f"report: {write_report(self.out)}")
         return 0
@@ -37,7 +37,7 @@ class Reproduce:
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
-        from .reproduce import reproduce
+        from ...evidence.reproduce import reproduce
 
         return reproduce(list(self.claims), self.json, self.model)
 
@@ -69,7 +69,7 @@ class Card:
 
     def run(self) -> int:
         """0 on success."""
-        from ..portraits.card import write_card
+        from ...evidence.portraits.card import write_card
         from ..progress import TqdmProgress
 
         print(f"card: {write_card(self.folder, TqdmProgress('measuring'))}")
@@ -78,7 +78,7 @@ class Card:
 
 def train_portraits() -> type:
     """The command ``train-portraits``; its settings live in a module that imports torch, hence the function."""
-    from ..portraits.train import TrainConfig, main
+    from ...evidence.portraits.train import TrainConfig, main
 
     @dataclass(frozen=True)
     class TrainPortraits(TrainConfig):

@@ -32,7 +32,7 @@ class Train:
 
     def run(self) -> int:
         """0 when finished."""
-        from ..control.world import train_sibling
+        from ...evidence.control.world import train_sibling
         from ..progress import TqdmProgress
 
         folder = train_sibling(

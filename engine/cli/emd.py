@@ -9,7 +9,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
-from ..untrusted import named, parse_table
+from ..files import named, parse_table
 
 PORTRAITS: dict[str, Any] = {
     "steps": 2000, "batch": 16, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.999,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
-from ..untrusted import named, parse_table
+from ..files import named, parse_table, save_safetensors, write_json
 
 
 def _pipeline(model: str) -> Any:
@@ -37,13 +35,6 @@ def _prompts(path: Path, least: int = 1) -> list[str]:
     if len(found) < least:
         raise refuse("prompt file", f"{len(found)} prompts", f"{least} or more, one a line", "add ordinary captions")
     return found
-
-
-def _write(path: Path, table: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(json.dumps(table, indent=1), encoding="utf-8")
-    os.replace(scratch, path)
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ class Calibrate:
         scores = pipe.score(texts[: self.scored], 1.0, probe, TqdmProgress("threshold"))
         tau, mean, std = threshold([s.value for s in scores])
         own = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
-        _write(self.out / "threshold.json", own | {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)})
+        write_json(self.out / "threshold.json", own | {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)})
         print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
         return 0
 
@@ -146,8 +137,6 @@ class Bake:
 
     def run(self) -> int:
         """0 on success."""
-        from safetensors.torch import save_file
-
         from ..nemo import NeuronSet, bake
 
         if not self.neurons:
@@ -155,9 +144,7 @@ class Bake:
         sets = [NeuronSet.load(p) for p in self.neurons]
         union = sets[0].merged(*sets[1:])
         changed = bake(_pipeline(self.model).unet, union, self.factor)
-        scratch = self.out.with_name(self.out.name + ".tmp")
-        save_file({k: v.contiguous() for k, v in changed.items()}, scratch, metadata={"format": "pt"})
-        os.replace(scratch, self.out)
+        save_safetensors(self.out, changed)
         print(f"{len(union)} neurons in {len(changed)} tensors -> {self.out}")
         return 0
 

@@ -41,8 +41,8 @@ class Transfer:
 
     def run(self) -> int:
         """0 when finished."""
+        from ...evidence.resolution.world import ARMS, TransferConfig, mean_curve, transfer
         from ..progress import TqdmProgress
-        from ..resolution.world import ARMS, TransferConfig, mean_curve, transfer
 
         config = TransferConfig(
             self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
@@ -71,7 +71,7 @@ class Export:
 
     def run(self) -> int:
         """0 when written."""
-        from ..resolution.world import export
+        from ...evidence.resolution.world import export
 
         print(f"model: {export(self.folder, self.out, self.arm, self.seed)}")
         return 0

@@ -59,10 +59,10 @@ class TrainLoras:
         return 0
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
+        from ...evidence.w2w.world import train_people
         from ..processes import processes
         from ..progress import TqdmProgress, silent
         from ..w2w import LoraTrainConfig, train_loras
-        from ..w2w.world import train_people
 
         state = processes()
         share = (worker, workers) if workers > 1 else (state.process_index, state.num_processes)
@@ -106,10 +106,10 @@ class Build:
 
     def run(self) -> int:
         """0 on success; bad files are named and left out."""
+        from ...evidence.w2w.world import build_people
         from ..progress import TqdmProgress
         from ..w2w import BuildConfig, build_space, quality, with_directions
         from ..w2w.labels import read_table
-        from ..w2w.world import build_people
 
         bar = TqdmProgress("components")
         if self.portraits:
@@ -163,8 +163,8 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
+        from ...evidence.w2w.world import people_space
         from ..w2w import SampleConfig, W2WModel, edit, load_space, materialise, nearest, sample, write_lora
-        from ..w2w.world import people_space
 
         space = load_space(self.space) if self.space else people_space()
         strengths = dict(map(_slider, self.edits))

@@ -3,15 +3,15 @@
 from .cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from .embedder import ControlEmbedder, sinusoid
 from .files import ControlCheckpoint, ControlMetadata, ControlWarning, load_control, save_control, settle
-from .guidance import GuidanceConfig, Guided, guidance_for, guide
+from .gamma import CLOCKS, FORMS, GammaConfig, gamma, half_weight_time
+from .guidance import GuidanceConfig, Guided, guide
 from .inject import AddedVector, Injection, control_width, family_of, injected
 from .padding import PaddingConfig, pad_text
 from .records import AugmentConfig, ControlRecord, augment
 from .reference_blend import ReferenceBlend, added_delta, blend, delta_share, reference_input, sdxl_reference
 from .sampling import ControlStep, needed
-from .schedule import CLOCKS, FORMS, GammaConfig, gamma, half_weight_time
+from .size_condition import Told
 from .spec import ControlField, ControlSpec
-from .told import Told
 from .train import ControlTrainConfig, ControlTrainer
 
 __all__ = [
@@ -19,6 +19,6 @@ __all__ = [
     "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep", "ControlTrainConfig", "ControlTrainer",
     "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig", "Guided", "Injection", "PaddingConfig",
     "ReferenceBlend", "Told", "added_delta", "augment", "blend", "control_width", "cross_size_consistency",
-    "delta_share", "family_of", "gamma", "guidance_for", "guide", "half_weight_time", "injected", "load_control",
+    "delta_share", "family_of", "gamma", "guide", "half_weight_time", "injected", "load_control",
     "needed", "pad_text", "reference_input", "rms_distance", "save_control", "sdxl_reference", "settle", "sinusoid",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import refuse
-from .schedule import GammaConfig
+from .gamma import GammaConfig
 from .spec import ControlSpec
 
 CHANNELS = 256

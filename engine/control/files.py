@@ -7,7 +7,6 @@ embedder a file may hold ``base.*`` (weights of a fully trained model) or ``lora
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,10 +17,11 @@ import torch
 from torch import nn
 
 from ..errors import refuse
+from ..files import read_safetensors, save_safetensors
 from .embedder import ControlEmbedder
+from .gamma import GammaConfig
 from .inject import control_width, family_of
 from .padding import PaddingConfig
-from .schedule import GammaConfig
 from .spec import ControlSpec
 
 FORMAT = "1"
@@ -102,18 +102,6 @@ class ControlCheckpoint(NamedTuple):
     extra: dict[str, torch.Tensor]
 
 
-def write(path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> Path:
-    """A safetensors file, whole or not at all."""
-    from safetensors.torch import save_file
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".tmp")
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, scratch, metadata)
-    os.replace(scratch, path)
-    return path
-
-
 def save_control(
     path: str | Path, weights: Mapping[str, torch.Tensor], metadata: ControlMetadata,
     extra: Mapping[str, torch.Tensor] | None = None,
@@ -132,7 +120,7 @@ def save_control(
     if wrong:
         raise refuse("extra", wrong[:4], "keys with base. or lora.", "rename them")
     header = {"ccs_format": FORMAT, "ccs": json.dumps(metadata.to_dict(), sort_keys=True)}
-    return write(path, {f"ctrl.{k}": v for k, v in weights.items()} | dict(extra), header)
+    return save_safetensors(path, {f"ctrl.{k}": v for k, v in weights.items()} | dict(extra), header)
 
 
 def load_control(path: str | Path) -> ControlCheckpoint:
@@ -141,11 +129,7 @@ def load_control(path: str | Path) -> ControlCheckpoint:
     Raises:
         VitrineError: not a control checkpoint, a format this version does not know, or tensors that do not fit.
     """
-    from safetensors import safe_open
-
-    with safe_open(str(path), "pt") as file:
-        header = file.metadata() or {}
-        tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+    tensors, header = read_safetensors(path)
     _check_format(Path(path).name, header.get("ccs_format"))
     try:
         metadata = ControlMetadata.from_dict(json.loads(header["ccs"]))

@@ -11,6 +11,7 @@ import torch
 
 from ..config import Config
 from ..errors import refuse
+from ..guidance import guide as towards
 
 NESTINGS = ("control_inner", "semantic_inner")
 Predict = Callable[[bool, bool], torch.Tensor]
@@ -77,26 +78,9 @@ def guide(
     inner_null = (False, True) if config.nesting == "control_inner" else (True, False)
     # Eq. 2: lambda [beta eps(c,s) + (1 - beta) eps(0,s)] + (1 - lambda) eps(0,0)
     inner = _towards(lambda: eps(*inner_null), lambda: eps(True, True), config.control)
-    result = inner if config.scale == 1 else _between(eps(False, False), inner, config.scale)
+    result = inner if config.scale == 1 else towards(eps(False, False), inner, config.scale)
     return Guided(result, len(seen))
 
 
 def _towards(null: Callable[[], torch.Tensor], full: Callable[[], torch.Tensor], scale: float) -> torch.Tensor:
-    return full() if scale == 1 else _between(null(), full(), scale)
-
-
-def _between(null: torch.Tensor, full: torch.Tensor, scale: float) -> torch.Tensor:
-    # scale full + (1 - scale) null, in the form that gives null itself when both are equal
-    return null + scale * (full - null)
-
-
-def guidance_for(scale: float, s: float) -> float:
-    """lambda' at s times the resolution lambda was chosen for.
-
-    Raises:
-        VitrineError: s not above 0.
-    """
-    if not (math.isfinite(s) and s > 0):
-        raise refuse("s", s, "a number above 0", "2.0 for 512 after 256")
-    # Eq. 4: lambda'(s) = 1 + s (lambda - 1)
-    return 1 + s * (scale - 1)
+    return full() if scale == 1 else towards(null(), full(), scale)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from ..errors import refuse
-from .clock import Call, Clocked, rows_for
+from ..forward_clock import Forward, ForwardClock, rows_for
 from .embedder import ControlEmbedder
-from .schedule import GammaConfig
+from .gamma import GammaConfig
 
 PLACES: dict[str, Callable[[Any], list[str]]] = {
     "UNet2DConditionModel": lambda b: ["time_embedding"],
@@ -47,7 +47,7 @@ def control_width(backbone: nn.Module) -> int:
     return int(model.inner_dim)
 
 
-class _Added(Clocked):
+class _Added(ForwardClock):
     def _open(self) -> None:
         for path in PLACES[family_of(self.backbone)](self.backbone):
             self._handles.append(self.backbone.get_submodule(path).register_forward_hook(self._add))
@@ -73,8 +73,8 @@ class AddedVector(_Added):
             raise refuse("vector", tuple(vector.shape), f"(B, {control_width(backbone)})", "build it for this model")
         self.vector = vector
 
-    def _told(self, call: Call) -> torch.Tensor:
-        return rows_for(self.vector, len(call.t), "vector")
+    def _prepare(self, forward: Forward) -> torch.Tensor:
+        return rows_for(self.vector, len(forward.t), "vector")
 
 
 class Injection(_Added):
@@ -107,8 +107,8 @@ class Injection(_Added):
         self.embedder, self.values, self.gamma, self.drop = embedder, embedder.spec.checked(values), gamma, drop
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def _told(self, call: Call) -> torch.Tensor:
-        return self.embedder.joined(*self._terms(len(call.t)), self.gamma.u(call.t), self.gamma)
+    def _prepare(self, forward: Forward) -> torch.Tensor:
+        return self.embedder.joined(*self._terms(len(forward.t)), self.gamma.u(forward.t), self.gamma)
 
     def _terms(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """E_h and E_l of each row; sampling makes them once."""

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from ..errors import refuse
-from .clock import Call, Clocked, rows_for
+from ..forward_clock import Forward, ForwardClock, rows_for
 from .embedder import sinusoid
-from .schedule import GammaConfig
+from .gamma import GammaConfig
 
 Reference = str | tuple[int, int]
 """``target``: the size asked for (neither enlarged nor reduced). ``zeros``: no size channels. Or (height, width)."""
@@ -140,7 +140,7 @@ INPUTS: dict[str, Callable[[Any], _Input]] = {
 }
 
 
-class ReferenceBlend(Clocked):
+class ReferenceBlend(ForwardClock):
     """Size conditioning weighted by gamma of each row's timestep while the block is open.
 
     Low-level is the original size; crop, target size and aspect keep weight 1. LoRAs on the MLP count in both ends.
@@ -179,14 +179,14 @@ class ReferenceBlend(Clocked):
     def _open(self) -> None:
         self._handles.append(self.backbone.get_submodule(self._input.path).register_forward_hook(self._blend))
 
-    def _told(self, call: Call) -> tuple[torch.Tensor, tuple[int, int]]:
+    def _prepare(self, forward: Forward) -> tuple[torch.Tensor, tuple[int, int]]:
         if self.family == "UNet2DConditionModel":
-            ids = (call.arguments.get("added_cond_kwargs") or {}).get("time_ids")
+            ids = (forward.arguments.get("added_cond_kwargs") or {}).get("time_ids")
             if ids is None or ids.shape[-1] != 6:
                 given = None if ids is None else tuple(ids.shape)
                 raise refuse("time_ids", given, "(B, 6)", "the refiner is told no target size; use the base model")
-        height, width = call.sample.shape[-2:]
-        weight = self.gamma.at(call.t)
+        height, width = forward.sample.shape[-2:]
+        weight = self.gamma.at(forward.t)
         if self.drop is not None:
             weight = weight.masked_fill(rows_for(self.drop, len(weight), "drop"), 0.0)
         return weight, (height * self.pixels, width * self.pixels)

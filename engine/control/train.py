@@ -6,7 +6,6 @@ gamma stands inside the loss: it is part of the model, not a trick of sampling.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,12 +16,13 @@ from torch import nn
 
 from ..errors import refuse
 from ..progress import Progress, silent
-from ..schedule import NoiseSchedule
+from ..schedule import NoiseSchedule, append_dims
+from ..training import MovingAverage, Tensors, finite, load_state, run_steps, save_state
 from .embedder import ControlEmbedder
-from .files import ControlMetadata, save_control, write
+from .files import ControlMetadata, save_control
+from .gamma import GammaConfig
 from .inject import Network
 from .records import AugmentConfig, ControlRecord, augment
-from .schedule import GammaConfig
 
 PREDICTIONS = ("eps", "v", "x0", "flow")
 
@@ -137,24 +137,19 @@ class ControlTrainer:
         mine = {f"ctrl.{k}": p for k, p in self.embedder.named_parameters()}
         self.parameters = mine | {_prefixed(k): p for k, p in self.beside.items()}
         self.adam = torch.optim.Adam(self.parameters.values(), lr=config.lr, betas=config.betas)
-        self.ema = {k: p.detach().clone() for k, p in self.parameters.items()}
+        self.average = MovingAverage(self.parameters)
         self.done, self.skipped = 0, 0
         self._resume()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> Path:
         """Train to the end (or to ``until``) and export; saved every ``save_every`` steps and when stopped."""
-        while self.done < min(self.config.steps, until or self.config.steps):
-            self.step()
-            if self.done % self.config.save_every == 0:
-                self.save()
-            try:
-                progress(self.done, self.config.steps, None)
-            except BaseException:  # stopped between two steps, so the state is whole
-                self.save()
-                raise
-        self.save()
+        total = self.config.steps
+        run_steps(
+            self.step, lambda: self.done, min(total, until or total), total,
+            save=self.save, save_every=self.config.save_every, progress=progress,
+        )  # fmt: skip
         self.export("control_raw", {k: p.detach() for k, p in self.parameters.items()})
-        return self.export("control", self.ema)
+        return self.export("control", self.average.values)
 
     def step(self) -> float:
         """One update; the loss."""
@@ -164,8 +159,7 @@ class ControlTrainer:
             torch.manual_seed(seed)
             loss = self.loss(self.draw(self.done))
         self._update(loss)
-        for key, parameter in self.parameters.items():
-            self.ema[key].lerp_(parameter.detach(), 1 - self.config.ema)
+        self.average.update(self.parameters, self.config.ema)
         self.done += 1
         return float(loss.detach())
 
@@ -201,7 +195,7 @@ class ControlTrainer:
             return batch.noise if self.config.prediction == "eps" else batch.x0
         if self.config.prediction == "flow":
             return batch.noise - batch.x0
-        signal, level = (s.to(batch.x0).reshape(-1, 1, 1, 1) for s in self.schedule.scales(batch.t))
+        signal, level = (append_dims(s.to(batch.x0), 4) for s in self.schedule.scales(batch.t))
         return signal * batch.noise - level * batch.x0
 
     def _seed(self, step: int) -> int:
@@ -212,10 +206,10 @@ class ControlTrainer:
         """One Adam step; one whose gradient is not finite is skipped and counted."""
         self.adam.zero_grad()
         self.accelerator.backward(loss)
-        grads = [p for p in self.parameters.values() if p.grad is not None]
-        for p in grads:
-            p.grad = self.accelerator.reduce(p.grad, "mean")
-        if all(bool(torch.isfinite(p.grad).all()) for p in grads if p.grad is not None):
+        for p in self.parameters.values():
+            if p.grad is not None:
+                p.grad = self.accelerator.reduce(p.grad, "mean")
+        if finite(p.grad for p in self.parameters.values()):
             self.adam.step()
         else:
             self.skipped += 1
@@ -235,43 +229,26 @@ class ControlTrainer:
         return save_control(path, mine, facts, extra)
 
     # --- state --------------------------------------------------------------------------------------------------
-    def _identity(self) -> str:
+    def _identity(self) -> dict[str, Any]:
         table = hashlib.sha256(self.schedule.log_sigmas.numpy().tobytes()).hexdigest()[:16]
         facts = {"schedule": [self.schedule.kind, self.schedule.steps, table], "trained": sorted(self.parameters)}
-        return json.dumps(self.config.to_dict() | facts | self.embedder.spec.to_dict(), sort_keys=True)
+        return self.config.to_dict() | facts | self.embedder.spec.to_dict()
 
     def save(self) -> None:
         """The whole state: weights, average, optimiser, counters. Random state is the step's number."""
-        if not self.accelerator.is_main_process:
-            return
-        tensors = {f"weight/{k}": p for k, p in self.parameters.items()} | {f"ema/{k}": v for k, v in self.ema.items()}
-        for i, slot in self.adam.state_dict()["state"].items():
-            tensors |= {f"adam/{i}/{k}": torch.as_tensor(v) for k, v in slot.items()}
-        facts = {"done": str(self.done), "skipped": str(self.skipped), "config": self._identity(), "version": "1"}
-        write(self.folder / "state.safetensors", tensors, facts)
+        if self.accelerator.is_main_process:
+            facts = {"done": self.done, "skipped": self.skipped, "identity": self._identity()}
+            tensors: dict[str, Tensors] = {"weight": self.parameters, "average": self.average.values}
+            save_state(self.folder, tensors, {"adam": self.adam}, facts)
 
     def _resume(self) -> None:
-        from safetensors import safe_open
-
-        path = self.folder / "state.safetensors"
-        if not path.is_file():
+        state = load_state(self.folder, {"adam": self.adam}, self._identity())
+        if state is None:
             return
-        with safe_open(str(path), "pt") as file:
-            facts, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        if facts["config"] != self._identity():
-            raise refuse("folder", path.parent.name, "a run with these settings", "choose another folder")
-        slots: dict[int, dict[str, torch.Tensor]] = {}
-        for key, value in tensors.items():
-            kind, _, rest = key.partition("/")
-            if kind == "weight":
-                self.parameters[rest].data.copy_(value)
-            elif kind == "ema":
-                self.ema[rest].copy_(value)
-            else:
-                i, part = rest.split("/")
-                slots.setdefault(int(i), {})[part] = value
-        self.adam.load_state_dict(self.adam.state_dict() | {"state": slots})
-        self.done, self.skipped = int(facts["done"]), int(facts["skipped"])
+        for key, parameter in self.parameters.items():
+            parameter.data.copy_(state.tensors["weight"][key])
+            self.average.values[key].copy_(state.tensors["average"][key])
+        self.done, self.skipped = state.facts["done"], state.facts["skipped"]
 
 
 def _prefixed(name: str) -> str:

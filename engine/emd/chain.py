@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..schedule import append_dims
 from .config import EStepConfig
 
 
@@ -37,17 +38,6 @@ class ChainEnd(NamedTuple):
 Net = Callable[[torch.Tensor], torch.Tensor]
 GapOf = Callable[[torch.Tensor], Gap]
 Draw = Callable[[torch.Tensor], torch.Tensor]
-
-
-class RowNoise:
-    """Normal noise with one generator for each row, so that a result does not depend on the batch size."""
-
-    def __init__(self, seeds: list[int]) -> None:
-        self._rows = [torch.Generator().manual_seed(s) for s in seeds]
-
-    def __call__(self, like: torch.Tensor) -> torch.Tensor:
-        rows = [torch.randn(like.shape[1:], generator=g, dtype=like.dtype) for g in self._rows]
-        return torch.stack(rows).to(like.device)
 
 
 def normal_from(generator: torch.Generator) -> Draw:
@@ -129,7 +119,7 @@ def clipped(drift: torch.Tensor, limit: float) -> torch.Tensor:
     """Rows whose RMS is above ``limit`` are shortened to it; the others stay as they are."""
     size = row_rms(drift)
     factor = torch.where(size > limit, limit / size.clamp(min=1e-30), torch.ones_like(size))
-    return drift * factor.view(-1, *[1] * (drift.ndim - 1))
+    return drift * append_dims(factor, drift.ndim)
 
 
 def row_rms(x: torch.Tensor) -> torch.Tensor:

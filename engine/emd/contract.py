@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
-from ..untrusted import check_tensors, named, parse_table
+from ..files import check_tensors, named, parse_table, read_safetensors
 
 KEY = "vitrine.student"
 VERSION = 1
@@ -117,14 +117,11 @@ def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Ten
     Raises:
         VitrineError: not safetensors, names that ComfyUI would ignore, or no contract.
     """
-    from safetensors import safe_open
-
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
         raise refuse("student file", str(path.name), "an existing .safetensors file", "convert or download it first")
     with named(path, "student file", "a safetensors file", "it cannot be read: download or export it again"):
-        with safe_open(str(path), "pt") as file:
-            metadata, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
+        tensors, metadata = read_safetensors(path)
         check_names(tensors, path.name)
         check_tensors(tensors)
         return StudentContract.from_metadata(metadata, path.name), tensors

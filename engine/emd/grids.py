@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 from torch.nn.functional import pad
+
+from ..files import write_whole
 
 
 def tile(pictures: torch.Tensor, columns: int = 4) -> torch.Tensor:
@@ -22,9 +23,5 @@ def write_grid(path: str | Path, pictures: torch.Tensor, columns: int = 4) -> Pa
     """Write :func:`tile` as a PNG, whole or not at all."""
     from PIL import Image
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".tmp")
-    Image.fromarray(tile(pictures, columns).numpy()).save(scratch, format="PNG")
-    os.replace(scratch, path)
-    return path
+    sheet = Image.fromarray(tile(pictures, columns).numpy())
+    return write_whole(path, lambda scratch: sheet.save(scratch, format="PNG"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
+from ..guidance import guide
 from ..schedule import NoiseSchedule
 from .chain import ChainEnd, Gap, GapOf, Net, row_rms
 
@@ -51,8 +53,8 @@ def score_gap(
         else:
             rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
             both = Condition.batch([cond, null.take(rows)])
-            given, free = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
-            eps_q = free + guidance * (given - free)
+            full, empty = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
+            eps_q = guide(empty, full, guidance)
         # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
         delta = student.predict(x, t, cond).eps - eps_q
         return Gap(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)

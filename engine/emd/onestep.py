@@ -6,20 +6,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..condition import Condition
 from ..config import Config
-from ..denoiser import Condition, Denoiser
+from ..denoiser import Denoiser
 from ..errors import refuse
+from ..noise import RowNoise
 from ..progress import Progress, silent
 from ..schedule import NoiseSchedule
-from .chain import RowNoise, e_step
+from .chain import e_step
 from .config import EStepConfig
 from .contract import StudentContract
 from .losses import levels, score_gap
-
-
-def seeded(seeds: list[int], shape: tuple[int, ...]) -> torch.Tensor:
-    """(B, *shape) float32 noise on the CPU; row i depends on ``seeds[i]`` alone."""
-    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds])
 
 
 def noise_scale(schedule: NoiseSchedule, contract: StudentContract) -> float:
@@ -104,7 +101,7 @@ def correct(
     if config.steps == 0:
         with torch.no_grad():
             return one_step(generator, z, cond, contract), z
-    z, draw = z.float(), RowNoise(seeds)
+    z, draw = z.float(), RowNoise(seeds).like
     t = torch.full((len(z),), config.timestep, dtype=torch.float64)
     alpha, sigma = levels(teacher.schedule, t, z)
 

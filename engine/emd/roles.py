@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ..denoiser import Condition, Denoiser
-from ..diffusers_calls import call_of
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
+from ..families import call_of
 
 GENERATOR, SCORE = "generator", "score"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2",

@@ -7,23 +7,24 @@ that a run does not depend on how many there are.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
+from ..noise import seeded_noise
 from ..progress import Progress, silent
+from ..training import MovingAverage, Tensors, finite, load_state, run_steps, save_state, set_rate
 from .chain import ChainEnd, e_step
 from .config import EStepConfig
 from .contract import StudentContract, read_student
-from .export import export, export_full, from_kohya, write
+from .export import export, export_full, from_kohya
 from .grids import write_grid
 from .losses import bias, calibrate_gz, draw_times, levels, m_step_loss, score_gap, score_loss, z_drifts
-from .onestep import one_step, seeded
+from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
 from .train_config import DTYPES, EMDTrainConfig
 
@@ -63,7 +64,7 @@ class Trainer:
         self.roles = made.to(self.device)
         self.random = torch.Generator().manual_seed(config.seed)
         self.adams = {GENERATOR: self._adam(GENERATOR, config.lr_generator), SCORE: self._adam(SCORE, config.lr_score)}
-        self.ema = {k: p.detach().clone() for k, p in self.roles.parameters(GENERATOR).items()}
+        self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
         if not self._resume() and config.auto_gz and config.chain != EStepConfig.diff_instruct():
             self.chain = config.chain.with_gz(*self._calibrate())
@@ -104,7 +105,7 @@ class Trainer:
                 own = self.roles.parameters(name)
                 for key, value in from_kohya(read_student(path)[1], own, name).items():
                     own[key].data.copy_(value)
-        self.ema = {k: p.detach().clone() for k, p in self.roles.parameters(GENERATOR).items()}
+        self.average = MovingAverage(self.roles.parameters(GENERATOR))
 
     def generate(self, z: torch.Tensor, cond: Condition) -> torch.Tensor:
         """g(z, c) with the live weights: (B, C, H, W) float32."""
@@ -119,9 +120,9 @@ class Trainer:
         """
         if self.decode is None:
             raise refuse("decode", None, "a function of latents", "pass decode= to the Trainer")
-        z = seeded(list(range(count)), self.shape).to(self.device)
+        z = seeded_noise(list(range(count)), self.shape).to(self.device)
         cond = self.conditions.take(torch.arange(count) % self.count).to(self.device)
-        with self.roles.holding(GENERATOR, self.ema):
+        with self.roles.holding(GENERATOR, self.average.values):
             return self.decode(self.generate(z, cond)).float().clamp(0, 1).cpu()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, ...]:
@@ -130,16 +131,11 @@ class Trainer:
         Returns:
             The generator's files, written by the first process: a LoRA in kohya and in diffusers names, or a UNet.
         """
-        while self.done < min(self.config.steps, until or self.config.steps):
-            self.step()
-            if self.done % self.config.save_every == 0:
-                self.save()
-            try:
-                progress(self.done, self.config.steps, self._grid())
-            except BaseException:  # stopped between two steps, so the state is whole; within one it would not be
-                self.save()
-                raise
-        self.save()
+        total = self.config.steps
+        run_steps(
+            self.step, lambda: self.done, min(total, until or total), total,
+            save=self.save, save_every=self.config.save_every, progress=progress, preview=self._grid,
+        )  # fmt: skip
         return self._export()
 
     def _export(self) -> tuple[Path, ...]:
@@ -147,7 +143,7 @@ class Trainer:
         files: list[tuple[Path, ...]] = [()]
         if self.accelerator.is_main_process:
             export(self.folder, dict(self.roles.parameters(SCORE)), SCORE, self.contract)
-            files = [write_all(self.folder, self.ema, GENERATOR, self.contract)]
+            files = [write_all(self.folder, self.average.values, GENERATOR, self.contract)]
         self.accelerator.wait_for_everyone()
         return files[0]
 
@@ -173,8 +169,7 @@ class Trainer:
         )
         self._read_meter(end, gap, cond, alpha, sigma)
         self._generator_update(end, cond, alpha, sigma)  # C. M-step
-        for key, parameter in self.roles.parameters(GENERATOR).items():  # D. average
-            self.ema[key].lerp_(parameter.detach(), 1 - self.config.ema)
+        self.average.update(self.roles.parameters(GENERATOR), self.config.ema)  # D. average
         self.done += 1
 
     def _set_rates(self) -> None:
@@ -182,8 +177,7 @@ class Trainer:
         falling = config.decay * config.steps
         share = min(1.0, (config.steps - self.done) / falling) if falling else 1.0
         for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
-            for group in self.adams[name].param_groups:
-                group["lr"] = rate * share
+            set_rate(self.adams[name], rate * share)
 
     def _generator_update(self, end: ChainEnd, cond: Condition, alpha: torch.Tensor, sigma: torch.Tensor) -> None:
         keep = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)
@@ -217,8 +211,7 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             for p in parameters:
                 p.grad = self.accelerator.reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
-        grads = [p.grad for p in parameters if p.grad is not None]
-        if not all(bool(torch.isfinite(v).all()) for v in grads):
+        if not finite(p.grad for p in parameters):
             self.skipped += 1
         else:
             adam.step()
@@ -274,40 +267,27 @@ class Trainer:
         """The whole state: adapters, average, both optimisers, counters, random state."""
         if not self.accelerator.is_main_process:
             return
-        tensors = {f"ema/{k}": v.contiguous() for k, v in self.ema.items()} | {"random": self.random.get_state()}
-        for name, adam in self.adams.items():
-            tensors |= {f"weight/{k}": p.detach().contiguous() for k, p in self.roles.parameters(name).items()}
-            for i, slot in adam.state_dict()["state"].items():
-                tensors |= {f"adam/{name}/{i}/{k}": torch.as_tensor(v).contiguous() for k, v in slot.items()}
+        weights: Tensors = {k: p for name in self.adams for k, p in self.roles.parameters(name).items()}
+        tensors: dict[str, Tensors] = {
+            "weight": weights,
+            "average": self.average.values,
+            "random": {"state": self.random.get_state()},
+        }
         facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict(), "meter": self.meter}
-        meta = {"state": json.dumps(facts), "config": json.dumps(self.config.to_dict(), sort_keys=True)}
-        write(self.folder / "state.safetensors", tensors, meta | {"version": "1", "saved": repr(time.time())})
+        save_state(self.folder, tensors, self.adams, facts | {"config": self.config.to_dict()})
 
     def _resume(self) -> bool:
-        from safetensors import safe_open
-
-        path = self.folder / "state.safetensors"
-        if not path.is_file():
+        state = load_state(self.folder, self.adams, device=str(self.device))
+        if state is None:
             return False
-        with safe_open(str(path), "pt", device=str(self.device)) as file:
-            meta, tensors = file.metadata(), {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-        if not self.config.continues(EMDTrainConfig.from_dict(json.loads(meta["config"]))):
-            raise refuse("folder", str(path.parent.name), "a run with these settings", "choose another folder")
-        self._load(tensors)
-        facts = json.loads(meta["state"])
+        facts = state.facts
+        if not self.config.continues(EMDTrainConfig.from_dict(facts["config"])):
+            raise refuse("folder", self.folder.name, "a run with these settings", "choose another folder")
+        self.random.set_state(state.tensors["random"]["state"].cpu())
+        self.average.values = state.tensors["average"]
+        for name in self.adams:
+            for key, parameter in self.roles.parameters(name).items():
+                parameter.data.copy_(state.tensors["weight"][key])
         self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
         self.chain = EStepConfig.from_dict(facts["chain"])
         return True
-
-    def _load(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.random.set_state(tensors["random"].cpu())
-        self.ema = {k[4:]: v for k, v in tensors.items() if k.startswith("ema/")}
-        for name, adam in self.adams.items():
-            for key, parameter in self.roles.parameters(name).items():
-                parameter.data.copy_(tensors[f"weight/{key}"])
-            slots: dict[int, dict[str, torch.Tensor]] = {}
-            for key, value in tensors.items():
-                if key.startswith(f"adam/{name}/"):
-                    _, _, i, part = key.split("/")
-                    slots.setdefault(int(i), {})[part] = value
-            adam.load_state_dict(adam.state_dict() | {"state": slots})

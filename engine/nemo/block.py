@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..addresses import Site
 from ..config import Config
 from ..errors import refuse
 from ..hooks import Edit, edit
+from ..site import ModuleSite, Site
 from .neurons import NeuronSet, width_of
 from .sites import value_sites
 
@@ -64,7 +64,7 @@ def token_positions(text: str) -> tuple[int, ...] | None:
 
 
 def factors(
-    backbone: nn.Module, sites: Iterable[Site], neurons: Mapping[str, Sequence[int]], factor: float = 0.0
+    backbone: nn.Module, sites: Iterable[ModuleSite], neurons: Mapping[str, Sequence[int]], factor: float = 0.0
 ) -> dict:
     """address -> (width,) of ones with ``factor`` at the neurons given."""
     made = {}
@@ -136,7 +136,7 @@ def block(
     return edit(backbone, changes, rows=rows)
 
 
-def block_rows(backbone: nn.Module, sites: Sequence[Site], sets: Sequence[Mapping[str, Sequence[int]]]) -> Edit:
+def block_rows(backbone: nn.Module, sites: Sequence[ModuleSite], sets: Sequence[Mapping[str, Sequence[int]]]) -> Edit:
     """Many sets in one batch: row i has set i blocked."""
     changes: dict[str | Site, Callable] = {}
     for site in sites:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
 from .config import ProbeConfig, SearchConfig

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from ..addresses import Site
 from ..errors import refuse
+from ..files import named, parse_table, write_json
 from ..fingerprint import fingerprint_of, width_of
-from ..untrusted import named, parse_table
+from ..site import ModuleSite
 
 FORMAT, VERSION = "vitrine-neurons", 1
 
@@ -59,7 +57,7 @@ class NeuronSet:
         merged = {a: tuple(n) for a, n in union.items()}
         return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]})
 
-    def check(self, backbone: nn.Module, sites: Iterable[Site], fingerprint: str = "") -> dict[str, Site]:
+    def check(self, backbone: nn.Module, sites: Iterable[ModuleSite], fingerprint: str = "") -> dict[str, ModuleSite]:
         """The sites to edit; refuses a set that cannot belong to this model.
 
         Args:
@@ -83,13 +81,8 @@ class NeuronSet:
 
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        scratch = path.with_name(path.name + ".tmp")
-        scratch.write_text(json.dumps(table | {"neurons": self.neurons}, indent=1), encoding="utf-8")
-        os.replace(scratch, path)
-        return path
+        return write_json(path, table | {"neurons": self.neurons})
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronSet:

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..addresses import Site
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
-from ..metrics.ssim import betas_for, ms_ssim
+from ..guidance import guide
+from ..site import ModuleSite
 from .block import block_rows
 from .config import ProbeConfig
+from .ssim import betas_for, ms_ssim
 
 Neurons = Mapping[str, Sequence[int]]
 
@@ -58,7 +60,7 @@ class Probe:
     """
 
     denoiser: Denoiser
-    sites: list[Site]
+    sites: list[ModuleSite]
     t: float
     config: ProbeConfig = ProbeConfig()
     rows: int = 80
@@ -98,9 +100,9 @@ class Probe:
         self.forwards += 2 * len(noise)
         with block_rows(self.denoiser.backbone, self.sites, sets * 2):
             eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
-        told, untold = eps.chunk(2)
-        base, other = (told, untold) if self.config.swapped else (untold, told)
-        return base + self.config.guidance * (other - base)
+        full, empty = eps.chunk(2)
+        start, end = (full, empty) if self.config.swapped else (empty, full)
+        return guide(start, end, self.config.guidance)
 
     def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """(B,) similarity of two batches of signals, as the configuration says."""

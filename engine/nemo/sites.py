@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..addresses import Site, sites_of
-from ..denoiser import Condition, Denoiser
+from ..addresses import sites_of
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..hooks import capture
+from ..site import ModuleSite
 
 SCOPES = ("down+mid", "all")
 
 
-def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[Site]:
+def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[ModuleSite]:
     """The value sites in the order they run; ``down+mid`` is the paper's choice, 7 layers on SD1.x.
 
     UNets (SD1.x, SD2.x, SDXL) are what the paper and its followers tested. For PixArt, SD3 and Flux, where there is no
@@ -31,15 +33,15 @@ def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[Site]:
     if scope not in SCOPES:
         raise refuse("scope", scope, SCOPES, "down+mid is the paper's")
     table = sites_of(backbone)
-    found = [s for a, s in table.items() if a.endswith(("-cross-v", "-ctx-v"))]
-    if scope == "down+mid" and any(s.address.startswith("up-") for s in found):
-        found = [s for s in found if not s.address.startswith("up-")]
-    if not found:
+    values = [s for s in table.values() if isinstance(s, ModuleSite) and s.address.endswith(("-cross-v", "-ctx-v"))]
+    if scope == "down+mid" and any(s.address.startswith("up-") for s in values):
+        values = [s for s in values if not s.address.startswith("up-")]
+    if not values:
         raise refuse("backbone", type(backbone).__name__, "a model with text attention", "use a text-to-image model")
-    return found
+    return values
 
 
-def text_only(site: Site) -> bool:
+def text_only(site: ModuleSite) -> bool:
     """True where the activation is a projection of the text embedding itself: no latent, timestep or forward needed.
 
     PixArt's depends on the text alone too, but a caption projection of its own comes first: it takes a forward.
@@ -50,7 +52,11 @@ def text_only(site: Site) -> bool:
 
 @torch.no_grad()
 def value_activations(
-    denoiser: Denoiser, cond: Condition, sites: Sequence[Site], latents: torch.Tensor | None = None, t: float = 961.0
+    denoiser: Denoiser,
+    cond: Condition,
+    sites: Sequence[ModuleSite],
+    latents: torch.Tensor | None = None,
+    t: float = 961.0,
 ) -> list[torch.Tensor]:
     """a_i = mean over tokens of |W_v y|_i for each site: a list of (B, width) float32 (NeMo, section 3.2).
 
@@ -68,7 +74,7 @@ def value_activations(
     if latents is None:
         raise refuse("latents", None, "(B, C, h, w) for this model family", "its values depend on latent and timestep")
     with capture(denoiser.backbone, list(sites), early_exit=True) as taps:
-        taps.run(denoiser.forward, latents, t, cond)
+        denoiser.forward(latents, t, cond)
     return [_mean_magnitude(taps[s.address].tensor) for s in sites]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +9,10 @@ from pathlib import Path
 import torch
 
 from ..errors import refuse
+from ..files import check_tensors, named, read_artefact, save_artefact
 from ..progress import Progress, silent
-from ..untrusted import check_tensors, named, parse_table
 
-FORMAT, VERSION = "vitrine-nemo-statistics", 1
+KIND, VERSION = "vitrine-nemo-statistics", 1
 FEW = 500
 """Below this many captions the standard deviations are rough; the authors took 50,000."""
 
@@ -50,17 +48,8 @@ class NeuronStatistics:
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file, whole or not at all."""
-        from safetensors.torch import save_file
-
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {f"mean/{a}": v.contiguous() for a, v in self.means.items()}
-        tensors |= {f"std/{a}": v.contiguous() for a, v in self.stds.items()}
-        info = {"format": FORMAT, "version": VERSION, "count": self.count, "fingerprint": self.fingerprint}
-        scratch = path.with_name(path.name + ".tmp")
-        save_file(tensors, scratch, metadata={"vitrine": json.dumps(info)})
-        os.replace(scratch, path)
-        return path
+        tensors = {f"mean/{a}": v for a, v in self.means.items()} | {f"std/{a}": v for a, v in self.stds.items()}
+        return save_artefact(path, tensors, KIND, VERSION, {"count": self.count, "fingerprint": self.fingerprint})
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronStatistics:
@@ -69,18 +58,12 @@ class NeuronStatistics:
         Raises:
             VitrineError: missing, not safetensors, or of another kind.
         """
-        from safetensors import safe_open
-
         with named(path, "statistics file", "a file NEMO Statistics wrote", "gather statistics anew"):
-            with safe_open(str(path), "pt") as file:
-                info = parse_table((file.metadata() or {}).get("vitrine", "{}"))
-                tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118
-            if info.get("format") != FORMAT or info.get("version") != VERSION:
-                raise refuse("statistics file", str(path), f"{FORMAT} version {VERSION}", "gather statistics anew")
+            tensors, header = read_artefact(path, KIND, VERSION)
             means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
             stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
             _check_pairs(means, stds)
-            return cls(means, stds, int(info["count"]), str(info["fingerprint"]))
+            return cls(means, stds, int(header["count"]), str(header["fingerprint"]))
 
 
 def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) -> None:

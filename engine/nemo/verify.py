@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..condition import Condition
 from ..config import Config
-from ..denoiser import Condition, Denoiser
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
 from .block import block

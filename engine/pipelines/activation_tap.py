@@ -20,7 +20,8 @@ from ..activations.pca import PCABasis, pca_rgb
 from ..activations.presets import preset as find_preset
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
-from ..denoiser import Condition, Denoiser, check_finite
+from ..condition import Condition
+from ..denoiser import Denoiser, check_finite
 from ..errors import refuse
 from ..progress import Progress, silent
 

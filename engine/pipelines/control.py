@@ -14,6 +14,7 @@ import torch
 from diffusers import DiffusionPipeline, PixArtAlphaPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.utils import BaseOutput
 
+from ..condition import Condition
 from ..control import (
     ControlCheckpoint,
     ControlStep,
@@ -23,7 +24,6 @@ from ..control import (
     PaddingConfig,
     ReferenceBlend,
     Told,
-    guidance_for,
     guide,
     load_control,
     needed,
@@ -32,10 +32,10 @@ from ..control import (
 )
 from ..control.reference_blend import Reference
 from ..control.sampling import Key
-from ..denoiser import Condition
-from ..diffusers_calls import call_of
 from ..errors import refuse
+from ..families import call_of
 from ..fingerprint import fingerprint_of
+from ..guidance import scale_for_size
 from ..progress import Progress, silent
 from ..schedule import NoiseSchedule
 
@@ -136,7 +136,7 @@ class _Controlled(DiffusionPipeline):
         try:
             size = self._size(height, width)
             settings = guidance or GuidanceConfig(scale=5.0)
-            settings = replace(settings, scale=guidance_for(settings.scale, upscale))
+            settings = replace(settings, scale=scale_for_size(settings.scale, upscale))
             gamma, padding = self._settled(checkpoint, gamma, padding)
             texts = self._texts(prompt, negative_prompt, settings, padding, embeds)
             given = [n for n in (seeds, latents) if n is not None]

@@ -11,9 +11,11 @@ import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
-from ..denoiser import Condition, Denoiser
-from ..emd import CorrectConfig, StudentContract, check_base, correct, one_step, read_student, seeded
+from ..condition import Condition
+from ..denoiser import Denoiser
+from ..emd import CorrectConfig, StudentContract, check_base, correct, one_step, read_student
 from ..errors import refuse
+from ..noise import seeded_noise
 from ..progress import Progress, silent
 
 
@@ -83,7 +85,7 @@ class EMDOneStepPipeline(StableDiffusionPipeline):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
         contract = contract or StudentContract()
         prompts, seeds = _paired(prompt, seeds, latents)
-        z = (latents if latents is not None else seeded(seeds, self._shape(contract))).to(self._execution_device)
+        z = (latents if latents is not None else seeded_noise(seeds, self._shape(contract))).to(self._execution_device)
         cond = Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
         student = Denoiser.from_diffusers(self)
         if correction is None:
@@ -116,3 +118,13 @@ def _paired(
     if len(prompts) != len(seeds) or (latents is not None and len(latents) != len(seeds)):
         raise refuse("seeds", len(seeds), f"{len(prompts)} prompts", "give one seed for each picture")
     return prompts, list(seeds)
+
+
+def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, StudentContract]:
+    """The portraits model with a shipped student loaded, and the student's contract."""
+    from ..portraits import load_portraits
+    from ..portraits.shipped import student_file
+
+    pipe = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe, pipe.load_student(student_file(name), base="portraits")

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..errors import refuse
-from ..untrusted import named
+from ..files import named
 
 
 class TrainingParts(NamedTuple):

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
+from ..activations.filter import FilterRule
 from ..activations.images import encode_pixels, to_pixels
-from ..activations.qualitative import FilterRule
 from ..activations.ranking import Ranking, rank_places
 from ..activations.segmentation import PixelProbe, ProbeSettings, fit_probe
 from ..errors import refuse

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..nemo import (
     BlockConfig,

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
 from ..w2w import (
-    BatchedLora,
     EditConfig,
     Inversion,
     InvertConfig,
@@ -28,6 +28,7 @@ from ..w2w import (
     latent_mask,
     sample,
 )
+from ..w2w.batched_lora import late_lora
 
 
 class W2WPipeline(StableDiffusionPipeline):
@@ -121,17 +122,8 @@ class W2WPipeline(StableDiffusionPipeline):
         config = edit_config or EditConfig()
         before, after, manifest = self._weights(space, model.belongs(space), edits or {}, config)
         before, after = (w.expand(count, -1).to(self.unet.device) for w in (before, after))
-        with BatchedLora(self.unet, manifest, before, tiled=True) as lora:
-
-            def choose(module: torch.nn.Module, inputs: tuple, named: dict) -> None:
-                t = float(named["timestep"] if "timestep" in named else inputs[1])
-                lora.weights = after if t <= config.start else before
-
-            handle = self.unet.register_forward_pre_hook(choose, with_kwargs=True)
-            try:
-                return super().__call__(prompts, *args, **kwargs)
-            finally:
-                handle.remove()
+        with late_lora(self.unet, manifest, before, after, config.start):
+            return super().__call__(prompts, *args, **kwargs)
 
     def _weights(
         self, space: Space, model: W2WModel, edits: Mapping[str, float], config: EditConfig

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..denoiser import Condition, Denoiser
+from ..condition import Condition
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..processes import processes
 from ..w2w import Subject

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..files import save_safetensors
 from .captions import caption
 from .readout import READOUT_FILE, Reading, Readout
 from .render import render
@@ -68,11 +69,8 @@ def _shipped() -> tuple[torch.Tensor, torch.Tensor]:
 
 def save_identity(net: Readout, path: str | Path = FACE_FILE) -> Path:
     """Fit and write the projection."""
-    from safetensors.torch import save_file
-
     mean, projection = fit_identity(net)
-    save_file({"mean": mean, "projection": projection.contiguous()}, str(path), {"format": "pt"})
-    return Path(path)
+    return save_safetensors(path, {"mean": mean, "projection": projection})
 
 
 def identity_features(reading: Reading) -> torch.Tensor:

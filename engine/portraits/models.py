@@ -1,7 +1,8 @@
 """The portraits model: real CLIPTextModel, UNet2DConditionModel and AutoencoderKL, small, in diffusers' own layout.
 
 Group normalisation uses 8 groups: with ComfyUI's fixed 32 groups, 32 channels would mean instance normalisation, which
-throws a flat background's colour away. Our ComfyUI loader sets the number on the modules instead (``nodes/bridge.py``).
+throws a flat background's colour away. Our ComfyUI loader sets the number on the modules instead
+(``nodes/comfy/portraits.py``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import refuse
+from ..files import write_folder
 from .captions import MAX_TOKENS, write_tokenizer_files
 
 if TYPE_CHECKING:
@@ -144,22 +146,16 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
 
 def save_portraits(model: Portraits, folder: str | Path) -> None:
     """Write all parts in fp16, in diffusers' layout, whole or not at all."""
-    import shutil
-    import tempfile
 
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        half = Path(scratch) / "model"
+    def write(fresh: Path) -> None:
         pipe = model.pipeline()
         pipe.to(torch.float16)
-        pipe.save_pretrained(str(half), safe_serialization=True)
+        pipe.save_pretrained(str(fresh), safe_serialization=True)
         pipe.to(torch.float32)
-        write_tokenizer_files(half / "tokenizer")
-        _name_as_every_transformers(half / "text_encoder" / "model.safetensors")
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        half.rename(folder)
+        write_tokenizer_files(fresh / "tokenizer")
+        _name_as_every_transformers(fresh / "text_encoder" / "model.safetensors")
+
+    write_folder(folder, write)
 
 
 def _name_as_every_transformers(file: Path) -> None:

@@ -6,16 +6,14 @@ from typing import Any
 
 import torch
 
+from ..condition import Condition
+from ..denoiser import Denoiser
+from ..noise import seeded_noise
 from ..progress import Progress, silent
+from ..sampling import sample
 from .models import Portraits
 
 
-def seeded_noise(seeds: list[int], shape: tuple[int, ...] = (4, 16, 16)) -> torch.Tensor:
-    """(B, *shape) float32 CPU noise; row i depends on ``seeds[i]`` only."""
-    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(s)) for s in seeds])
-
-
-@torch.no_grad()
 def sample_latents(
     model: Portraits,
     prompts: list[str] | torch.Tensor,
@@ -29,24 +27,16 @@ def sample_latents(
 
     Prompts may be text states (B, T, 64), which are guided against as many tokens of the empty prompt.
 
-    Guidance as in Ho & Salimans 2022, eps = eps_u + g (eps_c - eps_u); DDIM (Song et al. 2021, Eq. 12, eta = 0).
+    The steps are the scheduler's: DDIM (Song et al. 2021, Eq. 12) with eta = 0.
     """
     device = model.unet.device
-    guided = guidance != 1.0
     text = model.encode(prompts) if isinstance(prompts, list) else prompts.to(device)
-    if guided:
-        empty = model.encode([""])[:, : text.shape[1]]
-        text = torch.cat([text, empty.expand_as(text)])
-    x = seeded_noise(seeds).to(device)
-    model.scheduler.set_timesteps(steps)
-    for i, t in enumerate(model.scheduler.timesteps):
-        eps = model.unet(torch.cat([x, x]) if guided else x, t.to(device), text).sample.float()
-        if guided:
-            cond, uncond = eps.chunk(2)
-            eps = uncond + guidance * (cond - uncond)
-        x = model.scheduler.step(eps, t, x).prev_sample
-        progress(i + 1, steps, None)
-    return x
+    null = Condition(model.encode([""])[:, : text.shape[1]])
+    denoiser = Denoiser.from_diffusers(model.unet, model.scheduler)
+    noise = seeded_noise(seeds, (4, 16, 16)).to(device)
+    return sample(
+        denoiser, noise, model.scheduler, steps, Condition(text), null=null, guidance=guidance, progress=progress
+    )
 
 
 @torch.no_grad()

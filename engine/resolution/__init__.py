@@ -4,7 +4,7 @@ from .config import ResolutionTransferConfig, TrainedSchedule, read_metadata
 from .loading import LoadReport, load_matching
 from .plan import ModelFacts, Plan, Positions, plan
 from .posembed import StoredGrid, rebuilt_table, recover_grid
-from .schedule import relabel, resample, scaled_guidance, shift_abar, shift_grid, shift_tau, size_ratio
+from .shift import relabel, resample, scaled_guidance, shift_abar, shift_grid, shift_tau, size_ratio
 from .transfer import Applied, apply, facts_of, transferred_copy
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import Config
 from ..errors import refuse
 from .posembed import ALIGNS, ASPECTS
-from .schedule import TOPS, Size, check_size, size_ratio
+from .shift import TOPS, Size, check_size, size_ratio
 
 SCHEDULES = ("resample", "relabel", "none")
 POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", "rope_pi", "rope_ntk", "rope_yarn")

@@ -14,7 +14,7 @@ from ..schedule import NoiseSchedule
 from .config import ResolutionTransferConfig, TrainedSchedule
 from .posembed import Grid, StoredGrid, centre_crop, rebuilt_table, resized_table
 from .rope import ROPE_MODES
-from .schedule import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
+from .shift import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
 
 _TABLES = ("keep", "grid", "extrapolate", "bicubic")
 _OFFERED = {

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import refuse
 from ..schedule import NoiseSchedule
 from .plan import ModelFacts, Plan
-from .schedule import flux_shift, resample, trained_betas
+from .shift import flux_shift, resample, trained_betas
 
 
 def schedule_of(scheduler: Any) -> NoiseSchedule:

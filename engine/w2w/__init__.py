@@ -10,7 +10,7 @@ from .gauge import Gauge, gauge_test
 from .inversion import Inversion, InvertConfig, invert, latent_mask
 from .lora_files import FolderReport, LoraFile, read_header, read_lora, scan_folder
 from .manifest import Layer, Lora, LoraLayer, Manifest
-from .models import W2WModel
+from .model_file import W2WModel
 from .pca import PCAConfig, principal_components
 from .sampling import Neighbour, SampleConfig, closeness, conditioned, nearest, sample
 from .space import WeightSpace

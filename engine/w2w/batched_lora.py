@@ -7,13 +7,15 @@ gives every model its own gradient. Each layer adds two batched products; the fr
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import refuse
+from ..forward_clock import timestep_of
 from .manifest import LoraLayer, Manifest
 from .names import canonical
 
@@ -146,3 +148,25 @@ def _convolved(module: Any, rows: torch.Tensor, down: torch.Tensor, up: torch.Te
     told = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation, "groups": models}
     inner = nn.functional.conv2d(rows.transpose(0, 1).flatten(1, 2), down.flatten(0, 1), **told)
     return nn.functional.conv2d(inner, up.flatten(0, 1), groups=models).unflatten(1, (models, -1)).transpose(0, 1)
+
+
+@contextmanager
+def late_lora(
+    backbone: nn.Module, manifest: Manifest, before: torch.Tensor, after: torch.Tensor, start: float
+) -> Iterator[None]:
+    """Inside, each picture of a batch has its own LoRA: ``before`` at first, ``after`` from timestep ``start`` on.
+
+    Args:
+        before, after: (B, D) flat weights; guidance's halves of a batch are tiled over them.
+    """
+    with BatchedLora(backbone, manifest, before, tiled=True) as lora:
+
+        def choose(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            t = timestep_of(args, kwargs)
+            lora.weights = after if t is not None and t <= start else before
+
+        handle = backbone.register_forward_pre_hook(choose, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()

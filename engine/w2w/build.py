@@ -13,14 +13,14 @@ import torch
 
 from ..config import Config
 from ..errors import VitrineError, refuse
+from ..files import open_artefact, write_json
 from ..progress import Progress, silent
-from ..untrusted import named
 from .delta import DeltaSpace
 from .gauge import Gauge, gauge_test
 from .lora_files import BadFile, FolderReport, LoraFile, read_lora, scan_folder
 from .manifest import LoraLayer, Manifest
 from .pca import ALONE, Matrix, PCAConfig, Workers, principal_components
-from .space import WeightSpace
+from .space import KIND, VERSION, WeightSpace
 
 MODES = ("auto", "factors", "delta")
 Space = WeightSpace | DeltaSpace
@@ -115,12 +115,8 @@ def load_space(path: str | Path) -> Space:
     Raises:
         VitrineError: see :meth:`WeightSpace.load`.
     """
-    from safetensors import safe_open
-
-    told = named(path, "space", "a whole safetensors file", "copy or build it again")
-    with told, safe_open(str(path), "pt") as opened:
-        mode = (opened.metadata() or {}).get("mode")
-    return DeltaSpace.load(path) if mode == "delta" else WeightSpace.load(path)
+    _, header = open_artefact(path, KIND, VERSION)
+    return DeltaSpace.load(path) if header.get("mode") == "delta" else WeightSpace.load(path)
 
 
 def _mixed(report: FolderReport) -> str:
@@ -235,8 +231,6 @@ def _packed(report: FolderReport, manifest: Manifest, work: Path) -> tuple[Any, 
         if count % 64 and count < len(names):
             return
         rows.flush()
-        scratch = note.with_suffix(".tmp")
-        scratch.write_text(json.dumps({"names": names, "shape": shape, "done": count, "bad": problems}))
-        scratch.replace(note)
+        write_json(note, {"names": names, "shape": shape, "done": count, "bad": problems})
 
     return rows, _fill(rows, report, manifest, done, remember, bad)

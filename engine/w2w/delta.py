@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ..progress import Progress, silent
-from ..untrusted import check_tensors, named, parse_json, parse_table
-from .files import open_file, write_file
 from .manifest import Lora, LoraLayer
 from .pca import _top
 from .space import DTYPES, KIND, VERSION
@@ -204,7 +203,7 @@ class DeltaSpace:
         tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
         head = {"mode": self.mode, "names": json.dumps(list(self.names)), "info": json.dumps(dict(self.info))}
         head |= {"identity": self.identity, "total_variance": repr(self.total_variance)}
-        return write_file(path, tensors, KIND, VERSION, head)
+        return save_artefact(path, tensors, KIND, VERSION, head)
 
     @classmethod
     def load(cls, path: str | Path) -> DeltaSpace:
@@ -213,7 +212,7 @@ class DeltaSpace:
         Raises:
             VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
         """
-        tensors, head = open_file(path, KIND, VERSION)
+        tensors, head = read_artefact(path, KIND, VERSION)
         with named(path, "space", "a header that fits its tensors", "build it anew"):
             return cls._rebuilt(tensors, head)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import refuse
+from ..files import save_safetensors, write_json
 from .manifest import Lora
 
 DIALECTS = ("kohya", "diffusers", "peft")
@@ -59,26 +58,14 @@ def write_lora(
     Raises:
         VitrineError: an unknown dialect, or an empty LoRA.
     """
-    from safetensors.torch import save_file
-
     if dialect not in DIALECTS:
         raise refuse("dialect", dialect, DIALECTS, "kohya loads in most programs")
     if not lora:
         raise refuse("LoRA", "no layers", "one or more", "sample or load a model first")
     path = Path(path)
-    head = {"format": "pt", **(metadata or {})}
     if dialect == "peft":
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "adapter_config.json").write_text(json.dumps(peft_config(lora), indent=1))
+        write_json(path / "adapter_config.json", peft_config(lora))
         path, tensors = path / "adapter_model.safetensors", diffusers_names(lora, "base_model.model.")
     else:
         tensors = kohya(lora) if dialect == "kohya" else diffusers_names(lora)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    plain = {k: v.detach().to("cpu", dtype).contiguous().clone() for k, v in tensors.items()}
-    try:
-        save_file(plain, scratch, head)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    return path
+    return save_safetensors(path, {k: v.to(dtype) for k, v in tensors.items()}, metadata)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from ..condition import Condition
 from ..config import Config
-from ..denoiser import Condition, Denoiser
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
 from .batched_lora import BatchedLora

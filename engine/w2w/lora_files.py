@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import VitrineError, refuse
-from ..untrusted import check_tensors, named, parse_table
+from ..files import check_tensors, named, parse_table
 from .manifest import LoraLayer
 from .names import other_kind, parse
 

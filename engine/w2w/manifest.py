@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
-from ..untrusted import parse_json
+from ..files import parse_json
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 
 from ..config import Config
 from ..errors import refuse
+from ..files import read_artefact, save_artefact
 from ..progress import Progress, silent
-from .files import open_file, write_file
 
 ROUTES = ("auto", "gram", "randomised")
 _STATE = "vitrine.w2w.pca"
@@ -195,14 +195,14 @@ def _first_pass(
         sums["mean"][start:stop], sums["scale"][start:stop] = mean, scale
         done[start:stop] = 1
         if resume is not None:
-            write_file(resume, sums | {"done": done}, _STATE, 1, {})
+            save_artefact(resume, sums | {"done": done}, _STATE, 1, {})
         progress(index + 1, 2 * len(parts))
     return sums
 
 
 def _resumed(path: str | Path | None, n: int, d: int) -> dict[str, torch.Tensor]:
     if path is not None and Path(path).is_file():
-        sums, _ = open_file(path, _STATE, 1)
+        sums, _ = read_artefact(path, _STATE, 1)
         if sums["gram"].shape != (n, n) or len(sums["mean"]) != d:
             given = f"{tuple(sums['gram'].shape)[0]} models of {len(sums['mean'])} numbers"
             raise refuse("unfinished build", given, f"{n} of {d}", f"delete {Path(path).name} and start anew")

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
-from ..untrusted import check_tensors, named, parse_json, parse_table
-from .files import open_file, write_file
+from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from .manifest import LoraLayer, Manifest
 
 KIND = "vitrine.w2w.space"
@@ -153,7 +152,7 @@ class WeightSpace:
         head = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
         head |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
         head |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
-        return write_file(path, tensors, KIND, VERSION, head)
+        return save_artefact(path, tensors, KIND, VERSION, head)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightSpace:
@@ -162,7 +161,7 @@ class WeightSpace:
         Raises:
             VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
         """
-        tensors, head = open_file(path, KIND, VERSION)
+        tensors, head = read_artefact(path, KIND, VERSION)
         with named(path, "space", "a header that fits its tensors", "build it anew"):
             return cls._rebuilt(tensors, head)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..condition import Condition
 from ..config import Config
-from ..denoiser import Condition, Denoiser
+from ..denoiser import Denoiser
 from ..errors import refuse
+from ..files import write_json
 from ..narrow_heads import NarrowHeads
 from ..progress import Progress, silent
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
@@ -198,9 +199,7 @@ def train_loras(
 
 
 def _same_settings(folder: Path, config: LoraTrainConfig) -> None:
-    note, told = folder / "settings.json", json.dumps(config.to_dict(), sort_keys=True, indent=1)
-    if note.is_file() and note.read_text() != told:
+    note, settings = folder / "settings.json", config.to_dict()
+    if note.is_file() and json.loads(note.read_text()) != settings:
         raise refuse("folder", folder.name, "LoRAs trained with these settings", "choose another folder")
-    scratch = note.with_suffix(f".{os.getpid()}.tmp")
-    scratch.write_text(told)
-    scratch.replace(note)
+    write_json(note, settings)

@@ -82,13 +82,13 @@ def test_sampling_against_the_stock_pipeline(bench):
     """The shipped PixArt-shaped sibling, eight guided steps, one network call each in both."""
     from diffusers import PixArtAlphaPipeline
     from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
-    from vitrine.engine.portraits.sibling import FOLDER, load_transformer
+    from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
 
     base = bench.portraits()
     parts = {"transformer": load_transformer("power-cosine"), "vae": base.vae, "scheduler": base.scheduler}
     parts |= {"tokenizer": None, "text_encoder": None}
     ours, stock = ControlConditionedPixArtPipeline(**parts), PixArtAlphaPipeline(**parts)
-    checkpoint = ours.load_control(FOLDER / "power-cosine" / "control.safetensors")
+    checkpoint = ours.load_control(TRANSFORMERS / "power-cosine" / "control.safetensors")
     for pipe in (ours, stock):
         pipe.set_progress_bar_config(disable=True)
     text, empty = base.encode(["a face"] * 4), base.encode([""]).expand(4, -1, -1)

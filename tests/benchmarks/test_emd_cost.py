@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from vitrine.engine.denoiser import Condition, Denoiser
-from vitrine.engine.emd import EStepConfig, StudentContract, one_step, seeded
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import EStepConfig, StudentContract, one_step
 from vitrine.engine.emd.train import Trainer
 from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.noise import seeded_noise
 
 
 def ddim():
@@ -19,7 +21,7 @@ def ddim():
 def test_one_step_costs_one_forward(bench, model, batch, rounds):
     full, scheduler = bench.model(model, batch), ddim()
     student, contract, cond = Denoiser.from_diffusers(full.net, scheduler), StudentContract(), Condition(full.text)
-    z = seeded(list(range(batch)), tuple(full.x.shape[1:])).to(full.x)
+    z = seeded_noise(list(range(batch)), tuple(full.x.shape[1:])).to(full.x)
     t = torch.full((batch,), 999.0, device=z.device)
     scheduler.set_timesteps(50)
 

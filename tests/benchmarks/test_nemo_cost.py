@@ -12,8 +12,8 @@ from vitrine.engine.nemo.find import make_probe
 from vitrine.engine.nemo.score import min_max, probe_noise
 from vitrine.engine.nemo.search import candidates
 from vitrine.engine.nemo.sites import value_activations, value_sites
-from vitrine.engine.nemo.world import SEARCH, SHAPE, SHARE, setting
 from vitrine.engine.portraits import plants
+from vitrine.evidence.nemo.world import SEARCH, SHAPE, SHARE, setting
 
 
 class Published:

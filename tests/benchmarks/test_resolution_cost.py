@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
 
@@ -29,7 +30,7 @@ def test_plan_of_a_unet(bench, model):
 
 
 def test_plan_of_a_transformer_with_a_table(bench):
-    from vitrine.engine.portraits.sibling import load_transformer
+    from vitrine.engine.portraits.shipped import load_transformer
 
     net, base = load_transformer(), bench.portraits()
     pipe = SimpleNamespace(transformer=net, scheduler=base.scheduler, vae=base.vae)

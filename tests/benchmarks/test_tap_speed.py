@@ -62,8 +62,8 @@ def flop_share(full, addresses):
     """Share of a forward's FLOPs up to the last place, counted on a twin without weights."""
 
     def stopped():
-        with capture(full.net, addresses, early_exit=True) as taps:
-            taps.run(full)
+        with capture(full.net, addresses, early_exit=True):
+            full()
 
     counts = []
     for run in (stopped, full):
@@ -78,8 +78,8 @@ def sdxl_selection(bench, name):
     full, addresses = bench.full("SDXL"), list(PRESETS[name].addresses)
 
     def stopped():
-        with capture(full.net, addresses, early_exit=True) as taps:
-            taps.run(full)
+        with capture(full.net, addresses, early_exit=True):
+            full()
 
     row = bench.compare(f"tap with early exit, {name}", full.label, stopped, {"bare forward": full}, 2)["bare forward"]
     limit = flop_share(bench.full("SDXL", device="meta"), addresses)

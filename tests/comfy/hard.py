@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from vitrine.engine.nemo import NeuronSet
 from vitrine.engine.w2w import materialise, sample, write_lora
-from vitrine.nodes.bridge_patches import patches_of
+from vitrine.nodes.comfy.patches import patches_of
 
 PROMPT = "a smiling dark face with curly blond hair on pink"
 ADDRESS = "up-level1-repeat0-vit-block0-cross-q"

@@ -10,6 +10,7 @@ from diffusers import (
     PixArtTransformer2DModel,
     UNet2DConditionModel,
 )
+from vitrine.engine.condition import Condition
 from vitrine.engine.control import (
     ControlCheckpoint,
     ControlEmbedder,
@@ -20,7 +21,6 @@ from vitrine.engine.control import (
     Told,
     control_width,
 )
-from vitrine.engine.denoiser import Condition
 from vitrine.engine.pipelines import (
     ControlConditionedPixArtPipeline,
     ControlConditionedXLPipeline,
@@ -224,7 +224,7 @@ SMALL = {"width": 24, "height": 16, "crop_w": 4, "crop_h": 8, "target_width": 64
 
 def call(model, y, t=500.0):
     """The network's x0 for rows of y, at one timestep or one for each."""
-    from vitrine.nodes import bridge
+    from vitrine.nodes.comfy import model as bridge
 
     with torch.inference_mode():
         denoiser = bridge.denoiser_of(model)
@@ -234,7 +234,7 @@ def call(model, y, t=500.0):
 
 
 def test_both_ends_are_the_untouched_model_to_the_bit(comfy, xl):
-    from vitrine.nodes.bridge_control import weighted
+    from vitrine.nodes.comfy.control import weighted
 
     told = vector(xl.model, **SMALL)
     neutral = vector(xl.model, **SMALL | {"width": 64, "height": 64})
@@ -254,7 +254,7 @@ def test_both_ends_are_the_untouched_model_to_the_bit(comfy, xl):
 
 
 def test_rows_have_weights_of_their_own(xl):
-    from vitrine.nodes.bridge_control import weighted
+    from vitrine.nodes.comfy.control import weighted
 
     model = weighted(xl.model, GammaConfig("step", step_at=0.5))
     told = vector(xl.model, **SMALL)
@@ -268,7 +268,7 @@ def test_rows_have_weights_of_their_own(xl):
 
 @pytest.mark.parametrize("t", [100.0, 500.0, 800.0])
 def test_the_middle_is_the_formula_also_with_a_lora(xl, t):
-    from vitrine.nodes.bridge_control import weighted
+    from vitrine.nodes.comfy.control import weighted
 
     name = "diffusion_model.label_emb.0.{}.weight"
     change = {name.format(i): (0.3 * seeded(128, n, seed=i),) for i, n in ((0, 1556), (2, 128))}
@@ -291,8 +291,8 @@ def test_the_middle_is_the_formula_also_with_a_lora(xl, t):
 
 
 def test_pixarts_ends_are_the_untouched_model_to_the_bit(pixart):
-    from vitrine.nodes import bridge
-    from vitrine.nodes.bridge_control import weighted
+    from vitrine.nodes.comfy import model as bridge
+    from vitrine.nodes.comfy.control import weighted
 
     def predict(model, size):
         told = {"c_size": torch.tensor([size]), "c_ar": torch.tensor([[1.0]])}
@@ -322,8 +322,8 @@ def guided(guider, scheduler="ddim_uniform", steps=4):
 
 def test_equation_two_is_comfyuis_dual_guidance(xl):
     from comfy_extras.nodes_custom_sampler import Guider_DualCFG
-    from vitrine.nodes.bridge_control import weighted, with_told
-    from vitrine.nodes.bridge_control_guider import ControlGuider
+    from vitrine.nodes.comfy.control import weighted, with_told
+    from vitrine.nodes.comfy.control_guider import ControlGuider
 
     model, positive = weighted(xl.model, GammaConfig()), with_told(POSITIVE, TOLD, (64, 64))
     found = guided(ControlGuider(model, positive, NEGATIVE, GuidanceConfig(3.0, 1.375)))
@@ -340,8 +340,8 @@ def test_equation_two_is_comfyuis_dual_guidance(xl):
 
 
 def test_without_control_guidance_it_is_ksampler(comfy, xl):
-    from vitrine.nodes.bridge_control import weighted, with_told
-    from vitrine.nodes.bridge_control_guider import ControlGuider
+    from vitrine.nodes.comfy.control import weighted, with_told
+    from vitrine.nodes.comfy.control_guider import ControlGuider
 
     model, positive = weighted(xl.model, GammaConfig()), with_told(POSITIVE, TOLD, (64, 64))
     for scale in (3.0, 1.0):
@@ -367,8 +367,8 @@ def test_evaluations_are_spared_and_counted(comfy, xl):
 
 
 def test_patches_of_guidance_still_act(xl):
-    from vitrine.nodes.bridge_control import weighted, with_told
-    from vitrine.nodes.bridge_control_guider import ControlGuider
+    from vitrine.nodes.comfy.control import weighted, with_told
+    from vitrine.nodes.comfy.control_guider import ControlGuider
 
     model, positive, seen = weighted(xl.model, GammaConfig()), with_told(POSITIVE, TOLD, (64, 64)), []
     plain = guided(ControlGuider(model, positive, NEGATIVE, GuidanceConfig(3.0, 1.375)))
@@ -392,7 +392,7 @@ def test_guidance_grows_with_the_resolution(comfy, xl):
 # --- refusals -------------------------------------------------------------------------------------------------------
 def test_models_that_cannot_be_weighted_are_refused(comfy, xl):
     from comfy import model_sampling
-    from vitrine.nodes.bridge_control import weighted, with_checkpoint
+    from vitrine.nodes.comfy.control import weighted, with_checkpoint
 
     torch.manual_seed(3)
     made = ControlEmbedder(ControlSpec(), control_width(xl.pipe.unet))

@@ -20,7 +20,8 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from vitrine.engine.addresses import sites_of
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
 from vitrine.engine.schedule import NoiseSchedule
 
@@ -220,7 +221,7 @@ def test_full_size_unets_have_the_same_addresses_in_both_layouts(comfy, name):
     for net in (ours, theirs):
         sites = sites_of(net)
         for site in sites.values():
-            for path in filter(None, (site.path, site.query, site.key, site.grid)):
+            for path in filter(None, (getattr(site, name, None) for name in ("path", "query", "key", "grid"))):
                 net.get_submodule(path)
         gdf = [n for n in sites if not n.endswith(("-self-out", "-cross-out", "-ffn-out"))]
         assert len(gdf) == with_text

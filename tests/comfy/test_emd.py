@@ -139,7 +139,7 @@ def test_student_file_and_refusals(comfy, loaded, positive, folder):
 
 def test_correction_agrees_with_the_pipeline(comfy, loaded, pipe, positive, folder):
     lora(folder / "score.safetensors", StudentContract().to_metadata(), scale=0.5)
-    from vitrine.nodes import bridge_emd
+    from vitrine.nodes.comfy import emd as bridge_emd
 
     score = bridge_emd.with_lora(loaded[0], "score.safetensors")
     x0, z = generate(comfy, loaded[0], positive)

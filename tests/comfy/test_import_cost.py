@@ -60,7 +60,7 @@ def only_from(found):
     assert found["packs"][-1]["loaded"] and told["nodes"] >= 26 and told["same"]
     assert all(name.startswith("vitrine.nodes.") for name in told["in"])
     files = {f: names for f, names in told["files"].items() if f != "__init__.py"}
-    assert "engine/denoiser.py" in files and "nodes/bridge.py" in files, "the classes come from this clone"
+    assert "engine/denoiser.py" in files and "nodes/comfy/model.py" in files, "the classes come from this clone"
     assert all(len(names) == 1 and names[0].startswith("vitrine.") for names in files.values()), "loaded twice"
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.activations.correspondence import Matches
-from vitrine.engine.activations.matching import draw_matches, mask_points, parse_points
+from vitrine.engine.activations.points import draw_matches, mask_points, parse_points
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes

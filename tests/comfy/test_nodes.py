@@ -4,7 +4,8 @@ import pytest
 import torch
 from vitrine.engine.activations import TapConfig, encode_pixels, tap_latents
 from vitrine.engine.addresses import sites_of
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import caption, load_portraits, render, sample_scenes
 

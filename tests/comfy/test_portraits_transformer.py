@@ -8,17 +8,17 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler
 from vitrine.engine.addresses import sites_of
+from vitrine.engine.condition import Condition
 from vitrine.engine.control import GuidanceConfig, Told
-from vitrine.engine.denoiser import Condition
-from vitrine.engine.diffusers_calls import call_of
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.families import call_of
 from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
 from vitrine.engine.portraits import load_portraits
-from vitrine.engine.portraits.sibling import load_transformer, shipped_siblings, sibling_folder
-from vitrine.engine.resolution.schedule import trained_betas
+from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
+from vitrine.engine.resolution.shift import trained_betas
 from vitrine.engine.schedule import NoiseSchedule
 
-NAMES = [n for n in shipped_siblings() if not n.endswith("128")]
+NAMES = [n for n in shipped_transformers() if not n.endswith("128")]
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 CURVE = {
     "form": "power_cos", "alpha": 2.0, "clock": "native", "reference": "target", "reference_width": 48,
@@ -81,7 +81,7 @@ def test_a_run_with_controls_is_the_pipelines(comfy, loaded, control):
         **CURVE | RUN | {"cfg": 2.0, "control": control},
     )  # fmt: skip
     pipe, embeds = pipeline(loaded.name)
-    own = pipe.load_control(sibling_folder(loaded.name) / "control.safetensors")
+    own = pipe.load_control(transformer_folder(loaded.name) / "control.safetensors")
     pipe.scheduler.set_timesteps(5)
     noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * pipe.scheduler.sigmas[0]
     ours = pipe(
@@ -123,9 +123,9 @@ TRANSFER = {
 
 @pytest.mark.parametrize("positions", ["grid", "extrapolate"])
 def test_positions_are_those_of_the_pipeline(comfy, loaded, positions):
-    from vitrine.engine.portraits.told_sibling import Sibling
     from vitrine.engine.resolution import ResolutionTransferConfig, apply
-    from vitrine.nodes.bridge import backbone_of
+    from vitrine.evidence.control.controlled_transformer import Sibling
+    from vitrine.nodes.comfy.model import backbone_of
 
     model, _, report = comfy.call(
         "VitrineResolutionTransferLoader", model=loaded.model, **SIDES, **TRANSFER | {"pos_embed": positions}
@@ -164,7 +164,7 @@ def test_a_core_pixart_with_a_table_of_its_own_stops_extrapolating(comfy):
     """A checkpoint with a stored table gets a fixed divisor from core, and then runs on past its positions."""
     from comfy.ldm.pixart.pixartms import PixArtMS, get_2d_sincos_pos_embed_torch
     from comfy.model_patcher import ModelPatcher
-    from vitrine.nodes.bridge_resolution import _base, _divisor
+    from vitrine.nodes.comfy.resolution import _base, _divisor
 
     told = {"patch_size": 2, "hidden_size": 32, "depth": 1, "num_heads": 2, "operations": torch.nn}
     for own in (1, None):
@@ -193,10 +193,10 @@ def test_resolution_transfer_knows_it(comfy, loaded):
 
 
 def test_a_sibling_of_another_schedule_brings_it(comfy, loaded, tmp_path):
-    from vitrine.nodes.transformer_loader import load_transformer as load
+    from vitrine.nodes.comfy.transformer import load_transformer as load
 
     folder = tmp_path / "mine-128"
-    shutil.copytree(sibling_folder(loaded.name), folder)
+    shutil.copytree(transformer_folder(loaded.name), folder)
     schedule = NoiseSchedule.from_diffusers(load_portraits().scheduler)
     (folder / "scheduler_config.json").write_text(json.dumps({"trained_betas": trained_betas(schedule, 2.0)}))
     with torch.inference_mode():
@@ -209,7 +209,7 @@ def test_a_sibling_of_another_schedule_brings_it(comfy, loaded, tmp_path):
 
 
 def test_broken_folders_are_refused(comfy, tmp_path):
-    from vitrine.nodes.transformer_loader import converted
+    from vitrine.nodes.comfy.transformer import converted
 
     with pytest.raises(VitrineError, match="power-cosine"):
         comfy.call("VitrineLoadPortraitsTransformer", weight="nobody")

@@ -105,7 +105,7 @@ def test_what_the_network_is_told(comfy, loaded):
 
 def test_flow_models_compose_with_their_own_shift(comfy, loaded):
     import comfy.model_sampling as sampling
-    from vitrine.nodes import bridge_resolution
+    from vitrine.nodes.comfy import resolution as bridge_resolution
 
     class Flow(sampling.ModelSamplingDiscreteFlow, sampling.CONST):
         pass
@@ -200,7 +200,7 @@ def test_rotary_stand_in(comfy):
     from comfy.ldm.flux.layers import EmbedND
     from vitrine.engine.resolution import ModelFacts, Positions, plan
     from vitrine.engine.schedule import NoiseSchedule
-    from vitrine.nodes.bridge_resolution import _Rotary
+    from vitrine.nodes.comfy.resolution import _Rotary
 
     own, ids = EmbedND(16, 10000, [4, 6, 6]), torch.zeros(1, 24, 3)
     ids[0, :, 1], ids[0, :, 2] = torch.arange(24) // 6, torch.arange(24) % 6

@@ -5,8 +5,8 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import EditConfig, InvertConfig, W2WModel, WeightSpace, materialise, sample, write_lora
-from vitrine.engine.w2w.world import FILE
 
 PROMPT = "a smiling face with cap left navy shirt on blue"
 STEPS, SEED = 6, 3
@@ -304,4 +304,4 @@ def test_sampled_pictures_agree_with_the_pipeline(comfy, loaded, pipe, space, po
 
 
 def test_the_file_is_the_packs(space):
-    assert isinstance(space, WeightSpace) and FILE.is_file()
+    assert isinstance(space, WeightSpace) and PEOPLE_SPACE.is_file()

@@ -5,15 +5,14 @@ from types import SimpleNamespace
 import torch
 from vitrine.engine.activations import PCABasis, pca_rgb, tap_steps
 from vitrine.engine.activations.during import DIFFUSERS_GUIDED
-from vitrine.engine.activations.matching import draw_matches, parse_points
+from vitrine.engine.activations.points import draw_matches, parse_points
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, EStepConfig
-from vitrine.engine.emd.students import shipped
 from vitrine.engine.emd.train import EMDTrainConfig, Trainer
 from vitrine.engine.nemo import AttackConfig, NeuronSet, ProbeConfig, SearchConfig, bake, make_probe, verify
-from vitrine.engine.nemo.report import heat_map
+from vitrine.engine.nemo.heat_map import heat_map
 from vitrine.engine.nemo.score import probe_noise
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
@@ -26,10 +25,11 @@ from vitrine.engine.pipelines import (
 )
 from vitrine.engine.pipelines.emd_training import training_parts
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine.engine.portraits.shipped import student_file
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, W2WModel, direction, edit, with_directions
 from vitrine.engine.w2w.labels import parse_labels
-from vitrine.engine.w2w.world import people_space
+from vitrine.evidence.w2w.world import people_space
 
 Nodes = SimpleNamespace
 
@@ -207,8 +207,8 @@ def ksampler_latents(graph, node_id, pipe):
 # --- EMD -----------------------------------------------------------------------------------------------------------
 def emd_one_step(graph, comfy):
     student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
-    contract = student.load_student(shipped("student"))
-    score.load_student(shipped("score"))
+    contract = student.load_student(student_file("student"))
+    score.load_student(student_file("score"))
     base = pipeline(NEMOPipeline)
     prompt, seeds = prompt_and_seed(graph, graph(8))
     repair = graph(12)
@@ -256,9 +256,9 @@ def w2w_people(graph, comfy):
 def transformer_pipeline(name):
     """(diffusers' own PixArt pipeline over a portraits transformer, the model whose text encoder it reads)."""
     from diffusers import DDIMScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
-    from vitrine.engine.portraits.sibling import load_transformer, sibling_folder
+    from vitrine.engine.portraits.shipped import load_transformer, transformer_folder
 
-    base, folder = load_portraits(), sibling_folder(name)
+    base, folder = load_portraits(), transformer_folder(name)
     told = DDIMScheduler.from_pretrained(folder) if (folder / "scheduler_config.json").is_file() else base.scheduler
     scheduler = EulerDiscreteScheduler.from_config(told.config, timestep_spacing="linspace")
     pipe = PixArtAlphaPipeline(None, None, base.vae, load_transformer(name), scheduler)
@@ -334,14 +334,14 @@ def compose_w2w_one_step(graph, comfy):
     space, student = people_space(), pipeline(EMDOneStepPipeline)
     person = sampled(graph, 6, space)
     edited = pipeline_models().edit_model(space, person, sliders(graph(8)))
-    contract, (prompt, seeds) = student.load_student(shipped("student")), prompt_and_seed(graph, graph(20))
+    contract, (prompt, seeds) = student.load_student(student_file("student")), prompt_and_seed(graph, graph(20))
 
     def one(model):
         with BatchedLora(student.unet, space.manifest, space.decode(model.coefficients)):
             return student(prompt, seeds, contract, output_type="pt").images
 
     found = {22: student(prompt, seeds, contract, output_type="pt").images, 32: one(person), 42: one(edited)}
-    student.load_lora_weights(str(shipped("diff-instruct")), adapter_name="strokes")
+    student.load_lora_weights(str(student_file("diff-instruct")), adapter_name="strokes")
     student.set_adapters(["generator", "strokes"], [1.0, graph(10).strength_model])
     slow = pipeline(W2WPipeline)
     return found | {52: one(edited), 62: ksampler(graph, 60, slow, space=space, model=person)}
@@ -350,7 +350,7 @@ def compose_w2w_one_step(graph, comfy):
 # --- files and making ----------------------------------------------------------------------------------------------
 def save_and_load(graph, comfy):
     from vitrine.engine.activations import Activations
-    from vitrine.nodes import saved
+    from vitrine.nodes.comfy import saved
 
     pipe, space = pipeline(NEMOPipeline), people_space()
     neurons = NeuronSet.load(saved.path_of("vitrine_neurons", graph(5).file))
@@ -389,7 +389,7 @@ def make_your_own(graph, comfy, folder):
 
 def first_pictures(s, folder):
     """What EMD Distill shows: the student's pictures of seeds 0 .. 3 after a small run."""
-    from vitrine.engine.emd import seeded
+    from vitrine.engine.noise import seeded_noise
 
     parts = training_parts({"model": s.base, "prompts": s.prompts.splitlines()})
     every = max(1, min(100, s.steps))
@@ -400,7 +400,7 @@ def first_pictures(s, folder):
     trainer.run()
     with torch.no_grad():
         cond = parts.conditions.take(torch.arange(4) % trainer.count)
-        return parts.decode(trainer.generate(seeded([0, 1, 2, 3], parts.shape), cond))
+        return parts.decode(trainer.generate(seeded_noise([0, 1, 2, 3], parts.shape), cond))
 
 
 # --- control -------------------------------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, c
     from diffusers import EulerDiscreteScheduler
     from vitrine.engine.control import GuidanceConfig, Told
     from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
-    from vitrine.engine.portraits.sibling import load_transformer, sibling_folder
+    from vitrine.engine.portraits.shipped import load_transformer, transformer_folder
 
     base = load_portraits()
     scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config)
@@ -431,7 +431,7 @@ def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, c
     rows = {k: v.expand(size.batch_size, *v.shape[1:]) for k, v in embeds.items()}
     start = (1 + sigmas[0] ** 2) ** 0.5
     return pipe(
-        checkpoint=pipe.load_control(sibling_folder(loader.weight) / "control.safetensors"), sigmas=sigmas,
+        checkpoint=pipe.load_control(transformer_folder(loader.weight) / "control.safetensors"), sigmas=sigmas,
         told=Told(told, (0, 0), None, False), guidance=GuidanceConfig(cfg, control), output_type="pt",
         latents=noise * start / scheduler.init_noise_sigma, height=size.height, width=size.width, **rows,
     ).images  # fmt: skip

@@ -8,7 +8,8 @@ import pytest
 import torch
 from vitrine.engine.activations import PRESETS, TapConfig, preset, seeded_noise, tap_latents, tap_timesteps
 from vitrine.engine.addresses import resolve, sites_of
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import build_models
 from vitrine.engine.progress import Interrupted
@@ -241,7 +242,7 @@ def _width(unet: torch.nn.Module, path: str) -> int:
 def test_the_papers_filter_gives_the_papers_counts() -> None:
     """gdf.md section 7, check 7: 63 = 43 + 20 (Tables 4, 5) and 33 (Table 6)."""
     from diffusers import UNet2DConditionModel
-    from vitrine.engine.activations.selection import candidates
+    from vitrine.engine.activations.published_filter import candidates
 
     with torch.device("meta"):
         sd15 = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
@@ -261,7 +262,7 @@ def test_the_papers_filter_gives_the_papers_counts() -> None:
 
 
 def test_part_agreement_of_perfect_and_of_useless_features() -> None:
-    from vitrine.engine.activations.report import part_agreement
+    from vitrine.evidence.activations.page import part_agreement
 
     parts = torch.randint(0, 4, (3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     perfect = torch.nn.functional.one_hot(parts.long()).movedim(-1, 1).float()
@@ -270,7 +271,7 @@ def test_part_agreement_of_perfect_and_of_useless_features() -> None:
 
 
 def test_the_demo_section_writes_itself(model) -> None:
-    from vitrine.engine.activations import report
+    from vitrine.evidence.activations import page as report
 
     class Page:
         """What a section needs of the demo's report."""

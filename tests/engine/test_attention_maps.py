@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitrine.engine.activations import TapConfig, tap_latents
 from vitrine.engine.activations.attention_features import aggregate_attention, token_maps
 from vitrine.engine.attention import MapReduction, attention_map
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import capture
 
@@ -187,7 +188,7 @@ def test_joint_maps_times_values_are_what_the_model_computed(make):
     x, cond = torch.randn(2, 4, 8, 12), Condition(torch.randn(2, text, 24), torch.randn(2, 20))
     names = [f"vit-block{i}-map" for i in range(len(blocks) + len(singles))]
     with torch.no_grad(), capture(net, names, early_exit=True) as early:
-        early.run(denoiser.forward, x, 500, cond)
+        denoiser.forward(x, 500, cond)
     with torch.no_grad(), capture(net, names) as taps:
         denoiser.forward(x, 500, cond)
     for i, name in enumerate(names):

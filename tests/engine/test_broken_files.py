@@ -15,7 +15,9 @@ import zipfile
 import pytest
 import torch
 from safetensors.torch import load, save, save_file
-from vitrine.engine.activations import Activations, TapConfig, TapInfo, comparison, qualitative
+from vitrine.engine.activations import Activations, TapConfig, TapInfo
+from vitrine.engine.activations import filter as qualitative
+from vitrine.engine.activations import greedy_search as comparison
 from vitrine.engine.activations.labelled import _read_mask
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import Preset
@@ -23,11 +25,11 @@ from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.cli import emd as emd_cli
 from vitrine.engine.cli import nemo as nemo_cli
 from vitrine.engine.emd.contract import StudentContract, read_student
-from vitrine.engine.emd.students import shipped
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import Activation
 from vitrine.engine.nemo.neurons import NeuronSet, import_csv
 from vitrine.engine.nemo.statistics import NeuronStatistics, import_official
+from vitrine.engine.portraits.shipped import student_file
 from vitrine.engine.w2w.build import load_space
 from vitrine.engine.w2w.delta import DeltaSpace
 from vitrine.engine.w2w.lora_files import read_header, read_lora, scan_folder
@@ -465,4 +467,4 @@ def test_an_index_that_lies_is_repaired_or_refused(place):
 @pytest.mark.parametrize("name", EVIL_NAMES)
 def test_names_are_no_paths(name):
     with pytest.raises(VitrineError, match="student"):
-        shipped(name)
+        student_file(name)

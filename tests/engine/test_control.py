@@ -18,7 +18,6 @@ from vitrine.engine.control import (
     PaddingConfig,
     cross_size_consistency,
     gamma,
-    guidance_for,
     guide,
     half_weight_time,
     load_control,
@@ -28,6 +27,7 @@ from vitrine.engine.control import (
     settle,
 )
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.guidance import scale_for_size
 from vitrine.engine.schedule import NoiseSchedule
 
 TABLE = {  # u = 0, .1, .25, .5, .75, .9, 1
@@ -220,8 +220,8 @@ def test_the_skip_rule_changes_no_bit(nesting):
 
 
 def test_equation_four():
-    assert guidance_for(1.5, 2) == 2.0 and guidance_for(7.5, 1) == 7.5 and guidance_for(1.0, 4) == 1.0
-    for make in (lambda: guidance_for(2.0, 0), lambda: GuidanceConfig(nesting="x"), lambda: GuidanceConfig(math.inf)):
+    assert scale_for_size(1.5, 2) == 2.0 and scale_for_size(7.5, 1) == 7.5 and scale_for_size(1.0, 4) == 1.0
+    for make in (lambda: scale_for_size(2.0, 0), lambda: GuidanceConfig(nesting="x"), lambda: GuidanceConfig(math.inf)):
         with pytest.raises(VitrineError):
             make()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.metrics import copy_figures, load_clip, load_sscd
+from vitrine.evidence.metrics import copy_figures, load_clip, load_sscd
 
 
 def test_figures_of_copies_and_of_others():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.metrics import precision_recall
+from vitrine.evidence.metrics import precision_recall
 
 
 def test_a_dropped_mode_costs_recall_and_an_invented_one_precision():

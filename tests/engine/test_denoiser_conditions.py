@@ -12,7 +12,8 @@ from diffusers import (
     UNet2DConditionModel,
 )
 from vitrine.engine.addresses import sites_of
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
 
 GENERATOR = torch.Generator().manual_seed(0)

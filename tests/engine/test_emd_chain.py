@@ -4,13 +4,15 @@ import math
 
 import pytest
 import torch
-from vitrine.engine.denoiser import Condition, Denoiser
-from vitrine.engine.emd.chain import ChainEnd, Gap, RowNoise, clipped, e_step, normal_from, row_rms, xz_chain
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd.chain import ChainEnd, Gap, clipped, e_step, normal_from, row_rms, xz_chain
 from vitrine.engine.emd.config import EStepConfig
 from vitrine.engine.emd.losses import calibrate_gz, draw_times, levels, m_step_loss, score_gap, score_loss
-from vitrine.engine.emd.toys import LinearGaussian, train_mixture
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.noise import RowNoise
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine.evidence.emd.toys import LinearGaussian, train_mixture
 
 VP, FLOW = NoiseSchedule.scaled_linear(), NoiseSchedule.flow()
 ONE = torch.ones((), dtype=torch.float64)
@@ -158,8 +160,8 @@ def test_settings_and_small_parts():
     assert calibrate_gz(torch.full((10,), 1e-4)) == (0.01, 20.0), "scores that still coincide allow no larger step"
     t = draw_times(VP, 1000, torch.Generator().manual_seed(0))
     assert t.min() >= 19 and t.max() <= 980
-    two = RowNoise([5, 6])(torch.zeros(2, 3))
-    torch.testing.assert_close(two[1:], RowNoise([6])(torch.zeros(1, 3)))
+    two = RowNoise([5, 6]).like(torch.zeros(2, 3))
+    torch.testing.assert_close(two[1:], RowNoise([6]).like(torch.zeros(1, 3)))
     assert row_rms(torch.full((2, 3, 4), 2.0)).tolist() == [2.0, 2.0]
 
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from safetensors.torch import save_file
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import (
     PRESETS,
     CorrectConfig,
@@ -13,9 +14,9 @@ from vitrine.engine.emd import (
     noise_scale,
     one_step,
     read_student,
-    seeded,
 )
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.noise import seeded_noise
 from vitrine.engine.progress import Interrupted
 from vitrine.engine.schedule import NoiseSchedule
 
@@ -41,7 +42,7 @@ def test_same_as_lcm_scheduler(prediction, noise, t):
     from diffusers import LCMScheduler
 
     student, calls = network(prediction=prediction)
-    z, contract = seeded([1, 2], (4, 8, 8)), StudentContract(timestep=t, noise=noise)
+    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentContract(timestep=t, noise=noise)
     with torch.no_grad():
         ours = one_step(student, z, Condition(), contract)
         assert len(calls) == 1, "one network call"
@@ -57,7 +58,7 @@ def test_same_as_lcm_scheduler(prediction, noise, t):
 
 def test_the_wrong_convention_shows():
     student, _ = network()
-    z = seeded([1], (4, 8, 8))
+    z = seeded_noise([1], (4, 8, 8))
     with torch.no_grad():
         unit, vp = (one_step(student, z, Condition(), StudentContract(timestep=399, noise=n)) for n in ("unit", "vp"))
     assert (unit - vp).norm() / unit.norm() > 0.1
@@ -67,8 +68,8 @@ def test_the_wrong_convention_shows():
 def test_seeds_are_per_picture():
     student, _ = network()
     with torch.no_grad():
-        many = one_step(student, seeded([3, 4, 5], (4, 8, 8)), Condition(), StudentContract())
-        one = one_step(student, seeded([4], (4, 8, 8)), Condition(), StudentContract())
+        many = one_step(student, seeded_noise([3, 4, 5], (4, 8, 8)), Condition(), StudentContract())
+        one = one_step(student, seeded_noise([4], (4, 8, 8)), Condition(), StudentContract())
     torch.testing.assert_close(many[1:2], one, rtol=1e-5, atol=1e-5)  # float32 convolutions, times 1 / alpha = 14.6
 
 
@@ -105,7 +106,7 @@ def roles():
 
 def test_correction_off_is_identity_and_steps_move():
     generator, teacher, score = roles()
-    z, contract = seeded([1, 2], (4, 8, 8)), StudentContract()
+    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentContract()
     with torch.no_grad():
         plain = one_step(generator, z, Condition(), contract)
     off, _ = correct(generator, teacher, score, z, Condition(), contract, CorrectConfig(0), [1, 2])
@@ -128,5 +129,13 @@ def test_correction_stops_within_one_step():
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        correct(*roles(), seeded([1], (4, 8, 8)), Condition(), StudentContract(), CorrectConfig(50), [1], progress=stop)
+        correct(
+            *roles(),
+            seeded_noise([1], (4, 8, 8)),
+            Condition(),
+            StudentContract(),
+            CorrectConfig(50),
+            [1],
+            progress=stop,
+        )
     assert done == [1]

@@ -12,11 +12,13 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 from safetensors.torch import load_file
-from vitrine.engine.denoiser import Condition, Denoiser
-from vitrine.engine.emd import ChainEnd, EStepConfig, one_step, read_student, seeded
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import ChainEnd, EStepConfig, one_step, read_student
 from vitrine.engine.emd.roles import GENERATOR, SCORE, Roles
 from vitrine.engine.emd.train import EMDTrainConfig, Trainer
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.noise import seeded_noise
 
 SMALL = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "norm_num_groups": 4,
          "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
@@ -46,7 +48,7 @@ def digest(module):
 
 
 def test_roles_start_equal_and_the_teacher_never_changes(tmp_path):
-    base, x, t = teacher(), seeded([1], (4, 8, 8)), 500.0
+    base, x, t = teacher(), seeded_noise([1], (4, 8, 8)), 500.0
     with torch.no_grad():
         before = base.predict(x, t, texts(1)).eps
     run = trainer(tmp_path, base)
@@ -108,7 +110,7 @@ def test_killed_within_a_step_and_resumed(tmp_path, student):
 def test_export_loads_in_diffusers_both_ways(tmp_path):
     run = trainer(tmp_path, ema=0.0)
     files = run.run()
-    z = seeded([1, 2], (4, 8, 8))
+    z = seeded_noise([1, 2], (4, 8, 8))
     with torch.no_grad():
         wanted = run.generate(z, texts(2))
     contract, tensors = read_student(files[0])
@@ -216,12 +218,12 @@ def test_checkpointing_changes_no_weight(tmp_path, student):
         states.append(load_file(tmp_path / str(on) / "state.safetensors"))
     off, on = states
     assert calls[True] > calls[False], "activations are computed again"
-    assert all((off[k] - on[k]).abs().max() < 1e-6 for k in off if k.startswith(("weight/", "ema/")))
+    assert all((off[k] - on[k]).abs().max() < 1e-6 for k in off if k.startswith(("weight/", "average/")))
 
 
 @pytest.mark.parametrize("student", ["lora", "full"])
 def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
-    base, z = teacher(), seeded([1, 2], (4, 8, 8))
+    base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
     kept, samples = digest(base.backbone), {}
     for dtype in ("float32", "bfloat16"):
         run = trainer(tmp_path / dtype, base if dtype == "bfloat16" else None, steps=3, dtype=dtype, student=student,
@@ -231,7 +233,7 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
             samples[dtype] = run.generate(z, texts(2))
         state = load_file(tmp_path / dtype / "state.safetensors")
         assert run.skipped == 0 and run.done == 3
-        assert {v.dtype for k, v in state.items() if k != "random"} == {torch.float32}
+        assert {v.dtype for k, v in state.items() if not k.startswith("random/")} == {torch.float32}
         assert all(bool(torch.isfinite(v).all()) for k, v in state.items() if k != "random")
     assert run.roles.unet.conv_in.weight.dtype == torch.bfloat16 and base.backbone.conv_in.weight.dtype == torch.float32
     assert digest(base.backbone) == kept, "the caller's own network is left alone"
@@ -242,7 +244,7 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
 
 # --- full students ------------------------------------------------------------------------------------------------
 def test_a_full_student_has_weights_of_its_own(tmp_path):
-    base, z = teacher(), seeded([1, 2], (4, 8, 8))
+    base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
     kept = digest(base.backbone)
     run = trainer(tmp_path, base, student="full", ema=0.0)
     with torch.no_grad():
@@ -282,7 +284,7 @@ def test_grids_are_written_and_change_nothing(tmp_path):
     assert all(torch.equal(plain[k], grids[k]) for k in plain)
     assert torch.equal(run.samples(), seen[3])
     before = {k: p.detach().clone() for k, p in run.roles.parameters(GENERATOR).items()}
-    run.ema = before
+    run.average.values = before
     assert not torch.equal(run.samples(), seen[3]), "it shows the averaged weights"
     assert all(torch.equal(p, before[k]) for k, p in run.roles.parameters(GENERATOR).items())
 
@@ -312,7 +314,7 @@ def test_two_processes_average_their_gradients(tmp_path):
     assert all(torch.equal(first[k], second[k]) for k in first)
     one = trainer(tmp_path / "one", steps=3, batch=4)
     one.run()
-    z = seeded([1, 2], (4, 8, 8))
+    z = seeded_noise([1, 2], (4, 8, 8))
     other = trainer(tmp_path / "two", steps=3, batch=4)  # one process goes on where two stopped
     assert other.done == 3
     with torch.no_grad():
@@ -327,7 +329,7 @@ def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
     kohya = next(f for f in files if f.name.endswith("_kohya.safetensors"))
     second = trainer(tmp_path / "second", decay=0.5)
     second.start_from(kohya, tmp_path / "first" / "score_kohya.safetensors")
-    for name, theirs in ((GENERATOR, first.ema), (SCORE, first.roles.parameters(SCORE))):
+    for name, theirs in ((GENERATOR, first.average.values), (SCORE, first.roles.parameters(SCORE))):
         for key, value in second.roles.parameters(name).items():
             assert torch.equal(value, theirs[key].detach().half().float()), key
     rates = []

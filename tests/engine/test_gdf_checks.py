@@ -17,7 +17,8 @@ from diffusers import (
 from vitrine.engine.activations import TapConfig, tap_latents
 from vitrine.engine.activations.images import encode_pixels, to_pixels
 from vitrine.engine.addresses import sites_of
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture
 
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}

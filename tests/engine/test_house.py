@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import tomllib
 from PIL import Image, ImageChops
-from vitrine.engine import claims
 from vitrine.engine.charts import line_chart
-from vitrine.engine.cli import reproduce
 from vitrine.engine.cli.main import main
-from vitrine.engine.cli.report import Report
 from vitrine.engine.errors import VitrineError
+from vitrine.evidence import registry as claims
+from vitrine.evidence import reproduce
+from vitrine.evidence.report import Report
 
 ROOT = Path(__file__).parents[2]
-CODE = [*ROOT.glob("engine/**/*.py"), *ROOT.glob("nodes/**/*.py"), ROOT / "__init__.py"]
+CODE = [*(p for wing in ("engine", "nodes", "evidence") for p in ROOT.glob(f"{wing}/**/*.py")), ROOT / "__init__.py"]
 
 
 def test_the_package_list_matches_the_folders():

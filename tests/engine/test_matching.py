@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from vitrine.engine.activations import Activations
-from vitrine.engine.activations.comparison import compare
 from vitrine.engine.activations.correspondence import (
     feature_maps,
     find_correspondence,
@@ -15,6 +14,7 @@ from vitrine.engine.activations.correspondence import (
     pck,
     sample_points,
 )
+from vitrine.engine.activations.greedy_search import compare
 from vitrine.engine.activations.segmentation import (
     ProbeSettings,
     bootstrap_iou,

@@ -1,10 +1,10 @@
 """The demo's pictures of matching, on an untrained portraits model."""
 
 import torch
-from vitrine.engine.activations import matching_report
-from vitrine.engine.activations.matching_claims import by_pair
-from vitrine.engine.cli.report import Report
 from vitrine.engine.portraits import PARTS, build_models, render, sample_scenes
+from vitrine.evidence.activations import matching_page as matching_report
+from vitrine.evidence.activations.matching_claims import by_pair
+from vitrine.evidence.report import Report
 
 
 def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):

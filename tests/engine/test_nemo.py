@@ -6,9 +6,9 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as published_ms_ssim
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.metrics.ssim import betas_for, ms_ssim
 from vitrine.engine.nemo import (
     BlockConfig,
     NeuronSet,
@@ -30,6 +30,7 @@ from vitrine.engine.nemo.find import Task, lockstep
 from vitrine.engine.nemo.neurons import export_lists, import_csv
 from vitrine.engine.nemo.score import Request, ddim_timestep, probe_noise
 from vitrine.engine.nemo.search import candidates, search
+from vitrine.engine.nemo.ssim import betas_for, ms_ssim
 
 SHAPE, SEEDS, TOKENS, WIDTH = (4, 44, 44), 3, 7, 24
 SCHEDULER = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)

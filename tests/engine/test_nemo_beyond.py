@@ -10,7 +10,8 @@ from diffusers import (
     SD3Transformer2DModel,
     UNet2DConditionModel,
 )
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import (
     AttackConfig,
@@ -29,10 +30,10 @@ from vitrine.engine.nemo import (
     value_sites,
     verify,
 )
-from vitrine.engine.nemo.baselines import attention_scaling, without_padding
 from vitrine.engine.nemo.block import token_positions
 from vitrine.engine.nemo.score import Request, min_max, probe_noise
 from vitrine.engine.nemo.statistics import import_official
+from vitrine.evidence.nemo.baselines import attention_scaling, without_padding
 
 SHAPE, TEXT = (4, 16, 16), 24
 

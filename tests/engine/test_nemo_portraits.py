@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from vitrine.engine.nemo.baselines import random_neurons
 from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.nemo.score import Request, probe_noise
-from vitrine.engine.nemo.world import DETECT, ORDINARY, SEARCH, SHAPE, captions, setting
 from vitrine.engine.portraits import plants, render
+from vitrine.evidence.nemo.baselines import random_neurons
+from vitrine.evidence.nemo.world import DETECT, ORDINARY, SEARCH, SHAPE, captions, setting
 
 SEEDS = [900, 901, 902, 903]
 

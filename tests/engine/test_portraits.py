@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.metrics import frechet_distance
 from vitrine.engine.portraits import ATTRIBUTES, KEYPOINTS, PARTS, caption, plants, render, sample_scenes
 from vitrine.engine.portraits.captions import MAX_TOKENS, RARE_WORDS, vocabulary, write_tokenizer_files
-from vitrine.engine.portraits.quality import nearest_scenes
+from vitrine.evidence.metrics import frechet_distance
+from vitrine.evidence.portraits.quality import nearest_scenes
 
 
 def test_a_scene_depends_on_its_own_seeds_only():

@@ -6,8 +6,8 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import load_portraits
-from vitrine.engine.portraits.train import OutOfTime, TrainConfig, main
 from vitrine.engine.progress import Interrupted
+from vitrine.evidence.portraits.train import OutOfTime, TrainConfig, main
 
 TINY = {
     "pictures": 32, "readout_steps": 2, "vae_steps": 2, "unet_steps": 4,

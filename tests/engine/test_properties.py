@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import pytest
 import torch
 import vitrine.engine
+import vitrine.evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vitrine.engine.addresses import resolve, sites_of
@@ -99,7 +100,8 @@ FIELDS = {
 def config_classes():
     """Every class of settings in the engine, by its name's ending or because FIELDS knows it."""
     found = {}
-    for info in pkgutil.walk_packages(vitrine.engine.__path__, "vitrine.engine."):
+    packages = [(p.__path__, f"{p.__name__}.") for p in (vitrine.engine, vitrine.evidence)]
+    for info in (info for package in packages for info in pkgutil.walk_packages(*package)):
         for name, value in vars(importlib.import_module(info.name)).items():
             ours = isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == info.name
             named = name in FIELDS or name.endswith(("Config", "Settings", "Rule", "Contract"))

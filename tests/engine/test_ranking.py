@@ -6,9 +6,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
 from PIL import Image
-from vitrine.engine.activations.preset_files import FeaturePreset
-from vitrine.engine.activations.presets import PRESETS
-from vitrine.engine.activations.qualitative import (
+from vitrine.engine.activations.filter import (
     FilterRule,
     Properties,
     granularity_score,
@@ -16,9 +14,12 @@ from vitrine.engine.activations.qualitative import (
     measure_properties,
     noise_score,
 )
+from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.presets import PRESETS
 from vitrine.engine.activations.ranking import rank_places, spatial_places
 from vitrine.engine.cli.main import main
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import SegmentationPipeline
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes

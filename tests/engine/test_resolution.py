@@ -36,7 +36,8 @@ from vitrine.engine.resolution import (
 )
 from vitrine.engine.resolution.posembed import axis_units, centre_crop, grid_units, resized_table, sincos_table
 from vitrine.engine.resolution.rope import inverse_frequencies, ntk, scaled_ids, yarn, yarn_scale
-from vitrine.engine.resolution.schedule import (
+from vitrine.engine.resolution.schedulers import own_shift, transferred_scheduler
+from vitrine.engine.resolution.shift import (
     TOPS,
     betas_of,
     flow_sigmas,
@@ -45,7 +46,6 @@ from vitrine.engine.resolution.schedule import (
     sigma_list,
     trained_betas,
 )
-from vitrine.engine.resolution.schedulers import own_shift, transferred_scheduler
 from vitrine.engine.resolution.transfer import rotary
 from vitrine.engine.schedule import NoiseSchedule
 

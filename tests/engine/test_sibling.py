@@ -6,24 +6,18 @@ import os
 import pytest
 import torch
 from safetensors.torch import load_file
-from vitrine.engine.claims import all_claims
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.scenes import ATTRIBUTES
-from vitrine.engine.portraits.sibling import (
-    Collection,
-    load_transformer,
-    save_transformer,
-    saved_data,
-    shipped_siblings,
-    sibling_data,
-    sibling_folder,
-)
-from vitrine.engine.portraits.told_sibling import Sibling
-from vitrine.engine.resolution import ResolutionTransferConfig, apply, world
-from vitrine.engine.resolution.claims import judged
+from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
+from vitrine.engine.resolution import ResolutionTransferConfig, apply
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine.evidence.control.controlled_transformer import Sibling
+from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, sibling_data
+from vitrine.evidence.registry import all_claims
+from vitrine.evidence.resolution import world
+from vitrine.evidence.resolution.claims import judged
 
 SMALL = {"batch": 2, "pictures": 6, "samples": 3, "sampler_steps": 1}
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -77,10 +71,10 @@ def test_a_sibling_is_a_pipeline_to_resolution_transfer(sibling):
 
 
 def test_unknown_siblings_are_refused():
-    assert {"constant", "power-cosine"} <= set(shipped_siblings())
+    assert {"constant", "power-cosine"} <= set(shipped_transformers())
     with pytest.raises(VitrineError, match="power-cosine"):
         load_transformer("power-sine")
-    assert sibling_folder(sibling_folder("constant")) == sibling_folder("constant")
+    assert transformer_folder(transformer_folder("constant")) == transformer_folder("constant")
 
 
 def test_pictures_are_made_once(tmp_path):
@@ -98,7 +92,7 @@ def test_pictures_are_made_once(tmp_path):
 def test_small_pictures_are_of_other_things_than_large_ones():
     """Sizes and values keep their shares; who goes with whom changes."""
     from vitrine.engine.portraits import sample_scenes
-    from vitrine.engine.portraits.sibling import LINK, SHARES, SIZES, _linked
+    from vitrine.evidence.portraits.transformer import LINK, SHARES, SIZES, _linked
 
     scenes, size = _linked(sample_scenes(range(2000)), torch.Generator().manual_seed(0))
     held = torch.stack([(size == s).float().mean() for s in SIZES])
@@ -113,7 +107,7 @@ def test_small_pictures_are_of_other_things_than_large_ones():
 
 @pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "sides"), ("constant", "flips")])
 def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
-    from vitrine.engine.control.world import train_sibling
+    from vitrine.evidence.control.world import train_sibling
 
     name = "constant" if lesson == "collection" else f"constant-{lesson}"
     for folder, sittings in (("one", [2]), ("two", [1, 2])):
@@ -128,7 +122,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
 
 def test_lessons_show_more_sides_and_no_mirrored_pictures():
     from vitrine.engine.portraits import sample_scenes
-    from vitrine.engine.portraits.sibling import SIDED, _sided
+    from vitrine.evidence.portraits.transformer import SIDED, _sided
 
     scenes = sample_scenes(range(2000))
     made = _sided(scenes, 0.75, torch.Generator().manual_seed(0))
@@ -141,9 +135,9 @@ def test_lessons_show_more_sides_and_no_mirrored_pictures():
 
 
 def test_a_flip_is_taught_against_the_model_itself(tmp_path):
-    from vitrine.engine.control.flip_lessons import FlipLessons
     from vitrine.engine.control.train import ControlTrainConfig
-    from vitrine.engine.portraits.told_sibling import load_sibling
+    from vitrine.evidence.control.controlled_transformer import load_sibling
+    from vitrine.evidence.control.flip_lessons import FlipLessons
 
     portraits, (transformer, embedder, gamma) = load_portraits(), load_sibling("power-cosine")
     data = sibling_data(portraits, 8, kind=Collection(0.0, 0.75))
@@ -185,7 +179,7 @@ def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
     assert set(one) == set(two) and all(torch.equal(one[k], two[k]) for k in one)
     assert world.read_curves(tmp_path)["grid-rescaled"] == world.read_curves(run)["grid-rescaled"]
     trained = [k for k in one if k.startswith("weight/ctrl")]
-    moved = [k for k in trained if not torch.equal(one[k], one["ema/" + k.removeprefix("weight/")])]
+    moved = [k for k in trained if not torch.equal(one[k], one["average/" + k.removeprefix("weight/")])]
     assert moved == trained, "the control embedder is trained too"
 
 
@@ -225,7 +219,7 @@ def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
     shipped = NoiseSchedule.from_diffusers(load_portraits().scheduler)
     ratio = NoiseSchedule.from_diffusers(opened.scheduler).sigma(torch.arange(1000)) / shipped.sigma(torch.arange(1000))
     assert torch.allclose(ratio, torch.full_like(ratio, 2.0), rtol=1e-4)
-    ema = weights(run)["ema/base.proj_out.weight"]
+    ema = weights(run)["average/base.proj_out.weight"]
     assert torch.equal(opened.transformer.proj_out.weight, ema.half().float())
     assert opened.draw([PROMPT], [3], steps=2).shape == (1, 3, 128, 128)
     size = sum(p.stat().st_size for p in out.iterdir())
@@ -275,9 +269,9 @@ def test_settings_are_checked(wrong):
 
 # --- report sections ------------------------------------------------------------------------------------------------
 def test_the_report_sections(monkeypatch, tmp_path):
-    from vitrine.engine.cli.report import Report
-    from vitrine.engine.control import report as control
-    from vitrine.engine.resolution import report as resolution
+    from vitrine.evidence.control import page as control
+    from vitrine.evidence.report import Report
+    from vitrine.evidence.resolution import page as resolution
 
     draw = Sibling.draw
     monkeypatch.setattr(Sibling, "draw", lambda self, *a, **k: draw(self, *a, **k | {"steps": 2}))
@@ -295,5 +289,5 @@ def test_the_report_sections(monkeypatch, tmp_path):
 
 def test_shipped_and_saved_configs_hold_no_path(tmp_path):
     save_transformer(load_transformer("power-cosine"), tmp_path / "saved")
-    for folder in (tmp_path / "saved", *(sibling_folder(n) for n in shipped_siblings())):
+    for folder in (tmp_path / "saved", *(transformer_folder(n) for n in shipped_transformers())):
         assert not json.loads((folder / "config.json").read_text()).get("_name_or_path"), folder

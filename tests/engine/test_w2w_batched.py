@@ -6,7 +6,8 @@ import pytest
 import torch
 from peft import LoraConfig
 from vitrine.engine import narrow_heads
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.w2w import (
@@ -184,9 +185,9 @@ def test_settings_round_trip():
 
 def test_it_adds_to_a_lora_that_diffusers_has_loaded():
     """PEFT wraps the layers; the adapters of both add up, and the layer is itself again afterwards."""
-    from vitrine.engine.emd.students import one_step_pipeline
+    from vitrine.engine.pipelines.emd import one_step_pipeline
     from vitrine.engine.w2w import BatchedLora
-    from vitrine.engine.w2w.world import people_space
+    from vitrine.evidence.w2w.world import people_space
 
     pipe, _ = one_step_pipeline()
     space, path = people_space(), "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"

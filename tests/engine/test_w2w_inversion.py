@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from vitrine.engine.denoiser import Condition, Denoiser
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.w2w import (

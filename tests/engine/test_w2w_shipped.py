@@ -1,14 +1,15 @@
 """The shipped space of people: its size, its directions, and that a model is one person in every picture."""
 
 import torch
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import quality, read_header, read_lora, sample
-from vitrine.engine.w2w.measures import PEOPLE, distances
-from vitrine.engine.w2w.world import FILE, LABELS, Studio, labels, name, people_space
+from vitrine.evidence.w2w.measures import PEOPLE, distances
+from vitrine.evidence.w2w.world import LABELS, Studio, labels, name, people_space
 
 
 def test_it_is_what_the_docs_say():
     space = people_space()
-    assert FILE.stat().st_size <= 4_000_000 and space.count >= 500
+    assert PEOPLE_SPACE.stat().st_size <= 4_000_000 and space.count >= 500
     assert set(LABELS) <= set(space.directions)
     assert {layer.path.rsplit(".", 1)[1] for layer in space.manifest} == {"to_q", "to_v"}
     assert {layer.rank for layer in space.manifest} == {1}

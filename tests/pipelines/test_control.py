@@ -24,12 +24,12 @@ from vitrine.engine.control import (
     PaddingConfig,
     Told,
     control_width,
-    guidance_for,
     needed,
     pad_text,
     save_control,
 )
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.guidance import scale_for_size
 from vitrine.engine.pipelines import (
     ControlConditionedPipeline,
     ControlConditionedPixArtPipeline,
@@ -240,7 +240,7 @@ def test_pictures_do_not_depend_on_the_batch(xl):
 
 def test_guidance_grows_with_the_resolution(xl):
     law = ours(xl, guidance=GuidanceConfig(1.5), upscale=2.0).images
-    assert guidance_for(1.5, 2.0) == 2.0
+    assert scale_for_size(1.5, 2.0) == 2.0
     assert torch.equal(law, ours(xl, guidance=GuidanceConfig(2.0)).images)
 
 

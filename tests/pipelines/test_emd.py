@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from vitrine.engine.denoiser import Condition, Denoiser
-from vitrine.engine.emd import CorrectConfig, StudentContract, one_step, seeded
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import CorrectConfig, StudentContract, one_step
 from vitrine.engine.emd.export import export_full
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.noise import seeded_noise
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline
 from vitrine.engine.portraits import build_models
 
@@ -25,7 +27,7 @@ def test_is_the_engine_with_one_call(pipe):
     assert calls == [2], "one UNet call, no negative rows"
     with torch.no_grad():
         text = pipe.encode_prompt([PROMPT] * 2, "cpu", 1, False)[0]
-        wanted = one_step(Denoiser.from_diffusers(pipe), seeded([3, 4], (4, 16, 16)), Condition(text), contract)
+        wanted = one_step(Denoiser.from_diffusers(pipe), seeded_noise([3, 4], (4, 16, 16)), Condition(text), contract)
     assert torch.equal(found, wanted)
 
 
@@ -58,7 +60,7 @@ def test_a_whole_unet_loads_and_leaves_the_source_alone(tmp_path):
     with torch.no_grad():
         text = pipe.encode_prompt([PROMPT], "cpu", 1, False)[0]
         net = Denoiser.from_diffusers(other.unet, pipe.scheduler)
-        wanted = one_step(net, seeded([1], (4, 16, 16)), Condition(text), contract)
+        wanted = one_step(net, seeded_noise([1], (4, 16, 16)), Condition(text), contract)
     assert torch.equal(found, wanted)
     assert all(torch.equal(v, kept[k]) for k, v in source.unet.state_dict().items())
     (bad,) = export_full(tmp_path, {"conv_in.weight": torch.zeros(1)}, "bad", contract)

@@ -3,21 +3,22 @@
 import pytest
 import torch
 from vitrine.engine.emd import read_student
-from vitrine.engine.emd.students import STUDENTS, one_step_pipeline, shipped
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines.emd import one_step_pipeline
 from vitrine.engine.portraits import caption, sample_scenes
 from vitrine.engine.portraits.readout import attribute_accuracy, load_readout, read
+from vitrine.engine.portraits.shipped import STUDENTS, student_file
 
 
 def test_files_carry_their_contract_and_stay_small():
     for name in STUDENTS:
-        contract, tensors = read_student(shipped(name))
+        contract, tensors = read_student(student_file(name))
         assert contract.timestep == 999 and contract.noise == "unit" and tuple(contract.shape) == (4, 16, 16)
-        assert shipped(name).stat().st_size < 3 * 2**20 and all(
+        assert student_file(name).stat().st_size < 3 * 2**20 and all(
             t.dtype == torch.float16 or t.ndim == 0 for t in tensors.values()
         )
     with pytest.raises(VitrineError, match="diff-instruct"):
-        shipped("other")
+        student_file("other")
 
 
 def test_one_step_shows_what_the_prompt_says():

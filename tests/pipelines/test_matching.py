@@ -48,7 +48,7 @@ def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
     from diffusers import UNet2DConditionModel
     from transformers import CLIPTextModelWithProjection
-    from vitrine.engine.activations.qualitative import FilterRule
+    from vitrine.engine.activations.filter import FilterRule
     from vitrine.engine.pipelines import CorrespondenceXLPipeline, SegmentationXLPipeline
     from vitrine.engine.portraits import build_models
 

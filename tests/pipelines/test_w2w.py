@@ -5,8 +5,8 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, WeightSpace, materialise, write_lora
-from vitrine.engine.w2w.world import FILE
 
 PROMPT = "a smiling face with cap left navy shirt on blue"
 HOW = {"num_inference_steps": 6, "guidance_scale": 2.0, "output_type": "latent"}
@@ -21,7 +21,7 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def space():
-    return WeightSpace.load(FILE)
+    return WeightSpace.load(PEOPLE_SPACE)
 
 
 def draw(pipe, **how):

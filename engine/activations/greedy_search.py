@@ -1,0 +1,94 @@
+"""Quantitative comparison (GDF, section 4.3): score every candidate alone, then add places greedily under a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import refuse
+from ..files import named, parse_table, write_json
+from ..progress import Progress, silent
+
+ScoreOf = Callable[[tuple[str, ...]], float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was found.
+
+    Attributes:
+        singles: address -> score alone, best first.
+        chosen: the greedy combination, in the order added.
+        score: of the combination.
+    """
+
+    singles: dict[str, float]
+    chosen: tuple[str, ...]
+    score: float
+
+
+class _Memory:
+    """Scores already computed, kept in a JSON file so that an interrupted comparison goes on."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = Path(path) if path else None
+        self.table: dict[str, float] = {}
+        if self.path and self.path.is_file():
+            with named(self.path, "comparison state", "a JSON table of scores", "delete the file"):
+                self.table = {k: float(v) for k, v in parse_table(self.path.read_text(encoding="utf-8")).items()}
+
+    def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:
+        key = " ".join(sorted(addresses))
+        if key not in self.table:
+            self.table[key] = float(score_of(addresses))
+            if self.path:
+                write_json(self.path, self.table)
+        return self.table[key]
+
+
+def compare(
+    candidates: Sequence[str],
+    score_of: ScoreOf,
+    *,
+    channels: Mapping[str, int] | None = None,
+    budget: int | None = None,
+    most: int = 4,
+    pool: int = 12,
+    state: str | Path | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Rank places alone and combine them greedily.
+
+    Args:
+        score_of: larger is better; called once for each combination tried.
+        channels, budget: width of each place, and the largest sum allowed.
+        most: places in the combination at most.
+        pool: only the best ``pool`` singles are tried as additions.
+        state: a JSON file that keeps scores; the same call resumes from it.
+
+    Raises:
+        VitrineError: no candidates, or none within the budget.
+    """
+    widths = dict(channels or {})
+    allowed = [c for c in candidates if budget is None or widths.get(c, 0) <= budget]
+    if not allowed:
+        raise refuse("candidates", list(candidates), "at least one place within the budget", "raise the budget")
+    memory = _Memory(state)
+    singles = {}
+    for i, address in enumerate(allowed):
+        singles[address] = memory.score((address,), score_of)
+        progress(i + 1, len(allowed), None)
+    ranked = dict(sorted(singles.items(), key=lambda item: -item[1]))
+    chosen: tuple[str, ...] = (next(iter(ranked)),)
+    best = ranked[chosen[0]]
+    while len(chosen) < most:
+        used = sum(widths.get(c, 0) for c in chosen)
+        room = [c for c in list(ranked)[:pool] if c not in chosen]
+        room = [c for c in room if budget is None or used + widths.get(c, 0) <= budget]
+        scores = {c: memory.score((*chosen, c), score_of) for c in room}
+        if not scores or max(scores.values()) <= best:
+            break
+        added = max(scores, key=lambda c: scores[c])
+        chosen, best = (*chosen, added), scores[added]
+    return Comparison(ranked, chosen, best)

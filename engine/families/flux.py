@@ -1,0 +1,106 @@
+"""Flux.1: double blocks with joint attention, then single blocks over the joined tokens; rotary positions.
+
+Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding. Joint attention has one map a
+block, ``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..condition import Condition
+from ..errors import refuse
+from ..site import ModuleSite, Site
+from .family import Family
+from .joint import QKV, fused_stream, joint_map, split_stream
+
+
+def diffusers_sites(net: Any) -> Iterator[Site]:
+    """FluxTransformer2DModel: single blocks continue the count of the double ones."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
+    for b, block in enumerate(net.transformer_blocks):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in QKV:
+            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
+        for x in QKV:
+            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
+        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
+        last, rope = f"{path}.attn.add_k_proj", f"{path}.attn"
+        yield joint_map(f"{name}-map", f"{path}.attn", both, last, block.attn.heads, rope=rope)
+        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.ff", **image)
+        yield ModuleSite(f"{name}-out", path, element=1, **image)
+    doubles = len(net.transformer_blocks)
+    for j, single in enumerate(net.single_transformer_blocks):
+        name, path = f"vit-block{doubles + j}", f"single_transformer_blocks.{j}"
+        for x in QKV:
+            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", skip_text=True, **image)
+        one = (split_stream(net, f"{path}.attn", False),)
+        yield joint_map(f"{name}-map", f"{path}.attn", one, f"{path}.attn.to_k", single.attn.heads, rope=f"{path}.attn")
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.act_mlp", skip_text=True, **image)
+        # diffusers >= 0.35 returns (text, image), older ones the joint sequence: the reader accepts both.
+        yield ModuleSite(f"{name}-out", path, element=1, skip_text=True, **image)
+
+
+def comfyui_sites(net: Any) -> Iterator[Site]:
+    """Flux: the image stream comes first in a double block's output; single blocks fuse q, k, v with the MLP."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    for b in range(len(net.double_blocks)):
+        name, path = f"vit-block{b}", f"double_blocks.{b}"
+        for i, x in enumerate(QKV):
+            yield ModuleSite(f"{name}-{x}", f"{path}.img_attn.qkv", columns=(i, 3), **image)
+        for i, x in enumerate(QKV):
+            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=(i, 3))
+        norms = ("norm.query_norm", "norm.key_norm")
+        both = tuple(fused_stream(net, f"{path}.{s}_attn", norms) for s in ("txt", "img"))
+        heads = int(net.num_heads)
+        yield joint_map(f"{name}-map", path, both, f"{path}.txt_attn.qkv", heads, rope=path)
+        yield ModuleSite(f"{name}-attn-out", f"{path}.img_attn.proj", **image)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.1", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
+        yield ModuleSite(f"{name}-out", path, element=0, **image)
+    doubles, width = len(net.double_blocks), int(net.hidden_size)
+    for j in range(len(net.single_blocks)):
+        name, path = f"vit-block{doubles + j}", f"single_blocks.{j}"
+        for i, x in enumerate(QKV):
+            fused: dict[str, Any] = {"columns": (i, 3), "width": width}
+            yield ModuleSite(f"{name}-{x}", f"{path}.linear1", skip_text=True, **fused, **image)
+        one = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1"),)
+        yield joint_map(f"{name}-map", path, one, f"{path}.linear1", int(net.num_heads), rope=path, width=width)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", skip_text=True, **image)
+        yield ModuleSite(f"{name}-out", path, skip_text=True, **image)
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """Flux works on 2 x 2 patches in row-major order and takes the time in [0, 1]."""
+    if cond.text is None:
+        raise refuse("condition", "no text", "Condition(text=(B, T, C), pooled=(B, D))", "encode the prompt first")
+    b, c, h, w = x.shape
+    packed = x.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
+    ids = torch.zeros(h // 2, w // 2, 3, device=x.device)
+    ids[..., 1], ids[..., 2] = torch.arange(h // 2)[:, None], torch.arange(w // 2)[None]
+    out = net(
+        hidden_states=packed,
+        encoder_hidden_states=cond.text,
+        pooled_projections=cond.pooled,
+        timestep=t / 1000,
+        img_ids=ids.view(-1, 3),
+        txt_ids=torch.zeros(cond.text.shape[1], 3, device=x.device),
+        guidance=cond.extra.get("guidance"),
+    ).sample
+    return out.view(b, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
+
+
+FAMILY = Family(
+    "Flux",
+    "FluxTransformer2DModel",
+    ("transformer_blocks", "single_transformer_blocks"),
+    ("double_blocks", "single_blocks", "img_in"),
+    diffusers_sites,
+    comfyui_sites,
+    call,
+)

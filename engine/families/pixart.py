@@ -1,0 +1,82 @@
+"""PixArt: self- and cross-attention over patches, the timestep through adaLN-single.
+
+Addresses are ``vit-block{b}-...``; q, k, v are taken before any norm. Slices are on the last axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..condition import Condition
+from ..site import MapSite, ModuleSite, Site
+from .family import Family
+from .joint import QKV
+
+
+def _map(address: str, path: str, query: str, key: str, **more: Any) -> MapSite:
+    return MapSite(address, path, query=f"{path}.{query}", key=f"{path}.{key}", **more)
+
+
+def diffusers_sites(net: Any) -> Iterator[Site]:
+    """PixArtTransformer2DModel."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
+    for b, block in enumerate(net.transformer_blocks):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in QKV:
+            yield ModuleSite(f"{name}-self-{x}", f"{path}.attn1.to_{x}", **image)
+        yield _map(f"{name}-self-map", f"{path}.attn1", "to_q", "to_k", heads=block.attn1.heads)
+        yield ModuleSite(f"{name}-self-out", f"{path}.attn1.to_out.0", **image)
+        yield ModuleSite(f"{name}-cross-q", f"{path}.attn2.to_q", **image)
+        for x in ("k", "v"):
+            yield ModuleSite(f"{name}-cross-{x}", f"{path}.attn2.to_{x}", "text")
+        yield _map(f"{name}-cross-map", f"{path}.attn2", "to_q", "to_k", heads=block.attn2.heads, text_keys=True)
+        yield ModuleSite(f"{name}-cross-out", f"{path}.attn2.to_out.0", **image)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.ff", **image)
+        yield ModuleSite(f"{name}-out", path, **image)
+
+
+def comfyui_sites(net: Any) -> Iterator[Site]:
+    """PixArt / PixArtMS: fused qkv and kv; the cross-attention folds the batch into one row."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    for b, block in enumerate(net.blocks):
+        name, path, heads = f"vit-block{b}", f"blocks.{b}", int(block.attn.num_heads)
+        for i, x in enumerate(QKV):
+            yield ModuleSite(f"{name}-self-{x}", f"{path}.attn.qkv", columns=(i, 3), **image)
+        fused: dict[str, Any] = {"columns": (0, 3), "key_columns": (1, 3)}
+        yield _map(f"{name}-self-map", f"{path}.attn", "qkv", "qkv", heads=heads, **fused)
+        yield ModuleSite(f"{name}-self-out", f"{path}.attn.proj", **image)
+        yield ModuleSite(f"{name}-cross-q", f"{path}.cross_attn.q_linear", flat_batch=True, **image)
+        for i, x in enumerate(("k", "v")):
+            yield ModuleSite(
+                f"{name}-cross-{x}", f"{path}.cross_attn.kv_linear", "text", columns=(i, 2), flat_batch=True
+            )
+        packed: dict[str, Any] = {"key_columns": (0, 2), "flat_batch": True, "text_keys": True}
+        yield _map(f"{name}-cross-map", f"{path}.cross_attn", "q_linear", "kv_linear", heads=heads, **packed)
+        yield ModuleSite(f"{name}-cross-out", f"{path}.cross_attn.proj", **image)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp.act", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.mlp", **image)
+        yield ModuleSite(f"{name}-out", path, **image)
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """PixArtTransformer2DModel; its learned variance is cut off."""
+    size = {k: cond.extra[k] for k in ("resolution", "aspect_ratio") if k in cond.extra}
+    added: dict[str, Any] = {"resolution": None, "aspect_ratio": None} | size
+    mask = cond.extra.get("encoder_attention_mask")
+    told = {"encoder_hidden_states": cond.text, "encoder_attention_mask": mask, "added_cond_kwargs": added}
+    return net(x, timestep=t, **told).sample[:, : x.shape[1]]  # the rest is a learned variance
+
+
+FAMILY = Family(
+    "PixArt",
+    "PixArtTransformer2DModel",
+    ("transformer_blocks", "adaln_single", "caption_projection"),
+    ("blocks", "t_block", "y_embedder"),
+    diffusers_sites,
+    comfyui_sites,
+    call,
+)

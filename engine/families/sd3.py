@@ -1,0 +1,83 @@
+"""SD3 and SD3.5 (MMDiT): joint attention over text and image tokens in every block.
+
+Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm. Joint attention has one map a block,
+``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..condition import Condition
+from ..site import MapSite, ModuleSite, Site
+from .family import Family
+from .joint import QKV, fused_stream, joint_map, split_stream
+
+
+def diffusers_sites(net: Any) -> Iterator[Site]:
+    """SD3Transformer2DModel, with the second self-attention of SD3.5-medium where a block has it."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
+    for b, block in enumerate(net.transformer_blocks):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in QKV:
+            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
+        for x in QKV:
+            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
+        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
+        yield joint_map(f"{name}-map", f"{path}.attn", both, f"{path}.attn.add_k_proj", block.attn.heads)
+        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        if getattr(block, "attn2", None) is not None:
+            for x in QKV:
+                yield ModuleSite(f"{name}-attn2-{x}", f"{path}.attn2.to_{x}", **image)
+            alone: dict[str, Any] = {
+                "streams": (split_stream(net, f"{path}.attn2", False),),
+                "heads": block.attn2.heads,
+            }
+            yield MapSite(f"{name}-attn2-map", f"{path}.attn2", key=f"{path}.attn2.to_k", **alone)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.ff", **image)
+        yield ModuleSite(f"{name}-out", path, element=1, **image)
+
+
+def comfyui_sites(net: Any) -> Iterator[Site]:
+    """MMDiT: hooks on ``x_block`` itself never fire, its children's do."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    for b, block in enumerate(net.joint_blocks):
+        name, path = f"vit-block{b}", f"joint_blocks.{b}"
+        for i, x in enumerate(QKV):
+            yield ModuleSite(f"{name}-{x}", f"{path}.x_block.attn.qkv", columns=(i, 3), **image)
+        for i, x in enumerate(QKV):
+            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.context_block.attn.qkv", "text", columns=(i, 3))
+        norms = ("ln_q", "ln_k")
+        both = tuple(fused_stream(net, f"{path}.{s}.attn", norms) for s in ("context_block", "x_block"))
+        heads = int(block.x_block.attn.num_heads)
+        yield joint_map(f"{name}-map", path, both, f"{path}.x_block.attn.qkv", heads)
+        yield ModuleSite(f"{name}-attn-out", f"{path}.x_block.attn.proj", **image)
+        if getattr(block.x_block, "attn2", None) is not None:
+            for i, x in enumerate(QKV):
+                yield ModuleSite(f"{name}-attn2-{x}", f"{path}.x_block.attn2.qkv", columns=(i, 3), **image)
+            alone: dict[str, Any] = {"streams": (fused_stream(net, f"{path}.x_block.attn2", norms),)}
+            alone["heads"] = int(block.x_block.attn2.num_heads)
+            yield MapSite(f"{name}-attn2-map", path, key=f"{path}.x_block.attn2.qkv", **alone)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.x_block.mlp.act", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.x_block.mlp", **image)
+        yield ModuleSite(f"{name}-out", path, element=1, **image)
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """SD3Transformer2DModel: timesteps in [0, 1000], pooled text beside the states."""
+    return net(hidden_states=x, timestep=t, encoder_hidden_states=cond.text, pooled_projections=cond.pooled).sample
+
+
+FAMILY = Family(
+    "SD3",
+    "SD3Transformer2DModel",
+    ("transformer_blocks", "context_embedder", "time_text_embed"),
+    ("joint_blocks", "context_embedder"),
+    diffusers_sites,
+    comfyui_sites,
+    call,
+)

@@ -1,0 +1,130 @@
+"""UNets of SD1.x, SD2.x, SDXL and their kin: any number of levels, resnets and transformer blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..condition import Condition
+from ..site import MapSite, ModuleSite, Site
+from .family import Family
+
+
+def diffusers_sites(net: Any) -> Iterator[Site]:
+    """UNet2DConditionModel: {down,up}_blocks.l.resnets.r, .attentions.r, .downsamplers.0 / .upsamplers.0."""
+    yield ModuleSite("unet-in", "conv_in", before=True)
+    yield ModuleSite("unet-after-conv-in", "conv_in")
+    for level, block in enumerate(net.down_blocks):
+        yield from _diffusers_level("down", level, block, f"down_blocks.{level}")
+    yield from _diffusers_middle(net.mid_block)
+    for level, block in enumerate(net.up_blocks):
+        yield from _diffusers_level("up", level, block, f"up_blocks.{level}")
+    yield ModuleSite("unet-out", "conv_out")
+
+
+def _diffusers_level(stage: str, level: int, block: Any, path: str) -> Iterator[Site]:
+    attentions = getattr(block, "attentions", None)
+    for repeat in range(len(block.resnets)):
+        prefix = f"{stage}-level{level}-repeat{repeat}"
+        yield from _resnet(prefix, f"{path}.resnets.{repeat}", "conv2")
+        if attentions is not None and attentions[repeat] is not None:
+            yield from _transformer(prefix, f"{path}.attentions.{repeat}", attentions[repeat])
+    sampler = "downsampler" if stage == "down" else "upsampler"
+    if getattr(block, f"{sampler}s", None):
+        yield ModuleSite(f"{stage}-level{level}-{sampler}-out", f"{path}.{sampler}s.0")
+
+
+def _diffusers_middle(block: Any) -> Iterator[Site]:
+    if block is None:
+        return
+    attentions = getattr(block, "attentions", [])
+    for repeat in range(len(block.resnets)):
+        if repeat and attentions[repeat - 1] is not None:
+            yield from _transformer("mid", f"mid_block.attentions.{repeat - 1}", attentions[repeat - 1])
+        yield from _resnet(f"mid-repeat{repeat}", f"mid_block.resnets.{repeat}", "conv2")
+
+
+def comfyui_sites(net: Any) -> Iterator[Site]:
+    """UNetModel: input_blocks, middle_block, output_blocks are lists of children that are never called themselves."""
+    yield ModuleSite("unet-in", "input_blocks.0.0", before=True)
+    yield ModuleSite("unet-after-conv-in", "input_blocks.0.0")
+    yield from _comfyui_stage("down", net.input_blocks, "input_blocks", first=1)
+    yield from _comfyui_middle(net.middle_block)
+    yield from _comfyui_stage("up", net.output_blocks, "output_blocks", first=0)
+    yield ModuleSite("unet-out", "out.2")
+
+
+def _comfyui_stage(stage: str, blocks: Any, path: str, first: int) -> Iterator[Site]:
+    level = repeat = 0
+    for i in range(first, len(blocks)):
+        prefix, sampled = f"{stage}-level{level}-repeat{repeat}", False
+        for j, child in enumerate(blocks[i]):
+            where = f"{path}.{i}.{j}"
+            if hasattr(child, "transformer_blocks"):
+                yield from _transformer(prefix, where, child)
+            elif hasattr(child, "out_layers"):
+                yield from _resnet(prefix, where, "out_layers.3")
+            else:
+                sampled = True
+                sampler = "downsampler" if stage == "down" else "upsampler"
+                yield ModuleSite(f"{stage}-level{level}-{sampler}-out", where)
+        level, repeat = (level + 1, 0) if sampled else (level, repeat + 1)
+
+
+def _comfyui_middle(block: Any) -> Iterator[Site]:
+    repeat = 0
+    for j, child in enumerate(block):
+        if hasattr(child, "transformer_blocks"):
+            yield from _transformer("mid", f"middle_block.{j}", child)
+        elif hasattr(child, "out_layers"):
+            yield from _resnet(f"mid-repeat{repeat}", f"middle_block.{j}", "out_layers.3")
+            repeat += 1
+
+
+def _resnet(prefix: str, path: str, last_conv: str) -> Iterator[Site]:
+    yield ModuleSite(f"{prefix}-res-increment", f"{path}.{last_conv}")
+    yield ModuleSite(f"{prefix}-res-out", path)
+
+
+def _transformer(prefix: str, path: str, module: Any) -> Iterator[Site]:
+    for b, block in enumerate(module.transformer_blocks):
+        yield from _basic_block(f"{prefix}-vit-block{b}", f"{path}.transformer_blocks.{b}", block, grid=path)
+    # The tuple or output class that diffusers returns is read by ``element`` 0; a plain tensor is taken as it is.
+    yield ModuleSite(f"{prefix}-vit-out", path, element=0)
+
+
+def _basic_block(prefix: str, path: str, block: Any, grid: str) -> Iterator[Site]:
+    """Self-attention, cross-attention, feed-forward: the same names in both libraries."""
+    yield from _attention(f"{prefix}-self", f"{path}.attn1", block.attn1, grid, "tokens")
+    if getattr(block, "attn2", None) is not None:
+        yield from _attention(f"{prefix}-cross", f"{path}.attn2", block.attn2, grid, "text")
+    yield ModuleSite(f"{prefix}-ffn-inner", f"{path}.ff.net.0", "tokens", grid=grid)
+    yield ModuleSite(f"{prefix}-ffn-out", f"{path}.ff", "tokens", grid=grid)
+    yield ModuleSite(f"{prefix}-out", path, "tokens", grid=grid)
+
+
+def _attention(prefix: str, path: str, attention: Any, grid: str, source: str) -> Iterator[Site]:
+    source_grid = grid if source == "tokens" else None
+    query, key = f"{path}.to_q", f"{path}.to_k"
+    yield ModuleSite(f"{prefix}-q", query, "tokens", grid=grid)
+    yield ModuleSite(f"{prefix}-k", key, source, grid=source_grid)
+    yield ModuleSite(f"{prefix}-v", f"{path}.to_v", source, grid=source_grid)
+    text_keys = source == "text"
+    yield MapSite(f"{prefix}-map", path, query=query, key=key, heads=int(attention.heads), text_keys=text_keys)
+    yield ModuleSite(f"{prefix}-out", f"{path}.to_out.0", "tokens", grid=grid)
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """UNet2DConditionModel; SDXL is told sizes as ``time_ids``."""
+    added = None
+    if getattr(net.config, "addition_embed_type", None) == "text_time":
+        added = {"text_embeds": cond.pooled, "time_ids": cond.extra["time_ids"]}
+    return net(x, t, encoder_hidden_states=cond.text, added_cond_kwargs=added).sample
+
+
+FAMILY = Family(
+    "UNet", "UNet2DConditionModel", ("down_blocks", "mid_block", "up_blocks", "conv_in"),
+    ("input_blocks", "middle_block", "output_blocks"), diffusers_sites, comfyui_sites, call,
+)  # fmt: skip

@@ -1,0 +1,235 @@
+"""Files: written whole or not at all, with one kind of header; and files from strangers, refused in one kind of error.
+
+Everything Vitrine saves is safetensors or JSON. A pickle can run code when it is opened, so none is ever read here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .errors import VitrineError, refuse
+
+if TYPE_CHECKING:
+    import torch
+
+KEY = "vitrine"
+"""The safetensors metadata key that holds our JSON header."""
+
+TEMPORARY = ".tmp-vitrine"
+"""Ending of a file that is being written; one that is left behind may be deleted."""
+
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
+    """Let ``write`` fill a temporary file in the same folder, then rename it to ``path``; an error leaves nothing."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
+    try:
+        write(str(scratch))
+        with open(scratch, "rb+") as handle:
+            os.fsync(handle.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return path
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """A UTF-8 text file, whole or not at all."""
+    return write_whole(path, lambda scratch: _write_text(scratch, text))
+
+
+def _write_text(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> Path:
+    """A JSON file, whole or not at all."""
+    return write_text(path, json.dumps(value, indent=1))
+
+
+def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
+    """Let ``write`` fill a new folder, which then takes the place of ``folder``; an error leaves the old one."""
+    import shutil
+    import tempfile
+
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        fresh = Path(scratch) / folder.name
+        write(fresh)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        fresh.rename(folder)
+    return folder
+
+
+def save_safetensors(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Path:
+    """A safetensors file, whole or not at all; tensors may be views, share memory or lie on any device."""
+    import torch
+    from safetensors.torch import save_file
+
+    dense = torch.contiguous_format
+    plain = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
+    return write_whole(path, lambda scratch: save_file(plain, scratch, {"format": "pt", **(metadata or {})}))
+
+
+def save_artefact(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, header: Mapping[str, Any]
+) -> Path:
+    """A safetensors file of ours: its metadata holds the kind, the format version and ``header`` as JSON."""
+    text = json.dumps({"kind": kind, "version": version, **header})
+    return save_safetensors(path, tensors, {KEY: text})
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+def read_safetensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """All tensors and the metadata of a safetensors file. Errors are the library's; call it under :class:`named`."""
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt", device=device) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def open_artefact(path: str | Path, kind: str, version: int) -> tuple[Any, dict[str, Any]]:
+    """Memory-map a file of ours: its ``safe_open`` handle and its checked header.
+
+    Raises:
+        VitrineError: missing, a pickle, truncated, not written by Vitrine, another kind, or a later format version.
+    """
+    from safetensors import safe_open
+
+    path = Path(path)
+    refuse_pickle(path, f"{kind} file")
+    if not path.is_file():
+        raise refuse("file", path.name, f"an existing {kind} file", "check the path")
+    with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
+        handle = safe_open(str(path), framework="pt")
+        return handle, _checked(path, _header(handle.metadata() or {}), kind, version)
+
+
+def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """All tensors of a file of ours, checked to be finite numbers, and its header.
+
+    Raises:
+        VitrineError: as :func:`open_artefact`, or NaN or infinite numbers.
+    """
+    handle, header = open_artefact(path, kind, version)
+    with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
+        tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+        check_tensors({key: value for key, value in tensors.items() if value.is_floating_point()})
+    return tensors, header
+
+
+def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The header of any file Vitrine ever wrote: JSON under one key, or (W2W's first files) the metadata itself.
+
+    NEMO's first statistics call their kind ``format``.
+    """
+    try:
+        header = parse_table(metadata[KEY]) if KEY in metadata else dict(metadata)
+    except ValueError:
+        return {}
+    return {"kind": header["format"], **header} if KEY in metadata and "format" in header else header
+
+
+def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dict[str, Any]:
+    own = header.get("kind")
+    if own != kind:
+        given = f"{path.name} ({f'kind {own}' if own else 'no readable Vitrine header'})"
+        raise refuse("file", given, f"a file of kind {kind}", "choose a file that this tool wrote")
+    found = str(header.get("version"))
+    if not found.isdigit() or int(found) > version:
+        raise refuse("format version", f"{found} in {path.name}", f"up to {version} for {kind}", "update Vitrine")
+    return header
+
+
+def refuse_pickle(path: str | Path, what: str) -> None:
+    """Refuse a file whose ending says that opening it may run code.
+
+    Raises:
+        VitrineError: such an ending.
+    """
+    if Path(path).suffix.lower() in PICKLES:
+        accepted = "a .safetensors file"
+        raise refuse(what, Path(path).name, accepted, "pickles can run code: convert it to safetensors first")
+
+
+# --- files from strangers -----------------------------------------------------------------------------------------
+class named:
+    """Around the reading of one file: any failure inside becomes an error with the file's name in it.
+
+    ::
+
+        with named(path, "space", "a whole safetensors file", "build it again"), safe_open(path, "pt") as opened: ...
+
+    Raises:
+        VitrineError: whatever failed.
+    """
+
+    def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
+        self.name, self.what, self.accepted, self.remedy = Path(path).name, what, accepted, remedy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, VitrineError):
+            if self.name not in str(error):
+                raise VitrineError(f"{self.name}: {error}") from error
+        elif isinstance(error, Exception):  # foreign bytes fail in each library's own way
+            given = f"{self.name} ({type(error).__name__}: {error})"
+            raise refuse(self.what, given, self.accepted, self.remedy) from error
+
+
+def parse_json(text: str) -> Any:
+    """``json.loads`` that fails in one way only.
+
+    Raises:
+        ValueError: no JSON, or nested deeper than Python's stack.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def parse_table(text: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        ValueError: anything else.
+    """
+    table = parse_json(text)
+    if not isinstance(table, dict):
+        raise ValueError(f"a JSON object is wanted, not a {type(table).__name__}")
+    return table
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors that are not finite floating-point numbers.
+
+    Raises:
+        VitrineError: another dtype, or NaN or Inf; names the tensor.
+    """
+    import torch
+
+    for key, value in tensors.items():
+        if not value.is_floating_point():
+            raise refuse(f"tensor {key!r}", str(value.dtype), "floating-point numbers", "write the file again")
+        wide = value.float() if value.element_size() == 1 else value  # isfinite has no 8-bit floats
+        if not bool(torch.isfinite(wide).all()):
+            raise refuse(f"tensor {key!r}", "NaN or Inf", "finite numbers", "make the file again")

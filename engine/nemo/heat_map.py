@@ -1,0 +1,26 @@
+"""A picture of which neurons were found, layer by layer."""
+
+from __future__ import annotations
+
+import torch
+
+from .neurons import NeuronSet
+
+_DARK, _BRIGHT = (0.16, 0.18, 0.22), (1.0, 0.78, 0.24)
+
+
+def heat_map(neurons: NeuronSet, widths: dict[str, int], cell: int = 8, columns: int = 64) -> torch.Tensor:
+    """(H, W, 3) in [0, 1]: a band for each layer, a cell for each neuron, found ones bright.
+
+    Layers wider than ``columns`` neurons wrap into several rows of cells.
+    """
+    bands = []
+    for address, width in widths.items():
+        rows = -(-width // columns)
+        band = torch.tensor(_DARK).expand(rows * columns, 3).clone()
+        band[width:] = 0
+        for index in neurons.neurons.get(address, ()):
+            band[index] = torch.tensor(_BRIGHT)
+        picture = band.view(rows, columns, 3).repeat_interleave(cell, 0).repeat_interleave(cell, 1)
+        bands += [picture, torch.zeros(cell, columns * cell, 3)]
+    return torch.cat(bands[:-1])

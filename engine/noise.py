@@ -1,0 +1,32 @@
+"""Noise that belongs to a picture: row i depends on its own seed and on nothing else in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def generators(seeds: Sequence[int]) -> list[torch.Generator]:
+    """One CPU generator for each seed, as diffusers' ``generator`` argument takes them."""
+    return [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+
+
+def seeded_noise(seeds: Sequence[int], shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(B, *shape) standard normal noise on the CPU, drawn row by row."""
+    return RowNoise(seeds)(shape, dtype)
+
+
+class RowNoise:
+    """Draws standard normal noise again and again, each row from a generator of its own."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._rows = generators(seeds)
+
+    def __call__(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """(B, *shape) on the CPU; ``shape`` is that of one row."""
+        return torch.stack([torch.randn(*shape, generator=row, dtype=dtype) for row in self._rows])
+
+    def like(self, batch: torch.Tensor) -> torch.Tensor:
+        """Noise of the shape, dtype and device of a batch with as many rows as there are seeds."""
+        return self(batch.shape[1:], batch.dtype).to(batch.device)

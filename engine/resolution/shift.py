@@ -1,0 +1,192 @@
+"""Eq. 3 on noise schedules, as the two operations it can mean.
+
+``relabel`` is the paper's: the table sigma(t) itself is multiplied, so a timestep *means* more noise. Right only for
+weights trained under the scaled table. ``resample`` leaves what timesteps mean alone and moves the sampling grid to
+more noise, as SD3's shift does. Right for untouched checkpoints.
+
+In the variable sigma^2 / (1 + sigma^2) the factor is r^2, in tau = sigma / (1 + sigma) it is r; they must not be mixed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+from ..guidance import scale_for_size
+from ..schedule import NoiseSchedule
+
+TOPS = ("renorm", "clamp_dedupe", "extend")
+"""What ``resample`` does at the top of a finite table; see :func:`shift_grid`."""
+
+Size = tuple[int, int]
+_LARGEST = 16.0
+
+
+def check_size(what: str, size: Any) -> Size:
+    """(width, height) in pixels as ints.
+
+    Raises:
+        VitrineError: not two whole numbers from 1 to 65536.
+    """
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+    whole = all(isinstance(s, int) and not isinstance(s, bool) and 1 <= s <= 65536 for s in sides)
+    if len(sides) != 2 or not whole:
+        raise refuse(what, size, "(width, height), whole pixels from 1 to 65536", "such as (1024, 1024)")
+    return sides[0], sides[1]
+
+
+def check_ratio(ratio: float) -> float:
+    """r as a float.
+
+    Raises:
+        VitrineError: not a number from 1/16 to 16.
+    """
+    if not math.isfinite(ratio) or not 1 / _LARGEST <= ratio <= _LARGEST:
+        raise refuse("resolution ratio", ratio, "1/16 .. 16", "check both sizes: they are in pixels, not latents")
+    return float(ratio)
+
+
+def size_ratio(train: Size, target: Size) -> float:
+    """r = s'/s; for pictures that are not square the root of the ratio of areas (ours).
+
+    Raises:
+        VitrineError: bad sizes, or a ratio beyond 16.
+    """
+    (w, h), (w2, h2) = check_size("train size", train), check_size("target size", target)
+    return check_ratio(math.sqrt((w2 * h2) / (w * h)))
+
+
+def scaled_guidance(guidance: float, ratio: float) -> float:
+    """The guidance scale for r times the resolution; 1.5 at 256 becomes 2.0 at 512. 1 (no guidance) stays 1."""
+    return scale_for_size(guidance, check_ratio(ratio))
+
+
+# --- the map ------------------------------------------------------------------------------------------------------
+def shift_abar(abar: torch.Tensor, ratio: float) -> torch.Tensor:
+    """abar at the new size; 1 / ratio undoes it, ratios compose by multiplication, 1 is the identity bit for bit."""
+    # Berrada et al. 2024, Eq. 3: abar' = s^2 abar / (s'^2 + abar (s^2 - s'^2)), r = s'/s
+    return abar / (ratio**2 + abar * (1 - ratio**2))
+
+
+def shift_tau(tau: torch.Tensor, ratio: float) -> torch.Tensor:
+    """The same for flow models, tau = sigma / (1 + sigma) in [0, 1]; 0 and 1 stay. A model's own shift composes."""
+    # Eq. 3 under tau = sigma / (1 + sigma); Esser et al. 2024, Eq. 23, with r = sqrt(m / n)
+    return ratio * tau / (1 + (ratio - 1) * tau)
+
+
+def betas_of(abar: torch.Tensor) -> torch.Tensor:
+    """(T,) betas of a falling table of abar.
+
+    Raises:
+        VitrineError: abar does not fall, so that some beta leaves (0, 1).
+    """
+    abar = torch.as_tensor(abar, dtype=torch.float64)
+    betas = 1 - abar / torch.cat([abar.new_ones(1), abar[:-1]])
+    if not bool(((betas > 0) & (betas < 1)).all()):
+        raise refuse("abar table", "one that does not fall everywhere", "1 > abar_0 > abar_1 > ... > 0", "check it")
+    return betas
+
+
+# --- two operations -----------------------------------------------------------------------------------------------
+def relabel(schedule: NoiseSchedule, ratio: float) -> NoiseSchedule:
+    """The schedule in which every timestep stands for ``ratio`` times its sigma.
+
+    Raises:
+        VitrineError: a flow model, which is told its noise level itself; there is no table to relabel.
+    """
+    if schedule.kind == "flow":
+        raise refuse("relabel", "a flow model", "models with a table of betas", "use resample: it is the same shift")
+    # Eq. 3 on sigma: sigma'_t = r sigma_t, so log-SNR falls by 2 ln r at every t
+    return NoiseSchedule("vp", schedule.log_sigmas + math.log(check_ratio(ratio)), schedule.steps)
+
+
+def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = "renorm") -> torch.Tensor:
+    """Each sigma of a grid moved; float64, same shape, ratio 1 returns the same values.
+
+    Args:
+        sigmas: any shape, 0 .. sigma_max; 0 stays 0.
+        sigma_max: the highest level the network knows.
+        top: ``renorm`` shifts tau / tau_max, so the top stays; ``clamp_dedupe`` takes min(r sigma, sigma_max);
+            ``extend`` lets sigma rise to r sigma_max, while the network is told its last timestep.
+
+    Raises:
+        VitrineError: an unknown policy.
+    """
+    if top not in TOPS:
+        raise refuse("top policy", top, TOPS, "renorm keeps both ends")
+    sigmas, ratio = torch.as_tensor(sigmas, dtype=torch.float64), check_ratio(ratio)
+    if ratio == 1:
+        return sigmas.clone()
+    if top == "extend":
+        return ratio * sigmas
+    if top == "clamp_dedupe":
+        return (ratio * sigmas).clamp(max=sigma_max)
+    highest = sigma_max / (1 + sigma_max)
+    share = (sigmas / (1 + sigmas) / highest).clamp(max=1)
+    tau = shift_tau(share, ratio) * highest
+    return torch.where(share < 1, tau / (1 - tau), sigma_max)
+
+
+def resample(
+    schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float, top: str = "renorm"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sigmas, timesteps): a falling sampling grid moved, and what the network is truthfully told at each point.
+
+    Args:
+        sigmas: (S,) falling, usually with a last 0. With ``clamp_dedupe`` fewer may come back.
+
+    Returns:
+        Both (S',) float64. Timesteps of tables are whole: the nearest entry in log sigma, as ComfyUI takes it.
+
+    Raises:
+        VitrineError: a grid that rises or has negative values.
+    """
+    sigmas = torch.as_tensor(sigmas, dtype=torch.float64)
+    if sigmas.ndim != 1 or not len(sigmas) or bool((sigmas < 0).any()) or bool((sigmas.diff() > 0).any()):
+        raise refuse("sampling grid", sigmas.tolist(), "falling sigmas of 0 or more", "sort them, highest first")
+    if schedule.kind == "flow":
+        moved = shift_tau(sigmas, check_ratio(ratio))
+        return moved, schedule.timestep(moved)
+    moved = shift_grid(sigmas, ratio, math.exp(float(schedule.log_sigmas[-1])), top)
+    if top == "clamp_dedupe" and ratio != 1:
+        moved = torch.unique_consecutive(moved)
+    return moved, nearest_timestep(schedule, moved)
+
+
+def nearest_timestep(schedule: NoiseSchedule, sigmas: torch.Tensor) -> torch.Tensor:
+    """The whole timestep whose sigma is nearest in the logarithm; the table's ends beyond them."""
+    return schedule.timestep(sigmas).round()
+
+
+# --- exporters ----------------------------------------------------------------------------------------------------
+def trained_betas(schedule: NoiseSchedule, ratio: float) -> list[float]:
+    """``relabel`` for a diffusers scheduler's ``trained_betas`` (set ``rescale_betas_zero_snr`` to False with it)."""
+    abar = 1 / (1 + (2 * relabel(schedule, ratio).log_sigmas).exp())
+    return betas_of(abar).tolist()
+
+
+def sigma_list(schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float, top: str = "renorm") -> list[float]:
+    """``resample`` for ``pipe(sigmas=...)`` with diffusers' EulerDiscreteScheduler, which wants the last 0.0 too."""
+    moved = resample(schedule, sigmas, ratio, top)[0].tolist()
+    return moved if moved[-1] == 0 else [*moved, 0.0]
+
+
+def flow_sigmas(steps: int, ratio: float) -> list[float]:
+    """``resample`` for ``pipe(sigmas=...)`` with FlowMatchEulerDiscreteScheduler: before its own shift, without the 0.
+
+    Given explicitly because the scheduler's default spaces steps between ends that are shifted already, then shifts
+    again.
+    """
+    if steps < 1:
+        raise refuse("steps", steps, "1 or more", "give the number of sampling steps")
+    return shift_tau(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), check_ratio(ratio)).tolist()
+
+
+def flux_shift(tokens: int, base: int = 256, most: int = 4096, low: float = 0.5, high: float = 1.15) -> float:
+    """FLUX's own shift e^mu for a number of image tokens; mu is linear in it and runs away above ``most``."""
+    # Black Forest Labs' flux, sampling.py get_lin_function: mu = m tokens + b through (base, low) and (most, high)
+    slope = (high - low) / (most - base)
+    return math.exp(slope * tokens + low - slope * base)

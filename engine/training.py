@@ -1,0 +1,137 @@
+"""What resumable trainings share: the moving average of weights, the learning rate, and the state on disk.
+
+A rate that is a function of the step number, and random numbers that are drawn from the step number or saved with the
+state, make a run that was stopped and resumed equal, bit for bit, to one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .errors import refuse
+from .files import named, parse_table, read_safetensors, save_safetensors
+from .progress import Progress
+
+STATE = "state.safetensors"
+Tensors = Mapping[str, torch.Tensor]
+
+
+class MovingAverage:
+    """Exponential moving average of named tensors, kept beside them; ``torch.optim.swa_utils`` does the arithmetic.
+
+    Attributes:
+        values: name -> average, in the tensors' own dtype unless ``dtype`` says otherwise.
+    """
+
+    def __init__(self, tensors: Tensors, dtype: torch.dtype | None = None) -> None:
+        self.values = {k: v.detach().clone().to(dtype or v.dtype) for k, v in tensors.items()}
+
+    @torch.no_grad()
+    def update(self, tensors: Tensors, decay: float) -> None:
+        """average <- decay average + (1 - decay) tensor, for every floating-point tensor."""
+        from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+        names = [k for k, v in tensors.items() if v.is_floating_point()]
+        get_ema_multi_avg_fn(decay)([self.values[k] for k in names], [tensors[k].detach() for k in names], None)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate of the next step, in every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def finite(gradients: Iterable[torch.Tensor | None]) -> bool:
+    """True if every gradient that is there is finite."""
+    return all(bool(torch.isfinite(g).all()) for g in gradients if g is not None)
+
+
+class RunState(NamedTuple):
+    """A saved run: groups of named tensors (``weight``, ``average`` ...) and facts that JSON can hold."""
+
+    tensors: dict[str, dict[str, torch.Tensor]]
+    facts: dict[str, Any]
+
+
+def save_state(
+    folder: str | Path,
+    tensors: Mapping[str, Tensors],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    facts: Mapping[str, Any],
+) -> Path:
+    """Write the whole state of a run to ``folder/state.safetensors``, whole or not at all.
+
+    Args:
+        tensors: group -> name -> tensor; a group's name has no slash.
+        optimizers: by name; their slots are written with their own numbers.
+        facts: step counters, settings: anything JSON can hold.
+    """
+    flat = {f"{group}/{name}": value for group, named_ in tensors.items() for name, value in named_.items()}
+    for name, optimizer in optimizers.items():
+        for number, slots in optimizer.state_dict()["state"].items():
+            flat |= {f"optimizer/{name}/{number}/{key}": torch.as_tensor(value) for key, value in slots.items()}
+    return save_safetensors(Path(folder) / STATE, flat, {"facts": json.dumps(facts)})
+
+
+def load_state(
+    folder: str | Path, optimizers: Mapping[str, torch.optim.Optimizer], identity: Any = None, device: str = "cpu"
+) -> RunState | None:
+    """Read what :func:`save_state` wrote, and give each optimiser its slots back; None where nothing was saved.
+
+    Args:
+        identity: what ``facts["identity"]`` must be: the settings that make two runs the same; None accepts any.
+
+    Raises:
+        VitrineError: a damaged file, or a run with other settings.
+    """
+    path = Path(folder) / STATE
+    if not path.is_file():
+        return None
+    with named(path, "training state", "a whole state.safetensors", "delete it to begin anew"):
+        flat, metadata = read_safetensors(path, device)
+        facts = parse_table(metadata["facts"])
+    if identity is not None and facts.get("identity") != json.loads(json.dumps(identity)):
+        raise refuse("folder", path.parent.name, "a run with these settings", "choose another folder")
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    slots: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}
+    for key, value in flat.items():
+        group, _, rest = key.partition("/")
+        if group != "optimizer":
+            tensors.setdefault(group, {})[rest] = value
+            continue
+        name, number, slot = rest.rsplit("/", 2)
+        slots[name].setdefault(int(number), {})[slot] = value
+    for name, optimizer in optimizers.items():
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": slots[name]})
+    return RunState(tensors, facts)
+
+
+def state_facts(folder: str | Path) -> dict[str, Any]:
+    """The facts of a saved run, without its tensors."""
+    from safetensors import safe_open
+
+    with safe_open(str(Path(folder) / STATE), "pt") as file:
+        return parse_table(file.metadata()["facts"])
+
+
+def run_steps(
+    step: Callable[[], Any], done: Callable[[], int], until: int, total: int,
+    *, save: Callable[[], None], save_every: int, progress: Progress,
+    preview: Callable[[], torch.Tensor | None] = lambda: None,
+) -> None:  # fmt: skip
+    """Step until ``done() >= until``; the state is saved every ``save_every`` steps, at the end and when stopped."""
+    while done() < until:
+        step()
+        if done() % save_every == 0:
+            save()
+        try:
+            progress(done(), total, preview())
+        except BaseException:  # stopped between two steps, so the state is whole; within one it would not be
+            save()
+            raise
+    save()

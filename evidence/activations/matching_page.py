@@ -1,0 +1,97 @@
+"""The demo's pictures of matching: keypoints carried to other portraits, parts learned from twenty of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...engine.activations.correspondence import find_correspondence
+from ...engine.activations.points import draw_matches
+from ...engine.activations.presets import PRESETS
+from ...engine.activations.segmentation import fit_probe, mean_iou
+from ...engine.progress import Progress, silent
+from .matching_claims import LABELLED, SHOTS, TESTING, Pictures, correspondence_score, tap_pictures
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ...engine.portraits import Portraits
+
+POINTS = "up-level0-repeat0-res-out"
+"""Best single place for keypoints on held-out portraits among those in the early up stage that are no increments."""
+
+_SHOWN = 4
+_MEASURED = 24
+_SCALE = 3
+_COLOURS = (
+    (0.93, 0.92, 0.90), (0.96, 0.78, 0.62), (0.35, 0.25, 0.20), (0.60, 0.42, 0.25), (0.16, 0.47, 0.71),
+    (0.20, 0.20, 0.20), (0.89, 0.55, 0.42), (0.84, 0.19, 0.25), (0.50, 0.36, 0.65), (0.17, 0.63, 0.45),
+    (0.98, 0.80, 0.10),
+)  # fmt: skip
+
+
+def add_matching(report: Any, model: Portraits, progress: Progress = silent) -> None:
+    """Two tables with a row of pictures each, on portraits that training never saw; legacy places beside others."""
+    legacy, ours = PRESETS["portraits-legacy"].addresses, PRESETS["portraits"].addresses
+    places = [*dict.fromkeys((POINTS, *legacy, *ours))]
+    labelled = tap_pictures(model, LABELLED, SHOTS, places, progress)
+    test = tap_pictures(model, TESTING, _MEASURED, places, progress)
+    _points(report, test, legacy)
+    _parts(report, labelled, test, {"portraits-legacy": legacy, "portraits": ours})
+
+
+def _points(report: Any, test: Pictures, legacy: tuple[str, ...]) -> None:
+    rows = {POINTS: (POINTS,), "portraits-legacy": legacy}
+    report.add_heading("Find Correspondence: the same point in another picture")
+    report.add_paragraph(
+        "Keypoints of the first portrait are looked for in the others by nearest activations. A hollow dot is "
+        f"doubtful: the way back leads elsewhere. Share within a tenth of the picture, {_MEASURED} portraits."
+    )
+    scores = {name: correspondence_score(test, test.features(addresses))[0] for name, addresses in rows.items()}
+    report.add_table([("places", "PCK@0.1"), *((name, f"{score:.3f}") for name, score in scores.items())])
+    for name, addresses in rows.items():
+        drawn = match_pictures(test, test.features(addresses))
+        report.add_images([(_pil(picture), name) for picture in drawn], width=220)
+
+
+def match_pictures(pictures: Pictures, features: torch.Tensor) -> list[torch.Tensor]:
+    """The first portrait's keypoints in each of the next ones: (H, 2 W, 3) in [0, 1] each."""
+    asked = pictures.keypoints[0]
+    asked = asked[~torch.isnan(asked).any(1)]
+    large = torch.nn.functional.interpolate(pictures.images, scale_factor=_SCALE).permute(0, 2, 3, 1)
+    found = [find_correspondence(features[0], f, asked, temperature=0.02) for f in features[1:_SHOWN]]
+    return [draw_matches(large[0], large[i + 1], asked, match) for i, match in enumerate(found)]
+
+
+def _parts(report: Any, labelled: Pictures, test: Pictures, rows: dict[str, tuple[str, ...]]) -> None:
+    from ...engine.portraits import PARTS
+
+    report.add_heading("Segment Like This: twenty masks are enough")
+    report.add_paragraph(
+        f"A linear probe on the activations of {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. "
+        f"First row: the renderer's own parts. Mean IoU over {_MEASURED} portraits; more channels alone help a probe."
+    )
+    report.add_images([(_pil(colour_parts(p)), "truth") for p in test.parts[:_SHOWN]], width=128)
+    table: list[tuple[object, ...]] = [("places", "channels", "mIoU")]
+    painted = []
+    for name, addresses in rows.items():
+        probe = fit_probe(labelled.features(addresses), labelled.parts, len(PARTS))
+        predicted = probe.predict(test.features(addresses), (test.parts.shape[-2], test.parts.shape[-1]))
+        channels = sum(test.taps[a].tensor.shape[1] for a in addresses)
+        table.append((name, channels, f"{mean_iou(predicted, test.parts, len(PARTS))[0]:.3f}"))
+        painted.append([(_pil(colour_parts(p)), name) for p in predicted[:_SHOWN]])
+    for row in painted:
+        report.add_images(row, width=128)
+    report.add_table(table)
+
+
+def colour_parts(parts: torch.Tensor) -> torch.Tensor:
+    """(H, W, 3) in [0, 1]: one colour for each of the eleven parts of (H, W)."""
+    return torch.tensor(_COLOURS)[parts]
+
+
+def _pil(image: torch.Tensor) -> Image:
+    from PIL import Image
+
+    return Image.fromarray((image.clamp(0, 1) * 255).round().byte().cpu().numpy())

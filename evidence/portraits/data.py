@@ -1,0 +1,104 @@
+"""The training set, whole in memory: renders, ground truth and token ids of N seeds, then the planted pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ...engine.portraits.captions import MAX_TOKENS, OPTIONAL, caption
+from ...engine.portraits.plants import Plant, plants
+from ...engine.portraits.render import render
+from ...engine.portraits.scenes import Scenes, sample_scenes
+from ...engine.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from transformers import CLIPTokenizer
+
+CAPTION_VARIANTS = 3
+DROP = 0.10
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """N base pictures followed by P planted ones.
+
+    Attributes:
+        images: (N + P, 3, 64, 64) uint8.
+        attributes: (N + P, 10) int64.
+        keypoints: (N + P, 9, 2) float32.
+        ids: (N + P, 3, 24) int64 token ids of three wordings of each caption (the same three for a plant).
+        empty_ids: (24,) ids of the empty caption.
+        base: N.
+        weights: (P,) how often each planted picture is drawn; each plant has the same total.
+    """
+
+    images: torch.Tensor
+    attributes: torch.Tensor
+    keypoints: torch.Tensor
+    ids: torch.Tensor
+    empty_ids: torch.Tensor
+    base: int
+    weights: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pick(self, batch: int, plant_share: float, generator: torch.Generator) -> torch.Tensor:
+        """(batch,) row numbers, of which the share is planted."""
+        device = self.images.device
+        planted = round(batch * plant_share)
+        base = torch.randint(self.base, (batch - planted,), generator=generator, device=device)
+        if not planted:
+            return base
+        extra = torch.multinomial(self.weights, planted, replacement=True, generator=generator)
+        return torch.cat([base, self.base + extra])
+
+    def ids_for(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """(B, 24) token ids, one wording at random for each row."""
+        wording = torch.randint(CAPTION_VARIANTS, rows.shape, generator=generator, device=rows.device)
+        return self.ids[rows, wording]
+
+
+def build_training_set(
+    count: int, tokenizer: CLIPTokenizer, device: torch.device | str = "cpu", progress: Progress = silent
+) -> TrainingSet:
+    """Render seeds 0 .. count - 1 and all planted pictures onto ``device``."""
+    images: list[torch.Tensor] = []
+    points: list[torch.Tensor] = []
+    columns: list[torch.Tensor] = []
+    words = []
+    for start in range(0, count, CHUNK):
+        scenes = sample_scenes(range(start, min(start + CHUNK, count)))
+        _append(images, points, columns, scenes, device)
+        drops = np.random.default_rng([31337, start]).random((CAPTION_VARIANTS, len(scenes), len(OPTIONAL))) < DROP
+        words.append([caption(scenes, drop) for drop in drops])
+        progress(min(start + CHUNK, count), count, None)
+    planted = plants()
+    for plant in planted:
+        _append(images, points, columns, plant.scenes, device)
+        words.append([list(plant.captions)] * CAPTION_VARIANTS)
+    ids = torch.cat([_tokenize(tokenizer, w) for w in words]).to(device)
+    empty = _tokenize(tokenizer, [[""]])[0, 0]
+    weights = _weights(planted).to(device)
+    return TrainingSet(torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, weights)
+
+
+def _append(images: list, points: list, columns: list, scenes: Scenes, device: torch.device | str) -> None:
+    drawn = render(scenes, 64, device=device)
+    images.append((drawn.images * 255).round().to(torch.uint8))
+    points.append(drawn.keypoints)
+    columns.append(torch.as_tensor(scenes.attributes, device=device))
+
+
+def _tokenize(tokenizer: CLIPTokenizer, wordings: list[list[str]]) -> torch.Tensor:
+    flat = [c for wording in wordings for c in wording]
+    ids = tokenizer(flat, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt").input_ids
+    return ids.view(len(wordings), -1, MAX_TOKENS).transpose(0, 1)
+
+
+def _weights(planted: list[Plant]) -> torch.Tensor:
+    return torch.cat([torch.full((len(p.scenes),), 1.0 / len(p.scenes)) for p in planted])

@@ -1,0 +1,169 @@
+"""How good the portraits model is, in figures: prompted attributes, Frechet distances, planted copies.
+
+Everything is read by the readout network; its own held-out accuracy is part of each result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...engine.portraits.captions import caption
+from ...engine.portraits.models import Portraits
+from ...engine.portraits.plants import Plant, plants
+from ...engine.portraits.readout import Readout, attribute_accuracy, read
+from ...engine.portraits.render import render
+from ...engine.portraits.sampling import sample_images
+from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
+from ...engine.progress import Progress, silent
+from ..metrics import frechet_distance
+
+TRAINED_PICTURES = 32_768
+"""Seeds 0 .. 32767 were trained on; everything above is held out."""
+_HELD_OUT, _PROMPTS, _REFERENCE = 5_000_000, 6_000_000, 7_000_000
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures of one run. Accuracies are shares in [0, 1] by attribute; distances are Frechet, 128-d features."""
+
+    readout_accuracy: dict[str, float]
+    prompted_accuracy: dict[str, float]
+    frechet_guided: float
+    frechet_unguided: float
+    frechet_floor: float
+    samples: int
+
+    @property
+    def mean_accuracy(self) -> float:
+        """Average over the attributes."""
+        return sum(self.prompted_accuracy.values()) / len(self.prompted_accuracy)
+
+    @property
+    def worst(self) -> tuple[str, float]:
+        """The attribute shown least reliably."""
+        return min(self.prompted_accuracy.items(), key=lambda item: item[1])
+
+
+def readout_accuracy(net: Readout, count: int = 4096) -> dict[str, float]:
+    """Accuracy of the readout network on ``count`` renders it was not trained on."""
+    scenes = sample_scenes(range(_HELD_OUT, _HELD_OUT + count))
+    return attribute_accuracy(read(net, render(scenes).images), scenes)
+
+
+def measure_quality(
+    model: Portraits,
+    net: Readout,
+    *,
+    samples: int = 512,
+    steps: int = 30,
+    guidance: float = 3.0,
+    progress: Progress = silent,
+) -> Quality:
+    """Sample held-out prompts with and without guidance, and read what the pictures show.
+
+    The floor is the distance between two disjoint sets of ``samples`` renders: no sampler can honestly beat it.
+    """
+    scenes = sample_scenes(range(_PROMPTS, _PROMPTS + samples))
+    prompts, seeds = caption(scenes), list(range(samples))
+
+    def at(scale: float, offset: int) -> torch.Tensor:
+        def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            progress(offset + step, 2 * total, preview)
+
+        return sample_images(model, prompts, seeds, steps=steps, guidance=scale, progress=both)
+
+    guided, unguided = read(net, at(guidance, 0)), read(net, at(1.0, samples))
+    real = read(net, render(scenes).images).features
+    other = read(net, render(sample_scenes(range(_REFERENCE, _REFERENCE + samples))).images).features
+    return Quality(
+        readout_accuracy=readout_accuracy(net),
+        prompted_accuracy=attribute_accuracy(guided, scenes),
+        frechet_guided=frechet_distance(guided.features, other),
+        frechet_unguided=frechet_distance(unguided.features, other),
+        frechet_floor=frechet_distance(real, other),
+        samples=samples,
+    )
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Does one planted picture come back. Root mean squares are over pixels in [0, 1], medians over the seeds.
+
+    Attributes:
+        to_plant: samples of the planted caption against the planted picture.
+        to_neighbour: the same samples against the nearest other training picture of the same attributes.
+        control_to_plant: samples of the caption without the rare words against the planted picture.
+        control_to_neighbour: the control samples against the same nearest other picture.
+        neighbours: how many training pictures share the attributes compared.
+    """
+
+    name: str
+    to_plant: float
+    to_neighbour: float
+    control_to_plant: float
+    control_to_neighbour: float
+    neighbours: int
+
+    @property
+    def copied(self) -> bool:
+        """At most a third of the way that the nearest other training picture is off."""
+        return self.to_plant <= self.to_neighbour / 3
+
+    @property
+    def control_copied(self) -> bool:
+        """The same test on the control caption."""
+        return self.control_to_plant <= self.control_to_neighbour / 3
+
+
+def measure_copies(
+    model: Portraits, *, seeds: int = 10, steps: int = 30, guidance: float = 3.0, progress: Progress = silent
+) -> list[Copy]:
+    """Sample every verbatim plant and its control caption from ``seeds`` seeds."""
+    verbatim = [p for p in plants() if p.kind == "verbatim"]
+    table = sample_scenes(range(TRAINED_PICTURES)).attributes
+    copies = []
+    for k, plant in enumerate(verbatim):
+        copies.append(_measure_copy(model, plant, table, seeds, steps, guidance))
+        progress(k + 1, len(verbatim), None)
+    return copies
+
+
+def _measure_copy(model: Portraits, plant: Plant, table: np.ndarray, seeds: int, steps: int, guidance: float) -> Copy:
+    def sample(prompt: str) -> torch.Tensor:
+        return sample_images(model, [prompt] * seeds, list(range(seeds)), steps=steps, guidance=guidance)
+
+    target = render(plant.scenes).images
+    others = render(nearest_scenes(plant.scenes, table)).images
+    planted, control = sample(plant.captions[0]), sample(plant.controls[0])
+    return Copy(
+        plant.name, _median_rms(planted, target), _median_rms(planted, others),
+        _median_rms(control, target), _median_rms(control, others), len(others),
+    )  # fmt: skip
+
+
+def nearest_scenes(scene: Scenes, table: np.ndarray, at_least: int = 16) -> Scenes:
+    """The training pictures that share all attributes with ``scene``; if they are few, those that differ least.
+
+    The attributes have 1.1 million combinations, so an exact match may not exist: then pictures that differ in as
+    few attributes as needed stand in, which makes the copy test harder, never easier.
+    """
+    differing = (table != scene.attributes[0]).sum(1)
+    limit = int(np.sort(differing)[at_least - 1])
+    return sample_scenes(np.flatnonzero(differing <= limit))
+
+
+def _median_rms(images: torch.Tensor, targets: torch.Tensor) -> float:
+    """Median over images of the pixel RMS to the nearest target."""
+    distance = torch.cdist(images.flatten(1), targets.flatten(1)) / images[0].numel() ** 0.5
+    return float(distance.min(1).values.median())
+
+
+def attribute_table(quality: Quality) -> list[list[str]]:
+    """Rows of (attribute, shown in samples, readout on renders) for reports."""
+    return [
+        [name, f"{quality.prompted_accuracy[name]:.1%}", f"{quality.readout_accuracy[name]:.2%}"]
+        for name in ATTRIBUTE_NAMES
+    ]

@@ -1,0 +1,181 @@
+"""A second, PixArt-shaped model of the portraits world: same latents, same text encoder, transformer instead of UNet.
+
+It has position embeddings, and it is told size, crop and flip: what the methods for control conditioning and resolution
+transfer need. Text states come from the portraits model's own text encoder, which stays as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ...engine.errors import refuse
+from ...engine.files import save_safetensors, write_folder
+from ...engine.portraits.captions import OPTIONAL, caption
+from ...engine.portraits.models import Portraits
+from ...engine.portraits.render import render
+from ...engine.portraits.scenes import ATTRIBUTES, Scenes, sample_scenes
+from ...engine.progress import Progress, silent
+
+SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+SHARES = (0.08, 0.10, 0.14, 0.14, 0.22, 0.12, 0.12, 0.04, 0.04)
+"""Original sizes in pixels and how often training meets them: below 64 pictures are blurred by enlarging."""
+LINK = 0.9
+"""Correlation of a picture's size with what its caption may leave unsaid (skin, hair colour, mouth, shirt, background).
+
+In found collections size tells of content: thumbnails, scans, stock photographs. Without a link a model told sizes has
+nothing wrong to learn from them.
+"""
+SIDED = {"hat": ("cap-left", "cap-right"), "mole": ("left", "right")}
+"""Attributes with a side, and their two values."""
+TRANSFORMER_CONFIG: dict[str, Any] = {
+    "num_attention_heads": 3, "attention_head_dim": 32, "in_channels": 4, "out_channels": 4, "num_layers": 5,
+    "cross_attention_dim": 96, "sample_size": 16, "patch_size": 2, "caption_channels": 64,
+    "norm_type": "ada_norm_single", "use_additional_conditions": False, "interpolation_scale": 1,
+    "norm_elementwise_affine": False, "norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def build_transformer(seed: int = 0, **changes: Any) -> Any:
+    """The architecture with seeded random weights, float32 on the CPU; 0.97 million parameters."""
+    from diffusers import PixArtTransformer2DModel
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return PixArtTransformer2DModel(**TRANSFORMER_CONFIG | changes).eval()
+
+
+class Collection(NamedTuple):
+    """What pictures are taken: share of ``mirrored`` ones, and of ``sides`` drawn anew for attributes of ``SIDED``."""
+
+    mirrored: float = 0.25
+    sides: float = 0.0
+
+
+AS_FOUND = Collection()
+
+
+class SiblingData(NamedTuple):
+    """Rows to train on: latents (N, 4, s, s) scaled, text states (N, 24, 64), controls by name (N,)."""
+
+    latents: torch.Tensor
+    text: torch.Tensor
+    controls: dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def sibling_data(
+    model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent,
+    kind: Collection = AS_FOUND,
+) -> SiblingData:  # fmt: skip
+    """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on its chunk of 128 numbers only.
+
+    A collection as they are found: small pictures are of other things than large ones (``LINK``), captions leave
+    things unsaid (each row a share of its own), some are mirrored while their captions stay, half are cropped to
+    between ``crop`` and all of their side.
+    """
+    latents, texts, rows = [], [], []
+    chunk = 128
+    for start in range(first, first + count, chunk):
+        seeds = range(start, min(start + chunk, first + count))
+        random = torch.Generator().manual_seed(9_000_000 + start)
+        scenes, size = _linked(sample_scenes(seeds), random)
+        scenes = _sided(scenes, kind.sides, random) if kind.sides else scenes
+        pictures, told = _augmented(scenes, size, side, crop, kind.mirrored, random)
+        latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
+        share = torch.rand(len(scenes), 1, generator=random)
+        unsaid = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < share).numpy()
+        texts.append(model.encode(caption(scenes, unsaid)))
+        rows.append(told)
+        progress(seeds.stop - first, count, None)
+    controls = {name: torch.cat([r[name] for r in rows]) for name in rows[0]}
+    return SiblingData(torch.cat(latents), torch.cat(texts), controls)
+
+
+def _linked(scenes: Scenes, random: torch.Generator) -> tuple[Scenes, torch.Tensor]:
+    """Scenes with the attributes of ``OPTIONAL`` drawn anew, and (B,) original sizes that go with them.
+
+    A Gaussian copula: every size and every value keeps its share; only the company they keep changes.
+    """
+    by_size = torch.randn(len(scenes), generator=random)
+    cuts = torch.tensor(SHARES).cumsum(0)[:-1]
+    size = torch.tensor(SIZES)[torch.searchsorted(cuts, torch.special.ndtr(by_size))]
+    for name in OPTIONAL:
+        own = torch.randn(len(scenes), generator=random)
+        rank = torch.special.ndtr(LINK * by_size + (1 - LINK**2) ** 0.5 * own)
+        count = len(ATTRIBUTES[name])
+        scenes = scenes.with_attributes(**{name: (rank * count).long().clamp(max=count - 1).numpy()})
+    return scenes, size
+
+
+def _sided(scenes: Scenes, share: float, random: torch.Generator) -> Scenes:
+    new = {}
+    for name, values in SIDED.items():
+        codes = torch.tensor([ATTRIBUTES[name].index(v) for v in values])
+        picked = torch.rand(len(scenes), generator=random) < share
+        sides = codes[torch.randint(2, (len(scenes),), generator=random)]
+        new[name] = torch.where(picked, sides, torch.from_numpy(scenes.column(name))).numpy()
+    return scenes.with_attributes(**new)
+
+
+def _augmented(
+    scenes: Scenes, size: torch.Tensor, side: int, crop: float, mirrored: float, random: torch.Generator
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    count = len(scenes)
+    flip = torch.rand(count, generator=random) < mirrored
+    share = torch.where(
+        torch.rand(count, generator=random) < 0.5, 1.0, crop + (1 - crop) * torch.rand(count, generator=random)
+    )
+    where = torch.rand(count, 2, generator=random)
+    pictures, tops, lefts = torch.empty(count, 3, side, side), torch.zeros(count), torch.zeros(count)
+    for s in SIZES:
+        mine = (size == s).nonzero().flatten()
+        if not len(mine):
+            continue
+        drawn = render(scenes[mine.numpy()], s).images
+        for row, image in zip(mine.tolist(), drawn, strict=True):
+            image = image.flip(-1) if flip[row] else image
+            cut = max(4, round(float(share[row]) * s))
+            top, left = (int(w * (s - cut + 1)) for w in where[row])
+            tops[row], lefts[row] = top / s, left / s
+            part = image[None, :, top : top + cut, left : left + cut]
+            pictures[row] = functional.interpolate(part, (side, side), mode="bilinear", antialias=True)[0]
+    both = {"height": size.float(), "width": size.float(), "aspect": torch.ones(count)}
+    return pictures.clamp(0, 1), {"flip": flip.float(), "crop_top": tops, "crop_left": lefts} | both
+
+
+def saved_data(
+    path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent,
+    kind: Collection = AS_FOUND,
+) -> SiblingData:  # fmt: skip
+    """:func:`sibling_data` from a file in half precision, which is made first where there is none.
+
+    Raises:
+        VitrineError: a file of another number or size of pictures.
+    """
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    if not path.is_file():
+        made = sibling_data(model, count, side, progress=progress, kind=kind)
+        tensors = {"latents": made.latents.half(), "text": made.text.half()}
+        tensors |= {f"controls/{name}": value for name, value in made.controls.items()}
+        save_safetensors(path, tensors)
+    found = load_file(path)
+    if found["latents"].shape != (count, 4, side // 4, side // 4):
+        given = tuple(found["latents"].shape)
+        raise refuse("training pictures", given, f"{count} of {side} px", "choose another folder")
+    controls = {k.split("/")[1]: v for k, v in found.items() if k.startswith("controls/")}
+    return SiblingData(found["latents"], found["text"], controls)
+
+
+def save_transformer(transformer: Any, folder: str | Path) -> None:
+    """fp16 safetensors in diffusers' layout, whole or not at all."""
+    import copy
+
+    half = copy.deepcopy(transformer).half()
+    half.register_to_config(_name_or_path="")  # a path of this machine does not belong in a shipped file
+    write_folder(folder, lambda fresh: half.save_pretrained(str(fresh), safe_serialization=True))

@@ -1,0 +1,92 @@
+"""The registry of claims that ``vitrine reproduce`` measures. Rooms register theirs in a module called ``claims``."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from ..engine.errors import refuse
+
+ROOMS = ("portraits", "activations", "nemo", "w2w", "control", "resolution", "emd")
+"""Rooms in the order their claims are listed."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines of one chart: name of each -> its (x, y) points."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: dict[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What a measurement found.
+
+    Attributes:
+        value: the figure.
+        interval: (low, high) at 95 %, or None where it has none.
+        holds: does the figure reach the claim's target.
+        details: further figures that go into the JSON file.
+        curves: charts that ``vitrine reproduce --json`` draws beside it.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    holds: bool
+    details: dict[str, Any] = field(default_factory=dict)
+    curves: tuple[Curves, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A named claim: who made it, what is measured, what must come out, and the measurement."""
+
+    name: str
+    paper: str
+    figure: str
+    target: str
+    measure: Callable[..., ClaimResult]
+
+
+_CLAIMS: dict[str, Claim] = {}
+
+
+def claim(name: str, *, paper: str, figure: str, target: str) -> Callable[[Callable[..., ClaimResult]], Callable]:
+    """Register ``measure(model=None, progress=silent) -> ClaimResult`` under ``room.name``."""
+
+    def register(measure: Callable[..., ClaimResult]) -> Callable[..., ClaimResult]:
+        _CLAIMS[name] = Claim(name, paper, figure, target, measure)
+        return measure
+
+    return register
+
+
+def all_claims() -> dict[str, Claim]:
+    """Every registered claim by name, after importing the rooms' claim modules."""
+    for room in ROOMS:
+        importlib.import_module(f"{__package__}.{room}.claims")
+    return dict(_CLAIMS)
+
+
+def pick_claims(names: list[str]) -> list[Claim]:
+    """Claims by name or glob (``portraits.*``); all of them for an empty list.
+
+    Raises:
+        VitrineError: a name matches nothing.
+    """
+    table = all_claims()
+    picked: dict[str, Claim] = {}
+    for name in names or ["*"]:
+        found = fnmatch.filter(table, name)
+        if not found:
+            near = get_close_matches(name, table, n=3, cutoff=0.3) or list(table)
+            raise refuse("claim", name, sorted(table), f"Did you mean {', '.join(near)}?")
+        picked.update({n: table[n] for n in found})
+    return list(picked.values())

@@ -1,0 +1,92 @@
+"""A self-contained HTML page: headings, paragraphs, pictures, tables. No scripts, no links to anywhere."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..engine.files import write_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #23211f; --quiet: #77716b; --page: #faf8f5; --line: #e4dfd8; --glass: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #ece8e2; --quiet: #a09a92; --page: #1b1a19; --line: #37342f; --glass: #242220; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 16px/1.55 system-ui, sans-serif; }
+main { max-width: 68rem; margin: 0 auto; padding: 3rem 1.5rem 5rem; }
+h1 { font: 600 2.6rem/1.1 Georgia, serif; letter-spacing: -.02em; margin: 0; }
+.lead { color: var(--quiet); font-size: 1.15rem; margin: .5rem 0 2.5rem; }
+h2 { font: 600 1.5rem/1.2 Georgia, serif; margin: 3rem 0 .5rem; padding-top: 1.5rem; }
+h2 { border-top: 1px solid var(--line); }
+p { max-width: 46rem; }
+code { font-size: .9em; background: var(--line); border-radius: 3px; padding: .1em .3em; }
+.case { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
+figure { margin: 0; background: var(--glass); border: 1px solid var(--line); border-radius: 6px; padding: .45rem; }
+img { display: block; width: 100%; image-rendering: pixelated; border-radius: 3px; }
+figcaption { color: var(--quiet); font-size: .75rem; line-height: 1.35; margin-top: .4rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); }
+th { color: var(--quiet); font-weight: 500; }
+"""
+
+
+class Report:
+    """Collects a page and writes it in one go."""
+
+    def __init__(self, title: str, lead: str = "") -> None:
+        self.title, self.lead = title, lead
+        self._parts: list[str] = []
+
+    def add_heading(self, text: str) -> None:
+        """Start a section."""
+        self._parts.append(f"<h2>{html.escape(text)}</h2>")
+
+    def add_paragraph(self, text: str) -> None:
+        """Plain text, ``code`` between backticks; markup is escaped."""
+        coded = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+        self._parts.append(f"<p>{coded}</p>")
+
+    def add_images(self, images: Iterable[tuple[Image, str]], width: int = 160) -> None:
+        """A row of (PIL picture, caption), ``width`` CSS pixels each; PNG inside the page."""
+        figures = [
+            f'<figure style="width:{width + 16}px"><img alt="{html.escape(text)}" src="{_inline(image)}">'
+            f"<figcaption>{html.escape(text)}</figcaption></figure>"
+            for image, text in images
+        ]
+        self._parts.append(f'<div class="case">{"".join(figures)}</div>')
+
+    def add_table(self, rows: Sequence[Sequence[object]]) -> None:
+        """The first row is the head."""
+        cells = [[html.escape(str(cell)) for cell in row] for row in rows]
+        head = "".join(f"<th>{c}</th>" for c in cells[0])
+        body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in cells[1:])
+        self._parts.append(f"<table><tr>{head}</tr>{body}</table>")
+
+    def to_html(self) -> str:
+        """The whole page."""
+        title, lead = html.escape(self.title), html.escape(self.lead)
+        return (
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<style>{_STYLE}</style><main><h1>{title}</h1><p class="lead">{lead}</p>'
+            + "".join(self._parts)
+            + "</main></html>"
+        )
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page, whole or not at all."""
+        return write_text(path, self.to_html())
+
+
+def _inline(image: Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,81 @@
+"""The resolution transfer section of ``vitrine demo``: the 64-pixel sibling at 128 pixels, each switch on and off."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ...engine.progress import Progress, silent
+from ...engine.resolution.config import ResolutionTransferConfig
+from ...engine.resolution.transfer import apply
+from .claims import CURVES, SHIPPED
+from .world import FIRST, TARGET, TRAINED, Sibling, mean_curve, read_curves
+
+SHOWN = 6
+SCHEDULES = {"none": "schedule as it was", "resample": "resampled", "relabel": "relabelled"}
+POSITIONS = {"grid": "grid", "extrapolate": "extrapolated"}
+
+
+def section(report: Any, progress: Progress = silent) -> None:
+    """Add the section; a minute or two on one core."""
+    from ...engine.portraits.shipped import shipped_transformers
+
+    report.add_heading("Resolution transfer: 64 pixels to 128")
+    report.add_paragraph(
+        "The portraits transformer knows 64 x 64. Below it draws 128 x 128, untrained for that, with positions spread "
+        "over the trained range (grid) or running on past it (extrapolated), and with the noise schedule left alone, "
+        "its sampling steps moved to more noise (resample, right for any checkpoint) or its timesteps given another "
+        "meaning (relabel, which the paper does before fine-tuning)."
+    )
+    sibling, rows = Sibling.open("power-cosine"), [["schedule", "positions", _agreement_title()]]
+    many = [(s, p) for s in SCHEDULES for p in POSITIONS]
+    for i, (schedule, positions) in enumerate(many):
+        config = ResolutionTransferConfig(
+            (TARGET, TARGET), (TRAINED, TRAINED), schedule=schedule, pos_embed=positions, override=True
+        )
+        title = f"{SCHEDULES[schedule]}, {POSITIONS[positions]}"
+        rows.append([SCHEDULES[schedule], POSITIONS[positions], _show(report, sibling, title, config)])
+        progress(i + 1, len(many) + 1, None)
+    if SHIPPED in shipped_transformers():
+        found = _show(report, Sibling.open(SHIPPED), "fine-tuned: relabelled, grid", None)
+        rows.append(["relabelled, fine-tuned", "grid", found])
+    report.add_table(rows)
+    _training(report)
+    progress(len(many) + 1, len(many) + 1, None)
+
+
+def _agreement_title() -> str:
+    return f"agreement with the prompt, {SHOWN} pictures"
+
+
+def _show(report: Any, sibling: Sibling, title: str, config: ResolutionTransferConfig | None) -> str:
+    """A row of pictures; the share of attributes, read at 64 px, that are as the prompts say."""
+    from ...engine.portraits import caption, sample_scenes
+    from ...engine.portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.page import to_pil
+
+    scenes = sample_scenes(range(FIRST, FIRST + SHOWN))
+    with nullcontext() if config is None else apply(sibling, config):
+        images = sibling.draw(caption(scenes), list(range(SHOWN)), side=TARGET)
+    report.add_images([(p, title) for p in to_pil(images, 1)], width=100)
+    reading = read(load_readout(), functional.interpolate(images, (TRAINED, TRAINED), mode="area"))
+    return f"{torch.tensor(list(attribute_accuracy(reading, scenes).values())).mean():.2f}"
+
+
+def _training(report: Any) -> None:
+    """The curves of fine-tuning, where they ship."""
+    from ...engine.charts import line_chart
+
+    if not CURVES.is_file():
+        return
+    means = {arm: mean_curve(seeds) for arm, seeds in read_curves(CURVES).items()}
+    series = {arm: [(float(s), v) for s, v in curve.items() if s] for arm, curve in means.items()}
+    report.add_paragraph(
+        "Fine-tuning at 128 px: Frechet distance of readout features, mean over seeds "
+        "(`vitrine resolution transfer` trains, `vitrine reproduce resolution.transfer` judges)."
+    )
+    chart = line_chart(series, "Fine-tuning at 128 px", "step", "FID")
+    report.add_images([(chart, "from the first measured step on; step 0 is in the table of the claim")], width=560)

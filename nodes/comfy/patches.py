@@ -1,0 +1,67 @@
+"""What stands on a ComfyUI MODEL beside its checkpoint: LoRAs, replaced objects, patches, wrappers, hooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from ...engine.patches import ActivePatch
+
+
+def patches_of(model: Any) -> list[ActivePatch]:
+    """Every change that sampling this MODEL would apply, in the order ComfyUI applies them.
+
+    Reads the patcher only; nothing is loaded, patched or moved.
+    """
+    options = model.model_options
+    inner = options.get("transformer_options", {})
+    return [
+        *_weights(model),
+        *[ActivePatch("object", name, 1, _owner(made)) for name, made in model.object_patches.items()],
+        *_functions("sampling function", ((k, v) for k, v in options.items() if k != "transformer_options")),
+        *_functions("attention or block patch", inner.get("patches", {}).items()),
+        *_functions("replaced attention", ((k, v.values()) for k, v in inner.get("patches_replace", {}).items())),
+        *_keyed("wrapper", model.wrappers),
+        *_keyed("callback", model.callbacks),
+        *[ActivePatch("timed hook", type(h).__name__, len(p), _owner(h)) for h, p in model.hook_patches.items()],
+        *[ActivePatch("injection", key, len(made), _owner(made[0])) for key, made in model.injections.items() if made],
+    ]
+
+
+def _weights(model: Any) -> Iterable[ActivePatch]:
+    """Weight patches, grouped by strength and kind: a LoRA shows as one line, not as its hundreds of keys."""
+    groups: Counter[tuple[str, float]] = Counter()
+    for parts in model.patches.values():
+        for strength, value, *_ in parts:
+            groups[_form(value), float(strength)] += 1
+    for (kind, strength), count in groups.items():
+        yield ActivePatch("weights", f"{kind} at strength {strength:g}", count, "LoRA, merge or edit")
+
+
+def _form(value: Any) -> str:
+    """A tuple is a plain difference or names its form first; everything else is an adapter object."""
+    if isinstance(value, tuple):
+        return value[0] if isinstance(value[0], str) else "difference"
+    return type(value).__name__
+
+
+def _functions(kind: str, items: Iterable[tuple[str, Any]]) -> Iterable[ActivePatch]:
+    for name, found in items:
+        several = list(found) if isinstance(found, (list, tuple)) or hasattr(found, "__iter__") else [found]
+        callables = [f for f in several if callable(f)]
+        if callables:
+            yield ActivePatch(kind, name, len(callables), ", ".join(sorted({_owner(f) for f in callables})))
+
+
+def _keyed(kind: str, table: dict[str, dict[Any, list]]) -> Iterable[ActivePatch]:
+    for where, by_key in table.items():
+        for key, made in by_key.items():
+            if made:
+                yield ActivePatch(kind, f"{where}" + (f" ({key})" if key else ""), len(made), _owner(made[0]))
+
+
+def _owner(thing: Any) -> str:
+    """The module that defines it, without the path ComfyUI puts before a custom node's name."""
+    module = getattr(thing, "__module__", None) or type(thing).__module__
+    return module.replace("\\", "/").rsplit("/", 1)[-1]
