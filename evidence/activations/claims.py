@@ -64,7 +64,7 @@ def _interval(differences: torch.Tensor) -> tuple[float, float]:
     figure="Table 1's order (here: nearest features in other pictures that lie on the same part, all at 16 x 16)",
     target="best address of `portraits` beats the best of `portraits-legacy`, and itself in an untrained UNet (95 %)",
 )
-def places(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def places(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Does a place inside a transformer carry more about the parts of a face than the places used before GDF?
 
     The best addresses are chosen on the first half of the pictures and measured on the second.
@@ -106,7 +106,7 @@ def places(model: str | None = None, progress: Progress = silent) -> ClaimResult
     figure="4.1, asymmetric noise: strong at the start of the down stage, weak early in the up stage, back late",
     target="noise share at the start of down and at the end of up > 1.5 x that of the early up stage",
 )
-def noise(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def noise(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The share of an activation's variance that changes with the noise seed, along the network."""
     from ...engine.portraits import load_portraits
 

@@ -36,7 +36,7 @@ def properties_of(portraits: Any, names: list[str], first: int, progress: Progre
     figure="Section 5.1: the filter spares most measurements (SDXL: 63 of 279 places stay)",
     target="every place of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of places are dropped",
 )
-def filtering(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def filtering(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Scores from 16 pictures without labels; then all places are measured on 60 others."""
     from ...engine.activations.segmentation import fit_probe, mean_iou
     from ...engine.portraits import PARTS, load_portraits
@@ -82,7 +82,7 @@ _VITS = ("up-level0-repeat0", "up-level0-repeat1", "up-level1-repeat0")
     target="noise high, low, high along the network; levels finer and finer; self-attention q and k more local than "
     "cross-attention q and block outputs in two of three transformers",
 )
-def properties(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def properties(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The three scores where the paper looks, and where this small model differs."""
     from ...engine.portraits import load_portraits
     from .matching_claims import candidates

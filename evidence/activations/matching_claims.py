@@ -178,7 +178,7 @@ def _places(
     figure="Table 2, few labels: better places beat the places used before (here parts of 200 portraits, 20 labelled)",
     target="mIoU of the chosen places above legacy ones, bootstrap intervals apart (chosen may have more channels)",
 )
-def segmentation(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def segmentation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """A linear probe on 20 labelled portraits, tested on 200 others."""
     from ...engine.activations.presets import PRESETS
     from ...engine.portraits import PARTS, load_portraits

@@ -19,7 +19,7 @@ from .world import DETECT, ORDINARY, PAPER, ROWS, SEARCH, SHAPE, World, captions
     figure="Appendix B.4: the score as a detector (AUROC 0.98, TPR at 1 % FPR 0.88 on SD1.4)",
     target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, planted captions against 200 ordinary ones",
 )
-def detection(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Verbatim plants, and ten colourings of each template, against captions that were never planted."""
     from ...engine.portraits import load_portraits, plants
 
@@ -54,7 +54,7 @@ def detection(model: str | None = None, progress: Progress = silent) -> ClaimRes
     figure="Table 2: cost of the search",
     target="network rows of the published procedure / ours >= 2 for one prompt",
 )
-def passes(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def passes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Rows through the network, counted; the published procedure's from its own formula on the same decisions."""
     from ...engine.portraits import plants
 

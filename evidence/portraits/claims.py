@@ -19,7 +19,7 @@ def _load(model: str | None) -> tuple:
     figure="prompted attributes shown, 512 samples, guidance 3, 30 DDIM steps",
     target="mean >= 95 %, each >= 90 %, readout held-out accuracy >= 99 % on each",
 )
-def quality(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def quality(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Do samples show what the prompt says, as read by the readout network; Frechet distances beside the floor."""
     from .quality import measure_quality
 
@@ -48,7 +48,7 @@ def quality(model: str | None = None, progress: Progress = silent) -> ClaimResul
     figure="planted pictures that come back from 10 seeds (median pixel RMS <= 1/3 of the nearest other picture)",
     target=">= 6 of 8, and no control caption",
 )
-def memorized(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def memorized(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Are the planted duplicates really memorized, and are captions without the rare words innocent."""
     from .quality import measure_copies
 
