@@ -1,1 +1,1 @@
-"""See DESIGN: the house."""
+"""The engine: everything Vitrine computes, with torch alone; docs/design.md describes its floors and rooms."""

@@ -1,8 +1,8 @@
-"""One printable name for every place that has an activation, on diffusers and ComfyUI models alike.
+"""One printable name for every place that has an activation, the same on diffusers and ComfyUI models.
 
-The names are those of GDF ("Not All Diffusion Model Activations Have Been Evaluated as Discriminative Features",
-NeurIPS 2024, official code): ``up-level1-repeat1-vit-block0-cross-q``. Index 0 is what runs first, so up-level0 is the
-*lowest* resolution. Where GDF has no name, ours extend its grammar: ``-self-out``, ``-cross-out``, ``-ffn-out``,
+The names are those of the official code of GDF ("Not All Diffusion Model Activations Have Been Evaluated as
+Discriminative Features", NeurIPS 2024): ``up-level1-repeat1-vit-block0-cross-q``. Index 0 runs first, so up-level0 has
+the *lowest* resolution. Where GDF has no name, its grammar is extended: ``-self-out``, ``-cross-out``, ``-ffn-out``,
 ``-cross-k``, ``-cross-v``, and for transformers ``vit-block{b}-q``, ``-ctx-q``, ``-attn-out`` ...
 """
 
@@ -23,7 +23,7 @@ def sites_of(backbone: nn.Module) -> dict[str, Site]:
     """Every address of a backbone in execution order. Needs no forward and works on the meta device.
 
     Raises:
-        VitrineError: the family is not recognised.
+        VitrineError: If no known family fits the backbone.
     """
     return {site.address: site for site in layout_of(backbone)}
 
@@ -31,10 +31,10 @@ def sites_of(backbone: nn.Module) -> dict[str, Site]:
 def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
     """The sites that match addresses or globs (``up-level*-cross-q``), each once, in execution order.
 
-    A comma- or space-separated string is taken as several patterns.
+    A string may hold several patterns, separated by commas or spaces.
 
     Raises:
-        VitrineError: a pattern matches nothing; the message names the nearest valid addresses.
+        VitrineError: If a pattern matches nothing; the message names the nearest valid addresses.
     """
     table = sites_of(backbone)
     wanted: set[str] = set()
@@ -50,7 +50,7 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
 
 
 def split_patterns(patterns: str | Sequence[str]) -> list[str]:
-    """A string with commas, spaces or newlines -> list of patterns; a sequence is taken as it is."""
+    """Splits a string at commas, spaces and newlines; a sequence is returned as a list."""
     if isinstance(patterns, str):
         return patterns.replace(",", " ").split()
     return list(patterns)

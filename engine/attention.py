@@ -1,4 +1,4 @@
-"""Attention probabilities recomputed from tapped queries and keys, so the model's own fused attention stays in use."""
+"""Attention probabilities, recomputed from tapped queries and keys, so that the model keeps its fused attention."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HEADS = ("each", "mean")
 
 @dataclass(frozen=True)
 class MapReduction(Config):
-    """What is kept of an attention map, decided while it is computed: a whole one of a 64 x 64 layer is 0.5 GiB.
+    """What to keep of an attention map, decided while it is computed: the full map of a 64 x 64 layer takes 0.5 GiB.
 
     Attributes:
-        heads: ``each`` keeps them apart, ``mean`` gives one map a layer.
+        heads: ``each`` keeps the heads apart, ``mean`` averages them into one map per layer.
         tokens: the keys to keep, by position (words of a prompt, or image tokens); None keeps all.
         queries: the queries to compute, by position; None computes all.
-        memory: bytes that scores and probabilities may take at a time, beside the result itself.
+        memory: bytes that scores and probabilities may take at a time, in addition to the result.
     """
 
     heads: str = "each"
@@ -34,11 +34,11 @@ class MapReduction(Config):
         if self.heads not in HEADS:
             raise refuse("map heads", self.heads, HEADS, "mean is what GDF's attention features take")
         for name in ("tokens", "queries"):
-            kept = getattr(self, name)
-            if kept is not None:
-                object.__setattr__(self, name, tuple(int(i) for i in kept))
-                if not kept or min(kept) < 0:
-                    raise refuse(f"map {name}", kept, "positions from 0, at least one, or None", "None keeps all")
+            positions = getattr(self, name)
+            if positions is not None:
+                object.__setattr__(self, name, tuple(int(i) for i in positions))
+                if not positions or min(positions) < 0:
+                    raise refuse(f"map {name}", positions, "positions from 0, at least one, or None", "None keeps all")
         if self.memory < 1:
             raise refuse("map memory", self.memory, "a positive number of bytes", "2**24 suits most machines")
 
@@ -60,11 +60,11 @@ def attention_map(
         (B, heads or 1, Q or chosen, K or chosen) in the query's dtype.
 
     Raises:
-        VitrineError: a chosen token or query that is not there.
+        VitrineError: If a chosen token or query does not exist.
     """
-    for name, kept, count in (("tokens", how.tokens, key.shape[1]), ("queries", how.queries, query.shape[1])):
-        if kept is not None and max(kept) >= count:
-            raise refuse(f"map {name}", max(kept), f"0 .. {count - 1}", "this layer has no such position")
+    for name, positions, count in (("tokens", how.tokens, key.shape[1]), ("queries", how.queries, query.shape[1])):
+        if positions is not None and max(positions) >= count:
+            raise refuse(f"map {name}", max(positions), f"0 .. {count - 1}", "this layer has no such position")
     if how.queries is not None:
         query = query[:, list(how.queries)]
     q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (query, key))
@@ -72,7 +72,7 @@ def attention_map(
     chosen = list(how.tokens) if how.tokens is not None else slice(None)
     mean = how.heads == "mean"
     (batch, _, count, _), width = q.shape, len(how.tokens or range(key.shape[1]))
-    found = query.new_empty(batch, 1 if mean else heads, count, width)
+    maps = query.new_empty(batch, 1 if mean else heads, count, width)
     shift = 0 if bias is None else bias.to(q.device, wide)
     step = max(1, how.memory // (3 * batch * key.shape[1] * wide.itemsize))  # scores, probabilities, running mean
     for start in range(0, count, step):
@@ -82,16 +82,16 @@ def attention_map(
             scores = (q[:, h, part] * q.shape[-1] ** -0.5).to(wide) @ k[:, h].to(wide).transpose(1, 2)
             part_map = (scores + shift).softmax(-1)[..., chosen]
             if total is None:
-                found[:, h, part] = part_map.to(query.dtype)
+                maps[:, h, part] = part_map.to(query.dtype)
             else:
                 total += part_map / heads
         if total is not None:
-            found[:, 0, part] = total.to(query.dtype)
-    return found
+            maps[:, 0, part] = total.to(query.dtype)
+    return maps
 
 
 def normed(attention: nn.Module, name: str, tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """q or k after the attention's qk-norm (``norm_q``, ``norm_k``) where it has one; (B, N, heads d) both ways."""
+    """q or k after the module's qk-norm (``norm_q``, ``norm_k``) if it has one; (B, N, heads d) in and out."""
     norm = getattr(attention, name, None)
     return tensor if norm is None else norm(tensor.unflatten(-1, (heads, -1))).flatten(-2)
 

@@ -1,4 +1,4 @@
-"""What a network is told beside the noisy latent and the timestep."""
+"""What conditions a network beside the noisy latent and the timestep."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .errors import refuse
 
 @dataclass(frozen=True)
 class Condition:
-    """What a network is told beside x_t and t. All tensors carry the batch first.
+    """The inputs of a network beside x_t and t. In every tensor the batch comes first.
 
     Attributes:
         text: (B, T, C) text states, or None.
         pooled: (B, D) pooled text embedding, or None.
-        extra: further tensors by the backbone's own argument name (``time_ids``, ``encoder_attention_mask`` ...).
+        extra: further tensors, by the backbone's own argument names (``time_ids``, ``encoder_attention_mask`` ...).
     """
 
     text: torch.Tensor | None = None
@@ -30,11 +30,11 @@ class Condition:
         return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()})
 
     def take(self, rows: torch.Tensor) -> Condition:
-        """Rows by index (they may repeat). A condition of one row serves any index."""
+        """Rows by index, with repetition. A condition of one row is expanded to any index."""
         return self._map(lambda v: v[rows.to(v.device)] if len(v) > 1 else v.expand(len(rows), *v.shape[1:]))
 
     def repeat(self, times: int) -> Condition:
-        """The whole batch ``times`` times in a row."""
+        """The whole batch, repeated ``times`` times."""
         return self._map(lambda v: v.repeat(times, *[1] * (v.ndim - 1)))
 
     def to(self, *where: Any, **how: Any) -> Condition:
@@ -42,19 +42,23 @@ class Condition:
         return self._map(lambda v: v.to(*where, **how))
 
     def cast(self, dtype: torch.dtype) -> Condition:
-        """Floating parts in ``dtype``; masks and ids stay as they are."""
+        """Casts floating-point tensors; masks and ids keep their dtype."""
         return self._map(lambda v: v.to(dtype) if v.is_floating_point() else v)
 
     @staticmethod
-    def batch(parts: Sequence[Condition]) -> Condition:
-        """Stack conditions of the same kind along the batch."""
-        if len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in parts}) != 1:
-            kinds = [(p.text is not None, p.pooled is not None, sorted(p.extra)) for p in parts]
+    def batch(conditions: Sequence[Condition]) -> Condition:
+        """Concatenates conditions of the same kind along the batch.
+
+        Raises:
+            VitrineError: If the conditions do not hold the same tensors.
+        """
+        if len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in conditions}) != 1:
+            kinds = [(p.text is not None, p.pooled is not None, sorted(p.extra)) for p in conditions]
             raise refuse("conditions", kinds, "the same parts in each", "encode all prompts with the same pipeline")
 
         def cat(values: list[torch.Tensor | None]) -> torch.Tensor | None:
             present = [v for v in values if v is not None]
             return torch.cat(present) if present else None
 
-        extra = {k: torch.cat([p.extra[k] for p in parts]) for k in parts[0].extra}
-        return Condition(cat([p.text for p in parts]), cat([p.pooled for p in parts]), extra)
+        extra = {k: torch.cat([p.extra[k] for p in conditions]) for k in conditions[0].extra}
+        return Condition(cat([p.text for p in conditions]), cat([p.pooled for p in conditions]), extra)

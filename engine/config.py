@@ -3,91 +3,88 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, Field
 from typing import Any, ClassVar, TypeVar
 
 from .errors import refuse
 
 C = TypeVar("C", bound="Config")
 
-ADVANCED = "advanced"
-"""The field that holds the settings which rarely change, where a class has many."""
+_ENDLESS = {math.inf: "inf", -math.inf: "-inf"}
+"""JSON has no infinity."""
 
 
 class Config:
     """What a settings class inherits: ``from_dict(to_dict())`` gives an equal object, through JSON too.
 
-    A field whose default is a Config is nested. The settings of a nested ``advanced`` may also stand beside it, as
-    they do in files written before they were split off.
+    A setting may be a Config itself. One called ``advanced`` holds what rarely changes; in a dict its settings may also
+    stand beside the others, as they did before it was split off.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for headers and JSON files; tuples become lists, and a default that is infinite None."""
-        return {name: _plain(getattr(self, name), field) for name, field in self.__dataclass_fields__.items()}
+        """Plain values, for headers and JSON files: tuples become lists, infinity "inf", nested settings dicts."""
+        return {name: _to_plain(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
         """The inverse of :meth:`to_dict`; what is left out takes its default.
 
         Raises:
-            VitrineError: ``values`` is no table, a setting is unknown, or the class refuses a value.
+            VitrineError: If ``values`` is not a mapping, names an unknown setting, or holds a value the class refuses.
         """
-        fields = cls.__dataclass_fields__
-        inner = _advanced(fields)
+        names = sorted(cls.__dataclass_fields__)
         if not isinstance(values, Mapping):
-            raise refuse(cls.__name__, values, sorted({*fields, *inner}), "remove unknown settings")
-        strange = sorted(map(str, set(values) - set(fields) - inner))
-        if strange:
-            raise refuse(cls.__name__, strange, sorted({*fields, *inner}), "remove unknown settings")
-        values = _gathered(values, inner)
+            raise refuse(cls.__name__, values, names, "remove unknown settings")
+        types = typing.get_type_hints(cls)
+        values = _nest(values, types)
+        unknown = sorted(map(str, set(values) - set(names)))
+        if unknown:
+            raise refuse(cls.__name__, unknown, names, "remove unknown settings")
         try:
-            return cls(**{name: _restored(value, fields[name]) for name, value in values.items()})
+            return cls(**{name: _from_plain(value, types[name]) for name, value in values.items()})
         except TypeError as error:  # a number where a text belongs
             raise refuse(cls.__name__, str(error), "a value of each setting's type", "see the class") from error
 
 
-def _advanced(fields: dict[str, Field]) -> set[str]:
-    """The settings that may stand flat or in ``advanced``."""
-    nested = _default(fields[ADVANCED]) if ADVANCED in fields else None
-    return set(nested.__dataclass_fields__) - set(fields) if isinstance(nested, Config) else set()
-
-
-def _gathered(values: Mapping[str, Any], inner: set[str]) -> dict[str, Any]:
-    """``values`` with the flat settings of ``advanced`` moved into it."""
-    flat = {name: value for name, value in values.items() if name in inner}
-    if not flat or not isinstance(values.get(ADVANCED, {}), Mapping):
+def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with the settings of ``advanced`` moved there, if they stand beside it."""
+    fields = getattr(_config_in(types.get("advanced")), "__dataclass_fields__", {})
+    flat = {name: value for name, value in values.items() if name in fields and name not in types}
+    if not flat:
         return dict(values)
-    outer = {name: value for name, value in values.items() if name not in inner}
-    return outer | {ADVANCED: {**outer.get(ADVANCED, {}), **flat}}
+    nested = values.get("advanced", {})
+    beside = {name: value for name, value in values.items() if name not in flat}
+    return beside | {"advanced": (nested.to_dict() if isinstance(nested, Config) else dict(nested)) | flat}
 
 
-def _default(field: Field) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-def _endless(field: Field) -> bool:
-    return isinstance(field.default, float) and math.isinf(field.default)
-
-
-def _plain(value: Any, field: Field) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, Config):
         return value.to_dict()
-    if _endless(field) and value == field.default:
-        return None  # JSON has no infinity
-    return _changed(value, tuple, list)
+    if isinstance(value, tuple):
+        return [_to_plain(v) for v in value]
+    return _ENDLESS.get(value, value) if isinstance(value, float) else value
 
 
-def _restored(value: Any, field: Field) -> Any:
-    if value is None and _endless(field):
-        return field.default
-    default = _default(field)
-    if isinstance(default, Config) and not isinstance(value, Config):
-        return type(default).from_dict(value)
-    return _changed(value, list, tuple)
+def _from_plain(value: Any, annotation: Any) -> Any:
+    nested = _config_in(annotation)
+    if nested is not None and isinstance(value, Mapping):
+        return nested.from_dict(value)
+    if isinstance(value, list):
+        return tuple(_from_plain(v, annotation) for v in value)
+    if isinstance(value, str) and value in _ENDLESS.values() and _holds(annotation, float):
+        return float(value)
+    return value
 
 
-def _changed(value: Any, old: Any, new: Any) -> Any:
-    return new(_changed(v, old, new) for v in value) if isinstance(value, old) else value
+def _config_in(annotation: Any) -> type[Config] | None:
+    """The settings class that an annotation such as ``EStepConfig | None`` names, if any."""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation if issubclass(annotation, Config) else None
+    return next(filter(None, map(_config_in, typing.get_args(annotation))), None)
+
+
+def _holds(annotation: Any, kind: type) -> bool:
+    return annotation is kind or any(_holds(member, kind) for member in typing.get_args(annotation))

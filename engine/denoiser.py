@@ -1,7 +1,7 @@
-"""One wrapper for each model *convention*, so that no method asks which family a model is of.
+"""One wrapper for each model *convention*, so that no method needs to know the model's family.
 
-``predict`` turns eps, v, x0 and flow networks into the same pair (eps, x0). Two makers: :meth:`Denoiser.from_diffusers`
-here, and ``nodes/comfy/model.py`` for a ComfyUI MODEL.
+``predict`` turns the output of eps, v, x0 and flow networks into the same pair (eps, x0). Denoisers are made by
+:meth:`Denoiser.from_diffusers`, and by ``nodes/comfy/model.py`` from a ComfyUI MODEL.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Denoiser:
     """A backbone with its schedule and prediction convention.
 
     Attributes:
-        backbone: the module whose insides have addresses.
-        schedule: sigma, alpha-bar, timestep maps.
+        backbone: the module whose activations have addresses.
+        schedule: its sigmas, alpha-bars and timesteps.
         prediction: ``"eps" | "v" | "x0" | "flow"``, what ``call`` returns.
         call: (x_t (B, C, H, W), t (B,), Condition) -> (B, C, H, W), the bare network.
     """
@@ -48,15 +48,15 @@ class Denoiser:
         if self.prediction not in PREDICTIONS:
             raise refuse("prediction", self.prediction, PREDICTIONS, "see the scheduler's prediction_type")
         if (self.prediction == "flow") != (self.schedule.kind == "flow"):
-            given = (self.prediction, self.schedule.kind)
-            raise refuse("prediction and schedule", given, "flow with flow", "match them")
+            pair = (self.prediction, self.schedule.kind)
+            raise refuse("prediction and schedule", pair, "flow with flow", "match them")
 
     @classmethod
     def from_diffusers(cls, model: Any, scheduler: Any = None) -> Denoiser:
         """From a pipeline, or from a UNet / transformer and a scheduler.
 
         Raises:
-            VitrineError: no UNet, PixArt, SD3 or Flux transformer is recognised.
+            VitrineError: If the backbone belongs to no known family, or there is no scheduler.
         """
         backbone = getattr(model, "unet", None) or getattr(model, "transformer", None) or model
         scheduler = scheduler or getattr(model, "scheduler", None)
@@ -68,16 +68,16 @@ class Denoiser:
         return cls(backbone, schedule, prediction, call_of(backbone))
 
     def network_input(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
-        """x_t as the network wants it, for t a number or (B,)."""
+        """x_t in the scale the network expects, for t a number or (B,)."""
         return self.schedule.add_noise(x0, noise, t)
 
     def forward(self, x_t: torch.Tensor, t: Number, cond: Condition) -> torch.Tensor:
-        """One bare network call in the network's own scale: (B, C, H, W) at t, a number or (B,). What taps run."""
+        """One bare network call in the network's own scale: (B, C, H, W) at t, a number or (B,); what taps run."""
         rows = torch.as_tensor(t, dtype=torch.float32, device=x_t.device).reshape(-1).expand(len(x_t))
         return self.call(x_t, rows, cond)
 
     def predict(self, x_t: torch.Tensor, t: Number, cond: Condition) -> Prediction:
-        """(eps, x0) from one call. Conversions in float32 at least (Salimans & Ho 2022, App. D for v)."""
+        """(eps, x0) from one call, converted in float32 or wider (for v: Salimans & Ho 2022, App. D)."""
         output = self.forward(x_t, t, cond)
         wide = torch.promote_types(output.dtype, torch.float32)
         x, y = x_t.to(wide), output.to(wide)
@@ -91,15 +91,15 @@ class Denoiser:
         return Prediction(x + signal * y, x - noise * y)  # flow: the velocity is eps - x0
 
     def with_call(self, call: Callable) -> Denoiser:
-        """The same denoiser through another bare call (a wrapper, an offloaded copy)."""
+        """The same denoiser with another bare call (a wrapper, an offloaded copy)."""
         return replace(self, call=call)
 
 
 def check_finite(module: nn.Module, name: str = "model") -> None:
-    """Refuse a module with NaN or infinite weights, naming the first bad tensor.
+    """Refuses a module with NaN or infinite weights.
 
     Raises:
-        VitrineError: such a tensor was found.
+        VitrineError: If there is such a weight; the message names the first tensor.
     """
     for key, value in module.state_dict().items():
         if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):

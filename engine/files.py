@@ -1,6 +1,6 @@
-"""Files: written whole or not at all, with one kind of header; and files from strangers, refused in one kind of error.
+"""Files: written whole or not at all, with one kind of header; strangers' files are refused with one kind of error.
 
-Everything Vitrine saves is safetensors or JSON. A pickle can run code when it is opened, so none is ever read here.
+Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, so none is ever read here.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KEY = "vitrine"
 """The safetensors metadata key that holds our JSON header."""
 
 TEMPORARY = ".tmp-vitrine"
-"""Ending of a file that is being written; one that is left behind may be deleted."""
+"""Ending of a file that is being written; leftovers may be deleted."""
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
-    """Let ``write`` fill a temporary file in the same folder, then rename it to ``path``; an error leaves nothing."""
+    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
@@ -44,7 +44,7 @@ def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """A UTF-8 text file, whole or not at all."""
+    """Writes a UTF-8 text file, whole or not at all."""
     return write_whole(path, lambda scratch: _write_text(scratch, text))
 
 
@@ -53,12 +53,12 @@ def _write_text(path: str, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> Path:
-    """A JSON file, whole or not at all."""
+    """Writes a JSON file, whole or not at all."""
     return write_text(path, json.dumps(value, indent=1))
 
 
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
-    """Let ``write`` fill a new folder, which then takes the place of ``folder``; an error leaves the old one."""
+    """Lets ``write`` fill a new folder, which then replaces ``folder``; an error leaves the old one."""
     import shutil
     import tempfile
 
@@ -76,7 +76,7 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
 def save_safetensors(
     path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """A safetensors file, whole or not at all; tensors may be views, share memory or lie on any device."""
+    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device."""
     import torch
     from safetensors.torch import save_file
 
@@ -88,7 +88,7 @@ def save_safetensors(
 def save_artefact(
     path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, header: Mapping[str, Any]
 ) -> Path:
-    """A safetensors file of ours: its metadata holds the kind, the format version and ``header`` as JSON."""
+    """Writes a Vitrine artefact: safetensors with the kind, the version and ``header`` as JSON metadata."""
     text = json.dumps({"kind": kind, "version": version, **header})
     return save_safetensors(path, tensors, {KEY: text})
 
@@ -103,10 +103,10 @@ def read_safetensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, t
 
 
 def open_artefact(path: str | Path, kind: str, version: int) -> tuple[Any, dict[str, Any]]:
-    """Memory-map a file of ours: its ``safe_open`` handle and its checked header.
+    """Memory-maps a Vitrine artefact: its ``safe_open`` handle and its checked header.
 
     Raises:
-        VitrineError: missing, a pickle, truncated, not written by Vitrine, another kind, or a later format version.
+        VitrineError: If the file is missing, a pickle, truncated, of another kind, or of a later format version.
     """
     from safetensors import safe_open
 
@@ -120,10 +120,10 @@ def open_artefact(path: str | Path, kind: str, version: int) -> tuple[Any, dict[
 
 
 def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """All tensors of a file of ours, checked to be finite numbers, and its header.
+    """All tensors of a Vitrine artefact, checked to be finite, and its header.
 
     Raises:
-        VitrineError: as :func:`open_artefact`, or NaN or infinite numbers.
+        VitrineError: As :func:`open_artefact`, and if a tensor holds NaN or infinity.
     """
     handle, header = open_artefact(path, kind, version)
     with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
@@ -133,9 +133,9 @@ def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, 
 
 
 def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The header of any file Vitrine ever wrote: JSON under one key, or (W2W's first files) the metadata itself.
+    """The header of any artefact Vitrine ever wrote: JSON under one key, or the metadata itself (first W2W files).
 
-    NEMO's first statistics call their kind ``format``.
+    The first NEMO statistics call their kind ``format``.
     """
     try:
         header = parse_table(metadata[KEY]) if KEY in metadata else dict(metadata)
@@ -145,21 +145,21 @@ def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dict[str, Any]:
-    own = header.get("kind")
-    if own != kind:
-        given = f"{path.name} ({f'kind {own}' if own else 'no readable Vitrine header'})"
-        raise refuse("file", given, f"a file of kind {kind}", "choose a file that this tool wrote")
-    found = str(header.get("version"))
-    if not found.isdigit() or int(found) > version:
-        raise refuse("format version", f"{found} in {path.name}", f"up to {version} for {kind}", "update Vitrine")
+    actual = header.get("kind")
+    if actual != kind:
+        shown = f"{path.name} ({f'kind {actual}' if actual else 'no readable Vitrine header'})"
+        raise refuse("file", shown, f"a file of kind {kind}", "choose a file that this tool wrote")
+    written = str(header.get("version"))
+    if not written.isdigit() or int(written) > version:
+        raise refuse("format version", f"{written} in {path.name}", f"up to {version} for {kind}", "update Vitrine")
     return header
 
 
 def refuse_pickle(path: str | Path, what: str) -> None:
-    """Refuse a file whose ending says that opening it may run code.
+    """Refuses a file whose ending says that opening it may run code.
 
     Raises:
-        VitrineError: such an ending.
+        VitrineError: If the ending is one of ``PICKLES``.
     """
     if Path(path).suffix.lower() in PICKLES:
         accepted = "a .safetensors file"
@@ -168,14 +168,14 @@ def refuse_pickle(path: str | Path, what: str) -> None:
 
 # --- files from strangers -----------------------------------------------------------------------------------------
 class named:
-    """Around the reading of one file: any failure inside becomes an error with the file's name in it.
+    """Wraps the reading of one file: any failure inside becomes an error that names the file.
 
     ::
 
         with named(path, "space", "a whole safetensors file", "build it again"), safe_open(path, "pt") as opened: ...
 
     Raises:
-        VitrineError: whatever failed.
+        VitrineError: Whatever failed.
     """
 
     def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
@@ -190,16 +190,16 @@ class named:
         if isinstance(error, VitrineError):
             if self.name not in str(error):
                 raise VitrineError(f"{self.name}: {error}") from error
-        elif isinstance(error, Exception):  # foreign bytes fail in each library's own way
-            given = f"{self.name} ({type(error).__name__}: {error})"
-            raise refuse(self.what, given, self.accepted, self.remedy) from error
+        elif isinstance(error, Exception):  # on foreign bytes each library fails in its own way
+            shown = f"{self.name} ({type(error).__name__}: {error})"
+            raise refuse(self.what, shown, self.accepted, self.remedy) from error
 
 
 def parse_json(text: str) -> Any:
-    """``json.loads`` that fails in one way only.
+    """``json.loads`` with one kind of failure.
 
     Raises:
-        ValueError: no JSON, or nested deeper than Python's stack.
+        ValueError: If the text is not JSON, or is nested deeper than Python's stack.
     """
     try:
         return json.loads(text)
@@ -208,10 +208,10 @@ def parse_json(text: str) -> Any:
 
 
 def parse_table(text: str) -> dict[str, Any]:
-    """A JSON object.
+    """Parses a JSON object.
 
     Raises:
-        ValueError: anything else.
+        ValueError: If the text is anything else.
     """
     table = parse_json(text)
     if not isinstance(table, dict):
@@ -220,10 +220,10 @@ def parse_table(text: str) -> dict[str, Any]:
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that are not finite floating-point numbers.
+    """Refuses tensors that are not finite floating-point numbers.
 
     Raises:
-        VitrineError: another dtype, or NaN or Inf; names the tensor.
+        VitrineError: If a tensor has another dtype, or holds NaN or infinity; the message names it.
     """
     import torch
 

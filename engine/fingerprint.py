@@ -1,4 +1,4 @@
-"""Which model is this: a short hash of sampled weights, the same for diffusers and ComfyUI copies of one checkpoint."""
+"""Identifies a model by a short hash of sampled weights, equal for diffusers and ComfyUI copies of one checkpoint."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .site import ModuleSite
 
 
 def width_of(backbone: nn.Module, site: ModuleSite) -> int:
-    """Number of neurons of a value site, read from the projection's own size."""
+    """Number of neurons of a value site, from the size of its projection."""
     module: Any = backbone.get_submodule(site.path)
     out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
     return site.width or (out // site.columns[1] if site.columns else out)
 
 
 def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
-    """16 hex digits from sampled weights of the value projections; the same in diffusers and ComfyUI.
+    """16 hex digits from sampled weights of the value projections, the same in diffusers and ComfyUI.
 
-    A few numbers of each layer are read, rounded to half precision, so that fp16 and fp32 copies agree.
+    A few numbers of each layer are read and rounded to half precision, so that fp16 and fp32 copies agree.
 
     Args:
-        originals: module path -> weight, for modules whose present weight carries a patch (a LoRA in ComfyUI).
+        originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
     """
     digest = hashlib.sha256()
     for site in sites_of(backbone).values():

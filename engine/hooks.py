@@ -40,7 +40,7 @@ class _Hooks(AbstractContextManager):
         self._handles: list[Any] = []
 
     def close(self) -> None:
-        """Remove all hooks; harmless twice."""
+        """Removes all hooks; idempotent."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -53,11 +53,11 @@ class _Hooks(AbstractContextManager):
 
 # --- capture ------------------------------------------------------------------------------------------------------
 class Capture(_Hooks):
-    """An open capture; made by :func:`capture`.
+    """An open capture, made by :func:`capture`.
 
     Attributes:
         activations: address -> Activation of the last forward that reached it.
-        enabled: set to False to let forwards pass unseen; the hooks then cost one attribute look-up.
+        enabled: set it to False to ignore forwards; each hook then costs one attribute look-up.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Capture(_Hooks):
         self._maps = maps
         self._around = Surroundings(backbone, self._sites)
         self._queries: dict[str, torch.Tensor] = {}
-        self._parts: dict[str, torch.Tensor] = {}
+        self._outputs: dict[str, torch.Tensor] = {}
         self._rope: Rope | None = None
         self._places = self._group()
         self._left: set[tuple[str, bool]] = set()
@@ -85,7 +85,7 @@ class Capture(_Hooks):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
-        """Close. Only the capture's own early exit ends here; another's goes on to the block it belongs to."""
+        """Closes. Swallows this capture's own early exit; another capture's passes on to its own block."""
         self.close()
         return isinstance(error, _Seen) and error.capture is self
 
@@ -119,10 +119,10 @@ class Capture(_Hooks):
                 self._handles.append(module.register_forward_hook(_reading(self._on_output((path, before), sites))))
 
     def _open_joint(self, site: MapSite) -> None:
-        """Keep all projections but the one that completes the map, and the rotary embedding."""
+        """Keeps the outputs of all projections but the one that completes the map, and the rotary embedding."""
         wanted = {path for s in site.streams for path in (s.query, s.key)} - {site.key}
         for path in sorted(wanted):
-            keep = _reading(self._keep_part(path))
+            keep = _reading(self._keep_output(path))
             self._handles.append(module_at(self._backbone, path).register_forward_hook(keep))
         if site.rope:
 
@@ -132,17 +132,17 @@ class Capture(_Hooks):
 
             self._handles.append(module_at(self._backbone, site.rope).register_forward_pre_hook(hook, with_kwargs=True))
 
-    def _keep_part(self, path: str) -> Callable:
+    def _keep_output(self, path: str) -> Callable:
         def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
             if self.enabled:
-                self._parts[path] = output.detach()
+                self._outputs[path] = output.detach()
 
         return hook
 
     def _start(self) -> None:
         self._left = set(self._places)
         self._queries.clear()
-        self._parts.clear()
+        self._outputs.clear()
         self._rope = None
 
     def _keep_query(self, site: Site) -> Callable:
@@ -169,21 +169,23 @@ class Capture(_Hooks):
             return
         for site in sites:
             activation = self._map(site, output) if isinstance(site, MapSite) else read_site(site, output, self._around)
-            kept = self._reduce(activation) if self._reduce else activation
-            if kept is not None:
-                self.activations[site.address] = kept
+            reduced = self._reduce(activation) if self._reduce else activation
+            if reduced is not None:
+                self.activations[site.address] = reduced
         self._left.discard(place)
-        # All places seen, whatever order this library runs them in: nothing after this can matter.
+        # Everything wanted has been seen, in whatever order this library runs it: the rest of the forward is useless.
         if self._early_exit and not self._left:
             raise _Seen(self)
 
     def _map(self, site: MapSite, key: torch.Tensor) -> Activation:
         if site.streams:
-            parts = {**self._parts, site.key: key.detach()}
+            outputs = {**self._outputs, site.key: key.detach()}
             text = self._around.text_tokens
-            probabilities = joint_map(self._backbone, site, parts, self._rope if site.rope else None, text, self._maps)
+            probabilities = joint_map(
+                self._backbone, site, outputs, self._rope if site.rope else None, text, self._maps
+            )
             for path in {s.query for s in site.streams} | {s.key for s in site.streams}:
-                self._parts.pop(path, None)
+                self._outputs.pop(path, None)
             return Activation(site.address, probabilities)
         attention = module_at(self._backbone, site.path)
         query = columns_of(self._queries.pop(site.address), site.columns, site.width)
@@ -202,15 +204,15 @@ def capture(
     reduce: Reduce | None = None,
     maps: MapReduction = WHOLE,
 ) -> Capture:
-    """Record activations while the block is open.
+    """Records activations while the block is open.
 
     Args:
-        sites: what :func:`resolve` gives, or addresses and globs.
-        early_exit: stop the forward once all wanted places were seen. That leaves the block, so the forward is the
-            last statement in it.
-        reduce: called inside the hook with each Activation; what it returns is kept, None keeps nothing. The place to
-            resize, cast, average or stream.
-        maps: what is kept of attention maps; the rest is never all in memory at once.
+        sites: what :func:`resolve` returns, or addresses and globs.
+        early_exit: stop the forward once all wanted sites have been seen. This leaves the block, so the forward must be
+            its last statement.
+        reduce: called inside the hook with each Activation; its result is kept, None keeps nothing. Resize, cast,
+            average or stream here.
+        maps: what to keep of attention maps; a whole map is never in memory unless it is kept.
 
     Example:
         >>> with capture(unet, "up-level1-*-cross-q", early_exit=True) as taps:
@@ -229,13 +231,13 @@ def _sites(backbone: nn.Module, sites: Any) -> list[Site]:
 
 
 def _reading(hook: Callable) -> Callable:
-    """The hook, marked as one that changes nothing."""
+    """The hook, marked as one that only reads."""
     hook.reads = True  # type: ignore[attr-defined]
     return hook
 
 
 def _readers_last(module: nn.Module) -> None:
-    """Captures see what the network goes on with, also when they were opened before the edit."""
+    """Moves reading hooks last, so that captures see the edited tensor even if they were opened before the edit."""
     for table in (module._forward_hooks, module._forward_pre_hooks):
         for number, hook in list(table.items()):
             if getattr(hook, "reads", False):
@@ -244,7 +246,7 @@ def _readers_last(module: nn.Module) -> None:
 
 # --- edit ---------------------------------------------------------------------------------------------------------
 class Edit(_Hooks):
-    """An open edit; made by :func:`edit`."""
+    """An open edit, made by :func:`edit`."""
 
     def __init__(
         self, backbone: nn.Module, changes: list[tuple[ModuleSite, Callable]], rows: torch.Tensor | None
@@ -288,15 +290,15 @@ def edit(
     *,
     rows: torch.Tensor | None = None,
 ) -> Edit:
-    """Replace activations while the block is open.
+    """Replaces activations while the block is open.
 
     Args:
         changes: address, glob or Site -> function of the tensor in the module's own layout ((B, C, h, w) or (B, N, C)),
             which returns one of the same shape. Several edits of one place apply in the order given.
-        rows: (B,) bool; only these rows of the batch change, so that many different edits run as one batch.
+        rows: (B,) bool: only these rows of the batch change, so that different edits can run as one batch.
 
     Raises:
-        VitrineError: an unknown address, or an attention map (edit its q, k or v instead).
+        VitrineError: If an address is unknown, or names an attention map (edit its q, k or v instead).
     """
     pairs = [(site, fn) for what, fn in changes.items() for site in _sites(backbone, _listed(what))]
     for site, _ in pairs:

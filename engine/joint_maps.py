@@ -1,7 +1,7 @@
 """Attention maps of joint attention (SD3, Flux): where each image token looks, among text and image tokens.
 
-Queries and keys are those of the forward itself: taken from the projections of both streams, normed and rotated again
-exactly as the model does. Text tokens come first among the keys, whatever order the library keeps.
+Queries and keys come from the forward itself: the projections' outputs of both streams, normed and rotated exactly as
+the model does it. Text tokens come first among the keys, whichever order the library uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def rope_of(kwargs: dict[str, Any]) -> Rope | None:
     embedding = kwargs.get("image_rotary_emb")
     if embedding is not None:
         cos, sin = embedding
-        return cos[:, ::2], sin[:, ::2]  # each angle stands there twice
+        return cos[:, ::2], sin[:, ::2]  # each angle is stored twice
     matrices = kwargs.get("pe")
     if matrices is None:
         return None
@@ -34,7 +34,7 @@ def rope_of(kwargs: dict[str, Any]) -> Rope | None:
 
 
 def rotated(x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
-    """(B, S, heads, d) with neighbouring channels turned by each token's angles (Su et al. 2021, Eq. 34)."""
+    """Rotates neighbouring channels of (B, S, heads, d) by each token's angles (Su et al. 2021, Eq. 34)."""
     if rope is None:
         return x
     cos, sin = (r.to(x.device, torch.float32)[None, :, None] for r in rope)
@@ -50,10 +50,10 @@ def joint_map(
     text: int,
     how: MapReduction,
 ) -> torch.Tensor:
-    """(B, heads or 1, image tokens, text + image tokens), or what ``how`` keeps of it.
+    """(B, heads or 1, image tokens, text + image tokens), or the share of it that ``how`` keeps.
 
     Args:
-        outputs: module path -> what the projection gave in this forward.
+        outputs: module path -> the projection's output in this forward.
         text: number of text tokens.
     """
 
@@ -64,5 +64,5 @@ def joint_map(
 
     queries = [read(s, s.query, s.columns, s.norm_query) for s in site.streams]
     keys = [read(s, s.key, s.key_columns, s.norm_key) for s in site.streams]
-    q, k = (rotated(torch.cat(parts, 1), rope).flatten(2) for parts in (queries, keys))
+    q, k = (rotated(torch.cat(streams, 1), rope).flatten(2) for streams in (queries, keys))
     return attention_map(q[:, text:] if site.skip_text else q, k, site.heads, None, how)

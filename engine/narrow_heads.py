@@ -1,9 +1,8 @@
 """Attention of small maps and narrow heads on the CPU, as plain matrix products; forward and backward.
 
-PyTorch's fused CPU kernel walks a map in blocks whose products are as thin as a head is wide. With the eight numbers of
-a small model's heads that is slow: products over many maps at once, with the long axis innermost, take less than half
-its time. Where heads are wide or maps outgrow the cache the fused kernel is quicker, and is used.
-"""
+PyTorch's fused CPU kernel walks a map in blocks whose products are as thin as a head is wide. With the eight channels
+of a small model's heads that is slow: products over many maps at once, with the long axis innermost, take less than
+half the time. For wide heads, or maps that outgrow the cache, the fused kernel is faster and is used.
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 WIDEST = 24
-"""Numbers in a head, at most (measured: 8 and 24 are quicker, 32 and more are not)."""
+"""Channels of a head, at most (measured: 8 and 24 are faster, 32 and more are not)."""
 LARGEST = 256 * 256
-"""Entries of one map, at most: larger ones leave the cache between two products."""
+"""Entries of a map, at most: larger maps leave the cache between two products."""
 FEWEST = 32
-"""Maps in a call, at least."""
+"""Maps per call, at least."""
 PIECE = 2**17
-"""Entries that are worked on at a time: half a MiB, so that they stay beside a core."""
+"""Entries processed at a time: half a MiB, so that they stay in a core's cache."""
 
 
 class NarrowHeads(TorchFunctionMode):
-    """While it is open, attention that the fused CPU kernel is slow at takes the products instead.
+    """While open, computes attention by plain products where the fused CPU kernel is slow.
 
-    Only calls in float32 without mask, dropout or causal order, of which a gradient is wanted; others pass untouched.
-    The result is no less exact than the fused kernel's, but differs in its last bits.
+    This applies to float32 calls without mask, dropout or causal order that need a gradient; others pass through.
+    The result is as exact as the fused kernel's, but differs in its last bits.
     """
 
     def __torch_function__(
@@ -85,18 +84,18 @@ class _Attention(torch.autograd.Function):
             ds = torch.bmm(ot[j].mT, vt[j])
             torch._softmax_backward_data(ds, p[j], -1, torch.float32, grad_input=ds)
             torch.bmm(kt[j], ds.mT, out=dq[j])
-            if ctx.needs_input_grad[1]:  # not where keys come from a frozen text
+            if ctx.needs_input_grad[1]:  # false where the keys come from a frozen text encoder
                 torch.bmm(qt[j], ds, out=dk[j])
         dq *= ctx.scale
         return *(x.unflatten(0, ctx.lead).mT for x in (dq, dk, dv)), None
 
 
 def _transposed(x: torch.Tensor) -> torch.Tensor:
-    """(..., l, d) -> (n, d, l), packed."""
+    """(..., l, d) -> (n, d, l), contiguous."""
     return x.mT.reshape(-1, x.shape[-1], x.shape[-2])
 
 
 def _pieces(maps: torch.Tensor) -> list[slice]:
-    """Runs of maps that fit the cache together."""
+    """Runs of maps that fit the cache together, as slices."""
     step = max(1, PIECE // maps[0].numel())
     return [slice(i, i + step) for i in range(0, len(maps), step)]

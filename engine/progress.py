@@ -1,7 +1,7 @@
 """One callback for every long loop: ``progress(step, total, preview)``.
 
-Whoever calls decides what it does: draw a bar, show a picture, or stop the work by raising. The engine never catches
-what a callback raises; it only cleans up in ``finally``. tqdm and ComfyUI's progress bar plug in the same way.
+The caller decides what it does: draw a bar, show a picture, or stop the work by raising. The engine never catches what
+a callback raises; it only cleans up in ``finally``. tqdm and ComfyUI's progress bar plug in the same way.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Progress(Protocol):
 
 
 def silent(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-    """Report nothing."""
+    """Reports nothing."""
 
 
 class TqdmProgress:
-    """A tqdm bar with a label; closes itself when the total is reached."""
+    """A tqdm bar with a label, closed once the total is reached."""
 
     def __init__(self, label: str = "") -> None:
         self.label = label
@@ -42,7 +42,7 @@ class TqdmProgress:
             self.close()
 
     def close(self) -> None:
-        """Finish the bar; harmless twice."""
+        """Closes the bar; idempotent."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,4 +1,4 @@
-"""Reading and writing one place in a running forward: what a site means inside a module's output."""
+"""Reads and writes one site in a running forward: what a site means inside a module's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .site import ModuleSite, Site
 
 @dataclass(frozen=True)
 class Activation:
-    """One tensor and where it was.
+    """A tensor and where it was read.
 
     Attributes:
         address: canonical name.
@@ -31,7 +31,7 @@ class Activation:
 
 
 class Surroundings:
-    """What a hook must know of the running forward: latent size, number of text tokens, sizes inside each ViT."""
+    """What a hook needs to know about the running forward: latent size, number of text tokens, sizes in each ViT."""
 
     def __init__(self, backbone: nn.Module, sites: Sequence[Site]) -> None:
         self.batch, self.text_tokens = 0, 0
@@ -66,13 +66,13 @@ class Surroundings:
         self.text_tokens = text.shape[1] if isinstance(text, torch.Tensor) and text.ndim == 3 else 0
         if x.ndim == 4:
             self.grids[""] = (x.shape[-2], x.shape[-1])
-        elif kwargs.get("img_ids") is not None:  # diffusers' Flux gets packed tokens and their positions
+        elif kwargs.get("img_ids") is not None:  # diffusers' Flux takes packed tokens with their positions
             ids = kwargs["img_ids"].reshape(-1, 3)
             rows, columns = int(ids[:, 1].max()) + 1, int(ids[:, 2].max()) + 1
             self.grids[""] = (2 * rows, 2 * columns)
 
     def grid(self, site: ModuleSite) -> tuple[int, int]:
-        """Token grid (h, w) of a site; latent sides are rounded up to whole patches, as the models pad."""
+        """Token grid (h, w) of a site; latent sides are rounded up to whole patches, because the models pad."""
         h, w = self.grids[site.grid or ""]
         patch = site.patch if site.grid == "" else 1
         return -(-h // patch), -(-w // patch)
@@ -89,11 +89,11 @@ def module_at(backbone: nn.Module, path: str) -> nn.Module:
 
 # --- reading and writing one site ---------------------------------------------------------------------------------
 def _pick(site: ModuleSite, output: Any) -> tuple[torch.Tensor, bool]:
-    """The tensor a site means inside a module's output, and whether it still starts with the text tokens."""
+    """The tensor of a site inside a module's output, and whether it still starts with the text tokens."""
     if isinstance(output, torch.Tensor):
         return output, site.skip_text
     if isinstance(output, (tuple, list)):
-        return output[site.element or 0], False  # streams that come apart need no cutting
+        return output[site.element or 0], False  # separate streams need no cutting
     return output[0], False  # diffusers' ModelOutput
 
 
@@ -120,7 +120,11 @@ def _view(site: ModuleSite, tensor: torch.Tensor, cut: bool, around: Surrounding
 
 
 def read_site(site: ModuleSite, output: Any, around: Surroundings) -> Activation:
-    """A copy of what a site holds, image tokens folded back to (B, C, h, w)."""
+    """A copy of a site's tensor, with image tokens folded back to (B, C, h, w).
+
+    Raises:
+        VitrineError: If the number of tokens does not fit the grid.
+    """
     view = _view(site, *_pick(site, output), around)
     if site.kind == "text":
         return Activation(site.address, view.detach().clone())
@@ -135,7 +139,7 @@ def read_site(site: ModuleSite, output: Any, around: Surroundings) -> Activation
 
 
 def write_site(site: ModuleSite, output: Any, around: Surroundings, change: Callable, rows: torch.Tensor | None) -> Any:
-    """A new output in which the site holds ``change(old)``, in the rows wanted; the old output is not touched."""
+    """A new output in which the site holds ``change(old)`` in the chosen rows; the old output stays untouched."""
     old, cut = _pick(site, output)
     new = old.clone()
     view = _view(site, new, cut, around)
@@ -147,9 +151,9 @@ def write_site(site: ModuleSite, output: Any, around: Surroundings, change: Call
     if isinstance(output, torch.Tensor):
         return new
     if isinstance(output, (tuple, list)):
-        parts = list(output)
-        parts[site.element or 0] = new
-        return type(output)(parts)
+        elements = list(output)
+        elements[site.element or 0] = new
+        return type(output)(elements)
     output = type(output)(output)
     output[next(iter(output))] = new
     return output

@@ -1,4 +1,4 @@
-"""Noise schedules: sigma, alpha-bar, log-SNR and the network's own timestep as maps of each other, in float64.
+"""Noise schedules: sigma, alpha-bar, log-SNR and the network's timestep as functions of each other, in float64.
 
 Two kinds. ``vp`` (DDPM and its descendants): x_t = sqrt(abar) x0 + sqrt(1 - abar) eps with
 sigma = sqrt((1 - abar) / abar) (Karras et al. 2022, Table 1). ``flow`` (rectified flow): x_t = (1 - s) x0 + s eps with
@@ -25,7 +25,7 @@ def append_dims(values: torch.Tensor, ndim: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """One model's schedule.
+    """The schedule of one model.
 
     Attributes:
         kind: ``"vp"`` or ``"flow"``.
@@ -44,7 +44,11 @@ class NoiseSchedule:
 
     @classmethod
     def from_alphas_cumprod(cls, alphas_cumprod: torch.Tensor) -> NoiseSchedule:
-        """From T values of abar, strictly between 0 and 1 but for a last value of 0 (zero terminal SNR)."""
+        """From T values of abar strictly between 0 and 1; the last may be 0 (zero terminal SNR).
+
+        Raises:
+            VitrineError: If the values are not 1-d or lie outside [0, 1).
+        """
         abar = torch.as_tensor(alphas_cumprod, dtype=torch.float64).cpu()
         if abar.ndim != 1 or len(abar) < 2 or not bool(((abar >= 0) & (abar < 1)).all()):
             raise refuse("alphas_cumprod", tuple(abar.shape), "1-d values in [0, 1)", "pass scheduler.alphas_cumprod")
@@ -58,12 +62,16 @@ class NoiseSchedule:
 
     @classmethod
     def flow(cls, steps: int = 1000) -> NoiseSchedule:
-        """Rectified flow. A shift changes which times a sampler visits, not what a time means, so it is not here."""
+        """Rectified flow. A shift changes which times a sampler visits, not what a time means, so it plays no part."""
         return cls("flow", torch.empty(0, dtype=torch.float64), steps)
 
     @classmethod
     def from_diffusers(cls, scheduler: Any) -> NoiseSchedule:
-        """From a diffusers scheduler: flow-matching ones by name, all others by ``alphas_cumprod``."""
+        """From a diffusers scheduler: flow matching is recognised by name, all others by ``alphas_cumprod``.
+
+        Raises:
+            VitrineError: If the scheduler has neither.
+        """
         if "FlowMatch" in type(scheduler).__name__:
             return cls.flow(scheduler.config.num_train_timesteps)
         if getattr(scheduler, "alphas_cumprod", None) is None:
@@ -83,7 +91,7 @@ class NoiseSchedule:
         return torch.exp((1 - share) * table[low] + share * table[low + 1])
 
     def timestep(self, sigma: Number) -> torch.Tensor:
-        """The network's timestep at a sigma; the inverse of :meth:`sigma`, clamped to the table's ends."""
+        """The network's timestep at a sigma: the inverse of :meth:`sigma`, clamped to the ends of the table."""
         sigma = torch.as_tensor(sigma, dtype=torch.float64)
         if self.kind == "flow":
             return sigma * self.steps
@@ -93,7 +101,7 @@ class NoiseSchedule:
         return low + share.clamp(0, 1)
 
     def alpha_bar(self, t: Number) -> torch.Tensor:
-        """abar_t = 1 / (1 + sigma^2) for ``vp``; (1 - s)^2 for ``flow``, so that signal scale is its root in both."""
+        """abar_t = 1 / (1 + sigma^2) for ``vp``, (1 - s)^2 for ``flow``: in both, its root is the signal scale."""
         sigma = self.sigma(t)
         return (1 - sigma).square() if self.kind == "flow" else 1 / (1 + sigma.square())
 
@@ -103,14 +111,14 @@ class NoiseSchedule:
         return 2 * (torch.log(signal) - torch.log(noise))
 
     def scales(self, t: Number) -> tuple[torch.Tensor, torch.Tensor]:
-        """(signal, noise): x_t = signal x0 + noise eps, in the network's own input scale."""
+        """(signal, noise) with x_t = signal x0 + noise eps, in the network's own input scale."""
         sigma = self.sigma(t)
         if self.kind == "flow":
             return 1 - sigma, sigma
         return 1 / torch.sqrt(1 + sigma.square()), sigma / torch.sqrt(1 + sigma.square())
 
     def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
-        """x_t for x0 and noise of one shape (B, ...), t a number or (B,); float64 inside, x0's dtype out."""
+        """x_t from x0 and noise of one shape (B, ...), at t, a number or (B,); float64 inside, x0's dtype outside."""
         signal, level = (append_dims(s.to(x0.device), x0.ndim) for s in self.scales(t))
         return (signal * x0.double() + level * noise.double()).to(x0.dtype)
 

@@ -22,7 +22,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class MovingAverage:
-    """Exponential moving average of named tensors, kept beside them; ``torch.optim.swa_utils`` does the arithmetic.
+    """Exponential moving average of named tensors, by ``torch.optim.swa_utils``.
 
     Attributes:
         values: name -> average, in the tensors' own dtype unless ``dtype`` says otherwise.
@@ -47,7 +47,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def finite(gradients: Iterable[torch.Tensor | None]) -> bool:
-    """True if every gradient that is there is finite."""
+    """True if every gradient present is finite."""
     return all(bool(torch.isfinite(g).all()) for g in gradients if g is not None)
 
 
@@ -64,11 +64,11 @@ def save_state(
     optimizers: Mapping[str, torch.optim.Optimizer],
     facts: Mapping[str, Any],
 ) -> Path:
-    """Write the whole state of a run to ``folder/state.safetensors``, whole or not at all.
+    """Writes the state of a run to ``folder/state.safetensors``, whole or not at all.
 
     Args:
         tensors: group -> name -> tensor; a group's name has no slash.
-        optimizers: by name; their slots are written with their own numbers.
+        optimizers: by name.
         facts: step counters, settings: anything JSON can hold.
     """
     flat = {f"{group}/{name}": value for group, named_ in tensors.items() for name, value in named_.items()}
@@ -81,13 +81,13 @@ def save_state(
 def load_state(
     folder: str | Path, optimizers: Mapping[str, torch.optim.Optimizer], identity: Any = None, device: str = "cpu"
 ) -> RunState | None:
-    """Read what :func:`save_state` wrote, and give each optimiser its slots back; None where nothing was saved.
+    """Reads what :func:`save_state` wrote and restores each optimiser's slots; None if nothing was saved.
 
     Args:
-        identity: what ``facts["identity"]`` must be: the settings that make two runs the same; None accepts any.
+        identity: the settings that make two runs the same, compared with ``facts["identity"]``; None accepts any.
 
     Raises:
-        VitrineError: a damaged file, or a run with other settings.
+        VitrineError: If the file is damaged, or the run had other settings.
     """
     path = Path(folder) / STATE
     if not path.is_file():
@@ -100,12 +100,12 @@ def load_state(
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     slots: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}
     for key, value in flat.items():
-        group, _, rest = key.partition("/")
+        group, _, name = key.partition("/")
         if group != "optimizer":
-            tensors.setdefault(group, {})[rest] = value
+            tensors.setdefault(group, {})[name] = value
             continue
-        name, number, slot = rest.rsplit("/", 2)
-        slots[name].setdefault(int(number), {})[slot] = value
+        optimizer_name, number, slot = name.rsplit("/", 2)
+        slots[optimizer_name].setdefault(int(number), {})[slot] = value
     for name, optimizer in optimizers.items():
         optimizer.load_state_dict(optimizer.state_dict() | {"state": slots[name]})
     return RunState(tensors, facts)
@@ -124,14 +124,14 @@ def run_steps(
     *, save: Callable[[], None], save_every: int, progress: Progress,
     preview: Callable[[], torch.Tensor | None] = lambda: None,
 ) -> None:  # fmt: skip
-    """Step until ``done() >= until``; the state is saved every ``save_every`` steps, at the end and when stopped."""
+    """Steps until ``done() >= until``, saving every ``save_every`` steps, at the end, and when interrupted."""
     while done() < until:
         step()
         if done() % save_every == 0:
             save()
         try:
             progress(done(), total, preview())
-        except BaseException:  # stopped between two steps, so the state is whole; within one it would not be
+        except BaseException:  # interrupted between two steps, where the state is consistent
             save()
             raise
     save()

@@ -39,8 +39,10 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
         name, path = f"vit-block{doubles + j}", f"single_transformer_blocks.{j}"
         for x in QKV:
             yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", skip_text=True, **image)
-        one = (split_stream(net, f"{path}.attn", False),)
-        yield joint_map(f"{name}-map", f"{path}.attn", one, f"{path}.attn.to_k", single.attn.heads, rope=f"{path}.attn")
+        stream = (split_stream(net, f"{path}.attn", False),)
+        yield joint_map(
+            f"{name}-map", f"{path}.attn", stream, f"{path}.attn.to_k", single.attn.heads, rope=f"{path}.attn"
+        )
         yield ModuleSite(f"{name}-ffn-inner", f"{path}.act_mlp", skip_text=True, **image)
         # diffusers >= 0.35 returns (text, image), older ones the joint sequence: the reader accepts both.
         yield ModuleSite(f"{name}-out", path, element=1, skip_text=True, **image)
@@ -69,8 +71,8 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         for i, x in enumerate(QKV):
             fused: dict[str, Any] = {"columns": (i, 3), "width": width}
             yield ModuleSite(f"{name}-{x}", f"{path}.linear1", skip_text=True, **fused, **image)
-        one = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1"),)
-        yield joint_map(f"{name}-map", path, one, f"{path}.linear1", int(net.num_heads), rope=path, width=width)
+        stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1"),)
+        yield joint_map(f"{name}-map", path, stream, f"{path}.linear1", int(net.num_heads), rope=path, width=width)
         yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", skip_text=True, **image)
         yield ModuleSite(f"{name}-out", path, skip_text=True, **image)
 

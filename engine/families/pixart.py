@@ -67,8 +67,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     size = {k: cond.extra[k] for k in ("resolution", "aspect_ratio") if k in cond.extra}
     added: dict[str, Any] = {"resolution": None, "aspect_ratio": None} | size
     mask = cond.extra.get("encoder_attention_mask")
-    told = {"encoder_hidden_states": cond.text, "encoder_attention_mask": mask, "added_cond_kwargs": added}
-    return net(x, timestep=t, **told).sample[:, : x.shape[1]]  # the rest is a learned variance
+    inputs = {"encoder_hidden_states": cond.text, "encoder_attention_mask": mask, "added_cond_kwargs": added}
+    return net(x, timestep=t, **inputs).sample[:, : x.shape[1]]  # what follows is a learned variance
 
 
 FAMILY = Family(

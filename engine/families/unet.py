@@ -117,7 +117,7 @@ def _attention(prefix: str, path: str, attention: Any, grid: str, source: str) -
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """UNet2DConditionModel; SDXL is told sizes as ``time_ids``."""
+    """UNet2DConditionModel; SDXL takes picture sizes as ``time_ids``."""
     added = None
     if getattr(net.config, "addition_embed_type", None) == "text_time":
         added = {"text_embeds": cond.pooled, "time_ids": cond.extra["time_ids"]}
