@@ -3,6 +3,7 @@
 PyTorch's fused CPU kernel walks a map in blocks whose products are as thin as a head is wide. With the eight channels
 of a small model's heads that is slow: products over many maps at once, with the long axis innermost, take less than
 half the time. For wide heads, or maps that outgrow the cache, the fused kernel is faster and is used.
+"""
 
 from __future__ import annotations
 
