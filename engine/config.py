@@ -56,8 +56,9 @@ def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]
     if not flat:
         return dict(values)
     nested = values.get("advanced", {})
+    nested = nested.to_dict() if isinstance(nested, Config) else nested
     beside = {name: value for name, value in values.items() if name not in flat}
-    return beside | {"advanced": (nested.to_dict() if isinstance(nested, Config) else dict(nested)) | flat}
+    return beside | {"advanced": {**nested, **flat} if isinstance(nested, Mapping) else nested}
 
 
 def _to_plain(value: Any) -> Any:
@@ -72,6 +73,8 @@ def _from_plain(value: Any, annotation: Any) -> Any:
     nested = _config_in(annotation)
     if nested is not None and isinstance(value, Mapping):
         return nested.from_dict(value)
+    if nested is not None and not isinstance(value, (Config, list, tuple, type(None))):
+        raise refuse(nested.__name__, value, sorted(nested.__dataclass_fields__), "write its settings as an object")
     if isinstance(value, list):
         return tuple(_from_plain(v, annotation) for v in value)
     if isinstance(value, str) and value in _ENDLESS.values() and _holds(annotation, float):

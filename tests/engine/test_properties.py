@@ -14,6 +14,7 @@ import vitrine.evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vitrine.engine.addresses import resolve, sites_of
+from vitrine.engine.config import Config
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.schedule import NoiseSchedule
 
@@ -136,6 +137,36 @@ def test_unknown_settings_are_refused(name):
     required = {"addresses": ["up-*"]} if name == "TapConfig" else {}
     with pytest.raises(VitrineError):
         CLASSES[name].from_dict({**required, "no_such_setting": 1})
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rare(Config):
+    limit: float = math.inf
+    ends: tuple[float, ...] = (-math.inf, 0.0)
+    note: str = "inf"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Usual(Config):
+    steps: int = 1
+    advanced: _Rare = _Rare()
+    second: _Rare | None = None
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(allow_nan=False), st.lists(st.floats(allow_nan=False)).map(tuple), st.booleans())
+def test_nested_settings_and_infinity_go_through_json(limit, ends, both):
+    rare = _Rare(limit, ends, "inf")
+    usual = _Usual(2, rare, rare if both else None)
+    assert _Usual.from_dict(json.loads(json.dumps(usual.to_dict(), allow_nan=False))) == usual
+
+
+def test_a_flat_dict_from_before_the_split_still_loads():
+    assert _Usual.from_dict({"steps": 2, "limit": 3.0}) == _Usual(2, _Rare(3.0))
+    assert _Usual.from_dict({"limit": 3.0, "advanced": {"note": "n"}}) == _Usual(1, _Rare(3.0, note="n"))
+    for bad in ({"limits": 1}, {"advanced": {"limits": 1}}, {"advanced": 3}):
+        with pytest.raises(VitrineError):
+            _Usual.from_dict(bad)
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------
