@@ -1,12 +1,50 @@
-"""Tests run against the installed package, or against this folder when nothing is installed."""
+"""Tests run against the installed package, or against this folder when nothing is installed.
+
+What test files share is imported as ``vitrine_tests``. No folder of tests goes on the path, where tests/comfy would
+stand in for ComfyUI's own ``comfy``.
+"""
 
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
 
 if importlib.util.find_spec("vitrine") is None:
-    root = Path(__file__).parents[1]
+    root = HERE.parent
     where = {"submodule_search_locations": [str(root)]}
     spec = importlib.util.spec_from_file_location("vitrine", root / "__init__.py", **where)
     sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["vitrine"])
+
+pytest.register_assert_rewrite("vitrine_tests")
+shared = ModuleType("vitrine_tests")
+shared.__path__ = [str(HERE)]
+sys.modules["vitrine_tests"] = shared
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _without_hooks(network):
+    for path, module in network.named_modules():
+        left = [name for name in (*HOOKS, "forward") if vars(module).get(name)]
+        assert not left, f"{path or type(network).__name__} keeps {', '.join(left)}"
+
+
+@pytest.fixture
+def no_hooks_left():
+    """Called with networks: no module has a hook, or a ``forward`` of its own, now or when the test has ended."""
+    watched = []
+
+    def watch(*networks):
+        watched.extend(networks)
+        for network in networks:
+            _without_hooks(network)
+
+    yield watch
+    for network in watched:
+        _without_hooks(network)
