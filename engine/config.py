@@ -12,7 +12,6 @@ from .errors import refuse
 C = TypeVar("C", bound="Config")
 
 _ENDLESS = {math.inf: "inf", -math.inf: "-inf"}
-"""JSON has no infinity."""
 
 
 class Config:
@@ -25,8 +24,12 @@ class Config:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for headers and JSON files: tuples become lists, infinity "inf", nested settings dicts."""
-        return {name: _to_plain(getattr(self, name)) for name in self.__dataclass_fields__}
+        """Plain values, for headers and JSON files, which have no infinity.
+
+        Tuples become lists, nested settings dicts, an infinite default None, and any other infinity "inf" or "-inf".
+        """
+        fields = self.__dataclass_fields__.items()
+        return {name: _to_plain(_none_for_endless(getattr(self, name), field)) for name, field in fields}
 
     @classmethod
     def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
@@ -38,11 +41,12 @@ class Config:
         names = sorted(cls.__dataclass_fields__)
         if not isinstance(values, Mapping):
             raise refuse(cls.__name__, values, names, "remove unknown settings")
-        types = typing.get_type_hints(cls)
+        types, fields = typing.get_type_hints(cls), cls.__dataclass_fields__
         values = _nest(values, types)
         unknown = sorted(map(str, set(values) - set(names)))
         if unknown:
             raise refuse(cls.__name__, unknown, names, "remove unknown settings")
+        values = {n: fields[n].default if v is None and _endless(fields[n]) else v for n, v in values.items()}
         try:
             return cls(**{name: _from_plain(value, types[name]) for name, value in values.items()})
         except TypeError as error:  # a number where a text belongs
@@ -59,6 +63,14 @@ def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]
     nested = nested.to_dict() if isinstance(nested, Config) else nested
     beside = {name: value for name, value in values.items() if name not in flat}
     return beside | {"advanced": {**nested, **flat} if isinstance(nested, Mapping) else nested}
+
+
+def _endless(field: Any) -> bool:
+    return isinstance(field.default, float) and math.isinf(field.default)
+
+
+def _none_for_endless(value: Any, field: Any) -> Any:
+    return None if _endless(field) and value == field.default else value
 
 
 def _to_plain(value: Any) -> Any:

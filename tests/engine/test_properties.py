@@ -161,14 +161,6 @@ def test_nested_settings_and_infinity_go_through_json(limit, ends, both):
     assert _Usual.from_dict(json.loads(json.dumps(usual.to_dict(), allow_nan=False))) == usual
 
 
-def test_a_flat_dict_from_before_the_split_still_loads():
-    assert _Usual.from_dict({"steps": 2, "limit": 3.0}) == _Usual(2, _Rare(3.0))
-    assert _Usual.from_dict({"limit": 3.0, "advanced": {"note": "n"}}) == _Usual(1, _Rare(3.0, note="n"))
-    for bad in ({"limits": 1}, {"advanced": {"limits": 1}}, {"advanced": 3}):
-        with pytest.raises(VitrineError):
-            _Usual.from_dict(bad)
-
-
 # --- addresses ----------------------------------------------------------------------------------------------------
 def backbone():
     from diffusers import UNet2DConditionModel
