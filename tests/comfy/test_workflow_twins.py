@@ -51,15 +51,23 @@ def offline(monkeypatch):
     return tried
 
 
+def twin(name):
+    """The function of ``twins`` or ``twins_transformers`` that makes a workflow's pictures."""
+    from vitrine_tests.comfy import twins, twins_transformers
+
+    return getattr(twins, name, None) or getattr(twins_transformers, name, None)
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflow_equals_the_pipelines(name, comfy, beside, tmp_path, offline):
+def test_workflow_equals_the_pipelines(name, comfy, tmp_path, offline):
+    from vitrine_tests.comfy.twin_tools import Graph
+
     graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
     history, error = comfy.run(graph)
     assert error is None, error
-    twins = beside("twins")
-    make = getattr(twins, name)
+    make = twin(name)
     more = {"folder": tmp_path} if "folder" in inspect.signature(make).parameters else {}
-    wanted = make(twins.Graph(graph), comfy, **more)
+    wanted = make(Graph(graph), comfy, **more)
     previews = {int(i) for i, node in graph.items() if node["class_type"] == "PreviewImage"}
     assert previews <= set(wanted), "every picture the workflow shows has its twin"
     worst = {}
@@ -75,8 +83,7 @@ def test_workflow_equals_the_pipelines(name, comfy, beside, tmp_path, offline):
     assert not offline
 
 
-def test_every_workflow_has_its_twin(beside):
-    twins = beside("twins")
-    lacking = [w for w in WORKFLOWS if not callable(getattr(twins, w, None))]
+def test_every_workflow_has_its_twin():
+    lacking = [w for w in WORKFLOWS if not callable(twin(w))]
     assert not lacking and len(WORKFLOWS) >= 11
     assert {p.stem for p in (ROOT / "workflows" / "api").glob("*.json")} == set(WORKFLOWS)

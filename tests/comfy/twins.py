@@ -1,16 +1,14 @@
 """What the workflows' pictures must be, made with the pipelines from the settings that stand in the API graphs."""
 
-from types import SimpleNamespace
-
 import torch
-from vitrine.engine.activations import PCABasis, pca_rgb, tap_steps
+from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.during import DIFFUSERS_GUIDED
 from vitrine.engine.activations.points import draw_matches, parse_points
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, EStepConfig
-from vitrine.engine.emd.train import EMDTrainConfig, Trainer
+from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.nemo import AttackConfig, NeuronSet, ProbeConfig, SearchConfig, bake, make_probe, verify
 from vitrine.engine.nemo.heat_map import heat_map
 from vitrine.engine.nemo.score import probe_noise
@@ -19,91 +17,15 @@ from vitrine.engine.pipelines import (
     CorrespondencePipeline,
     EMDOneStepPipeline,
     NEMOPipeline,
-    ResolutionTransferPipeline,
     SegmentationPipeline,
     W2WPipeline,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
-from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.shipped import student_file
-from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, W2WModel, direction, edit, with_directions
 from vitrine.engine.w2w.labels import parse_labels
 from vitrine.evidence.w2w.world import people_space
-
-Nodes = SimpleNamespace
-
-
-class Graph:
-    """Inputs of a graph's nodes by id; a link reads as the node it comes from."""
-
-    def __init__(self, nodes):
-        self.nodes = nodes
-
-    def __call__(self, node_id):
-        return Nodes(**self.nodes[str(node_id)]["inputs"])
-
-    def text(self, link):
-        return self(link[0]).text
-
-    def one(self, kind):
-        """Inputs of the only node of a kind."""
-        (found,) = [n["inputs"] for n in self.nodes.values() if n["class_type"] == kind]
-        return Nodes(**found)
-
-
-def pipeline(kind):
-    """A pipeline over its own copy of the portraits model."""
-    pipe = kind.from_pipe(load_portraits().pipeline())
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def euler_sigmas(scheduler, name, steps):
-    """ComfyUI's "ddim_uniform" (every n-th level from the second) and "normal" (even timesteps), then 0."""
-    levels = ((1 - scheduler.alphas_cumprod) / scheduler.alphas_cumprod).double().sqrt()
-    if name == "ddim_uniform":
-        return [*levels[1 :: len(levels) // steps].flip(0).tolist(), 0.0]
-    t = torch.linspace(len(levels) - 1, 0, steps, dtype=torch.float64)
-    low, part, log = t.floor().long(), t - t.floor(), levels.log()
-    high = t.ceil().long()
-    return [*((1 - part) * log[low] + part * log[high]).exp().tolist(), 0.0]
-
-
-def ksampler(graph, node_id, pipe, **how):
-    """(B, 3, H, W) pictures of a KSampler node: ``euler`` and ``ddim`` are both DDIM's step with eta 0."""
-    from diffusers import EulerDiscreteScheduler
-
-    s = graph(node_id)
-    assert s.sampler_name in ("euler", "ddim") and s.denoise == 1
-    size = graph(s.latent_image[0])
-    if "prompt_embeds" in how:
-        prompts = {"prompt_embeds": how.pop("prompt_embeds")}
-    else:
-        prompts = {"prompt": graph.text(s.positive)}
-    scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
-    sigmas = euler_sigmas(scheduler, s.scheduler, s.steps)
-    scheduler.set_timesteps(sigmas=sigmas)
-    shape = (size.batch_size, 4, size.height // 4, size.width // 4)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(s.seed))
-    full = sigmas[0] >= float(scheduler.sigmas.max()) and sigmas[0] > 14  # only from the highest level of all
-    start = (1 + sigmas[0] ** 2) ** 0.5 if full else sigmas[0]
-    pipe.scheduler = scheduler
-    if "prompt" in prompts:
-        prompts["prompt"] = [prompts["prompt"]] * size.batch_size
-    told = {"height": size.height, "width": size.width, "guidance_scale": s.cfg, "output_type": "pt"}
-    latents = noise * start / scheduler.init_noise_sigma
-    empty = [graph.text(s.negative)] * size.batch_size
-    return pipe(**prompts, negative_prompt=empty, sigmas=sigmas, latents=latents, **told, **how).images
-
-
-def colours(maps, size=256):
-    """The drawing of one place that the nodes make."""
-    return pca_rgb(maps, PCABasis.fit(maps), (size, size))
-
-
-def prompt_and_seed(graph, inputs):
-    return graph.text(inputs.positive), [inputs.seed + i for i in range(graph(inputs.latent[0]).batch_size)]
+from vitrine_tests.comfy.twin_tools import colours, ksampler, part_number, pipeline, portraits, prompt_and_seed
 
 
 # --- activations ---------------------------------------------------------------------------------------------------
@@ -147,16 +69,6 @@ def rank_and_use_activations(graph, comfy):
                   timestep=segment.timestep, seeds=seeds)  # fmt: skip
     masked = labels[:, None].float().expand(-1, 3, -1, -1)
     return found | {14: torch.stack(drawn).permute(0, 3, 1, 2), 9: masked}
-
-
-def portraits(inputs):
-    return render(sample_scenes(range(inputs.seed, inputs.seed + inputs.count)), inputs.size)
-
-
-def part_number(name):
-    from vitrine.engine.portraits import PARTS
-
-    return PARTS.index(name)
 
 
 # --- NEMO ----------------------------------------------------------------------------------------------------------
@@ -252,57 +164,6 @@ def w2w_people(graph, comfy):
     return {i: ksampler(graph, k, pipe, space=space, model=m, **more) for i, (k, m, more) in told.items()}
 
 
-# --- resolution ----------------------------------------------------------------------------------------------------
-def transformer_pipeline(name):
-    """(diffusers' own PixArt pipeline over a portraits transformer, the model whose text encoder it reads)."""
-    from diffusers import DDIMScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline
-    from vitrine.engine.portraits.shipped import load_transformer, transformer_folder
-
-    base, folder = load_portraits(), transformer_folder(name)
-    told = DDIMScheduler.from_pretrained(folder) if (folder / "scheduler_config.json").is_file() else base.scheduler
-    scheduler = EulerDiscreteScheduler.from_config(told.config, timestep_spacing="linspace")
-    pipe = PixArtAlphaPipeline(None, None, base.vae, load_transformer(name), scheduler)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe, base
-
-
-def resolution_transfer(graph, comfy):
-    found = {}
-    for shown, sampler, loader, transfer in ((12, 10, 1, 6), (15, 13, 1, 8), (18, 16, 1, 9), (21, 19, 4, None)):
-        s, size = graph(sampler), graph(graph(sampler).latent_image[0])
-        pipe, base = transformer_pipeline(graph(loader).weight)
-        side = pipe.transformer.config.sample_size * 4
-        how = {"schedule": "none", "pos_embed": "keep", "guidance": s.cfg}
-        if transfer is not None:
-            t = graph(transfer)
-            how |= {"schedule": t.schedule, "pos_embed": t.pos_embed, "top": t.top}
-            side = t.train_width
-        config = ResolutionTransferConfig((size.width, size.height), (side, side), **how)
-        wide = ResolutionTransferPipeline(pipe, config)
-        first = highest(wide, s.steps)
-        shape = (size.batch_size, 4, size.height // 4, size.width // 4)
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(s.seed))
-        rows = {}
-        for name, link in (("", s.positive), ("negative_", s.negative)):
-            with torch.no_grad():
-                rows[f"{name}prompt_embeds"] = base.encode([graph.text(link)] * size.batch_size)
-            rows[f"{name}prompt_attention_mask"] = torch.ones(size.batch_size, 24)
-        found[shown] = wide(
-            prompt=None, negative_prompt=None, latents=noise * (1 + first**2) ** 0.5 / first, output_type="pt",
-            num_inference_steps=s.steps, guidance_scale=s.cfg, **rows,
-        ).images  # fmt: skip
-    return found
-
-
-def highest(wide, steps):
-    """The first noise level the transferred scheduler will take."""
-    from vitrine.engine.resolution import apply
-
-    with apply(wide.pipe, wide.config, None):
-        wide.pipe.scheduler.set_timesteps(steps)
-        return float(wide.pipe.scheduler.sigmas[0])
-
-
 # --- compositions --------------------------------------------------------------------------------------------------
 def tapped(graph, base, pipe, **how):
     """Pictures and the drawings of two recorded steps of one column of a composition: nodes base .. base + 7."""
@@ -376,7 +237,7 @@ def make_your_own(graph, comfy, folder):
     label = direction(space, parse_labels(train.labels, space.names), train.method, train.components or None)
     space = with_directions(space, {train.label: label})
     person = sampled(graph, 7, space)
-    moved = person.told(edit(space, person.coefficients, sliders(graph(8))))
+    moved = person.moved_to(edit(space, person.coefficients, sliders(graph(8))))
     slider = ksampler(graph, 10, pipeline(W2WPipeline), space=space, model=moved)
     nemo, config = pipeline(NEMOPipeline), ProbeConfig(seeds=score.seeds, timestep_index=score.timestep_index)
     (cond,), noise = nemo.conditions([graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
@@ -391,80 +252,12 @@ def first_pictures(s, folder):
     """What EMD Distill shows: the student's pictures of seeds 0 .. 3 after a small run."""
     from vitrine.engine.noise import seeded_noise
 
-    parts = training_parts({"model": s.base, "prompts": s.prompts.splitlines()})
+    parts = training_parts(s.base, s.prompts.splitlines())
     every = max(1, min(100, s.steps))
     config = EMDTrainConfig(s.steps, s.batch, s.timestep, s.rank, EStepConfig(s.K), guidance=s.guidance, seed=s.seed,
-                            save_every=every, grid_every=every)  # fmt: skip
-    trainer = Trainer(parts.teacher, parts.conditions, parts.shape, config, folder, parts.null, parts.contract,
-                      parts.decode)  # fmt: skip
+                            advanced=EMDAdvancedConfig(save_every=every, grid_every=every))  # fmt: skip
+    trainer = parts.trainer(config, folder)
     trainer.run()
     with torch.no_grad():
-        cond = parts.conditions.take(torch.arange(4) % trainer.count)
+        cond = parts.conditions.take(torch.arange(4) % trainer.condition_count)
         return parts.decode(trainer.generate(seeded_noise([0, 1, 2, 3], parts.shape), cond))
-
-
-# --- control -------------------------------------------------------------------------------------------------------
-def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, control=1.0, schedule="normal"):
-    """(B, 3, H, W) pictures of a portraits transformer told sizes; ``prompt`` may be text states."""
-    from diffusers import EulerDiscreteScheduler
-    from vitrine.engine.control import GuidanceConfig, Told
-    from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
-    from vitrine.engine.portraits.shipped import load_transformer, transformer_folder
-
-    base = load_portraits()
-    scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config)
-    pipe = ControlConditionedPixArtPipeline(
-        tokenizer=None, text_encoder=None, transformer=load_transformer(loader.weight), vae=base.vae,
-        scheduler=scheduler,
-    )  # fmt: skip
-    pipe.set_progress_bar_config(disable=True)
-    sigmas = euler_sigmas(scheduler, schedule, steps)
-    scheduler.set_timesteps(sigmas=sigmas)
-    noise = torch.randn(
-        size.batch_size, 4, size.height // 4, size.width // 4, generator=torch.Generator().manual_seed(seed)
-    )
-    with torch.no_grad():
-        text = base.encode([prompt]) if isinstance(prompt, str) else prompt
-        empty = base.encode([negative])
-    embeds = {"prompt_embeds": text, "negative_prompt_embeds": empty}
-    embeds |= {f"{n}prompt_attention_mask": torch.ones(1, text.shape[1]) for n in ("", "negative_")}
-    rows = {k: v.expand(size.batch_size, *v.shape[1:]) for k, v in embeds.items()}
-    start = (1 + sigmas[0] ** 2) ** 0.5
-    return pipe(
-        checkpoint=pipe.load_control(transformer_folder(loader.weight) / "control.safetensors"), sigmas=sigmas,
-        told=Told(told, (0, 0), None, False), guidance=GuidanceConfig(cfg, control), output_type="pt",
-        latents=noise * start / scheduler.init_noise_sigma, height=size.height, width=size.width, **rows,
-    ).images  # fmt: skip
-
-
-def control_conditioning(graph, comfy):
-    found = {}
-    for shown, sampler, values, loader in ((18, 12, 5, 10), (19, 13, 6, 10), (20, 14, 7, 10), (38, 32, None, 30),
-                                           (39, 33, 6, 30), (40, 34, 7, 30)):  # fmt: skip
-        s = graph(sampler)
-        told = s if values is None else graph(values)
-        prompt = graph.text(s.positive if values is None else told.conditioning)
-        found[shown] = control_run(
-            graph, graph(loader), prompt, graph.text(s.negative), graph(s.latent_image[0]), s.seed, s.steps, s.cfg,
-            (told.height, told.width), schedule=s.scheduler,
-        )  # fmt: skip
-    return found | {43: None}
-
-
-def control_guidance(graph, comfy):
-    from vitrine.engine.control import PaddingConfig, pad_text
-
-    found, loader, told = {}, graph(1), graph(6)
-    sigmas, seed = graph(9), graph(7).noise_seed
-    base, pad = load_portraits(), graph(39)
-    tokens = len(base.tokenizer(pad.text).input_ids)
-    with torch.no_grad():
-        text = base.encode([graph.text(told.conditioning)])
-    padded, _ = pad_text(text, [tokens], PaddingConfig(pad.mode, pad.beta_txt, pad.scope, pad.axis), pad.seed)
-    for shown, guider in ((23, 20), (33, 30), (43, 40)):
-        g = graph(guider)
-        found[shown] = control_run(
-            graph, loader, padded if guider == 40 else text, graph.text(g.negative), graph(4), seed, sigmas.steps,
-            g.cfg, (told.height, told.width), g.control, sigmas.scheduler,
-        )  # fmt: skip
-    return found

@@ -1,4 +1,4 @@
-"""Eq. 3 against its neighbours and real schedulers, positions against diffusers' own, plans and what they refuse."""
+"""Eq. 3 against its neighbours and real schedulers, plans and what they refuse."""
 
 import json
 import math
@@ -13,19 +13,14 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     HeunDiscreteScheduler,
 )
-from diffusers.models.embeddings import PatchEmbed, get_2d_sincos_pos_embed
-from diffusers.models.transformers.transformer_flux import FluxPosEmbed
 from safetensors.torch import save_file
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.resolution import (
     ModelFacts,
     Positions,
     ResolutionTransferConfig,
-    load_matching,
-    plan,
+    plan_transfer,
     read_metadata,
-    rebuilt_table,
-    recover_grid,
     relabel,
     resample,
     scaled_guidance,
@@ -34,19 +29,14 @@ from vitrine.engine.resolution import (
     shift_tau,
     size_ratio,
 )
-from vitrine.engine.resolution.posembed import axis_units, centre_crop, grid_units, resized_table, sincos_table
-from vitrine.engine.resolution.rope import inverse_frequencies, ntk, scaled_ids, yarn, yarn_scale
 from vitrine.engine.resolution.schedulers import own_shift, transferred_scheduler
 from vitrine.engine.resolution.shift import (
     TOPS,
     betas_of,
-    flow_sigmas,
     flux_shift,
     nearest_timestep,
-    sigma_list,
     trained_betas,
 )
-from vitrine.engine.resolution.transfer import rotary
 from vitrine.engine.schedule import NoiseSchedule
 
 SD = NoiseSchedule.scaled_linear()
@@ -158,19 +148,6 @@ def test_top_policies():
         resample(SD, grid.flip(0), 2.0)
 
 
-def test_exporters_on_real_schedulers():
-    grid = torch.cat([SIGMA[torch.arange(999, -1, -111)], torch.zeros(1)])
-    euler = EulerDiscreteScheduler(**SD_BETAS)
-    euler.set_timesteps(sigmas=sigma_list(SD, grid, 2.0))
-    assert len(euler.sigmas) == len(grid) and float(euler.sigmas[-1]) == 0
-    exact = resample(SD, grid, 2.0)[1]
-    assert (euler.timesteps.double() - exact[:-1]).abs().max() < 0.51
-    flow, once = (FlowMatchEulerDiscreteScheduler(shift=s) for s in (3.0, 6.0))
-    flow.set_timesteps(sigmas=flow_sigmas(5, 2.0))
-    once.set_timesteps(sigmas=torch.linspace(1, 0.2, 5).tolist())
-    torch.testing.assert_close(flow.sigmas, once.sigmas, rtol=1e-6, atol=0)
-
-
 def test_sizes_and_guidance():
     assert abs(size_ratio((1024, 1024), (1024, 1536)) - 1.2247) < 5e-5
     assert abs(3 * size_ratio((1024, 1024), (1024, 1536)) - 3.674) < 5e-4
@@ -185,100 +162,6 @@ def test_sizes_and_guidance():
             shift_grid(SIGMA, ratio, 14.6)
     with pytest.raises(VitrineError, match="flow"):
         relabel(NoiseSchedule.flow(), 2.0)
-
-
-# --- positions ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("base", "n", "scale"), [(16, 32, 1.0), (16, 24, 2.0), (16, 8, 1.0)])
-def test_grid_is_diffusers_own(base, n, scale):
-    for target in ((n, n), (n, 2 * n)):
-        found = rebuilt_table(64, target, (base, base), scale=scale)[0]
-        wanted = get_2d_sincos_pos_embed(64, target, base_size=base, interpolation_scale=scale, output_type="pt")
-        assert torch.equal(found, wanted.float())
-
-
-def test_grid_keeps_every_trained_position():
-    base, big = (rebuilt_table(64, (n, n), (16, 16)).reshape(n, n, 64) for n in (16, 32))
-    assert torch.equal(big[::2, ::2], base)
-    torch.testing.assert_close(big.norm(dim=-1), torch.full((32, 32), math.sqrt(32)), rtol=1e-6, atol=0)
-    longer = rebuilt_table(64, (32, 32), (16, 16), "extrapolate").reshape(32, 32, 64)
-    assert torch.equal(longer[:16, :16], base)
-    resized = rebuilt_table(64, (32, 32), (16, 16), "bicubic").reshape(32, 32, 64)
-    inner = slice(4, 28)
-    norms = resized.norm(dim=-1) / math.sqrt(32)
-    assert abs(float(norms.min()) - 0.9955) < 5e-4 and float(norms.max()) > 1.004, "interpolation changes the norm"
-    off = {}
-    for align in ("step", "half_pixel"):
-        made = rebuilt_table(64, (32, 32), (16, 16), "grid", align).reshape(32, 32, 64)
-        off[align] = float((made - resized)[inner, inner].abs().max())
-    assert off["half_pixel"] < 0.05 < 0.2 < off["step"]
-
-
-def test_alignments_and_aspect():
-    assert axis_units(5, 3, align="inclusive").tolist() == [0, 0.5, 1, 1.5, 2]
-    assert axis_units(4, 2, align="half_pixel").tolist() == [-0.25, 0.25, 0.75, 1.25]
-    rows, columns = grid_units((32, 64), (16, 16), aspect="isotropic")
-    assert float(rows[1]) == float(columns[1]) == 0.5 and float(columns[-1]) == 31.5
-    rows, columns = grid_units((32, 64), (16, 16))
-    assert float(columns[-1]) == 15.75
-    for how in ({"align": "left"}, {"mode": "bicubic"}):
-        with pytest.raises(VitrineError):
-            axis_units(4, 2, **how)
-
-
-def test_stored_tables():
-    part = PatchEmbed(16, 16, 2, 4, 64, pos_embed_max_size=24)
-    grid = recover_grid(part.pos_embed)
-    assert abs(grid.starts[0]) < 1e-4 and abs(grid.steps[1] - 8 / 24) < 1e-5
-    cropped = part.cropped_pos_embed(16, 32)
-    assert torch.equal(centre_crop(part.pos_embed, 24, (8, 16)), cropped)
-    torch.testing.assert_close(grid.table((8, 16), (8, 8), "extrapolate").float(), cropped, rtol=0, atol=1e-5)
-    torch.testing.assert_close(grid.table((8, 8), (8, 8)).float(), part.cropped_pos_embed(16, 16), rtol=0, atol=1e-5)
-    longer = grid.table((32, 32), (8, 8), "extrapolate").reshape(32, 32, 64)
-    torch.testing.assert_close(longer[4:28, 4:28].reshape(1, -1, 64).float(), part.pos_embed, rtol=0, atol=1e-5)
-    finer = grid.table((16, 16), (8, 8)).reshape(16, 16, 64)[::2, ::2]
-    torch.testing.assert_close(finer.reshape(1, -1, 64).float(), part.cropped_pos_embed(16, 16), rtol=0, atol=1e-5)
-    with pytest.raises(VitrineError, match="grid or extrapolate"):
-        centre_crop(part.pos_embed, 24, (32, 8))
-
-
-def test_recovery_of_half_precision_tables():
-    i = torch.arange(48, dtype=torch.float64)
-    table = sincos_table(1536, -16.375 + 0.25 * i, -4.5 + 0.5 * i).half()
-    found = recover_grid(table)
-    rows = found.starts[0] + found.steps[0] * i
-    assert (rows - (-16.375 + 0.25 * i)).abs().max() < 1e-4
-    assert abs(found.starts[1] + 4.5) < 1e-4 and abs(found.steps[1] - 0.5) < 1e-6
-    learned = torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(VitrineError, match="misses"):
-        recover_grid(learned)
-    assert resized_table(learned, (8, 8), (12, 8)).shape == (1, 96, 32)
-
-
-def test_rotary_functions():
-    inverse = inverse_frequencies(16)
-    assert torch.equal(ntk(16, 10000.0, 1.0), inverse)
-    assert float(ntk(16, 10000.0, 4.0)[0]) == 1 and abs(float(ntk(16, 10000.0, 4.0)[-1] / inverse[-1]) - 0.25) < 1e-12
-    parts = yarn(64, 10000.0, 2.0, 4096) / inverse_frequencies(64)
-    assert float(parts[0]) == 1 and float(parts[-1]) == 0.5 and bool((parts.diff() <= 1e-12).all())
-    assert yarn_scale(1.0) == 1 and abs(yarn_scale(4.0) - (0.1 * math.log(4) + 1)) < 1e-15
-    ids = torch.tensor([[0.0, 4.0, 6.0]])
-    assert scaled_ids(ids, (1, 2, 2)).tolist() == [[0, 2, 3]]
-
-
-def test_rotary_in_flux_layout():
-    part, ids = FluxPosEmbed(10000, [4, 6, 6]), torch.zeros(96, 3)
-    ids[:, 1], ids[:, 2] = torch.arange(96) // 12, torch.arange(96) % 12
-    facts = ModelFacts("flux", NoiseSchedule.flow(), None, 8, 2, positions=Positions("rope"))
-    same, pi, yarned = (
-        plan(facts, config((192, 128), train, pos_embed=mode))
-        for train, mode in (((192, 128), "rope_pi"), ((96, 64), "rope_pi"), ((96, 64), "rope_yarn"))
-    )
-    assert same.positions == "keep" and pi.scales == (2.0, 2.0)
-    scaled = part(scaled_ids(ids, (1, 2, 2)))
-    for found, wanted in zip(rotary(ids, part.axes_dim, part.theta, pi), scaled, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
-    cos, sin = rotary(ids, part.axes_dim, part.theta, yarned)
-    torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, yarn_scale(2.0) ** 2), rtol=1e-5, atol=0)
 
 
 # --- plans --------------------------------------------------------------------------------------------------------
@@ -297,47 +180,51 @@ def test_relabel_needs_metadata(tmp_path):
     facts = ModelFacts("unet", SD, (512, 512), convolutional=True)
     wanted = config(schedule="relabel")
     with pytest.raises(VitrineError, match="does not say so"):
-        plan(facts, wanted)
-    assert plan(facts, config(schedule="relabel", override=True)).schedule == "relabel"
+        plan_transfer(facts, wanted)
+    assert plan_transfer(facts, config(schedule="relabel", override=True)).schedule == "relabel"
     path, said = tmp_path / "m.safetensors", {"mode": "relabel", "s_pre": 512, "s_now": 1024}
     save_file({"x": torch.zeros(1)}, path, {"ccs_format": "1", "schedule": json.dumps(said)})
-    assert plan(facts, wanted, read_metadata(path)).schedule == "relabel"
+    assert plan_transfer(facts, wanted, read_metadata(path)).schedule == "relabel"
     for changed, message in (({"s_now": 768}, "as trained"), ({"mode": "none"}, "not say"), ({"s_pre": 0}, "JSON")):
         with pytest.raises(VitrineError, match=message):
-            plan(facts, wanted, {"ccs_format": "1", "schedule": json.dumps(said | changed)})
+            plan_transfer(facts, wanted, {"ccs_format": "1", "schedule": json.dumps(said | changed)})
     with pytest.raises(VitrineError, match="ccs_format"):
-        plan(facts, wanted, {"ccs_format": "2"})
+        plan_transfer(facts, wanted, {"ccs_format": "2"})
     with pytest.raises(VitrineError, match="flow"):
-        plan(ModelFacts("f", NoiseSchedule.flow(), (512, 512)), config(schedule="relabel", override=True))
+        plan_transfer(ModelFacts("f", NoiseSchedule.flow(), (512, 512)), config(schedule="relabel", override=True))
     (tmp_path / "bad.safetensors").write_bytes(b"no")
     with pytest.raises(VitrineError, match="safetensors"):
         read_metadata(tmp_path / "bad.safetensors")
 
 
 def test_reports_say_the_numbers():
-    unet = plan(ModelFacts("unet", SD, (512, 512), convolutional=True), config(guidance_law=True, guidance=7.5))
-    assert unet.guidance == 14 and unet.positions == "keep" and "repeated objects" in unet.text
-    assert "r = 2.0000, log-SNR -1.3863" in unet.text and "14.61" in unet.text
+    unet = plan_transfer(
+        ModelFacts("unet", SD, (512, 512), convolutional=True), config(guidance_law=True, guidance=7.5)
+    )
+    assert unet.guidance == 14 and unet.positions == "keep" and "repeated objects" in unet.summary
+    assert "r = 2.0000, log-SNR -1.3863" in unet.summary and "14.61" in unet.summary
     law = (256, 4096, 0.5, 1.15)
     flux = ModelFacts("flux", NoiseSchedule.flow(), (1024, 1024), 8, 2, flux_shift(4096), law, Positions("rope"))
-    found = plan(flux, ResolutionTransferConfig((1024, 1536)))
-    assert found.positions == "rope_pi" and "3.868" in found.text and "4.467" in found.text
-    sd3 = plan(ModelFacts("sd3", NoiseSchedule.flow(), (1024, 1024), shift=3.0), ResolutionTransferConfig((1024, 1536)))
+    found = plan_transfer(flux, ResolutionTransferConfig((1024, 1536)))
+    assert found.positions == "rope_pi" and "3.868" in found.summary and "4.467" in found.summary
+    sd3 = plan_transfer(
+        ModelFacts("sd3", NoiseSchedule.flow(), (1024, 1024), shift=3.0), ResolutionTransferConfig((1024, 1536))
+    )
     assert abs(sd3.shift - 3.674) < 5e-4
-    still = plan(ModelFacts("unet", SD, (512, 512)), ResolutionTransferConfig((512, 512)))
-    assert still.schedule == "none" and still.guidance is None and "unchanged (r = 1)" in still.text
+    still = plan_transfer(ModelFacts("unet", SD, (512, 512)), ResolutionTransferConfig((512, 512)))
+    assert still.schedule == "none" and still.guidance is None and "unchanged (r = 1)" in still.summary
     with pytest.raises(VitrineError, match="train size"):
-        plan(ModelFacts("x", SD), ResolutionTransferConfig((512, 512)))
+        plan_transfer(ModelFacts("x", SD), ResolutionTransferConfig((512, 512)))
     with pytest.raises(VitrineError, match="multiples of 8"):
-        plan(ModelFacts("x", SD, (512, 512)), ResolutionTransferConfig((500, 512)))
+        plan_transfer(ModelFacts("x", SD, (512, 512)), ResolutionTransferConfig((500, 512)))
     with pytest.raises(VitrineError, match="auto takes what fits"):
-        plan(ModelFacts("x", SD, (512, 512)), config(pos_embed="grid"))
+        plan_transfer(ModelFacts("x", SD, (512, 512)), config(pos_embed="grid"))
 
 
 # --- diffusers schedulers -----------------------------------------------------------------------------------------
 def scheduler_for(scheduler, **more):
     facts = ModelFacts("unet", NoiseSchedule.from_diffusers(scheduler), (512, 512), shift=own_shift(scheduler, 1024)[0])
-    return transferred_scheduler(scheduler, facts, plan(facts, config(**more)))
+    return transferred_scheduler(scheduler, facts, plan_transfer(facts, config(**more)))
 
 
 @pytest.mark.parametrize("top", TOPS)
@@ -382,25 +269,3 @@ def test_flow_schedulers_shift_once():
     made.set_timesteps(sigmas=[1, 0.5], mu=99.0)
     wanted = shift_tau(torch.tensor([1, 0.5], dtype=torch.float64), 2 * flux_shift(1024))
     torch.testing.assert_close(made.sigmas[:-1].double(), wanted, rtol=1e-6, atol=0)
-
-
-# --- weights ------------------------------------------------------------------------------------------------------
-def test_loading_by_name_and_shape():
-    def net(size, classes):
-        body = torch.nn.ModuleDict({"pos": PatchEmbed(size, size, 2, 4, 16, pos_embed_max_size=size)})
-        body["mid"] = torch.nn.Linear(4, 4)
-        body["label"] = torch.nn.Embedding(classes, 4)
-        body["ctrl"] = torch.nn.Linear(4, 4)
-        return body
-
-    old, new = net(8, 10), net(12, 7)
-    state = {k: v for k, v in old.state_dict().items() if not k.startswith("ctrl")} | {"extra": torch.zeros(1)}
-    report = load_matching(new, state, zeroed=("ctrl.*",))
-    assert torch.equal(new["mid"].weight, old["mid"].weight) and not new["ctrl"].weight.any()
-    assert report.rebuilt == ("pos.pos_embed",) and report.unused == ("extra",)
-    assert set(report.reinitialised) == {"label.weight", "ctrl.weight", "ctrl.bias"}
-    assert set(report.kept) == {"mid.weight", "mid.bias", "pos.proj.weight", "pos.proj.bias"}
-    again = load_matching(new, state, fresh=("mid.*",))
-    assert "mid.weight" in again.reinitialised and "kept: 2 tensors" in again.text
-    with pytest.raises(VitrineError, match="none of which"):
-        load_matching(new, {"x": torch.zeros(1)})

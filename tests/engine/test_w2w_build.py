@@ -1,170 +1,23 @@
-"""LoRA files of every spelling, bad files, the gauge test, both modes of a space, exports into diffusers and PEFT."""
-
-import json
+"""Building a space from a folder of LoRAs: bad files, the gauge test, both modes, folders larger than memory."""
 
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline, UNet2DConditionModel
-from peft import LoraConfig
-from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.portraits.models import build_models
 from vitrine.engine.w2w import (
     BuildConfig,
     DeltaSpace,
     LoraLayer,
-    Manifest,
     WeightSpace,
     build_space,
     gauge_test,
     load_space,
-    read_header,
     read_lora,
-    scan_folder,
     write_lora,
 )
 from vitrine.engine.w2w.delta import Stack, gram, refactor
-from vitrine.engine.w2w.export import diffusers_names, kohya
-
-SHAPES = {"down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q": (32, 32),
-          "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_v": (32, 64),
-          "mid_block.attentions.0.transformer_blocks.0.attn1.to_out.0": (96, 96)}  # fmt: skip
-
-
-def lora(seed, rank=1, alpha=27.0, shapes=SHAPES, start=None, strength=0.05):
-    """A LoRA whose A begins at seed ``start`` and moves a little with its own seed."""
-    first, own = (torch.Generator().manual_seed(s) for s in (start if start is not None else seed + 1000, seed))
-    out = {}
-    for path, (height, width) in shapes.items():
-        a = torch.rand(rank, width, generator=first) * 2 - 1
-        moved = a / width**0.5 + torch.randn(rank, width, generator=own) * 0.2 * strength
-        out[path] = LoraLayer(moved, torch.randn(height, rank, generator=own) * strength, alpha)
-    return out
-
-
-def deltas(found):
-    return {path: layer.delta() for path, layer in found.items()}
-
-
-def same(a, b, atol=1e-6):
-    return a.keys() == b.keys() and all(torch.allclose(a[k], b[k], atol=atol) for k in a)
-
-
-# --- spellings ----------------------------------------------------------------------------------------------------
-LDM = {"down_blocks.0.attentions.0": "input_blocks.1.1", "mid_block.attentions.0": "middle_block.1"}
-
-
-def ldm(path):
-    for ours, theirs in LDM.items():
-        path = path.replace(ours, theirs)
-    return path
-
-
-def spelled(dialect, x):
-    out = {}
-    for path, v in x.items():
-        if dialect == "kohya":
-            stem, names = "lora_unet_" + path.replace(".", "_"), ("lora_down.weight", "lora_up.weight")
-        elif dialect == "kohya ldm":
-            stem, names = "lora_unet_" + ldm(path).replace(".", "_"), ("lora_down.weight", "lora_up.weight")
-        elif dialect == "ComfyUI":
-            stem, names = "diffusion_model." + ldm(path), ("lora_A.weight", "lora_B.weight")
-        elif dialect == "diffusers old":
-            head, tail = path.replace(".to_out.0", ".to_out").rsplit(".", 1)
-            stem, names = f"unet.{head}.processor.{tail}_lora", ("down.weight", "up.weight")
-        elif dialect == "w2w":
-            stem, names = "base_model.model." + path, ("lora_A.identity1.weight", "lora_B.identity1.weight")
-        elif dialect == "PEFT":
-            stem, names = "base_model.model." + path, ("lora_A.weight", "lora_B.weight")
-        elif dialect == "PEFT default":
-            stem, names = "base_model.model." + path, ("lora_A.default.weight", "lora_B.default.weight")
-        else:
-            stem, names = "unet." + path, ("lora.down.weight", "lora.up.weight")
-        out[f"{stem}.{names[0]}"], out[f"{stem}.{names[1]}"] = v.down, v.up
-        if dialect in ("kohya", "kohya ldm", "ComfyUI", "diffusers", "diffusers old"):
-            out[f"{stem}.alpha"] = torch.tensor(v.alpha)
-    return out
-
-
-DIALECTS = ["kohya", "kohya ldm", "ComfyUI", "diffusers old", "diffusers", "PEFT", "PEFT default", "w2w"]
-
-
-@pytest.mark.parametrize("dialect", DIALECTS)
-def test_every_spelling_reads_as_the_same_lora(tmp_path, dialect):
-    wanted = lora(1, rank=2)
-    folder = tmp_path / "someone"
-    folder.mkdir()
-    path = folder / ("adapter_model.safetensors" if dialect[:2] in ("PE", "w2") else "someone.safetensors")
-    if path.stem == "adapter_model":
-        (folder / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 27.0}))
-    save_file(spelled(dialect, wanted), path)
-    assert read_header(path).name == "someone" and read_header(path).dialect.split()[0] == dialect.split()[0]
-    found = read_lora(path)
-    assert list(found) == sorted(wanted) and same(deltas(found), deltas(wanted), 0)
-
-
-def test_names_come_from_real_models():
-    """Every attention projection of an SD1.5-shaped UNet, through kohya and ldm names and back."""
-    from vitrine.engine.w2w.names import parse
-
-    with torch.device("meta"):
-        unet = UNet2DConditionModel(cross_attention_dim=768)
-    linears = [n for n, m in unet.named_modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
-    for name in linears:
-        assert parse(f"lora_unet_{name.replace('.', '_')}.lora_down.weight").path == name
-    ldm_names = {"input_blocks.4.1": "down_blocks.1.attentions.0", "input_blocks.8.1": "down_blocks.2.attentions.1",
-                 "output_blocks.3.1": "up_blocks.1.attentions.0", "output_blocks.11.1": "up_blocks.3.attentions.2",
-                 "output_blocks.7.0.in_layers.2": "up_blocks.2.resnets.1.conv1", "input_blocks.3.0.op":
-                 "down_blocks.0.downsamplers.0.conv", "output_blocks.5.2.conv": "up_blocks.1.upsamplers.0.conv",
-                 "middle_block.2.emb_layers.1": "mid_block.resnets.1.time_emb_proj"}  # fmt: skip
-    for theirs, ours in ldm_names.items():
-        assert parse(f"diffusion_model.{theirs}.lora_up.weight").path.rstrip(".") == ours
-        assert parse(f"lora_unet_{theirs.replace('.', '_')}.lora_up.weight").path.rstrip(".") == ours
-
-
-def test_the_published_order_of_numbers():
-    """w2w.md 1.2: 64 layers of SD1.5, 99,648 numbers, and where its blocks begin."""
-    with torch.device("meta"):
-        unet = UNet2DConditionModel(cross_attention_dim=768)
-    found = {
-        name: LoraLayer(torch.empty(1, m.in_features), torch.empty(m.out_features, 1), 27.0)
-        for name, m in unet.named_modules()
-        if name.endswith((".to_q", ".to_v"))
-    }
-    manifest = Manifest.of(found)
-    assert (len(manifest), manifest.size) == (64, 99_648)
-    begins = {}
-    for layer in manifest:
-        begins.setdefault(layer.path.split(".attentions")[0], layer.offset)
-    assert begins == {"down_blocks.0": 0, "down_blocks.1": 6016, "down_blocks.2": 16_512, "mid_block": 35_968,
-                      "up_blocks.1": 45_696, "up_blocks.2": 74_880, "up_blocks.3": 90_624}  # fmt: skip
-
-
-def test_forty_peft_adapters_read_bit_for_bit(tmp_path):
-    """Against PEFT's own writer: a matrix of rows in the order of names, columns in the order of sorted keys."""
-    from peft.utils import set_peft_model_state_dict
-
-    torch.manual_seed(0)
-    unet = UNet2DConditionModel(
-        sample_size=8, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=24, attention_head_dim=8,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    )  # fmt: skip
-    unet.add_adapter(LoraConfig(r=1, lora_alpha=27, target_modules=["to_q", "to_v"]))
-    rows = []
-    for i in range(4):
-        state = {k: torch.randn_like(v) * 0.1 for k, v in get_peft_model_state_dict(unet).items()}
-        set_peft_model_state_dict(unet, state)
-        folder = tmp_path / f"id{i}"
-        folder.mkdir()
-        save_file({f"base_model.model.{k}": v for k, v in state.items()}, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps({"lora_alpha": 27}))
-        rows.append(torch.cat([state[k].reshape(-1) for k in sorted(state)]))
-    report = scan_folder(tmp_path)
-    read = [read_lora(f) for f in report.good]
-    manifest = Manifest.of(read[0])
-    assert torch.equal(torch.stack([manifest.flatten(x) for x in read]), torch.stack(rows))
-    assert all(layer.alpha == 27 for layer in manifest)
+from vitrine.engine.w2w.export import kohya
+from vitrine_tests.engine.small_loras import SHAPES, deltas, lora, same
 
 
 # --- bad files ----------------------------------------------------------------------------------------------------
@@ -201,7 +54,7 @@ def test_bad_files_are_named_with_a_remedy_and_the_rest_is_used(folder):
     assert problems.keys() == wanted.keys()
     for name, word in wanted.items():
         assert word in problems[name], name
-        assert f"left out {name}" in built.text()
+        assert f"left out {name}" in built.summary()
 
 
 def test_report_says_what_was_found(tmp_path):
@@ -210,7 +63,7 @@ def test_report_says_what_was_found(tmp_path):
     missing = dict(list(lora(3, rank=2).items())[:2])
     write_lora(tmp_path / "c.safetensors", missing)
     built = build_space(tmp_path)
-    text = built.text()
+    text = built.summary()
     for word in ("3 LoRAs", "2 kohya", "1 diffusers", "3 layers", "ranks 2, 4", "alphas 27", "lack some", "no alpha",
                  "mode delta: b has rank 4, a rank 2"):  # fmt: skip
         assert word in text, word
@@ -256,7 +109,7 @@ def test_delta_mode_does_not_see_the_gauge(how, tmp_path):
         write_lora(tmp_path / f"{i:02}.safetensors", x)
     assert build_space(tmp_path).space.mode == "delta"
     forced = build_space(tmp_path, BuildConfig("factors"))
-    assert forced.space.mode == "factors" and "may mean nothing" in forced.text()
+    assert forced.space.mode == "factors" and "may mean nothing" in forced.summary()
 
 
 def test_auto_takes_factors_for_one_start(folder):
@@ -350,62 +203,9 @@ def test_a_folder_larger_than_memory_goes_through_a_file(folder, tmp_path_factor
     slow = build_space(wide, small, work=work)
     fast = build_space(wide)
     assert torch.allclose(slow.space.singular_values, fast.space.singular_values, rtol=1e-6)
-    assert slow.space.count == 39 and "NaN" in slow.text() and "11" not in slow.space.names
+    assert slow.space.count == 39 and "NaN" in slow.summary() and "11" not in slow.space.names
     again = build_space(wide, small, work=work)
     assert torch.allclose(again.space.components, fast.space.components, atol=1e-6), "from the work folder alone"
     with pytest.raises(VitrineError, match="another build"):
         (wide / "00.safetensors").unlink()
         build_space(wide, small, work=work)
-
-
-# --- exports ------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def portraits():
-    return build_models(0)
-
-
-def forward(unet):
-    gen = torch.Generator().manual_seed(0)
-    x, text = torch.randn(2, 4, 16, 16, generator=gen), torch.randn(2, 24, 64, generator=gen)
-    with torch.no_grad():
-        return unet(x, 300, encoder_hidden_states=text).sample
-
-
-def merged(unet, x):
-    """The plain way: W + (alpha / r) B A written into a copy."""
-    import copy
-
-    other = copy.deepcopy(unet)
-    with torch.no_grad():
-        for path, layer in x.items():
-            other.get_submodule(path).weight += layer.delta()
-    return forward(other)
-
-
-@pytest.mark.parametrize("dialect", ["kohya", "diffusers", "peft"])
-@pytest.mark.parametrize("ranks", ["one", "mixed"])
-def test_exports_do_the_same_everywhere(tmp_path, portraits, dialect, ranks):
-    x = lora(1, rank=2, strength=0.3)
-    if ranks == "mixed":
-        x[next(iter(x))] = lora(2, rank=4, strength=0.3)[next(iter(x))]
-    wanted = merged(portraits.unet, x)
-    assert (wanted - forward(portraits.unet)).abs().max() > 0.05
-    path = write_lora(tmp_path / ("x" if dialect == "peft" else "x.safetensors"), x, dialect)
-    assert same(deltas(read_lora(path)), deltas(x), 1e-6), "our own reader"
-    pipe: StableDiffusionPipeline = build_models(0).pipeline()
-    if dialect == "peft":
-        from peft import PeftModel
-
-        found = forward(PeftModel.from_pretrained(pipe.unet, str(tmp_path / "x")).base_model.model)
-    else:
-        pipe.load_lora_weights(str(path))
-        found = forward(pipe.unet)
-    assert (found - wanted).abs().max() < 1e-5
-
-
-def test_write_refuses(tmp_path):
-    with pytest.raises(VitrineError, match="kohya"):
-        write_lora(tmp_path / "x.safetensors", lora(1), "pickle")
-    with pytest.raises(VitrineError, match="no layers"):
-        write_lora(tmp_path / "x.safetensors", {})
-    assert not list(tmp_path.iterdir()) and diffusers_names(lora(1))
