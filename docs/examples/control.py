@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers.utils import make_image_grid
-from vitrine.engine.control import GuidanceConfig, Told, cross_size_consistency
+from vitrine.engine.control import GuidanceConfig, SizeCondition, cross_size_consistency
 from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
 from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
@@ -51,8 +51,8 @@ for name in ("power-cosine", "constant"):
 
     def draw(size, pipe=pipe, checkpoint=checkpoint):
         settings = {"num_inference_steps": 12, "output_type": "pt", "height": 64, "width": 64, "seeds": [0, 1, 2, 3]}
-        told = {"told": Told(original=size), "checkpoint": checkpoint, "guidance": GuidanceConfig(2.0)}
-        return pipe(**told, **settings, **embeds).images.float()
+        control = {"size_condition": SizeCondition(original=size), "checkpoint": checkpoint, "guidance": GuidanceConfig(2.0)}
+        return pipe(**control, **settings, **embeds).images.float()
 
     drawn = {size: draw(size) for size in sizes}
     rows += list(drawn.values())
@@ -66,7 +66,7 @@ pipe, checkpoint = opened("power-cosine")
 settings = {"num_inference_steps": 12, "output_type": "pt", "height": 64, "width": 64, "seeds": [0, 1, 2, 3]}
 for control in (1.0, 1.375):
     guidance = GuidanceConfig(2.0, control)
-    found = pipe(told=Told(original=(16, 16)), checkpoint=checkpoint, guidance=guidance, **settings, **embeds)
+    found = pipe(size_condition=SizeCondition(original=(16, 16)), checkpoint=checkpoint, guidance=guidance, **settings, **embeds)
     moved = (found.images.float() - rows[0]).square().mean().sqrt()
     print(f"control {control}: evaluations {[step.evaluations for step in found.log]}, moved by {moved:.3f}")
 print("pictures in", out)

@@ -14,7 +14,7 @@ from diffusers.utils import make_image_grid
 from torch.nn.functional import interpolate
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
-from vitrine.engine.portraits.readout import attribute_accuracy, load_readout, read
+from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 from vitrine.engine.resolution import ResolutionTransferConfig, facts_of
 from vitrine.evidence.portraits.page import to_pil
 
@@ -30,7 +30,7 @@ bigger = (width * 9 // 8, height * 9 // 8)
 # %% Plan: what will be done, and why, before anything runs. Mind the limits: this small UNet repeats features beyond
 # its training size whatever the schedule, so that here the two bigger rows hardly differ.
 pipe = ResolutionTransferPipeline.from_pipe(base, ResolutionTransferConfig(bigger))
-print(pipe.plan.text)
+print(pipe.plan.summary)
 
 # %% The same prompts at the training size, at the bigger size as it comes, and with the transfer.
 scenes = sample_scenes(range(6_000_000, 6_000_008))

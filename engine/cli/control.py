@@ -1,4 +1,4 @@
-"""``vitrine control train``: the portraits sibling, told size, crop and flip. Heavy imports wait for ``run``."""
+"""``vitrine control train``: the portraits transformer with size, crop and flip. Heavy imports wait for ``run``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Train:
 
     weight: Literal["power-cosine", "constant"] = "power-cosine"
     """The paper's curve, or SDXL's constant weight."""
-    out: Path = Path("portraits-sibling")
+    out: Path = Path("portraits-transformer")
     """Folder for the state and the exported model."""
     pictures: int = 10_240
     """Training pictures, rendered and encoded first."""
@@ -22,23 +22,23 @@ class Train:
     batch: int = 32
     """Pictures of each."""
     start: str | None = None
-    """A sibling to begin with, by name or folder, instead of random weights."""
+    """A transformer to begin with, by name or folder, instead of random weights."""
     lr: float = 1.5e-3
     """Of Adam; falls to zero over the last quarter."""
     lesson: Literal["collection", "sides", "flips"] = "collection"
-    """Pictures as found; left and right, on pictures as they were taken; then what a told flip does to them."""
+    """Pictures as found; left and right, on pictures as they were taken; then the flip condition."""
     stop_after: int | None = None
     """Stop when so many updates are done in all (the state is saved)."""
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.control.world import train_sibling
+        from ...evidence.control.world import TransformerTrainConfig, train_transformer
         from ..progress import TqdmProgress
 
-        folder = train_sibling(
-            self.weight, self.out, self.pictures, self.steps, self.batch, self.stop_after, self.start, self.lr,
-            TqdmProgress, self.lesson,
-        )  # fmt: skip
+        config = TransformerTrainConfig(
+            self.weight, self.pictures, self.steps, self.batch, self.start, self.lr, self.lesson
+        )
+        folder = train_transformer(self.out, config, self.stop_after, TqdmProgress)
         print(f"model: {folder}")
         return 0
 

@@ -1,4 +1,4 @@
-"""``vitrine resolution transfer | export``: the portraits sibling from 64 to 128 px. Heavy imports wait for ``run``."""
+"""``vitrine resolution transfer | export``: the portraits transformer from 64 to 128 px. Imports wait for ``run``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Transfer:
-    """Fine-tune the 64-pixel sibling at 128 pixels with each part of the transfer on and off; the same command resumes.
+    """Fine-tune the 64-pixel transformer at 128 pixels, each part of the transfer on and off; the same command resumes.
 
     Frechet distances at steps 0, 50, 100, 200, 400, ... are kept in FOLDER/ARM-SEED/curve.json and, together, in
     FOLDER/curves.json, which ``vitrine reproduce resolution.transfer --model FOLDER`` reads.
@@ -41,7 +41,8 @@ class Transfer:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.resolution.world import ARMS, TransferConfig, mean_curve, transfer
+        from ...evidence.resolution.curves import mean_curve
+        from ...evidence.resolution.world import ARMS, TransferConfig, transfer
         from ..progress import TqdmProgress
 
         config = TransferConfig(
@@ -58,12 +59,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Export:
-    """Save the model of one run as a sibling that loads by folder, in half precision."""
+    """Save the model of one run as a transformer that loads by folder, in half precision."""
 
     folder: Path = Path("portraits-128")
     """The folder of ``vitrine resolution transfer``."""
     out: Path = Path("power-cosine-128")
-    """Folder to write; the shipped one is engine/portraits/weights/sibling/power-cosine-128."""
+    """Folder to write; the shipped one is engine/portraits/weights/transformer/power-cosine-128."""
     arm: str = "grid-rescaled"
     """Which arm."""
     seed: int = 0

@@ -1,24 +1,24 @@
 """Control conditioning (Berrada et al. 2024): size, crop and flip conditions with a noise-dependent weight."""
 
+from .checkpoint import ControlCheckpoint, ControlMetadata, ControlWarning, load_control, save_control, trained_settings
 from .cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from .embedder import ControlEmbedder, sinusoid
-from .files import ControlCheckpoint, ControlMetadata, ControlWarning, load_control, save_control, settle
 from .gamma import CLOCKS, FORMS, GammaConfig, gamma, half_weight_time
-from .guidance import GuidanceConfig, Guided, guide
+from .guidance import ControlStep, GuidanceConfig, Guided, control_guidance, needed_evaluations
 from .inject import AddedVector, Injection, control_width, family_of, injected
 from .padding import PaddingConfig, pad_text
 from .records import AugmentConfig, ControlRecord, augment
 from .reference_blend import ReferenceBlend, added_delta, blend, delta_share, reference_input, sdxl_reference
-from .sampling import ControlStep, needed
-from .size_condition import Told
+from .size_condition import SizeCondition
 from .spec import ControlField, ControlSpec
-from .train import ControlTrainConfig, ControlTrainer
+from .train import AdvancedControlTrainConfig, ControlTrainConfig, ControlTrainer, Trainee
 
 __all__ = [
-    "CLOCKS", "FORMS", "AddedVector", "AugmentConfig", "ControlCheckpoint", "ControlEmbedder", "ControlField",
-    "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep", "ControlTrainConfig", "ControlTrainer",
-    "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig", "Guided", "Injection", "PaddingConfig",
-    "ReferenceBlend", "Told", "added_delta", "augment", "blend", "control_width", "cross_size_consistency",
-    "delta_share", "family_of", "gamma", "guide", "half_weight_time", "injected", "load_control",
-    "needed", "pad_text", "reference_input", "rms_distance", "save_control", "sdxl_reference", "settle", "sinusoid",
+    "CLOCKS", "FORMS", "AddedVector", "AdvancedControlTrainConfig", "AugmentConfig", "ControlCheckpoint",
+    "ControlEmbedder", "ControlField", "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep",
+    "ControlTrainConfig", "ControlTrainer", "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig",
+    "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee", "added_delta", "augment",
+    "blend", "control_guidance", "control_width", "cross_size_consistency", "delta_share", "family_of", "gamma",
+    "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text", "reference_input",
+    "rms_distance", "save_control", "sdxl_reference", "sinusoid", "trained_settings",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Cross-size consistency: how much the picture changes when only the size it is told changes.
+"""Cross-size consistency: how much the picture changes when only its size condition does.
 
-The paper's protocol (Berrada et al. 2024, 3.3: LPIPS between pictures of one seed and prompt told different sizes),
-with the distance left open.
+The paper's protocol (Berrada et al. 2024, 3.3: LPIPS between pictures of one seed and prompt under different size
+conditions), with the distance left open.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from ..progress import Progress, silent
 
 Size = tuple[int, int]
 Sampler = Callable[[Size], torch.Tensor]
-"""(height, width) told to the model -> pictures (B, C, H, W); seeds and prompts must be the same for every size."""
+"""Size condition (height, width) -> pictures (B, C, H, W); seeds and prompts must be the same for every size."""
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Two batches of one shape -> (B,) distances. LPIPS fits."""
 
 
 @dataclass(frozen=True)
 class CrossSizeResult:
-    """Attributes:
-    sizes: the S sizes told.
-    distances: (S, S, B) float64, symmetric, 0 on the diagonal.
+    """Distances between the pictures of S size conditions.
+
+    Attributes:
+        sizes: the S size conditions.
+        distances: (S, S, B) float64, symmetric, 0 on the diagonal.
     """
 
     sizes: tuple[Size, ...]
@@ -40,7 +42,7 @@ class CrossSizeResult:
 
     @property
     def mean(self) -> float:
-        """Mean over pairs and pictures; 0 when the size told changes nothing."""
+        """Mean over pairs and pictures; 0 when the size condition changes nothing."""
         return float(self.each.mean())
 
     @property
@@ -58,10 +60,12 @@ def rms_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def cross_size_consistency(
     sampler: Sampler, sizes: Sequence[Size], distance: Distance = rms_distance, progress: Progress = silent
 ) -> CrossSizeResult:
-    """Mean pairwise distance over told sizes. Pictures of different resolution are area-averaged to the smallest.
+    """Distances between the pictures of every two size conditions.
+
+    Pictures of different resolution are area-averaged to the smallest.
 
     Raises:
-        VitrineError: fewer than two sizes, a size twice, or another number of pictures at some size.
+        VitrineError: If there are fewer than two sizes, a size occurs twice, or the numbers of pictures differ.
     """
     if len(sizes) < 2 or len(set(sizes)) != len(sizes):
         raise refuse("sizes", list(sizes), "two or more, each once", "for example (256, 256), (512, 512), (1024, 1024)")
@@ -73,11 +77,11 @@ def cross_size_consistency(
     if len(set(counts)) != 1:
         raise refuse("pictures", counts, "the same number at each size", "sample the same seeds at each size")
     pictures = _same_shape(pictures)
-    found = torch.zeros(len(sizes), len(sizes), counts[0], dtype=torch.float64)
+    distances = torch.zeros(len(sizes), len(sizes), counts[0], dtype=torch.float64)
     for i in range(len(sizes)):
         for j in range(i):
-            found[i, j] = found[j, i] = distance(pictures[i], pictures[j]).double().cpu()
-    return CrossSizeResult(tuple(sizes), found)
+            distances[i, j] = distances[j, i] = distance(pictures[i], pictures[j]).double().cpu()
+    return CrossSizeResult(tuple(sizes), distances)
 
 
 def _same_shape(pictures: list[torch.Tensor]) -> list[torch.Tensor]:

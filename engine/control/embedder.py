@@ -30,10 +30,10 @@ class ControlEmbedder(nn.Module):
     Args:
         spec: the controls; a group without fields adds nothing.
         dim: D, the width of the timestep embedding it is added to.
-        zero_init: start with both last layers at zero, so that a frozen base is left unchanged.
+        zero_init: start with both last layers at zero, so that a frozen base begins unchanged.
 
     Raises:
-        VitrineError: dim below 1.
+        VitrineError: If ``dim`` is below 1.
     """
 
     def __init__(self, spec: ControlSpec, dim: int, zero_init: bool = False) -> None:
@@ -84,7 +84,7 @@ class ControlEmbedder(nn.Module):
             drop: (B,) bool, rows without control: c_emb is exactly 0. Or (B, 2): without the high, the low group.
 
         Raises:
-            VitrineError: values out of range, or rows that do not match.
+            VitrineError: If a value is out of range, or the numbers of rows differ.
         """
         values = self.spec.checked(values)
         if u.shape != (len(values),):
@@ -93,8 +93,8 @@ class ControlEmbedder(nn.Module):
 
     @staticmethod
     def joined(high: torch.Tensor, low: torch.Tensor, u: torch.Tensor, gamma: GammaConfig) -> torch.Tensor:
-        """c_emb, (B, D), from :meth:`terms`, which stay the same from step to step."""
-        # Eq. 1: c_emb = E_h(phi_h) + gamma_c(t) E_l(phi_l)
+        """c_emb, (B, D), from :meth:`terms`, which do not change from step to step."""
+        # Berrada et al. 2024, Eq. 1: c_emb = E_h(phi_h) + gamma_c(t) E_l(phi_l)
         return high + gamma.weight(u).to(low.device, low.dtype)[:, None] * low
 
 

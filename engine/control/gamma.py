@@ -7,12 +7,13 @@ network's timestep over T (0 clean, 1 noise), gamma(1) = 0 and gamma(0) = 1.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 from ..schedule import NoiseSchedule
 
@@ -36,19 +37,21 @@ def gamma(u: Number, form: str = "power_cos", alpha: float = 1.0, step_at: float
         A float for a number, a float64 tensor of u's shape for a tensor.
 
     Raises:
-        VitrineError: u outside [0, 1], an unknown form, alpha not positive.
+        VitrineError: ``u`` leaves [0, 1], the form is unknown, or ``alpha`` is not positive.
     """
     check_form(form, alpha, step_at)
     v = torch.as_tensor(u, dtype=torch.float64, device="cpu")
-    if not bool(((v >= -1e-6) & (v <= 1 + 1e-6)).all()):  # float32 clocks may overshoot by a rounding; also finds NaN
+    if not bool(((v >= -1e-6) & (v <= 1 + 1e-6)).all()):  # a float32 clock may overshoot by a rounding; NaN fails too
         raise refuse("u", v.flatten()[:4].tolist(), "values in [0, 1]", "divide the timestep by the training steps")
     weight = _CURVES[form](v.clamp(0, 1), alpha, step_at)
     return weight if isinstance(u, torch.Tensor) else float(weight)
 
 
 def check_form(form: str, alpha: float, step_at: float) -> None:
-    """Raises:
-    VitrineError: an unknown form, or numbers outside their range.
+    """Refuse a curve that does not exist.
+
+    Raises:
+        VitrineError: The form is unknown, or a number is outside its range.
     """
     if form not in FORMS:
         raise refuse("form", form, FORMS, "power_cos is the paper's")
@@ -84,17 +87,17 @@ def half_weight_time(alpha: float) -> float:
 
 
 @dataclass(frozen=True)
-class GammaConfig:
-    """One curve with its clock. A trained checkpoint carries its own; widgets must not override it.
+class GammaConfig(Config):
+    """One curve with its clock. A trained checkpoint brings its own, which widgets must not override.
 
     Attributes:
         form, alpha, step_at: see :func:`gamma`.
-        clock: ``native``: u = timestep / steps. ``paper_sigma``, for flow models: the flow time tau is taken to
-            sigma = tau / (1 - tau) and to the nearest timestep of the paper's own beta table.
+        clock: ``native``: u = timestep / steps. ``paper_sigma``, for flow models: the flow time tau is mapped to
+            sigma = tau / (1 - tau), and that to the nearest timestep of the paper's own beta table.
         steps: T, what a timestep is divided by. Never the number of sampling steps.
 
     Raises:
-        VitrineError: an unknown form or clock, or a number outside its range.
+        VitrineError: The form or the clock is unknown, or a number is outside its range.
     """
 
     form: str = "power_cos"
@@ -122,22 +125,6 @@ class GammaConfig:
     def at(self, t: Number) -> torch.Tensor:
         """gamma at the network's timesteps, float64, their shape: what previews and samplers read."""
         return self.weight(self.u(t))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> GammaConfig:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            VitrineError: an unknown setting.
-        """
-        unknown = set(values) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise refuse("gamma settings", sorted(unknown), sorted(cls.__dataclass_fields__), "remove them")
-        return cls(**values)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Guidance with a strength of its own for control (Berrada et al. 2024, Eq. 2) and over resolution (Eq. 4)."""
+"""Guidance with a strength of its own for control (Berrada et al. 2024, Eq. 2), in as few network rows as possible."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 
 from ..config import Config
 from ..errors import refuse
-from ..guidance import guide as towards
+from ..guidance import guide
 
 NESTINGS = ("control_inner", "semantic_inner")
-Predict = Callable[[bool, bool], torch.Tensor]
+Key = tuple[bool, bool]
+"""One evaluation of the network: (with control, with semantics)."""
+Evaluate = Callable[[bool, bool], torch.Tensor]
 """(with control, with semantics) -> prediction (B, C, H, W)."""
 
 
@@ -30,7 +32,7 @@ class GuidanceConfig(Config):
         skip_below: weights gamma under this count as none when the high-level control is null.
 
     Raises:
-        VitrineError: an unknown nesting, or numbers that are not finite.
+        VitrineError: The nesting is unknown, or a number is not finite.
     """
 
     scale: float = 1.0
@@ -48,39 +50,61 @@ class GuidanceConfig(Config):
 
 
 class Guided(NamedTuple):
-    """The guided prediction, and how many network evaluations it took."""
+    """The guided prediction, and how many evaluations of the network it took."""
 
     prediction: torch.Tensor
     evaluations: int
 
 
-def guide(
-    predict: Predict, config: GuidanceConfig, weight: float | torch.Tensor = 1.0, high_is_null: bool = False
+class ControlStep(NamedTuple):
+    """One sampling step: its timestep, sigma, weight gamma (the largest of its rows), and evaluations per picture."""
+
+    t: float
+    sigma: float
+    gamma: float
+    evaluations: int
+
+
+def control_guidance(
+    evaluate: Evaluate, config: GuidanceConfig, weight: float | torch.Tensor = 1.0, high_is_null: bool = False
 ) -> Guided:
-    """Eq. 2, with no evaluation that cannot matter: one to three.
+    """Eq. 2 in one to three evaluations: those that can change the result.
 
     Args:
-        predict: called at most once for each pair it is needed for.
+        evaluate: called at most once for each pair.
         weight: gamma of this step, a number or (B,).
         high_is_null: the high-level control is null, so that below ``skip_below`` eps(c, s) = eps(0, s) and the
             control needs no evaluation of its own. At gamma = 0 the result is the same bit for bit.
     """
-    seen: dict[tuple[bool, bool], torch.Tensor] = {}
+    predictions: dict[Key, torch.Tensor] = {}
     largest = float(weight.max()) if isinstance(weight, torch.Tensor) else weight
     skip = high_is_null and largest < config.skip_below
 
     def eps(control: bool, semantics: bool) -> torch.Tensor:
         key = (control and not skip, semantics)
-        if key not in seen:
-            seen[key] = predict(*key)
-        return seen[key]
+        if key not in predictions:
+            predictions[key] = evaluate(*key)
+        return predictions[key]
 
     inner_null = (False, True) if config.nesting == "control_inner" else (True, False)
-    # Eq. 2: lambda [beta eps(c,s) + (1 - beta) eps(0,s)] + (1 - lambda) eps(0,0)
-    inner = _towards(lambda: eps(*inner_null), lambda: eps(True, True), config.control)
-    result = inner if config.scale == 1 else towards(eps(False, False), inner, config.scale)
-    return Guided(result, len(seen))
+    # Berrada et al. 2024, Eq. 2: lambda [beta eps(c,s) + (1 - beta) eps(0,s)] + (1 - lambda) eps(0,0)
+    inner = _guide(lambda: eps(*inner_null), lambda: eps(True, True), config.control)
+    outer = inner if config.scale == 1 else guide(eps(False, False), inner, config.scale)
+    return Guided(outer, len(predictions))
 
 
-def _towards(null: Callable[[], torch.Tensor], full: Callable[[], torch.Tensor], scale: float) -> torch.Tensor:
-    return full() if scale == 1 else towards(null(), full(), scale)
+def _guide(null: Callable[[], torch.Tensor], full: Callable[[], torch.Tensor], scale: float) -> torch.Tensor:
+    """Guidance that does not evaluate ``null`` where it has no part in the result."""
+    return full() if scale == 1 else guide(null(), full(), scale)
+
+
+def needed_evaluations(config: GuidanceConfig, weight: float = 1.0, high_is_null: bool = False) -> tuple[Key, ...]:
+    """The evaluations :func:`control_guidance` will ask for, to be made as one batch; the unconditional first."""
+    asked: list[Key] = []
+
+    def note(control: bool, semantics: bool) -> torch.Tensor:
+        asked.append((control, semantics))
+        return torch.zeros(())
+
+    control_guidance(note, config, weight, high_is_null)
+    return tuple(sorted(asked))

@@ -28,10 +28,10 @@ PLACES: dict[str, Callable[[Any], list[str]]] = {
 
 
 def family_of(backbone: nn.Module) -> str:
-    """The diffusers class a backbone is of, subclasses included.
+    """Which class of PLACES a backbone is, or derives from.
 
     Raises:
-        VitrineError: none of PLACES.
+        VitrineError: If it is none of them.
     """
     for kind in type(backbone).__mro__:
         if kind.__name__ in PLACES:
@@ -57,14 +57,14 @@ class _Added(ForwardClock):
 
 
 class AddedVector(_Added):
-    """A given vector added to the timestep embedding while the block is open.
+    """A vector added to the timestep embedding while the block is open.
 
     Args:
         backbone: one of PLACES.
         vector: (B, D) or (1, D).
 
     Raises:
-        VitrineError: another class of model, another width, rows that do not match the batch.
+        VitrineError: If the model is of another class, the vector of another width, or its rows do not match the batch.
     """
 
     def __init__(self, backbone: nn.Module, vector: torch.Tensor) -> None:
@@ -86,15 +86,16 @@ class Injection(_Added):
         values: (B, F) or (1, F), as :meth:`ControlSpec.rows` gives.
         drop: (B,) or (B, 2) bool, rows without control (the unconditional half of a guidance batch).
 
-    Without gradients the embeddings of the values are made at the first forward and kept: change the embedder, make
-    another block.
+    Without gradients the embeddings of the values are computed at the first forward and cached: after a change of the
+    embedder, open a new block.
 
     Example:
         >>> with Injection(unet, embedder, spec.rows(controls), GammaConfig()):
         ...     unet(x, t, text).sample
 
     Raises:
-        VitrineError: another class of model, another width, values out of range, rows that do not match the batch.
+        VitrineError: If the model is of another class, the embedder of another width, a value out of range, or the rows
+            do not match the batch.
     """
 
     def __init__(
@@ -105,19 +106,20 @@ class Injection(_Added):
         if embedder.dim != control_width(backbone):
             raise refuse("embedder width", embedder.dim, control_width(backbone), "make one for this model")
         self.embedder, self.values, self.gamma, self.drop = embedder, embedder.spec.checked(values), gamma, drop
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._cached_terms: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _prepare(self, forward: Forward) -> torch.Tensor:
         return self.embedder.joined(*self._terms(len(forward.t)), self.gamma.u(forward.t), self.gamma)
 
     def _terms(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """E_h and E_l of each row; sampling makes them once."""
-        if self._kept is not None and len(self._kept[0]) == count and not torch.is_grad_enabled():
-            return self._kept
+        """E_h and E_l of each row; sampling computes them once."""
+        cached = self._cached_terms
+        if cached is not None and len(cached[0]) == count and not torch.is_grad_enabled():
+            return cached
         drop = None if self.drop is None else rows_for(self.drop, count, "drop")
-        made = self.embedder.terms(rows_for(self.values, count, "control values"), drop)
-        self._kept = None if torch.is_grad_enabled() else made
-        return made
+        terms = self.embedder.terms(rows_for(self.values, count, "control values"), drop)
+        self._cached_terms = None if torch.is_grad_enabled() else terms
+        return terms
 
 
 Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -128,7 +130,7 @@ def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, to
     """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it.
 
     Raises:
-        VitrineError: another class of model; or, in a call, a DiT with gradient checkpointing.
+        VitrineError: If the model is of another class; in a call, if it is a DiT with gradient checkpointing.
     """
     # DiT embeds the timestep inside its blocks; recomputed in the backward pass, after the hooks are gone, they would
     # silently lack c_emb. The other families embed it before their blocks.

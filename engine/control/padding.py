@@ -22,14 +22,14 @@ class PaddingConfig(Config):
 
     Attributes:
         mode: one of MODES; ``noisy_replicate`` is the paper's.
-        beta_txt: variance of the noise, as a share of the tokens' own. The paper's value is not known; 0.01 is ours.
+        beta_txt: variance of the noise, as a share of the tokens' own. The paper does not print it; 0.01 is our choice.
         scope: ``all`` puts noise on the whole sequence, as the paper's equation does; ``copies`` leaves the prompt's
             own tokens untouched, for models not trained so.
         axis: the deviation is taken over the prompt's tokens for each ``channel``, or over the channels for each token
-            (``feature``); the paper can be read either way.
+            (``feature``); the paper allows both readings.
 
     Raises:
-        VitrineError: an unknown choice, a negative variance.
+        VitrineError: If a choice is unknown, or the variance is negative.
     """
 
     mode: str = "noisy_replicate"
@@ -57,16 +57,16 @@ def pad_text(
         seeds: of the noise, one or one for each row. A row's noise does not depend on its place in the batch.
 
     Returns:
-        (B, T, C) of the same dtype, and the attention mask (B, T): all ones, for every position is meant to be read.
+        (B, T, C) of the same dtype, and the attention mask (B, T): all ones, for every position is attended to.
 
     Raises:
-        VitrineError: shapes that do not match, a length outside 1 to T.
+        VitrineError: If the shapes do not match, or a length is outside 1 to T.
     """
     config = config or PaddingConfig()
     counts = torch.as_tensor(lengths).reshape(-1).tolist()
     if embeds.ndim != 3 or len(counts) != len(embeds):
-        given = (tuple(embeds.shape), len(counts))
-        raise refuse("embeds, lengths", given, "(B, T, C) and B lengths", "one length for each prompt")
+        shapes = (tuple(embeds.shape), len(counts))
+        raise refuse("embeds, lengths", shapes, "(B, T, C) and B lengths", "one length for each prompt")
     if not all(1 <= n <= embeds.shape[1] for n in counts):
         raise refuse("lengths", counts, f"1 to {embeds.shape[1]}", "count the start and end tokens too")
     seeds = [seeds] * len(counts) if isinstance(seeds, int) else list(seeds)
@@ -84,10 +84,10 @@ def _pad(row: torch.Tensor, count: int, config: PaddingConfig, seed: int) -> tor
     tiled = row[:count].repeat(copies, 1)[:total]
     if config.mode == "replicate" or copies == 1 or config.beta_txt == 0:
         return tiled
-    real = row[:count].float()
-    # The population's deviation: a prompt of one token has none, not NaN.
-    spread = real.std(0, correction=0) if config.axis == "channel" else tiled.float().std(1, True, keepdim=True)
+    tokens = row[:count].float()
+    # The population's deviation, so that a prompt of one token has 0, not NaN.
+    spread = tokens.std(0, correction=0) if config.axis == "channel" else tiled.float().std(1, True, keepdim=True)
     noise = torch.randn(tiled.shape, generator=torch.Generator().manual_seed(seed)).to(row.device)
-    # App. C: phi + sqrt(beta_txt) sqrt(m - 1) sigma_ch(phi) eps
+    # Berrada et al. 2024, appendix C: phi + sqrt(beta_txt) sqrt(m - 1) sigma_ch(phi) eps
     noisy = (tiled.float() + math.sqrt(config.beta_txt * (copies - 1)) * spread * noise).to(row.dtype)
     return noisy if config.scope == "all" else torch.cat([row[:count], noisy[count:]])

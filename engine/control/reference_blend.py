@@ -3,7 +3,7 @@
 Our extension of Eq. 1 (Berrada et al. 2024): a public model never saw an added vector of zero, so its size embedding is
 not scaled but blended with that of a neutral size. With A the model's own added vector,
 A_t = A(ref) + gamma(t) (A(size) - A(ref)): gamma 1 is the untouched model, gamma 0 the model at the neutral size. The
-blend is at the *output* of the model's MLP, which mixes text and size; at its input it would be wrong by percents.
+blend is at the *output* of the model's MLP, which mixes text and size; a blend at its input would be off by percents.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def reference_input(
         embed: (2,) sizes -> sinusoids, to be the model's own where equality to the bit matters.
 
     Raises:
-        VitrineError: a policy this input has no channels for.
+        VitrineError: If the input has no channels for this policy.
     """
     changed = full.clone()
     if reference == "zeros":
@@ -102,8 +102,8 @@ class _Input:
 
 def _sdxl(model: Any) -> _Input:
     if model.config.addition_embed_type != "text_time":
-        given = model.config.addition_embed_type
-        raise refuse("addition_embed_type", given, "text_time (SDXL)", "this UNet has no size conditioning")
+        kind = model.config.addition_embed_type
+        raise refuse("addition_embed_type", kind, "text_time (SDXL)", "this UNet has no size conditioning")
     width, c = model.add_embedding.linear_1.in_features, model.config.addition_time_embed_dim
     sizes = slice(width - 6 * c, width - 4 * c)
     return _Input("add_embedding", sizes, slice(width - 2 * c, width), model.add_time_proj)
@@ -148,16 +148,16 @@ class ReferenceBlend(ForwardClock):
     Args:
         backbone: SDXL's UNet, PixArt with size conditions, CogView3-Plus or Hunyuan-DiT.
         gamma: the curve and clock.
-        reference: the neutral size. PixArt is not told a target; there it is the latent's size times ``pixels``.
+        reference: the neutral size. PixArt has no target size; there it is the latent's size times ``pixels``.
         pixels: pixels of a latent cell.
-        drop: (B,) bool, rows told the neutral size all the time (the null control of a guidance batch).
+        drop: (B,) bool, rows that have the neutral size at all times (the null control of a guidance batch).
 
     Example:
         >>> with ReferenceBlend(pipe.unet, GammaConfig(alpha=1.0)):
         ...     pipe(prompt, original_size=(256, 256)).images
 
     Raises:
-        VitrineError: a model without size conditions, or a call without them.
+        VitrineError: If the model has no size conditions; in a forward, if the call lacks them.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class ReferenceBlend(ForwardClock):
         super().__init__(backbone)
         names = [k.__name__ for k in type(backbone).__mro__ if k.__name__ in INPUTS]
         if not names:
-            given = type(backbone).__name__
-            raise refuse("model", given, sorted(INPUTS), "models without size conditions have nothing to weight")
+            kind = type(backbone).__name__
+            raise refuse("model", kind, sorted(INPUTS), "models without size conditions have nothing to weight")
         if isinstance(reference, tuple) and (len(reference) != 2 or min(reference) < 1):
             raise refuse("reference", reference, "(height, width) in pixels", "give two sizes of 1 or more")
         if isinstance(reference, str) and reference not in ("target", "zeros"):
@@ -183,8 +183,8 @@ class ReferenceBlend(ForwardClock):
         if self.family == "UNet2DConditionModel":
             ids = (forward.arguments.get("added_cond_kwargs") or {}).get("time_ids")
             if ids is None or ids.shape[-1] != 6:
-                given = None if ids is None else tuple(ids.shape)
-                raise refuse("time_ids", given, "(B, 6)", "the refiner is told no target size; use the base model")
+                shape = None if ids is None else tuple(ids.shape)
+                raise refuse("time_ids", shape, "(B, 6)", "the refiner has no target size; use the base model")
         height, width = forward.sample.shape[-2:]
         weight = self.gamma.at(forward.t)
         if self.drop is not None:

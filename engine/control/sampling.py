@@ -1,33 +1,92 @@
-"""What both doors need to sample under Eq. 2 in as few network rows as possible."""
+"""Sampling under Eq. 1 and Eq. 2 of Berrada et al. 2024: one batch of network rows a step, with a log of the steps."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
-from .guidance import GuidanceConfig, guide
-
-Key = tuple[bool, bool]
-"""(with control, with semantics)."""
-
-
-class ControlStep(NamedTuple):
-    """One network call: its timestep, sigma, weight gamma (the largest of its rows), and evaluations a picture."""
-
-    t: float
-    sigma: float
-    gamma: float
-    evaluations: int
+from ..condition import Condition
+from ..families import call_of
+from ..progress import Progress, silent
+from ..sampling import walk
+from ..schedule import NoiseSchedule
+from .embedder import ControlEmbedder
+from .gamma import GammaConfig
+from .guidance import ControlStep, GuidanceConfig, Key, control_guidance, needed_evaluations
+from .inject import Injection
+from .reference_blend import Reference, ReferenceBlend
 
 
-def needed(config: GuidanceConfig, weight: float = 1.0, high_is_null: bool = False) -> tuple[Key, ...]:
-    """The evaluations :func:`guide` will ask for, to be made as one batch, the unconditional first."""
-    asked: list[Key] = []
+@dataclass(frozen=True)
+class ControlledSampling:
+    """What one run samples with.
 
-    def note(control: bool, semantics: bool) -> torch.Tensor:
-        asked.append((control, semantics))
-        return torch.zeros(())
+    Attributes:
+        backbone: a diffusers UNet or transformer.
+        conditions: (with control, with semantics) -> condition of ``count`` rows.
+        count: pictures.
+        high_is_null: no picture has a high-level control, see :func:`control_guidance`.
+        embedder, values: of a control checkpoint, and (count, F) values; None blends training-free.
+        reference, pixels: of the training-free blend, see :class:`ReferenceBlend`.
+    """
 
-    guide(note, config, weight, high_is_null)
-    return tuple(sorted(asked))
+    backbone: nn.Module
+    gamma: GammaConfig
+    guidance: GuidanceConfig
+    conditions: Mapping[Key, Condition]
+    count: int
+    high_is_null: bool
+    embedder: ControlEmbedder | None = None
+    values: torch.Tensor | None = None
+    reference: Reference = "target"
+    pixels: int = 8
+
+    def run(
+        self, noise: torch.Tensor, scheduler: Any, *, progress: Progress = silent, **extra: Any
+    ) -> tuple[torch.Tensor, list[ControlStep]]:
+        """Scaled noise (count, C, H, W) -> latents of the same shape, and the log of the steps.
+
+        Args:
+            scheduler: a diffusers scheduler whose timesteps have been set.
+            extra: arguments of ``scheduler.step``, such as ``eta`` or ``generator``.
+        """
+        sigmas, call = step_sigmas(scheduler), call_of(self.backbone)
+        batches: dict[tuple[Key, ...], tuple[AbstractContextManager, Condition]] = {}
+        log: list[ControlStep] = []
+
+        def predict(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            weight = float(self.gamma.at(t))
+            keys = needed_evaluations(self.guidance, weight, self.high_is_null)
+            if keys not in batches:
+                batches[keys] = self._batch(keys)
+            block, cond = batches[keys]
+            rows = scheduler.scale_model_input(torch.cat([x] * len(keys)), t)
+            with block:
+                output = call(rows, t.expand(len(rows)), cond)
+            predictions = dict(zip(keys, output.chunk(len(keys)), strict=True))
+            guided = control_guidance(lambda *key: predictions[key], self.guidance, weight, self.high_is_null)
+            log.append(ControlStep(float(t), sigmas[len(log)], weight, guided.evaluations))
+            return guided.prediction
+
+        return walk(predict, noise, scheduler, progress=progress, **extra), log
+
+    def _batch(self, keys: tuple[Key, ...]) -> tuple[AbstractContextManager, Condition]:
+        """The block that weights control, and the condition, for one set of evaluations."""
+        cond = Condition.batch([self.conditions[key] for key in keys])
+        drop = torch.tensor([not control for control, _ in keys]).repeat_interleave(self.count)
+        if self.embedder is None or self.values is None:
+            return ReferenceBlend(self.backbone, self.gamma, self.reference, self.pixels, drop), cond
+        return Injection(self.backbone, self.embedder, self.values.repeat(len(keys), 1), self.gamma, drop), cond
+
+
+def step_sigmas(scheduler: Any) -> list[float]:
+    """sigma of each of a diffusers scheduler's steps: its own where it has them."""
+    count, sigmas = len(scheduler.timesteps), getattr(scheduler, "sigmas", None)
+    if sigmas is not None and len(sigmas) == count + 1:
+        return [float(sigma) for sigma in sigmas[:count]]
+    return NoiseSchedule.from_diffusers(scheduler).sigma(scheduler.timesteps.cpu()).tolist()

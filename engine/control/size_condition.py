@@ -1,4 +1,4 @@
-"""What a picture is told of its origin, in pixels: one description for every family that has such inputs."""
+"""Size, crop and flip as a condition, in pixels: one description for every family that has such inputs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Told:
-    """Size, crop and flip a model is told.
+class SizeCondition:
+    """What a picture is said to be: its original size, crop, target size and flip.
 
     Attributes:
         original: (height, width) of the picture before it was resized or cropped; None: the size of the picture made.
         crop: (top, left) of the crop.
         target: (height, width) wanted, whose ratio is the aspect; None: the size of the picture made.
-        flip: told as mirrored. For models with a flip control only.
+        flip: mirrored. Only models with a flip control read it.
         extra: further controls of a checkpoint, by name.
 
     Raises:
-        VitrineError: a size below 1, a negative crop, an extra value that is not finite.
+        VitrineError: If a size is below 1, a crop negative, or an extra value not finite.
     """
 
     original: Size | None = None
@@ -48,12 +48,12 @@ class Told:
         return [*(self.original or size), *self.crop, *(self.target or size)]
 
     def aspect(self, size: Size) -> float:
-        """Height over width, as PixArt is told."""
+        """Height over width, as PixArt takes it."""
         height, width = self.target or size
         return height / width
 
     def controls(self, size: Size, spec: ControlSpec) -> dict[str, float]:
-        """The values of a checkpoint's controls: those of ControlSpec's default that it has, and ``extra``.
+        """The values of a checkpoint's controls: the default ones that ``spec`` has, and ``extra``.
 
         Crops become shares of the original; aspect is width over height.
         """
@@ -65,5 +65,5 @@ class Told:
         return {k: v for k, v in known.items() if k in spec.names} | dict(self.extra)
 
     def high_is_null(self, size: Size) -> bool:
-        """Nothing but the original size differs from what a picture of ``size`` is told without control."""
+        """True if only the original size differs from the condition of an uncontrolled picture of ``size``."""
         return tuple(self.crop) == (0, 0) and tuple(self.target or size) == tuple(size)

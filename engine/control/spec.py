@@ -1,15 +1,15 @@
-"""Which controls a model is told, in which order, on which scale (Berrada et al. 2024, 2.1 and 3.3)."""
+"""Which controls a model takes, in which order, on which scale (Berrada et al. 2024, 2.1 and 3.3)."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 
 GROUPS = ("high", "low")
@@ -17,20 +17,20 @@ KINDS = ("scalar", "flag", "log_scalar")
 
 
 @dataclass(frozen=True)
-class ControlField:
+class ControlField(Config):
     """One control.
 
     Attributes:
         name: its key in value mappings.
         group: ``high`` changes composition (flip, crop, aspect) and always has weight 1; ``low`` changes detail (size)
             and has weight gamma.
-        kind: ``scalar``, ``flag`` (0 or 1), ``log_scalar`` (a ratio above 0, told as its natural logarithm).
+        kind: ``scalar``, ``flag`` (0 or 1), ``log_scalar`` (a ratio above 0, embedded as its natural logarithm).
         scale: what the value is multiplied by before the sinusoid, whose finest wave has period 2 pi.
         ref: the neutral value, in the value's own unit.
         least, most: accepted range, in the value's own unit.
 
     Raises:
-        VitrineError: an unknown group or kind, a scale or range that makes no sense, a ref outside the range.
+        VitrineError: The group or kind is unknown, the scale is 0 or not finite, or ``ref`` is outside the range.
     """
 
     name: str
@@ -49,8 +49,10 @@ class ControlField:
         self.check(torch.tensor([self.ref], dtype=torch.float64))
 
     def check(self, values: torch.Tensor) -> None:
-        """Raises:
-        VitrineError: any value not finite or out of range.
+        """Refuse values, of any shape, that this control cannot have.
+
+        Raises:
+            VitrineError: A value is not finite or is out of range.
         """
         good = torch.isfinite(values) & (values >= self.least) & (values <= self.most)
         accepted = f"{self.least:g} to {self.most:g}"
@@ -66,16 +68,14 @@ class ControlField:
         return (values.log() if self.kind == "log_scalar" else values) * self.scale
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; an open end of the range is None, which JSON can hold."""
-        ends = {k: None if math.isinf(getattr(self, k)) else getattr(self, k) for k in ("least", "most")}
-        return asdict(self) | ends
+        """Plain values; an open end of the range is None, as in every file of this format."""
+        ends = {name: None if math.isinf(getattr(self, name)) else getattr(self, name) for name in ("least", "most")}
+        return super().to_dict() | ends
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ControlField:
         """The inverse of :meth:`to_dict`."""
-        least, most = values.get("least"), values.get("most")
-        ends = {"least": -math.inf if least is None else least, "most": math.inf if most is None else most}
-        return cls(**dict(values) | ends)
+        return super().from_dict({k: v for k, v in values.items() if k not in ("least", "most") or v is not None})
 
 
 def _default_fields() -> tuple[ControlField, ...]:
@@ -90,14 +90,14 @@ def _default_fields() -> tuple[ControlField, ...]:
 
 
 @dataclass(frozen=True)
-class ControlSpec:
+class ControlSpec(Config):
     """An ordered list of controls; the order is that of the columns of a (B, F) table of values.
 
     The default: flip, crop_top and crop_left (as shares of the height and width), aspect (width over height) in the
     high group; height and width (pixels) in the low one.
 
     Raises:
-        VitrineError: no field, or two of one name.
+        VitrineError: There is no field, or two have one name.
     """
 
     fields: tuple[ControlField, ...] = field(default_factory=_default_fields)
@@ -123,12 +123,12 @@ class ControlSpec:
         """Named values, each a number or B of them -> (B, F) float64 in their own units, checked.
 
         Raises:
-            VitrineError: a control missing, unknown, out of range, or lists of different lengths.
+            VitrineError: A control is missing, unknown or out of range, or the lists differ in length.
         """
         missing, unknown = set(self.names) - set(values), set(values) - set(self.names)
         if missing or unknown:
-            given = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
-            raise refuse("controls", given, self.names, "ControlSpec.reference() gives neutral values")
+            names = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
+            raise refuse("controls", names, self.names, "ControlSpec.reference() gives neutral values")
         columns = [torch.as_tensor(values[n], dtype=torch.float64, device="cpu").reshape(-1) for n in self.names]
         lengths = {len(c) for c in columns} - {1}
         if len(lengths) > 1:
@@ -140,33 +140,15 @@ class ControlSpec:
         """The (B, F) table itself when each value is in its range.
 
         Raises:
-            VitrineError: another shape, or a value out of range.
+            VitrineError: The table has another shape, or a value is out of range.
         """
         if values.ndim != 2 or values.shape[1] != len(self.fields):
             accepted = f"(B, {len(self.fields)})"
             raise refuse("control values", tuple(values.shape), accepted, f"columns are {self.names}")
-        for i, f in enumerate(self.fields):
-            f.check(values[:, i])
+        for column, control in enumerate(self.fields):
+            control.check(values[:, column])
         return values
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """(B, F) in own units -> (B, F) as the sinusoids see it, in the same dtype."""
+        """(B, F) in their own units -> (B, F) as the sinusoids see it, in the same dtype."""
         return torch.stack([f.encode(values[:, i]) for i, f in enumerate(self.fields)], 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"fields": [f.to_dict() for f in self.fields]}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ControlSpec:
-        """The inverse of :meth:`to_dict`."""
-        return cls(tuple(ControlField.from_dict(f) for f in values["fields"]))
-
-    def to_json(self) -> str:
-        """One line of JSON."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> ControlSpec:
-        """The inverse of :meth:`to_json`."""
-        return cls.from_dict(json.loads(text))

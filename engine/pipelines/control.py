@@ -1,12 +1,10 @@
 """Control conditioning as diffusers pipelines: size, crop and flip with a weight that follows the noise level.
 
-Either training-free, on models that are told sizes (SDXL, PixArt), or with a control checkpoint trained for the model.
+Either training-free, on models with size inputs (SDXL, PixArt), or with a control checkpoint trained for the model.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +18,23 @@ from ..control import (
     ControlStep,
     GammaConfig,
     GuidanceConfig,
-    Injection,
     PaddingConfig,
     ReferenceBlend,
-    Told,
-    guide,
+    SizeCondition,
     load_control,
-    needed,
+    needed_evaluations,
     pad_text,
-    settle,
+    trained_settings,
 )
 from ..control.reference_blend import Reference
-from ..control.sampling import Key
+from ..control.sampling import ControlledSampling
 from ..errors import refuse
-from ..families import call_of
 from ..fingerprint import fingerprint_of
 from ..guidance import scale_for_size
+from ..noise import generators
 from ..progress import Progress, silent
-from ..schedule import NoiseSchedule
+
+Sizes = SizeCondition | Sequence[SizeCondition]
 
 
 @dataclass
@@ -46,21 +43,6 @@ class ControlConditionedPipelineOutput(BaseOutput):
 
     images: Any
     log: tuple[ControlStep, ...]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One run's settings, after checks: what the loop reads."""
-
-    gamma: GammaConfig
-    guidance: GuidanceConfig
-    conditions: dict[Key, Condition]
-    high_is_null: bool
-    count: int
-    checkpoint: ControlCheckpoint | None
-    values: torch.Tensor | None
-    reference: Reference
-    device: torch.device
 
 
 class _Controlled(DiffusionPipeline):
@@ -76,7 +58,7 @@ class _Controlled(DiffusionPipeline):
         """Read a checkpoint, to be passed to calls. Its ``base.*`` and ``lora.*`` weights go into this model.
 
         Raises:
-            VitrineError: of another family or width, or with weights this model has no place for.
+            VitrineError: If it is of another family or width, or has weights that this model has no place for.
         """
         checkpoint, net = load_control(path), self._net
         checkpoint.metadata.check(net, fingerprint_of(net) if checkpoint.metadata.base_hash else "")
@@ -93,7 +75,7 @@ class _Controlled(DiffusionPipeline):
         prompt: str | list[str] | None = None,
         negative_prompt: str | list[str] | None = None,
         *,
-        told: Told | Sequence[Told] | None = None,
+        size_condition: Sizes | None = None,
         gamma: GammaConfig | None = None,
         guidance: GuidanceConfig | None = None,
         reference: Reference = "target",
@@ -115,7 +97,7 @@ class _Controlled(DiffusionPipeline):
 
         Args:
             prompt, negative_prompt: one for all pictures, or one for each.
-            told: size, crop and flip that the pictures are told; one for all or one for each.
+            size_condition: size, crop and flip; one for all or one for each.
             gamma: the curve. With a checkpoint its own is used, and a contradiction warned of.
             guidance: scale, control strength, nesting; by default scale 5 and no control guidance.
             reference: the neutral size of the training-free blend, see :class:`ReferenceBlend`.
@@ -130,23 +112,28 @@ class _Controlled(DiffusionPipeline):
             embeds: encoded prompts by the stock pipeline's names (``prompt_embeds``, ...), instead of ``prompt``.
 
         Raises:
-            VitrineError: a model without size inputs and no checkpoint, another model's checkpoint, counts that do not
-                match, padding of prompts that are encoded already.
+            VitrineError: If the model has no size inputs and there is no checkpoint, the checkpoint is another model's,
+                the counts do not match, or padding is asked for prompts that are encoded already.
         """
         try:
             size = self._size(height, width)
             settings = guidance or GuidanceConfig(scale=5.0)
             settings = replace(settings, scale=scale_for_size(settings.scale, upscale))
-            gamma, padding = self._settled(checkpoint, gamma, padding)
+            gamma, padding = self._settings(checkpoint, gamma, padding)
             texts = self._texts(prompt, negative_prompt, settings, padding, embeds)
-            given = [n for n in (seeds, latents) if n is not None]
-            count = max([_length(texts[True]), *(len(n) for n in given)])
-            plan = self._plan(texts, _each(told or Told(), count), size, count, gamma, settings, checkpoint, reference)
+            count = max([_length(texts[True]), *(len(n) for n in (seeds, latents) if n is not None)])
+            sizes = _one_each(size_condition or SizeCondition(), count)
+            sampling = self._sampling(texts, sizes, size, gamma, settings, checkpoint, reference)
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
-            self.scheduler.set_timesteps(**grid, device=plan.device)  # the noise's scale depends on it
-            noise, generators = self._noise(plan, size, seeds, latents)
-            extra = self.prepare_extra_step_kwargs(generators, eta)
-            images, log = self._run(plan, noise, extra, progress)
+            self.scheduler.set_timesteps(**grid, device=self._execution_device)  # the noise's scale depends on it
+            noise, extra = self._noise(count, size, seeds, latents, eta)
+            with self.progress_bar(total=len(self.scheduler.timesteps)) as bar:
+
+                def both(step: int, total: int, preview: torch.Tensor | None) -> None:
+                    bar.update()
+                    progress(step, total, preview)
+
+                images, log = sampling.run(noise, self.scheduler, progress=both, **extra)
             if output_type != "latent":
                 images = self._pictures(images, output_type)
             return ControlConditionedPipelineOutput(images, tuple(log))
@@ -154,14 +141,14 @@ class _Controlled(DiffusionPipeline):
             self.maybe_free_model_hooks()
 
     # --- before the loop ----------------------------------------------------------------------------------------
-    def _settled(
+    def _settings(
         self, checkpoint: ControlCheckpoint | None, gamma: GammaConfig | None, padding: PaddingConfig | None
     ) -> tuple[GammaConfig, PaddingConfig | None]:
         if checkpoint is None:
-            ReferenceBlend(self._net, GammaConfig())  # refuses a model without sizes before any work
+            ReferenceBlend(self._net, GammaConfig())  # refuses a model without size inputs before any work
             return gamma or GammaConfig(), padding
         checkpoint.metadata.check(self._net)
-        return settle(checkpoint.metadata, gamma, padding)
+        return trained_settings(checkpoint.metadata, gamma, padding)
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
         side = self._net.config.sample_size
@@ -175,7 +162,7 @@ class _Controlled(DiffusionPipeline):
     def _texts(
         self, prompt: Any, negative: Any, guidance: GuidanceConfig, padding: PaddingConfig | None, embeds: dict
     ) -> dict[bool, Condition]:
-        """Semantics or none -> condition without sizes."""
+        """With semantics (True) or without (False) -> condition without sizes."""
         if (prompt is None) == ("prompt_embeds" not in embeds):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
         if padding is not None and prompt is None:
@@ -183,12 +170,12 @@ class _Controlled(DiffusionPipeline):
         prompts = [prompt] if isinstance(prompt, str) else prompt
         if prompts is not None and isinstance(negative, str):
             negative = [negative] * len(prompts)
-        both = any(not semantics for _, semantics in needed(guidance))
-        found = self._encode(prompts, negative, both, embeds)
+        both = any(not semantics for _, semantics in needed_evaluations(guidance))
+        conditions = self._encode(prompts, negative, both, embeds)
         if padding is not None:
-            told = {True: prompts, False: negative or [""] * len(prompts)}
-            found = {k: self._padded(c, told[k], padding) for k, c in found.items()}
-        return found
+            texts = {True: prompts, False: negative or [""] * len(prompts)}
+            conditions = {k: self._padded(c, texts[k], padding) for k, c in conditions.items()}
+        return conditions
 
     def _padded(self, cond: Condition, prompts: list[str], padding: PaddingConfig) -> Condition:
         assert cond.text is not None
@@ -201,83 +188,51 @@ class _Controlled(DiffusionPipeline):
         how = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
         return self.tokenizer(prompts, **how).attention_mask.sum(1)
 
-    def _plan(
-        self, texts: dict[bool, Condition], told: list[Told], size: tuple[int, int], count: int, gamma: GammaConfig,
+    def _sampling(
+        self, texts: dict[bool, Condition], sizes: list[SizeCondition], size: tuple[int, int], gamma: GammaConfig,
         guidance: GuidanceConfig, checkpoint: ControlCheckpoint | None, reference: Reference,
-    ) -> _Plan:  # fmt: skip
-        values = None
+    ) -> ControlledSampling:  # fmt: skip
+        count, device = len(sizes), self._execution_device
+        embedder, values = None, None
         if checkpoint is not None:
-            spec = checkpoint.embedder.spec
-            values = torch.cat([spec.rows(t.controls(size, spec)) for t in told])
-            high_is_null = checkpoint.embedder.h is None
+            embedder, spec = checkpoint.embedder.to(device), checkpoint.embedder.spec
+            values = torch.cat([spec.rows(s.controls(size, spec)) for s in sizes])
+            high_is_null = embedder.h is None
         else:
-            high_is_null = all(t.high_is_null(size) for t in told)
+            high_is_null = all(s.high_is_null(size) for s in sizes)
         texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if _length(c) == 1 else c for k, c in texts.items()}
         if any(_length(c) != count for c in texts.values()):
             raise refuse("prompts", [_length(c) for c in texts.values()], f"1 or {count}", "one for each picture")
-        device, dtype = self._execution_device, self._net.dtype
         # Sizes stay float32: half precision would round them.
-        sizes = {True: self._sizes(told, size), False: self._sizes([Told()] * count, size)}
-        placed = {k: c.to(device, dtype) for k, c in texts.items()}
+        inputs = {True: self._sizes(sizes, size), False: self._sizes([SizeCondition()] * count, size)}
+        placed = {k: c.to(device, self._net.dtype) for k, c in texts.items()}
+        inputs = {control: {k: v.to(device) for k, v in tensors.items()} for control, tensors in inputs.items()}
         conditions = {
-            (c, s): replace(cond, extra=cond.extra | {k: v.to(device) for k, v in sizes[c].items()})
-            for s, cond in placed.items() for c in (True, False)
-        }  # fmt: skip
-        return _Plan(gamma, guidance, conditions, high_is_null, count, checkpoint, values, reference, device)
+            (control, semantics): replace(cond, extra=cond.extra | tensors)
+            for semantics, cond in placed.items()
+            for control, tensors in inputs.items()
+        }
+        return ControlledSampling(
+            self._net, gamma, guidance, conditions, count, high_is_null, embedder, values, reference,
+            self.vae_scale_factor,
+        )  # fmt: skip
 
-    def _noise(self, plan: _Plan, size: tuple[int, int], seeds: Any, latents: torch.Tensor | None) -> Any:
-        """Scaled noise, and the generators it came from, for schedulers that draw more."""
+    def _noise(
+        self, count: int, size: tuple[int, int], seeds: Sequence[int] | None, latents: torch.Tensor | None, eta: float
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Scaled noise, and what the scheduler's steps take; some draw more from the same generators."""
         if seeds is not None and latents is not None:
             raise refuse("seeds, latents", "both", "one of them", "latents are the noise itself")
-        given = latents if latents is not None else (seeds := list(range(plan.count)) if seeds is None else seeds)
-        if len(given) != plan.count:
-            raise refuse("seeds", len(given), f"{plan.count}, one for each picture", "repeat or remove some")
-        generators = None if latents is not None else [torch.Generator().manual_seed(s) for s in seeds]
-        channels, device = self._net.config.in_channels, plan.device
-        noise = self.prepare_latents(plan.count, channels, *size, self._net.dtype, device, generators, latents)
-        return noise, generators
+        seeds = range(count) if seeds is None else seeds
+        start = seeds if latents is None else latents
+        if len(start) != count:
+            raise refuse("seeds", len(start), f"{count}, one for each picture", "repeat or remove some")
+        rows = generators(seeds) if latents is None else None
+        shape = (count, self._net.config.in_channels, *size)
+        noise = self.prepare_latents(*shape, self._net.dtype, self._execution_device, rows, latents)
+        return noise, self.prepare_extra_step_kwargs(rows, eta)
 
-    # --- the loop -----------------------------------------------------------------------------------------------
-    def _run(
-        self, plan: _Plan, x: torch.Tensor, extra: dict[str, Any], progress: Progress
-    ) -> tuple[torch.Tensor, list[ControlStep]]:
-        timesteps, levels = self.scheduler.timesteps, self._levels()
-        batches: dict[tuple[Key, ...], tuple[AbstractContextManager, Condition]] = {}
-        call, log = call_of(self._net), []
-        with self.progress_bar(total=len(timesteps)) as bar:
-            for i, t in enumerate(timesteps):
-                weight = float(plan.gamma.at(t))
-                keys = needed(plan.guidance, weight, plan.high_is_null)
-                if keys not in batches:
-                    batches[keys] = self._batch(plan, keys)
-                block, cond = batches[keys]
-                rows = self.scheduler.scale_model_input(torch.cat([x] * len(keys)), t)
-                with block:
-                    out = call(rows, t.expand(len(rows)), cond)
-                found = dict(zip(keys, out.chunk(len(keys)), strict=True))
-                guided = guide(partial(_look_up, found), plan.guidance, weight, plan.high_is_null)
-                x = self.scheduler.step(guided.prediction, t, x, **extra).prev_sample
-                log.append(ControlStep(float(t), levels[i], weight, guided.evaluations))
-                bar.update()
-                progress(i + 1, len(timesteps), None)
-        return x, log
-
-    def _batch(self, plan: _Plan, keys: tuple[Key, ...]) -> tuple[AbstractContextManager, Condition]:
-        """The block that weighs control, and the condition, for one set of evaluations."""
-        cond = Condition.batch([plan.conditions[k] for k in keys])
-        drop = torch.tensor([not control for control, _ in keys]).repeat_interleave(plan.count)
-        if plan.checkpoint is None or plan.values is None:
-            return ReferenceBlend(self._net, plan.gamma, plan.reference, self.vae_scale_factor, drop), cond
-        embedder = plan.checkpoint.embedder.to(plan.device)
-        return Injection(self._net, embedder, plan.values.repeat(len(keys), 1), plan.gamma, drop), cond
-
-    def _levels(self) -> list[float]:
-        """sigma of each step: the scheduler's own where it has them."""
-        count, own = len(self.scheduler.timesteps), getattr(self.scheduler, "sigmas", None)
-        if own is not None and len(own) == count + 1:
-            return [float(s) for s in own[:count]]
-        return NoiseSchedule.from_diffusers(self.scheduler).sigma(self.scheduler.timesteps.cpu()).tolist()
-
+    # --- after it -----------------------------------------------------------------------------------------------
     def _pictures(self, latents: torch.Tensor, output_type: str) -> Any:
         config, vae = self.vae.config, self.vae
         mean, std = (getattr(config, n, None) for n in ("latents_mean", "latents_std"))
@@ -295,11 +250,11 @@ class _Controlled(DiffusionPipeline):
             vae.to(dtype)
         return self.image_processor.postprocess(self._checked(decoded), output_type=output_type)
 
-    # --- what differs -------------------------------------------------------------------------------------------
+    # --- what the models differ in ------------------------------------------------------------------------------------
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
         raise NotImplementedError
 
-    def _sizes(self, told: list[Told], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    def _sizes(self, conditions: list[SizeCondition], size: tuple[int, int]) -> dict[str, torch.Tensor]:
         return {}
 
     def _checked(self, images: torch.Tensor) -> torch.Tensor:
@@ -307,18 +262,18 @@ class _Controlled(DiffusionPipeline):
 
 
 class ControlConditionedPipeline(_Controlled, StableDiffusionPipeline):
-    """Stable Diffusion 1.x or 2.x with a control checkpoint. These models are told no sizes of their own.
+    """Stable Diffusion 1.x or 2.x with a control checkpoint. These models have no size inputs of their own.
 
     Example:
         >>> pipe = ControlConditionedPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
-        >>> own = pipe.load_control("control.safetensors")
-        >>> out = pipe("a red car", checkpoint=own, told=Told(original=(512, 512)), guidance=GuidanceConfig(4.0, 1.375))
+        >>> checkpoint, size = pipe.load_control("control.safetensors"), SizeCondition(original=(512, 512))
+        >>> out = pipe("a red car", checkpoint=checkpoint, size_condition=size, guidance=GuidanceConfig(4.0, 1.375))
         >>> out.images, [step.gamma for step in out.log]
     """
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        made = self.encode_prompt(prompts, self._execution_device, 1, both, negative, **embeds)
-        return {True: Condition(made[0])} | ({False: Condition(made[1])} if both else {})
+        text, empty = self.encode_prompt(prompts, self._execution_device, 1, both, negative, **embeds)
+        return {True: Condition(text)} | ({False: Condition(empty)} if both else {})
 
     def _checked(self, images: torch.Tensor) -> torch.Tensor:
         return self.run_safety_checker(images, self._execution_device, images.dtype)[0]
@@ -327,28 +282,29 @@ class ControlConditionedPipeline(_Controlled, StableDiffusionPipeline):
 class ControlConditionedXLPipeline(_Controlled, StableDiffusionXLPipeline):
     """SDXL with time-weighted sizes, training-free or with a control checkpoint.
 
-    Without control a picture is told its own size, no crop. That is also what the unconditional half is told, where the
-    stock pipeline repeats the positive's sizes unless ``negative_original_size`` and its siblings are given.
+    Without control a picture's condition is its own size and no crop. So is that of the unconditional half, for which
+    the stock pipeline repeats the positive's sizes unless ``negative_original_size`` and the like are passed.
 
     Example:
         >>> pipe = ControlConditionedXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
-        >>> images = pipe("a red car", told=Told(original=(512, 512)), gamma=GammaConfig(alpha=1.0)).images
+        >>> size = SizeCondition(original=(512, 512))
+        >>> images = pipe("a red car", size_condition=size, gamma=GammaConfig(alpha=1.0)).images
     """
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        text, none, pooled, none_pooled = self.encode_prompt(
+        text, empty, pooled, empty_pooled = self.encode_prompt(
             prompts, device=self._execution_device, do_classifier_free_guidance=both, negative_prompt=negative, **embeds
         )
-        return {True: Condition(text, pooled)} | ({False: Condition(none, none_pooled)} if both else {})
+        return {True: Condition(text, pooled)} | ({False: Condition(empty, empty_pooled)} if both else {})
 
-    def _sizes(self, told: list[Told], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    def _sizes(self, conditions: list[SizeCondition], size: tuple[int, int]) -> dict[str, torch.Tensor]:
         if self.unet.config.addition_embed_type != "text_time":
             return {}
-        return {"time_ids": torch.tensor([t.time_ids(size) for t in told], dtype=torch.float32)}
+        return {"time_ids": torch.tensor([c.time_ids(size) for c in conditions], dtype=torch.float32)}
 
 
 class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
-    """PixArt, training-free where it is told sizes (the 1024 px models), or with a control checkpoint.
+    """PixArt, training-free where it has size inputs (the 1024 px models), or with a control checkpoint.
 
     Pictures are made at the size asked for: no resolution binning.
     """
@@ -356,32 +312,28 @@ class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
     _backbone_name = "transformer"
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        text, mask, none, none_mask = self.encode_prompt(
+        text, mask, empty, empty_mask = self.encode_prompt(
             prompts, both, "" if negative is None else negative, 1, self._execution_device, **embeds
         )
-        found = {True: (text, mask)} | ({False: (none, none_mask)} if both else {})
-        return {k: Condition(t, None, {"encoder_attention_mask": m.to(t)}) for k, (t, m) in found.items()}
+        encoded = {True: (text, mask)} | ({False: (empty, empty_mask)} if both else {})
+        return {k: Condition(t, None, {"encoder_attention_mask": m.to(t)}) for k, (t, m) in encoded.items()}
 
     def _lengths(self, cond: Condition, prompts: list[str]) -> torch.Tensor:
         return cond.extra["encoder_attention_mask"].sum(1).long()
 
-    def _sizes(self, told: list[Told], size: tuple[int, int]) -> dict[str, torch.Tensor]:
+    def _sizes(self, conditions: list[SizeCondition], size: tuple[int, int]) -> dict[str, torch.Tensor]:
         if not self.transformer.config.use_additional_conditions:
             return {}
-        ratios = torch.tensor([[t.aspect(size)] for t in told], dtype=torch.float32)
-        return {"resolution": torch.tensor([t.original or size for t in told]).float(), "aspect_ratio": ratios}
+        ratios = torch.tensor([[c.aspect(size)] for c in conditions], dtype=torch.float32)
+        return {"resolution": torch.tensor([c.original or size for c in conditions]).float(), "aspect_ratio": ratios}
 
 
-def _each(told: Told | Sequence[Told], count: int) -> list[Told]:
-    listed = [told] * count if isinstance(told, Told) else list(told)
-    if len(listed) != count:
-        raise refuse("told", len(listed), f"1 or {count}", "one for each picture")
-    return listed
+def _one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
+    conditions = [sizes] * count if isinstance(sizes, SizeCondition) else list(sizes)
+    if len(conditions) != count:
+        raise refuse("size_condition", len(conditions), f"1 or {count}", "one for each picture")
+    return conditions
 
 
 def _length(cond: Condition) -> int:
     return 0 if cond.text is None else len(cond.text)
-
-
-def _look_up(found: dict[Key, torch.Tensor], control: bool, semantics: bool) -> torch.Tensor:
-    return found[control, semantics]

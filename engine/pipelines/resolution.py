@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ..errors import refuse
-from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan
+from ..noise import generators
+from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of
 
 
@@ -22,19 +21,19 @@ class ResolutionTransferPipeline:
     Example:
         >>> base = StableDiffusionXLPipeline.from_pretrained("path/to/model")
         >>> pipe = ResolutionTransferPipeline.from_pipe(base, ResolutionTransferConfig((1536, 1024)))
-        >>> print(pipe.plan.text)
+        >>> print(pipe.plan.summary)
         >>> images = pipe("a prompt", seeds=[0, 1]).images
     """
 
     def __init__(self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> None:
-        """Plan at once, so that a transfer that cannot be made is refused here.
+        """Plan at once, so that an impossible transfer is refused here.
 
         Args:
             pipe: any diffusers pipeline with a unet or a transformer.
             metadata: of the checkpoint's safetensors header, for relabel; see ``resolution.read_metadata``.
 
         Raises:
-            VitrineError: see ``resolution.plan``.
+            VitrineError: As ``resolution.plan_transfer``.
         """
         self.pipe, self.config, self.metadata = pipe, config, metadata
         self.plan  # noqa: B018 - refuses what cannot be done
@@ -48,8 +47,8 @@ class ResolutionTransferPipeline:
 
     @property
     def plan(self) -> Plan:
-        """What will be done to the pipeline as it now stands; ``plan.text`` is the report."""
-        return plan(facts_of(self.pipe, self.config.train_size), self.config, self.metadata)
+        """What will be done to the pipeline as it now stands; ``plan.summary`` says it in words."""
+        return plan_transfer(facts_of(self.pipe, self.config.train_size), self.config, self.metadata)
 
     def to(self, *args: Any, **kwargs: Any) -> ResolutionTransferPipeline:
         """Move the pipeline."""
@@ -61,17 +60,17 @@ class ResolutionTransferPipeline:
 
         Args:
             seeds: one for each picture; a single prompt is repeated for them.
-            guidance_scale: used as given; without it the planned one, if the config has one.
+            guidance_scale: without it the planned one is used, if the config has one.
 
         Raises:
-            VitrineError: another height or width than the target's.
+            VitrineError: If height or width differ from the target's.
         """
         accepted = _accepted(type(self.pipe))
         self._sizes(kwargs, accepted)
         if seeds is not None:
-            kwargs["generator"] = [torch.Generator().manual_seed(s) for s in seeds]
-            alone = isinstance(args[0] if args else kwargs.get("prompt"), str)
-            if alone and "num_images_per_prompt" in accepted:
+            kwargs["generator"] = generators(seeds)
+            single = isinstance(args[0] if args else kwargs.get("prompt"), str)
+            if single and "num_images_per_prompt" in accepted:
                 kwargs["num_images_per_prompt"] = len(seeds)
         with apply(self.pipe, self.config, self.metadata) as applied:
             if applied.plan.guidance is not None:
@@ -97,11 +96,11 @@ class ResolutionTransferPipeline:
 
 def _accepted(kind: type) -> Mapping[str, Any]:
     """Parameters of a pipeline's call, with its parent's where it hands ``**kwargs`` on."""
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for base in kind.__mro__:
         if "__call__" in vars(base):
-            own = inspect.signature(base.__call__).parameters
-            found = {**own, **found}
-            if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            of_base = inspect.signature(base.__call__).parameters
+            parameters = {**of_base, **parameters}
+            if not any(p.kind is p.VAR_KEYWORD for p in of_base.values()):
                 break
-    return found
+    return parameters

@@ -10,7 +10,7 @@ import torch
 from ..errors import refuse
 from .models import WEIGHTS
 
-TRANSFORMERS = WEIGHTS / "sibling"
+TRANSFORMERS = WEIGHTS / "transformer"
 STUDENT_FOLDER = WEIGHTS / "emd"
 PEOPLE_SPACE = WEIGHTS / "w2w" / "people.w2w.safetensors"
 """520 people of the portraits world as a space of LoRAs; ``vitrine.engine.w2w.load_space`` opens it."""

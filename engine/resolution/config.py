@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import refuse
+from ..files import named, parse_table
 from .posembed import ALIGNS, ASPECTS
 from .shift import TOPS, Size, check_size, size_ratio
 
@@ -29,12 +29,12 @@ class ResolutionTransferConfig(Config):
         train_size: the same of the training pictures; None is the model's own, as far as it says.
         schedule: ``resample`` moves the sampling grid (for untouched checkpoints), ``relabel`` the meaning of timesteps
             (for checkpoints trained so), ``none`` neither.
-        top: what resampling does at the highest noise level, see ``schedule.shift_grid``; flow models need none.
+        top: what resampling does at the highest noise level, see ``shift.shift_grid``; flow models need none.
         pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep where there is nothing to do.
         align, aspect: how a new grid lies in the trained one, see ``posembed``.
         guidance_law: scale ``guidance`` by Eq. 4.
         guidance: the guidance scale used at the training size; None leaves guidance to the caller.
-        override: accept relabel on a checkpoint that does not say it was trained so.
+        override: accept relabel on a checkpoint whose header does not say that it was trained so.
     """
 
     target_size: Size
@@ -67,7 +67,7 @@ class ResolutionTransferConfig(Config):
 
 @dataclass(frozen=True)
 class TrainedSchedule:
-    """What a checkpoint says: trained under a table relabelled from one picture size to another.
+    """What a checkpoint says of its training: a noise table relabelled from one picture size to another.
 
     Attributes:
         ratio: s_now / s_pre of its last stage.
@@ -82,32 +82,29 @@ class TrainedSchedule:
         """From a safetensors header: ``ccs_format`` and ``schedule`` (JSON with mode, s_pre, s_now); None without them.
 
         Raises:
-            VitrineError: a format this version does not know, or a schedule it cannot read.
+            VitrineError: If this version does not know the format, or cannot read the schedule.
         """
         if not metadata or "ccs_format" not in metadata:
             return None
         if str(metadata["ccs_format"]).split(".")[0] != str(FORMAT):
             raise refuse("ccs_format", metadata["ccs_format"], FORMAT, "update this pack")
-        found = metadata.get("schedule")
-        if found is None:
+        schedule = metadata.get("schedule")
+        if schedule is None:
             return None
         try:
-            found = json.loads(found) if isinstance(found, str) else dict(found)
-            return cls(float(found["s_now"]) / float(found["s_pre"]), str(found["mode"]))
+            schedule = parse_table(schedule) if isinstance(schedule, str) else dict(schedule)
+            return cls(float(schedule["s_now"]) / float(schedule["s_pre"]), str(schedule["mode"]))
         except (ValueError, KeyError, TypeError, ZeroDivisionError):
-            raise refuse("schedule metadata", str(found), "JSON with mode, s_pre, s_now", "check the file") from None
+            raise refuse("schedule metadata", str(schedule), "JSON with mode, s_pre, s_now", "check the file") from None
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
     """The metadata in a safetensors file's header; no tensor is read.
 
     Raises:
-        VitrineError: not a safetensors file.
+        VitrineError: If the file is missing, or is not a safetensors file.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(str(path), "pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise refuse("checkpoint", str(path), "a .safetensors file", f"{error}") from None
+    with named(path, "checkpoint", "a whole safetensors file", "copy it again"), safe_open(str(path), "pt") as file:
+        return dict(file.metadata() or {})

@@ -1,10 +1,10 @@
-"""What a transfer will do to one model, decided before anything is touched; both doors share it."""
+"""What a transfer will do to one model, decided before anything is touched; nodes and pipelines share it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,9 +52,9 @@ class ModelFacts:
     """What a plan has to know of a model.
 
     Attributes:
-        name: of its class, for the report.
+        name: of its class, for the summary.
         schedule: its noise schedule.
-        train_size: (width, height) in pixels that it was made for, None if it does not say.
+        train_size: (width, height) in pixels that it was made for; None if unknown.
         factor: pixels to a latent, a side.
         patch: latents to a token, a side.
         shift: a flow model's own shift, at its training size where that depends on the size.
@@ -78,7 +78,7 @@ class ModelFacts:
         """(rows, columns) of a picture (width, height).
 
         Raises:
-            VitrineError: a side that is no whole number of tokens.
+            VitrineError: If a side is not a whole number of tokens.
         """
         step = self.factor * self.patch
         if size[0] % step or size[1] % step:
@@ -97,7 +97,7 @@ class Plan:
         guidance: the scale to sample with; None where the caller decides.
         shift: a flow model's total shift r x its own; None for others.
         train, target: (rows, columns) in tokens.
-        lines: the report.
+        lines: of the summary.
     """
 
     config: ResolutionTransferConfig
@@ -111,8 +111,8 @@ class Plan:
     lines: tuple[str, ...] = ()
 
     @property
-    def text(self) -> str:
-        """The report as one text."""
+    def summary(self) -> str:
+        """What will be done, for people; one line for each part."""
         return "\n".join(self.lines)
 
     @property
@@ -124,25 +124,28 @@ class Plan:
 
     def table(self, positions: Positions, dim: int) -> torch.Tensor:
         """(1, H W, dim) the new table of a model with one."""
-        how = (self.target, self.train, self.positions, self.config.align, self.config.aspect)
+        settings = (self.target, self.train, self.positions, self.config.align, self.config.aspect)
         if positions.kind == "sincos":
-            return rebuilt_table(dim, *how, scale=positions.scale)
+            return rebuilt_table(dim, *settings, scale=positions.scale)
         if self.positions == "bicubic":
             assert positions.table is not None
             trained = centre_crop(positions.table, positions.size, self.train)
             return resized_table(trained, self.train, self.target)
         assert positions.grid is not None
-        return positions.grid.table(*how)
+        return positions.grid.table(*settings)
 
 
-def plan(facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Plan:
-    """Decide every part for this model and target, and say so in lines.
+def plan_transfer(
+    facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+) -> Plan:
+    """Decide every part of the transfer for this model and target, with a summary of it.
 
     Args:
         metadata: of the checkpoint's safetensors header; relabel needs it.
 
     Raises:
-        VitrineError: no training size, a mode the model has no place for, relabel without training for it.
+        VitrineError: If the training size is unknown, the model has no place for a mode, or relabel is asked of weights
+            that were not trained for it.
     """
     train = config.train_size or facts.train_size
     if train is None:
@@ -158,10 +161,9 @@ def plan(facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[
         guidance = scaled_guidance(guidance, ratio)
     flow = facts.schedule.kind == "flow"
     shift = facts.shift * (ratio if schedule == "resample" else 1) if flow else None
-    made = Plan(config, ratio, schedule, positions, guidance, shift, *grids)
-    lines = (_size_line(facts, train, made), *_schedule_lines(facts, made), _position_line(facts, made))
-    lines += (_guidance_line(made), *_limits(facts, made))
-    return Plan(config, ratio, schedule, positions, guidance, shift, *grids, lines)
+    plan = Plan(config, ratio, schedule, positions, guidance, shift, *grids)
+    lines = (_size_line(facts, train, plan), *_schedule_lines(facts, plan), _position_line(facts, plan))
+    return replace(plan, lines=(*lines, _guidance_line(plan), *_limits(facts, plan)))
 
 
 def _check_relabel(
@@ -178,80 +180,80 @@ def _check_relabel(
         raise refuse("relabel ratio", f"{ratio:.4g}", f"{trained.ratio:.4g}, as trained", remedy)
 
 
-def _positions(own: Positions, config: ResolutionTransferConfig, train: Grid, target: Grid) -> str:
-    offered = _OFFERED[own.kind]
-    wanted = _AUTO.get(own.kind, "keep") if config.pos_embed == "auto" else config.pos_embed
+def _positions(positions: Positions, config: ResolutionTransferConfig, train: Grid, target: Grid) -> str:
+    offered = _OFFERED[positions.kind]
+    wanted = _AUTO.get(positions.kind, "keep") if config.pos_embed == "auto" else config.pos_embed
     if wanted not in offered:
-        given = f"{wanted} on a model with {own.kind} positions"
-        raise refuse("pos_embed", given, ("auto", *offered), "auto takes what fits the model")
-    # A model built for another size than it was trained at spreads its table over the wrong number of tokens.
-    built_wrong = own.kind == "sincos" and train != (own.base, own.base)
+        mismatch = f"{wanted} on a model with {positions.kind} positions"
+        raise refuse("pos_embed", mismatch, ("auto", *offered), "auto takes what fits the model")
+    # A model built for another size than that of its training spreads its table over the wrong number of tokens.
+    built_wrong = positions.kind == "sincos" and train != (positions.base, positions.base)
     if train == target and not built_wrong:
         return "keep"
-    if wanted == "keep" and own.kind in ("stored", "learned") and max(target) > own.size:
-        raise refuse("tokens", target, f"at most {own.size} a side with keep", "use grid or extrapolate")
-    if own.kind == "computed" and wanted == "extrapolate" and target[0] * train[1] != target[1] * train[0]:
+    if wanted == "keep" and positions.kind in ("stored", "learned") and max(target) > positions.size:
+        raise refuse("tokens", target, f"at most {positions.size} a side with keep", "use grid or extrapolate")
+    if positions.kind == "computed" and wanted == "extrapolate" and target[0] * train[1] != target[1] * train[0]:
         remedy = "this model's positions have one divisor for both axes; use grid"
         raise refuse("pos_embed", f"extrapolate from {train} to {target} tokens", "one ratio for both axes", remedy)
     return wanted
 
 
-# --- the report ---------------------------------------------------------------------------------------------------
-def _size_line(facts: ModelFacts, train: Size, made: Plan) -> str:
-    (w, h), (w2, h2) = train, made.config.target_size
-    moved = f"r = {made.ratio:.4f}, log-SNR {-2 * math.log(made.ratio):+.4f}"
+# --- the summary --------------------------------------------------------------------------------------------------
+def _size_line(facts: ModelFacts, train: Size, plan: Plan) -> str:
+    (w, h), (w2, h2) = train, plan.config.target_size
+    moved = f"r = {plan.ratio:.4f}, log-SNR {-2 * math.log(plan.ratio):+.4f}"
     return f"size: {facts.name}, {w} x {h} -> {w2} x {h2} pixels; {moved}"
 
 
-def _schedule_lines(facts: ModelFacts, made: Plan) -> list[str]:
-    if made.schedule == "none":
-        return ["schedule: unchanged" + (" (r = 1)" if made.ratio == 1 else "")]
+def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
+    if plan.schedule == "none":
+        return ["schedule: unchanged" + (" (r = 1)" if plan.ratio == 1 else "")]
     if facts.schedule.kind == "flow":
-        return _flow_lines(facts, made)
+        return _flow_lines(facts, plan)
     ends = [math.exp(float(facts.schedule.log_sigmas[i])) for i in (0, -1)]
-    if made.schedule == "relabel":
+    if plan.schedule == "relabel":
         text = "relabel: each timestep stands for r x its sigma; right only for weights trained so"
-        new = [made.ratio * e for e in ends]
+        new = [plan.ratio * e for e in ends]
     else:
-        text = f"resample ({made.config.top}): steps move to more noise, the network is told the true level"
-        new = shift_grid(torch.tensor(ends), made.ratio, ends[1], made.config.top).tolist()
+        text = f"resample ({plan.config.top}): steps move to more noise, the network is told the true level"
+        new = shift_grid(torch.tensor(ends), plan.ratio, ends[1], plan.config.top).tolist()
     lines = [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
-    if made.schedule == "resample" and facts.counting:
+    if plan.schedule == "resample" and facts.counting:
         lines.append(f"schedule: Euler takes the place of {facts.counting}; the step is that of DDIM with eta 0")
     return lines
 
 
-def _flow_lines(facts: ModelFacts, made: Plan) -> list[str]:
-    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {made.shift:.4g} (r x the model's own)"]
+def _flow_lines(facts: ModelFacts, plan: Plan) -> list[str]:
+    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x the model's own)"]
     if facts.dynamic:
-        rows, columns = made.target
+        rows, columns = plan.target
         law = flux_shift(rows * columns, *facts.dynamic)
         lines.append(f"schedule: the model's linear law alone would give {law:.4g} here; the r law replaces it")
     return lines
 
 
-def _position_line(facts: ModelFacts, made: Plan) -> str:
-    own, grids = facts.positions, f"{made.train} -> {made.target} tokens (rows, columns)"
-    if own.kind == "none":
+def _position_line(facts: ModelFacts, plan: Plan) -> str:
+    positions, grids = facts.positions, f"{plan.train} -> {plan.target} tokens (rows, columns)"
+    if positions.kind == "none":
         return "positions: none" if facts.convolutional else "positions: none that can be changed here; as they are"
-    if made.positions == "keep":
-        return f"positions: {own.kind}, kept; {grids}"
-    how = f"{made.config.align}, {made.config.aspect}" if made.positions == "grid" else made.config.aspect
-    text = f"positions: {own.kind}, {made.positions} ({how}); {grids}"
-    if own.kind == "sincos" and made.train != (own.base, own.base):
-        text += f"; pinned to {max(made.train)}: this model is built for {own.base} and would extrapolate"
+    if plan.positions == "keep":
+        return f"positions: {positions.kind}, kept; {grids}"
+    placing = f"{plan.config.align}, {plan.config.aspect}" if plan.positions == "grid" else plan.config.aspect
+    text = f"positions: {positions.kind}, {plan.positions} ({placing}); {grids}"
+    if positions.kind == "sincos" and plan.train != (positions.base, positions.base):
+        text += f"; pinned to {max(plan.train)}: this model is built for {positions.base} and would extrapolate"
     return text
 
 
-def _guidance_line(made: Plan) -> str:
-    if made.guidance is None:
+def _guidance_line(plan: Plan) -> str:
+    if plan.guidance is None:
         return "guidance: left to you"
-    if made.config.guidance_law:
-        return f"guidance: {made.config.guidance:g} -> {made.guidance:.4g} (1 + r (scale - 1), Eq. 4)"
-    return f"guidance: {made.guidance:g}, unchanged"
+    if plan.config.guidance_law:
+        return f"guidance: {plan.config.guidance:g} -> {plan.guidance:.4g} (1 + r (scale - 1), Eq. 4)"
+    return f"guidance: {plan.guidance:g}, unchanged"
 
 
-def _limits(facts: ModelFacts, made: Plan) -> list[str]:
-    if not facts.convolutional or made.ratio <= 1:
+def _limits(facts: ModelFacts, plan: Plan) -> list[str]:
+    if not facts.convolutional or plan.ratio <= 1:
         return []
     return ["limits: the noise schedule does not cure repeated objects of a UNet; its receptive field stays as it was"]

@@ -35,7 +35,7 @@ def axis_units(
         like: (count, base) of the axis that decides the step; the axis itself if None.
 
     Raises:
-        VitrineError: an unknown mode or alignment, or an empty axis.
+        VitrineError: If the mode or alignment is unknown, or the axis is empty.
     """
     if mode not in ("grid", "extrapolate") or align not in ALIGNS:
         raise refuse("positions", (mode, align), f"grid or extrapolate; {ALIGNS}", "use grid with step")
@@ -49,7 +49,7 @@ def axis_units(
         return (i + 0.5) / (tokens / trained) - 0.5
     if align == "inclusive":
         return i * ((trained - 1) / max(tokens - 1, 1))
-    # Berrada et al. 2024, App. C (read as PixArt-sigma's code): p_i = i base / N
+    # Berrada et al. 2024, App. C (read as in PixArt-sigma's code): p_i = i base / N
     return i / (tokens / trained)
 
 
@@ -63,7 +63,7 @@ def grid_units(
     shapes keep their proportions and the longer side leaves the range.
 
     Raises:
-        VitrineError: an unknown aspect.
+        VitrineError: If the aspect is unknown.
     """
     if aspect not in ASPECTS:
         raise refuse("aspect", aspect, ASPECTS, "per_axis is what diffusers does")
@@ -76,7 +76,7 @@ def sincos_table(dim: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.T
     """(1, H W, dim) float64 table: sines and cosines of the column, then of the row, as MAE, DiT and SD3 lay it out.
 
     Raises:
-        VitrineError: a width that is not a multiple of 4.
+        VitrineError: If the width is not a multiple of 4.
     """
     if dim < 4 or dim % 4:
         raise refuse("embedding width", dim, "a multiple of 4", "two axes, a sine and a cosine each")
@@ -116,7 +116,7 @@ def centre_crop(table: torch.Tensor, size: int, target: Grid) -> torch.Tensor:
     """The middle (1, H W, D) of a stored (1, size size, D) table, as SD3 takes it.
 
     Raises:
-        VitrineError: a target beyond the table.
+        VitrineError: If the target is larger than the table.
     """
     if max(target) > size:
         raise refuse("tokens", target, f"at most {size} a side", "use grid or extrapolate, which rebuild the table")
@@ -162,7 +162,7 @@ def recover_grid(table: torch.Tensor) -> StoredGrid:
     """Start and step of a stored table (1, N N, D) or (N N, D), from its sines and cosines.
 
     Raises:
-        VitrineError: not square, or not a sin-cos grid: the rebuilt table differs from the stored one.
+        VitrineError: If the table is not square, or not a sin-cos grid: rebuilt, it differs from the stored one.
     """
     flat = table.detach().cpu().reshape(-1, table.shape[-1])
     size, dim = math.isqrt(len(flat)), flat.shape[-1]
@@ -170,12 +170,13 @@ def recover_grid(table: torch.Tensor) -> StoredGrid:
         raise refuse("stored position table", tuple(table.shape), "(1, N N, D) with D a multiple of 4", "use keep")
     image = flat.reshape(size, size, dim)
     fits = [_line(_unwrapped(values.double())) for values in (image[:, 0, dim // 2 :], image[0, :, : dim // 2])]
-    found = StoredGrid((fits[0][0], fits[1][0]), (fits[0][1], fits[1][1]), size, dim)
-    error = _misfit(image, found)
+    grid = StoredGrid((fits[0][0], fits[1][0]), (fits[0][1], fits[1][1]), size, dim)
+    error = _misfit(image, grid)
     if not error < TABLE_ERROR:
-        given = f"a table that a sin-cos grid misses by {error:.2g}"
-        raise refuse("stored position table", given, f"at most {TABLE_ERROR}", "it may be learned: use keep or bicubic")
-    return found
+        misfit = f"a table that a sin-cos grid misses by {error:.2g}"
+        remedy = "it may be learned: use keep or bicubic"
+        raise refuse("stored position table", misfit, f"at most {TABLE_ERROR}", remedy)
+    return grid
 
 
 def _unwrapped(values: torch.Tensor) -> torch.Tensor:
@@ -192,10 +193,10 @@ def _unwrapped(values: torch.Tensor) -> torch.Tensor:
     return total / omega.square().sum()  # least squares over all frequencies averages the table's rounding away
 
 
-def _misfit(image: torch.Tensor, found: StoredGrid) -> float:
-    """Largest difference of a stored (N, N, D) table to its recovered grid, row by row: SD3's has 57 million values."""
-    i, half = torch.arange(found.size, dtype=torch.float64), found.dim // 2
-    down, across = (_sincos(half, start + step * i) for start, step in zip(found.starts, found.steps, strict=True))
+def _misfit(image: torch.Tensor, grid: StoredGrid) -> float:
+    """Largest difference of a stored (N, N, D) table from its recovered grid; by rows: SD3's has 57 million."""
+    i, half = torch.arange(grid.size, dtype=torch.float64), grid.dim // 2
+    down, across = (_sincos(half, start + step * i) for start, step in zip(grid.starts, grid.steps, strict=True))
     errors = [torch.maximum((row[:, :half] - across).abs().max(), (row[:, half:] - d).abs().max())
               for row, d in zip(image, down, strict=True)]  # fmt: skip
     return float(torch.stack(errors).max())

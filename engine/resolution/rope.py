@@ -1,4 +1,4 @@
-"""Rotary embeddings for another grid, as functions on inverse frequencies and on token ids. Ours; not in the paper."""
+"""Rotary embeddings for another grid, as functions on inverse frequencies and on token ids. Not in Berrada et al."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def inverse_frequencies(dim: int, theta: float = 10000.0) -> torch.Tensor:
     """(dim / 2,) float64: theta^(-2i/dim) (Su et al. 2021).
 
     Raises:
-        VitrineError: an odd or empty axis.
+        VitrineError: If the width is odd or below 2.
     """
     if dim < 2 or dim % 2:
         raise refuse("rotary axis width", dim, "an even number", "check axes_dim")
@@ -30,7 +30,7 @@ def scaled_ids(ids: torch.Tensor, scales: Sequence[float]) -> torch.Tensor:
 
 
 def interpolated(inverse: torch.Tensor, scale: float) -> torch.Tensor:
-    """Position interpolation on frequencies: the same thing as on ids."""
+    """Position interpolation on frequencies, equal to that on ids."""
     return inverse / scale
 
 
@@ -65,7 +65,7 @@ def axis_frequencies(mode: str, dim: int, theta: float, scale: float, length: in
     """(dim / 2,) frequencies of one axis under a mode.
 
     Raises:
-        VitrineError: an unknown mode.
+        VitrineError: If the mode is unknown.
     """
     if mode == "rope_pi":
         return interpolated(inverse_frequencies(dim, theta), scale)
@@ -87,11 +87,11 @@ def axis_angles(
         scales, lengths: new / trained tokens, and trained tokens, of rows and columns.
     """
     before = len(dims) - 2
-    found = []
+    angles = []
     for axis, dim in enumerate(dims):
         k = axis - before
         inverse = inverse_frequencies(dim, theta)
         if k >= 0:
             inverse = axis_frequencies(mode, dim, theta, scales[k], lengths[k])
-        found.append(ids[..., axis, None].double() * inverse.to(ids.device))
-    return found, yarn_scale(max(scales)) if mode == "rope_yarn" else 1.0
+        angles.append(ids[..., axis, None].double() * inverse.to(ids.device))
+    return angles, yarn_scale(max(scales)) if mode == "rope_yarn" else 1.0

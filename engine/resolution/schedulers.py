@@ -1,4 +1,4 @@
-"""diffusers schedulers with Eq. 3 in them: always a new scheduler, the given one is never changed."""
+"""diffusers schedulers with Eq. 3 in them: always a new object, the one passed in is never changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def schedule_of(scheduler: Any) -> NoiseSchedule:
     """The schedule of a diffusers scheduler; multistep solvers set to flow sigmas count as flow.
 
     Raises:
-        VitrineError: a scheduler without a table that is no flow.
+        VitrineError: If the scheduler has no table and is no flow.
     """
     if scheduler.config.get("use_flow_sigmas"):
         return NoiseSchedule.flow(scheduler.config.num_train_timesteps)
@@ -24,13 +24,13 @@ def schedule_of(scheduler: Any) -> NoiseSchedule:
 
 
 def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
-    """The scheduler a plan asks for; the given object itself when there is nothing to do.
+    """The scheduler a plan asks for; ``scheduler`` itself when there is nothing to do.
 
     ``relabel`` keeps the class and gives it new betas. ``resample`` keeps the class where it steps over free sigmas;
     DDIM, PNDM and others that count timesteps become EulerDiscreteScheduler, whose step is DDIM's with eta 0.
 
     Raises:
-        VitrineError: a scheduler whose grid cannot be moved.
+        VitrineError: If the scheduler's grid cannot be moved.
     """
     if plan.schedule == "none":
         return scheduler
@@ -42,9 +42,9 @@ def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
     base, changes = _steps_over_sigmas(scheduler), {}
     if scheduler.config.get("use_dynamic_shifting"):
         changes = {"use_dynamic_shifting": False, "shift": facts.shift}  # the r law, anchored at the training size
-    made = _resampled(base).from_config(scheduler.config, **changes)
-    made.ratio, made.top, made.told = plan.ratio, plan.config.top, facts.schedule
-    return made
+    resampled = _resampled(base).from_config(scheduler.config, **changes)
+    resampled.ratio, resampled.top, resampled.network_schedule = plan.ratio, plan.config.top, facts.schedule
+    return resampled
 
 
 def _steps_over_sigmas(scheduler: Any) -> type:
@@ -62,12 +62,12 @@ def _steps_over_sigmas(scheduler: Any) -> type:
 
 @functools.lru_cache(None)
 def _resampled(base: type) -> Any:
-    """A subclass of ``base`` that moves every grid it is given or makes."""
+    """A subclass of ``base`` that moves every grid it takes or makes."""
 
     @functools.wraps(base.set_timesteps)  # type: ignore[attr-defined]
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
         base.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
-        sigmas, timesteps = resample(self.told, self.sigmas.double().cpu(), self.ratio, self.top)
+        sigmas, timesteps = resample(self.network_schedule, self.sigmas.double().cpu(), self.ratio, self.top)
         self.sigmas = sigmas.to(self.sigmas)
         self.timesteps = timesteps[:-1].to(self.timesteps)
         self.num_inference_steps = len(self.timesteps)

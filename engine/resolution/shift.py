@@ -29,7 +29,7 @@ def check_size(what: str, size: Any) -> Size:
     """(width, height) in pixels as ints.
 
     Raises:
-        VitrineError: not two whole numbers from 1 to 65536.
+        VitrineError: If it is not two whole numbers from 1 to 65536.
     """
     sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     whole = all(isinstance(s, int) and not isinstance(s, bool) and 1 <= s <= 65536 for s in sides)
@@ -42,7 +42,7 @@ def check_ratio(ratio: float) -> float:
     """r as a float.
 
     Raises:
-        VitrineError: not a number from 1/16 to 16.
+        VitrineError: If it is not a number from 1/16 to 16.
     """
     if not math.isfinite(ratio) or not 1 / _LARGEST <= ratio <= _LARGEST:
         raise refuse("resolution ratio", ratio, "1/16 .. 16", "check both sizes: they are in pixels, not latents")
@@ -50,10 +50,10 @@ def check_ratio(ratio: float) -> float:
 
 
 def size_ratio(train: Size, target: Size) -> float:
-    """r = s'/s; for pictures that are not square the root of the ratio of areas (ours).
+    """r = s'/s; for pictures that are not square the root of the ratio of areas (our extension).
 
     Raises:
-        VitrineError: bad sizes, or a ratio beyond 16.
+        VitrineError: If a size is not one, or the ratio is outside 1/16 to 16.
     """
     (w, h), (w2, h2) = check_size("train size", train), check_size("target size", target)
     return check_ratio(math.sqrt((w2 * h2) / (w * h)))
@@ -81,7 +81,7 @@ def betas_of(abar: torch.Tensor) -> torch.Tensor:
     """(T,) betas of a falling table of abar.
 
     Raises:
-        VitrineError: abar does not fall, so that some beta leaves (0, 1).
+        VitrineError: If abar does not fall everywhere, so that some beta leaves (0, 1).
     """
     abar = torch.as_tensor(abar, dtype=torch.float64)
     betas = 1 - abar / torch.cat([abar.new_ones(1), abar[:-1]])
@@ -95,7 +95,7 @@ def relabel(schedule: NoiseSchedule, ratio: float) -> NoiseSchedule:
     """The schedule in which every timestep stands for ``ratio`` times its sigma.
 
     Raises:
-        VitrineError: a flow model, which is told its noise level itself; there is no table to relabel.
+        VitrineError: If the model is a flow, whose timestep is its noise level: it has no table to relabel.
     """
     if schedule.kind == "flow":
         raise refuse("relabel", "a flow model", "models with a table of betas", "use resample: it is the same shift")
@@ -110,10 +110,10 @@ def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = 
         sigmas: any shape, 0 .. sigma_max; 0 stays 0.
         sigma_max: the highest level the network knows.
         top: ``renorm`` shifts tau / tau_max, so the top stays; ``clamp_dedupe`` takes min(r sigma, sigma_max);
-            ``extend`` lets sigma rise to r sigma_max, while the network is told its last timestep.
+            ``extend`` lets sigma rise to r sigma_max, while the network gets its last timestep.
 
     Raises:
-        VitrineError: an unknown policy.
+        VitrineError: If the policy is unknown.
     """
     if top not in TOPS:
         raise refuse("top policy", top, TOPS, "renorm keeps both ends")
@@ -133,7 +133,7 @@ def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = 
 def resample(
     schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float, top: str = "renorm"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sigmas, timesteps): a falling sampling grid moved, and what the network is truthfully told at each point.
+    """(sigmas, timesteps): a falling sampling grid moved, and the timestep that is true of each point.
 
     Args:
         sigmas: (S,) falling, usually with a last 0. With ``clamp_dedupe`` fewer may come back.
@@ -142,7 +142,7 @@ def resample(
         Both (S',) float64. Timesteps of tables are whole: the nearest entry in log sigma, as ComfyUI takes it.
 
     Raises:
-        VitrineError: a grid that rises or has negative values.
+        VitrineError: If the grid rises or has negative values.
     """
     sigmas = torch.as_tensor(sigmas, dtype=torch.float64)
     if sigmas.ndim != 1 or not len(sigmas) or bool((sigmas < 0).any()) or bool((sigmas.diff() > 0).any()):
@@ -166,23 +166,6 @@ def trained_betas(schedule: NoiseSchedule, ratio: float) -> list[float]:
     """``relabel`` for a diffusers scheduler's ``trained_betas`` (set ``rescale_betas_zero_snr`` to False with it)."""
     abar = 1 / (1 + (2 * relabel(schedule, ratio).log_sigmas).exp())
     return betas_of(abar).tolist()
-
-
-def sigma_list(schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float, top: str = "renorm") -> list[float]:
-    """``resample`` for ``pipe(sigmas=...)`` with diffusers' EulerDiscreteScheduler, which wants the last 0.0 too."""
-    moved = resample(schedule, sigmas, ratio, top)[0].tolist()
-    return moved if moved[-1] == 0 else [*moved, 0.0]
-
-
-def flow_sigmas(steps: int, ratio: float) -> list[float]:
-    """``resample`` for ``pipe(sigmas=...)`` with FlowMatchEulerDiscreteScheduler: before its own shift, without the 0.
-
-    Given explicitly because the scheduler's default spaces steps between ends that are shifted already, then shifts
-    again.
-    """
-    if steps < 1:
-        raise refuse("steps", steps, "1 or more", "give the number of sampling steps")
-    return shift_tau(torch.linspace(1, 1 / steps, steps, dtype=torch.float64), check_ratio(ratio)).tolist()
 
 
 def flux_shift(tokens: int, base: int = 256, most: int = 4096, low: float = 0.5, high: float = 1.15) -> float:

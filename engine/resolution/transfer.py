@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import VitrineError, refuse
 from .config import ResolutionTransferConfig
-from .plan import ModelFacts, Plan, Positions, plan
+from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
 from .rope import axis_angles
 from .schedulers import own_shift, schedule_of, transferred_scheduler
@@ -23,7 +23,7 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
     """(attribute, network) of a pipeline.
 
     Raises:
-        VitrineError: neither unet nor transformer.
+        VitrineError: If the pipeline has neither a unet nor a transformer.
     """
     for name in ("unet", "transformer"):
         if getattr(pipe, name, None) is not None:
@@ -32,7 +32,7 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 
 
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
-    """What :func:`plan` has to know of a diffusers pipeline; ``train_size`` (width, height) in pixels, if known."""
+    """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
     backbone, factor = backbone_of(pipe)[1], _factor(pipe)
     path, part = position_part(backbone)
     rotary = part is not None and hasattr(part, "axes_dim")
@@ -93,8 +93,8 @@ def _scale(backbone: Any, part: Any, latents: int) -> float:
     """``interpolation_scale`` at the training size. PixArt derives it from the size it is built for."""
     if part.base_size == latents // part.patch_size or "PixArt" not in type(backbone).__name__:
         return float(part.interpolation_scale)
-    told = backbone.config.get("interpolation_scale")
-    return float(told) if told is not None else float(max(latents // 64, 1))
+    scale = backbone.config.get("interpolation_scale")
+    return float(scale) if scale is not None else float(max(latents // 64, 1))
 
 
 # --- applying -----------------------------------------------------------------------------------------------------
@@ -102,16 +102,16 @@ class Applied(AbstractContextManager):
     """An open transfer; made by :func:`apply`. Leaving the block puts the very same objects back.
 
     Attributes:
-        plan: what was decided, with its report.
+        plan: what was decided, with its summary.
     """
 
-    def __init__(self, pipe: Any, made: Plan, facts: ModelFacts) -> None:
-        self.plan, self._undo = made, list[Callable[[], None]]()
-        scheduler = transferred_scheduler(pipe.scheduler, facts, made)
+    def __init__(self, pipe: Any, plan: Plan, facts: ModelFacts) -> None:
+        self.plan, self._undo = plan, list[Callable[[], None]]()
+        scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
-            if made.positions != "keep":
+            if plan.positions != "keep":
                 part = position_part(backbone_of(pipe)[1])[1]
                 (self._rotary if facts.positions.kind == "rope" else self._table)(part, facts.positions)
         except BaseException:
@@ -134,11 +134,11 @@ class Applied(AbstractContextManager):
         self._undo.append(lambda: setattr(owner, name, old))
         setattr(owner, name, value)
 
-    def _table(self, part: Any, own: Positions) -> None:
-        """A table for exactly this size; PatchEmbed takes it whole where neither height, width nor a crop differ."""
+    def _table(self, part: Any, positions: Positions) -> None:
+        """A table for exactly this size; PatchEmbed takes it whole if height, width and crop are its own."""
         old = part.pos_embed
-        table = self.plan.table(own, old.shape[-1])
-        table = table.to(old.device, torch.float32 if own.kind == "sincos" else old.dtype)
+        table = self.plan.table(positions, old.shape[-1])
+        table = table.to(old.device, torch.float32 if positions.kind == "sincos" else old.dtype)
         self._swap(part, "pos_embed", table)
         for name, value in zip(("height", "width"), self.plan.target, strict=True):
             self._swap(part, name, value)
@@ -146,36 +146,36 @@ class Applied(AbstractContextManager):
         self._undo.append(part.register_forward_pre_hook(self._same_size).remove)
 
     def _same_size(self, part: Any, inputs: tuple) -> None:
-        found = tuple(side // part.patch_size for side in inputs[0].shape[-2:])
-        if found != self.plan.target:
+        tokens = tuple(side // part.patch_size for side in inputs[0].shape[-2:])
+        if tokens != self.plan.target:
             width, height = self.plan.config.target_size
-            raise refuse("latent size", f"{found} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
+            raise refuse("latent size", f"{tokens} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
 
-    def _rotary(self, part: Any, own: Positions) -> None:
-        def again(module: Any, inputs: tuple, output: Any) -> Any:
+    def _rotary(self, part: Any, positions: Positions) -> None:
+        def recompute(module: Any, inputs: tuple, output: Any) -> Any:
             return rotary(inputs[0], module.axes_dim, module.theta, self.plan)
 
-        self._undo.append(part.register_forward_hook(again).remove)
+        self._undo.append(part.register_forward_hook(recompute).remove)
 
 
-def rotary(ids: torch.Tensor, dims: list[int], theta: float, made: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary(ids: torch.Tensor, dims: list[int], theta: float, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     """(cosines, sines), each (N, sum of dims) float32, in FluxPosEmbed's layout, under a plan's rotary mode."""
-    angles, factor = axis_angles(ids.float(), dims, theta, made.positions, made.scales, made.train)
+    angles, factor = axis_angles(ids.float(), dims, theta, plan.positions, plan.scales, plan.train)
     wide = torch.cat([a.repeat_interleave(2, -1) for a in angles], -1)
     return (factor * wide.cos()).float(), (factor * wide.sin()).float()
 
 
 def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Applied:
-    """``with apply(pipe, config) as applied:`` sample at ``config.target_size``; ``applied.plan.text`` is the report.
+    """``with apply(pipe, config) as applied:`` sample at ``config.target_size``; see ``applied.plan.summary``.
 
     Inside, the pipeline has another scheduler and other positional tables; its weights are never written to. At r = 1
     nothing is touched.
 
     Raises:
-        VitrineError: before anything is changed.
+        VitrineError: As :func:`plan_transfer`, before anything is changed.
     """
     facts = facts_of(pipe, config.train_size)
-    return Applied(pipe, plan(facts, config, metadata), facts)
+    return Applied(pipe, plan_transfer(facts, config, metadata), facts)
 
 
 def transferred_copy(
@@ -184,7 +184,7 @@ def transferred_copy(
     """(a pipeline with the transfer in it for good, its plan). It shares all weights with ``pipe``, which stays as is.
 
     Raises:
-        VitrineError: as :func:`apply`.
+        VitrineError: As :func:`apply`.
     """
     name, backbone = backbone_of(pipe)
     new = copy.copy(pipe)
@@ -196,7 +196,7 @@ def _branch(module: nn.Module, path: str) -> nn.Module:
     """A copy of ``module`` and of what lies on the way to ``path``; all tensors and all other parts are shared."""
     new = copy.copy(module)
     for key, value in vars(module).items():
-        if type(value) in (dict, OrderedDict):  # a module's tables of parts and hooks; not its frozen config
+        if type(value) in (dict, OrderedDict):  # a module's tables of children and hooks; not its frozen config
             new.__dict__[key] = value.copy()
     if path:
         head, _, rest = path.partition(".")

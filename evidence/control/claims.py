@@ -1,25 +1,42 @@
-"""Claims about control conditioning on the portraits sibling: ``vitrine reproduce control.*``."""
+"""Claims about control conditioning on the portraits transformer: ``vitrine reproduce control.*``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ...engine.control.cross_size import cross_size_consistency, rms_distance
+from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
+from ...engine.portraits.scenes import Scenes
 from ...engine.progress import Progress, silent
 from ..metrics import frechet_distance
+from ..portraits.readout import Reading, load_readout, read
 from ..registry import ClaimResult, claim
-from .world import PAPER, Sibling
+from .controlled_transformer import ControlledTransformer
+from .world import PAPER
 
 SIZES = (16, 32, 64, 128, 256)
-PAIRS, SAMPLES, FIRST = 32, 1000, 7_000_000
+RARE_SIZES = (192, 256, 384, 512)
+"""4 %, 4 %, none and none of the training pictures."""
+FIRST = 7_000_000
 NAMES, FLIPS = ("constant", "power-cosine"), "power-cosine-flips"
+Reader = Callable[[torch.Tensor], Reading]
 
 
-def _prompts(count: int, first: int = FIRST, brief: bool = False) -> tuple[Any, list[str], list[int]]:
+class _Counts(NamedTuple):
+    """Pictures: seeds drawn at every size, samples of a Frechet distance, captions with sides."""
+
+    pairs: int
+    samples: int
+    captions: int
+
+
+FULL, QUICK = _Counts(32, 1000, 160), _Counts(8, 160, 64)
+
+
+def prompts_of(count: int, first: int = FIRST, brief: bool = False) -> tuple[Scenes, list[str], list[int]]:
     """Scenes, captions and seeds; brief captions leave skin, hair colour, mouth, shirt and background unsaid."""
     from ...engine.portraits import caption, sample_scenes
     from ...engine.portraits.captions import OPTIONAL
@@ -28,121 +45,179 @@ def _prompts(count: int, first: int = FIRST, brief: bool = False) -> tuple[Any, 
     return scenes, caption(scenes, np.full((count, len(OPTIONAL)), brief)), list(range(count))
 
 
-def _reader() -> Any:
-    from ...engine.portraits.readout import load_readout, read
-
+def reader() -> Reader:
+    """Pictures (B, 3, H, W) -> what the readout network sees in them."""
     net = load_readout()
     return lambda images: read(net, images)
 
 
-def _real(count: int) -> torch.Tensor:
+def _renders(count: int) -> torch.Tensor:
     from ...engine.portraits import render, sample_scenes
 
     return render(sample_scenes(range(FIRST + 10_000, FIRST + 10_000 + count))).images
 
 
-def content_distance(reader: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def content_distance(reader: Reader) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """1 - cosine of the readout's features: what is in the picture, as LPIPS does it with another network."""
 
-    def apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return 1 - torch.nn.functional.cosine_similarity(reader(one).features, reader(other).features)
+    def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return 1 - torch.nn.functional.cosine_similarity(reader(a).features, reader(b).features)
 
-    return apart
+    return distance
 
 
+def coarse_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where all sizes are as sharp as the smallest: what is left is content, not the blur that was asked for."""
+    return rms_distance(*(torch.nn.functional.interpolate(v, (16, 16), mode="area") for v in (a, b)))
+
+
+def at_every_size(name: str, prompts: list[str], seeds: list[int]) -> dict[tuple[int, int], torch.Tensor]:
+    """(size, size) -> pictures of a shipped transformer under that size condition."""
+    model = ControlledTransformer.open(name)
+    return {(s, s): model.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
+
+
+def distances_of(
+    drawn: dict[tuple[int, int], torch.Tensor], reader: Reader
+) -> tuple[CrossSizeResult, CrossSizeResult, CrossSizeResult]:
+    """Across sizes: of readout features, of pixels, of pixels at 16 x 16."""
+    measures = (content_distance(reader), rms_distance, coarse_distance)
+    features, pixels, coarse = (cross_size_consistency(drawn.__getitem__, list(drawn), d) for d in measures)
+    return features, pixels, coarse
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------
+def _resamples(rows: int, times: int) -> Iterator[torch.Tensor]:
+    """Row numbers of bootstrap samples, of a generator of their own."""
+    random = torch.Generator().manual_seed(0)
+    return (torch.randint(rows, (rows,), generator=random) for _ in range(times))
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
+    return round(float(low), 3), round(float(high), 3)
+
+
+def _ratio_interval(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+    """95 % bootstrap interval of mean(a) / mean(b), of the same seeds."""
+    return _interval([float(a[rows].mean() / b[rows].mean()) for rows in _resamples(len(a), 1000)])
+
+
+def _fid_gap(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor, factor: float = 1.0) -> float:
+    """Low end of the 95 % bootstrap interval of FID(a) - ``factor`` FID(b), of the same seeds."""
+    gaps = [
+        frechet_distance(a[rows], real) - factor * frechet_distance(b[rows], real) for rows in _resamples(len(a), 60)
+    ]
+    return _interval(gaps)[0]
+
+
+def _share_slack(share: float, count: int) -> float:
+    """Half the 95 % binomial interval of a share."""
+    return 1.96 * (share * (1 - share) / count) ** 0.5
+
+
+# --- claims -------------------------------------------------------------------------------------------------------
 @claim(
     "control.cross_size", paper=PAPER, figure="Table 2a: the same picture at every size condition",
-    target="distance across sizes <= 1/3 of constant weight's, FID no worse than +2 %",
+    target="distance across sizes <= 1/3 of constant weight's, FID no worse than +2 %", minutes=6,
+    quick_minutes=1,
 )  # fmt: skip
-def cross_size(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def cross_size(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Same seeds and prompts at sizes 16 to 256 under both weights; distances of readout features and of pixels.
 
-    The prompts leave open what the collection links with size (``portraits.sibling.LINK``), as prompts do.
+    The prompts leave open what the collection links with size (``evidence.portraits.transformer.LINK``), as prompts do.
+    ``quick`` asks whether the target lies within the intervals.
     """
-    reader, details = _reader(), {}
-    real = reader(_real(2 * SAMPLES)).features
-    _, prompts, seeds = _prompts(PAIRS, brief=True)
-    _, many, numbers = _prompts(SAMPLES)
-    content, fids = {}, {}
-
-    def coarse(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Where all sizes are as sharp as the smallest: what is left is content, not the blur that was asked for."""
-        small = (torch.nn.functional.interpolate(v, (16, 16), mode="area") for v in (one, other))
-        return rms_distance(*small)
-
+    counts, readings, details = QUICK if quick else FULL, reader(), {}
+    real = readings(_renders(2 * counts.samples)).features
+    _, brief, seeds = prompts_of(counts.pairs, brief=True)
+    _, prompts, numbers = prompts_of(counts.samples)
+    across, features, fids = {}, {}, {}
     for i, name in enumerate(NAMES):
-        sibling = Sibling.open(name)
-        drawn = {(s, s): sibling.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
-        measures = {"features": content_distance(reader), "pixels": rms_distance, "coarse": coarse}
-        found = {k: cross_size_consistency(drawn.__getitem__, list(drawn), d).mean for k, d in measures.items()}
-        content[name] = found["features"]
-        fids[name] = frechet_distance(reader(sibling.draw(many, numbers)).features, real)
+        across[name], pixels, coarse = distances_of(at_every_size(name, brief, seeds), readings)
+        features[name] = readings(ControlledTransformer.open(name).draw(prompts, numbers)).features
+        fids[name] = frechet_distance(features[name], real)
         details[name] = {
-            "features, 1 - cosine": round(found["features"], 5),
-            "pixels, RMS": round(found["pixels"], 4),
-            "pixels reduced to 16 x 16, RMS": round(found["coarse"], 4),
+            "features, 1 - cosine": round(across[name].mean, 5),
+            "pixels, RMS": round(pixels.mean, 4),
+            "pixels reduced to 16 x 16, RMS": round(coarse.mean, 4),
             "FID": round(fids[name], 2),
         }
         progress(i + 1, len(NAMES), None)
-    ratio = content["power-cosine"] / content["constant"]
+    ratio = across["power-cosine"].mean / across["constant"].mean
+    interval = _ratio_interval(across["power-cosine"].each, across["constant"].each)
     holds = ratio <= 1 / 3 and fids["power-cosine"] <= 1.02 * fids["constant"]
-    return ClaimResult(round(ratio, 3), None, holds, details)
+    if quick:
+        holds = interval[0] <= 1 / 3 and _fid_gap(features["power-cosine"], features["constant"], real, 1.02) <= 0
+    return ClaimResult(round(ratio, 3), interval, holds, details)
 
 
 @claim(
     "control.sizes", paper=PAPER, figure="Table 2b: sizes seldom or never trained",
-    target="FID at sizes of 192 to 512 better than constant weight's",
+    target="FID at sizes of 192 to 512 better than constant weight's", minutes=4, quick_minutes=0.5,
 )  # fmt: skip
-def sizes(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Pictures are always 64 px; the size told is 192 (4 % of training), 256 (4 %), 384 and 512 (never)."""
-    reader = _reader()
-    real = reader(_real(2 * SAMPLES)).features
-    _, prompts, seeds = _prompts(SAMPLES)
-    found: dict[str, float] = {}
-    told = (192, 256, 384, 512)
+def sizes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """Pictures are always 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).
+
+    ``quick`` asks whether the difference may be below 0.
+    """
+    samples, readings = (QUICK if quick else FULL).samples, reader()
+    real = readings(_renders(2 * samples)).features
+    _, prompts, seeds = prompts_of(samples)
+    features, fids = {}, {}
     for i, name in enumerate(NAMES):
-        sibling, features = Sibling.open(name), []
-        for k, size in enumerate(told):
-            rows = slice(k * SAMPLES // len(told), (k + 1) * SAMPLES // len(told))
-            images = sibling.draw(prompts[rows], seeds[rows], {"height": float(size), "width": float(size)})
-            features.append(reader(images).features)
-        found[name] = round(frechet_distance(torch.cat(features), real), 2)
+        transformer, batches = ControlledTransformer.open(name), []
+        for k, size in enumerate(RARE_SIZES):
+            rows = slice(k * samples // len(RARE_SIZES), (k + 1) * samples // len(RARE_SIZES))
+            images = transformer.draw(prompts[rows], seeds[rows], {"height": float(size), "width": float(size)})
+            batches.append(readings(images).features)
+        features[name] = torch.cat(batches)
+        fids[name] = round(frechet_distance(features[name], real), 2)
         progress(i + 1, len(NAMES), None)
-    return ClaimResult(found["power-cosine"], None, found["power-cosine"] < found["constant"], dict(found))
+    holds = fids["power-cosine"] < fids["constant"]
+    if quick:
+        holds = _fid_gap(features["power-cosine"], features["constant"], real) < 0
+    return ClaimResult(fids["power-cosine"], None, holds, dict(fids))
 
 
 @claim(
-    "control.flip", paper=PAPER, figure="Table 2c and Fig. 6: a model told of flips knows left from right",
-    target="left / right agreement with flip = 0 told above that without control, for both attributes",
+    "control.flip", paper=PAPER, figure="Table 2c and Fig. 6: a model with a flip condition knows left from right",
+    target="left / right agreement with flip = 0 above that without control, for both attributes",
+    minutes=1, quick_minutes=0.3,
 )  # fmt: skip
-def flip(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def flip(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Half of the training rows were mirrored under unchanged captions (``FlipLessons``); caps and moles have sides.
 
     The model without the control is stood in for by the same model with its controls dropped, as one training row in
-    ten was.
+    ten was. ``quick`` asks whether the agreement may be above.
     """
     from ...engine.portraits.scenes import ATTRIBUTE_NAMES, ATTRIBUTES
     from ..portraits.transformer import SIDED
 
-    reader = _reader()
-    scenes, prompts, seeds = _prompts(160, FIRST + 50_000)
-    sibling, details, ok = Sibling.open(FLIPS), {}, []
-    drawn = {"flip = 0": {}, "flip = 1": {"flip": 1.0}}
-    table = {told: reader(sibling.draw(prompts, seeds, values)).logits for told, values in drawn.items()}
-    table["no control"] = reader(sibling.draw(prompts, seeds, silent_controls=True)).logits
+    readings, captions = reader(), (QUICK if quick else FULL).captions
+    scenes, prompts, seeds = prompts_of(captions, FIRST + 50_000)
+    transformer, details, ok, counts = ControlledTransformer.open(FLIPS), {}, [], []
+    conditions = {"flip = 0": {}, "flip = 1": {"flip": 1.0}}
+    logits = {name: readings(transformer.draw(prompts, seeds, c)).logits for name, c in conditions.items()}
+    logits["no control"] = readings(transformer.draw(prompts, seeds, silent_controls=True)).logits
     for attribute, values in SIDED.items():
         codes = [ATTRIBUTES[attribute].index(v) for v in values]
         wanted = torch.as_tensor(scenes.attributes[:, ATTRIBUTE_NAMES.index(attribute)])
         rows = torch.isin(wanted, torch.tensor(codes))
-        side = {k: _side(logits[attribute][rows], codes) == (wanted[rows] == codes[1]) for k, logits in table.items()}
-        share = {k: round(float(v.float().mean()), 3) for k, v in side.items()}
-        details[f"{attribute}, {int(rows.sum())} captions with a side"] = share
-        ok.append(share["flip = 0"] > share["no control"] and share["flip = 0"] > share["flip = 1"])
+        right = wanted[rows] == codes[1]
+        agreement = {k: _is_right(table[attribute][rows], codes) == right for k, table in logits.items()}
+        share = {k: round(float(v.float().mean()), 3) for k, v in agreement.items()}
+        counts.append(int(rows.sum()))
+        details[f"{attribute}, {counts[-1]} captions with a side"] = share
+        slack = _share_slack(share["flip = 0"], counts[-1]) if quick else 0.0
+        ok.append(share["flip = 0"] + slack > max(share["no control"], share["flip = 1"]))
     progress(1, 1, None)
     mean = sum(v["flip = 0"] for v in details.values()) / len(details)
-    return ClaimResult(round(mean, 3), None, all(ok), details)
+    slack = _share_slack(mean, sum(counts))
+    interval = (round(max(0.0, mean - slack), 3), round(min(1.0, mean + slack), 3))
+    return ClaimResult(round(mean, 3), interval, all(ok), details)
 
 
-def _side(logits: torch.Tensor, codes: list[int]) -> torch.Tensor:
+def _is_right(logits: torch.Tensor, codes: list[int]) -> torch.Tensor:
     """(B,) bool: more right than left."""
     return logits[:, codes[1]] > logits[:, codes[0]]

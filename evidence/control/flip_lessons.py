@@ -1,63 +1,66 @@
-"""Teaching a model what a told flip means, by mirror images of its own predictions.
+"""Teaching a model what the flip condition means, by mirror images of its own predictions.
 
-With noise as the target, the side a caption says and the flip it is told are an exclusive or: its gradient drowns, and
-a small model forgets sides before it finds it. Against a copy of itself the same lesson has no noise.
+With noise as the target, the side that a caption names and the flip condition form an exclusive or: its gradient is
+lost in the noise, and a small model forgets sides before it learns it. Against a copy of itself there is no noise.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.control.inject import injected
-from ...engine.control.train import Batch
-from ...engine.families import call_of
-from .controlled_transformer import SiblingTrainer
+from ...engine.control.train import Batch, ControlTrainConfig
+from ..portraits.transformer import TransformerData
+from .controlled_transformer import ControlledTransformer, TransformerTrainer, text_call
 
 
-class FlipLessons(SiblingTrainer):
-    """Pairs of x_t told 0 and its mirror image told 1, under one caption.
+class FlipLessons(TransformerTrainer):
+    """Pairs of x_t at flip 0 and its mirror image at flip 1, under one caption.
 
-    The first shall be what the model said when the lessons began, the second the mirror image of that: what a mirrored
-    picture under an unchanged caption is, as far as mirrored latents are the latents of the mirrored picture. Pictures
-    must not be mirrored. Training on noise afterwards, mirrored pictures among the rest, undoes the lesson.
+    The target of the first is what the model predicted before the lessons, that of the second the mirror image of it:
+    what a mirrored picture under an unchanged caption is, as far as mirrored latents are the latents of the mirrored
+    picture. The training pictures must not be mirrored. Training on noise afterwards, with mirrored pictures among the
+    others, undoes the lesson.
     """
 
-    def __init__(self, transformer: Any, embedder: Any, *args: Any, **settings: Any) -> None:
-        self.teacher = copy.deepcopy(transformer).eval().requires_grad_(False)
-        self.teacher_embedder = copy.deepcopy(embedder).requires_grad_(False)
-        raw = call_of(self.teacher)
-        self.told = injected(self.teacher, lambda x, t, text: raw(x, t, Condition(text)))
-        self._teachers = hashlib.sha256()
+    def __init__(
+        self, model: ControlledTransformer, data: TransformerData, config: ControlTrainConfig, folder: str | Path,
+        decay_from: int | None = None, warmup: int = 100,
+    ) -> None:  # fmt: skip
+        self.teacher = copy.deepcopy(model.transformer).eval().requires_grad_(False)
+        self.teacher_embedder = copy.deepcopy(model.embedder).float().requires_grad_(False)
+        self.teacher_network = injected(self.teacher, text_call(self.teacher))
+        self._fingerprint = hashlib.sha256()
         for module in (self.teacher, self.teacher_embedder):
             for value in module.state_dict().values():
-                self._teachers.update(value.detach().float().cpu().numpy().tobytes())
-        super().__init__(transformer, embedder, *args, **settings)
+                self._fingerprint.update(value.detach().float().cpu().numpy().tobytes())
+        super().__init__(model, data, config, folder, decay_from, warmup)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Mean square error to the teacher, half of the batch's rows, each twice."""
+        """Weighted mean square distance from the teacher, on half of the batch's rows, each twice."""
         self.set_learning_rate()
-        batch = Batch(*(part[: max(1, len(part) // 2)] for part in batch))
+        batch = Batch(*(rows[: max(1, len(rows) // 2)] for rows in batch))
         u, gamma, t = self.config.gamma.u(batch.t), self.config.gamma, batch.t.float()
         x = self.schedule.add_noise(batch.x0, batch.noise, batch.t)
         plain, mirrored = batch.values.clone(), batch.values.clone()
         plain[:, self._flip], mirrored[:, self._flip] = 0.0, 1.0
         with torch.no_grad():
-            said = self.told(x, t, batch.semantics, self.teacher_embedder(plain, u, gamma, batch.drop))
-        twice = lambda part: torch.cat([part, part])  # noqa: E731
+            target = self.teacher_network(x, t, batch.semantics, self.teacher_embedder(plain, u, gamma, batch.drop))
+        twice = lambda rows: torch.cat([rows, rows])  # noqa: E731
         added = self.embedder(torch.cat([plain, mirrored]), twice(u), gamma, twice(batch.drop))
-        found = self.network(torch.cat([x, x.flip(-1)]), twice(t), twice(batch.semantics), added)
+        prediction = self.network(torch.cat([x, x.flip(-1)]), twice(t), twice(batch.semantics), added)
         signal, noise = self.schedule.scales(batch.t)
         weight = twice((noise / signal).clamp(max=1.0).float())
-        return ((found - torch.cat([said, said.flip(-1)])).square().flatten(1).mean(1) * weight).mean()
+        return ((prediction - torch.cat([target, target.flip(-1)])).square().flatten(1).mean(1) * weight).mean()
 
     def _identity(self) -> dict[str, Any]:
-        """A run goes on with the teacher it began with, or not at all."""
-        return super()._identity() | {"teacher": self._teachers.hexdigest()[:16]}
+        """A run resumes with the teacher it began with, or not at all."""
+        return super()._identity() | {"teacher": self._fingerprint.hexdigest()[:16]}
 
     @property
     def _flip(self) -> int:

@@ -1,4 +1,4 @@
-"""The control conditioning section of ``vitrine demo``: one seed told five sizes, under both weights of the size."""
+"""The control conditioning section of ``vitrine demo``: one seed at five size conditions, under both weights."""
 
 from __future__ import annotations
 
@@ -6,64 +6,63 @@ from typing import Any
 
 import torch
 
-from ...engine.charts import line_chart
-from ...engine.control.cross_size import cross_size_consistency, rms_distance
+from ..charts import line_chart
 from ...engine.progress import Progress, silent
-from .claims import FIRST, FLIPS, NAMES, SIZES, _prompts, _reader, content_distance
-from .world import WEIGHTS, Sibling
+from .claims import FIRST, FLIPS, NAMES, SIZES, at_every_size, distances_of, prompts_of, reader
+from .controlled_transformer import ControlledTransformer
+from .world import WEIGHTS
 
 SHOWN, MEASURED = 2, 8
 
 
 def section(report: Any, progress: Progress = silent) -> None:
     """Add the section; half a minute on one core."""
-    report.add_heading("Control conditioning: the size a model is told")
+    report.add_heading("Control conditioning: the size a model is given")
     report.add_paragraph(
-        "Two small transformers were told the original size of their training pictures, with a constant weight as in "
-        "SDXL and with the paper's power-cosine weight, which is silent while the layout forms. Each row is one seed "
-        "and prompt; only the size told differs. In the training collection small pictures show other things than "
-        "large ones, and these prompts leave such things open. The size should change sharpness, not the content."
+        "Two small transformers were trained with the original size of their pictures as a condition: with a constant "
+        "weight as in SDXL, and with the paper's power-cosine weight, which is 0 while the layout forms. Each row is "
+        "one seed and prompt; only the size condition differs. In the training collection small pictures show other "
+        "things than large ones, and these prompts leave such things open. The size should change sharpness, not the "
+        "content."
     )
     report.add_images([(_curves(), "weight of the size over a run, from right to left")], width=560)
-    _, prompts, seeds = _prompts(MEASURED, FIRST + 90_000, brief=True)
-    rows: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
-    reader = _reader()
+    _, prompts, seeds = prompts_of(MEASURED, FIRST + 90_000, brief=True)
+    table: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
+    readings = reader()
     for i, name in enumerate(NAMES):
-        sibling = Sibling.open(name)
-        drawn = {(s, s): sibling.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
+        drawn = at_every_size(name, prompts, seeds)
         for k in range(SHOWN):
-            _row(report, torch.stack([drawn[s, s][k] for s in SIZES]), [f"{name}, told {s} px" for s in SIZES])
-        distances = (content_distance(reader), rms_distance)
-        found = [cross_size_consistency(drawn.__getitem__, list(drawn), d).mean for d in distances]
-        rows.append([name, *(f"{v:.4f}" for v in found)])
+            _row(report, torch.stack([drawn[s, s][k] for s in SIZES]), [f"{name}, size {s} px" for s in SIZES])
+        features, pixels, _ = distances_of(drawn, readings)
+        table.append([name, f"{features.mean:.4f}", f"{pixels.mean:.4f}"])
         progress(i + 1, len(NAMES), None)
     report.add_paragraph(
-        f"Mean distance between pictures of one seed told different sizes, {MEASURED} seeds, all pairs of five sizes; "
+        f"Mean distance between pictures of one seed at different sizes, {MEASURED} seeds, all pairs of five; "
         "less is better. `vitrine reproduce control.cross_size` measures it on more, with the Frechet distance."
     )
-    report.add_table(rows)
+    report.add_table(table)
     _flips(report)
 
 
 def _flips(report: Any) -> None:
-    """Two captions with sides, told not mirrored, nothing, mirrored."""
+    """Two captions with sides, at flip 0, without control, at flip 1."""
     from ...engine.portraits import caption, sample_scenes
 
     report.add_paragraph(
-        "A third one learned that a told flip mirrors the picture while its caption stays. Told 0 it knows left from "
-        "right, told nothing it guesses, told 1 it mirrors (roughly: it learned from mirrored latents). "
+        "A third one learned that flip 1 mirrors the picture while its caption stays. At flip 0 it knows left from "
+        "right, without control it guesses, at flip 1 it mirrors (roughly: it learned from mirrored latents). "
         "`vitrine reproduce control.flip` counts."
     )
     scenes = sample_scenes(range(FIRST + 95_000, FIRST + 95_000 + SHOWN)).with_attributes(
         hat="cap-right", mole="left", glasses="none"
     )  # fmt: skip
-    sibling, prompts, seeds = Sibling.open(FLIPS), caption(scenes), list(range(SHOWN))
-    told: dict[str, dict[str, Any]] = {
-        "told 0": {}, "told nothing": {"silent_controls": True}, "told 1": {"controls": {"flip": 1.0}},
+    model, prompts, seeds = ControlledTransformer.open(FLIPS), caption(scenes), list(range(SHOWN))
+    conditions: dict[str, dict[str, Any]] = {
+        "flip 0": {}, "no control": {"silent_controls": True}, "flip 1": {"controls": {"flip": 1.0}},
     }  # fmt: skip
-    drawn = [sibling.draw(prompts, seeds, **settings) for settings in told.values()]
+    drawn = [model.draw(prompts, seeds, **settings) for settings in conditions.values()]
     for k, prompt in enumerate(prompts):
-        _row(report, torch.stack([images[k] for images in drawn]), list(told))
+        _row(report, torch.stack([images[k] for images in drawn]), list(conditions))
         report.add_paragraph(prompt)
 
 

@@ -1,76 +1,106 @@
-"""The portraits sibling: a PixArt-shaped model told size, crop and flip, trained under two weights of the size."""
+"""The portraits transformer trained under two weights of the size, and taught what a flip is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ...engine.config import Config
 from ...engine.control.embedder import ControlEmbedder
 from ...engine.control.gamma import GammaConfig
 from ...engine.control.inject import control_width
 from ...engine.control.spec import ControlSpec
-from ...engine.control.train import ControlTrainConfig
+from ...engine.control.train import AdvancedControlTrainConfig, ControlTrainConfig
+from ...engine.errors import refuse
+from ...engine.portraits.models import Portraits, load_portraits
 from ...engine.progress import Progress, silent
-from ...engine.schedule import NoiseSchedule
-from ..portraits.transformer import AS_FOUND, Collection, build_transformer
-from .controlled_transformer import Sibling, SiblingTrainer, export_sibling, load_sibling
+from ...engine.training import run_steps
+from ..portraits.transformer import AS_FOUND, Collection, build_transformer, saved_data
+from .controlled_transformer import ControlledTransformer, TransformerTrainer, export_transformer, load_controlled
 from .flip_lessons import FlipLessons
-
-__all__ = ["PAPER", "WEIGHTS", "Sibling", "new_sibling", "train_sibling"]
 
 PAPER = "On improved Conditioning Mechanisms (Berrada et al., NeurIPS 2024)"
 WEIGHTS = {"power-cosine": GammaConfig("power_cos", 4.0), "constant": GammaConfig("constant")}
 """The two models: the paper's curve against SDXL's constant weight."""
 _SIDES = Collection(mirrored=0.0, sides=0.75)
-LESSONS: dict[str, tuple[type[SiblingTrainer], Collection]] = {
-    "collection": (SiblingTrainer, AS_FOUND), "sides": (SiblingTrainer, _SIDES), "flips": (FlipLessons, _SIDES),
+LESSONS: dict[str, tuple[type[TransformerTrainer], Collection]] = {
+    "collection": (TransformerTrainer, AS_FOUND), "sides": (TransformerTrainer, _SIDES), "flips": (FlipLessons, _SIDES),
 }  # fmt: skip
-"""Pictures as found; left and right, on pictures as they were taken; what a told flip does to them."""
+"""Pictures as one finds them; left and right, on pictures that are not mirrored; the flip condition."""
 
 
-def new_sibling(seed: int = 0) -> tuple[Any, ControlEmbedder]:
+@dataclass(frozen=True)
+class TransformerTrainConfig(Config):
+    """Settings of one training.
+
+    Attributes:
+        weight: of the size, one of ``WEIGHTS``.
+        pictures: rendered and encoded first.
+        steps, batch: updates, and pictures of each.
+        start: a transformer to begin with, by name or folder, instead of random weights.
+        lr: of Adam; falls to zero over the last quarter.
+        lesson: one of ``LESSONS``.
+
+    Raises:
+        VitrineError: If the weight or the lesson is unknown.
+    """
+
+    weight: str = "power-cosine"
+    pictures: int = 10_240
+    steps: int = 10_000
+    batch: int = 32
+    start: str | None = None
+    lr: float = 1.5e-3
+    lesson: str = "collection"
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("weight", WEIGHTS), ("lesson", LESSONS)):
+            if getattr(self, name) not in accepted:
+                raise refuse(name, getattr(self, name), sorted(accepted), "name one of them")
+
+    @property
+    def name(self) -> str:
+        """Of the export's folder."""
+        return self.weight if self.lesson == "collection" else f"{self.weight}-{self.lesson}"
+
+
+def new_transformer(weight: str, portraits: Portraits, seed: int = 0) -> ControlledTransformer:
     """Transformer and embedder with seeded random weights."""
     transformer = build_transformer(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed + 1)
-        return transformer, ControlEmbedder(ControlSpec(), control_width(transformer))
+        embedder = ControlEmbedder(ControlSpec(), control_width(transformer))
+    return ControlledTransformer(portraits, transformer, embedder, WEIGHTS[weight], portraits.scheduler)
 
 
-def train_sibling(
-    weight: str, folder: str | Path, pictures: int, steps: int, batch: int, until: int | None = None,
-    start: str | Path | None = None, lr: float = 1.5e-3, progress: Callable[[str], Progress] = lambda name: silent,
-    lesson: str = "collection",
+def train_transformer(
+    folder: str | Path, config: TransformerTrainConfig, until: int | None = None,
+    progress: Callable[[str], Progress] = lambda name: silent,
 ) -> Path:  # fmt: skip
-    """Data, training, export to ``folder/weight``; goes on where it was stopped.
+    """Data, training, export to ``folder/NAME``; a run that was stopped resumes.
 
     Args:
-        lesson: one of ``LESSONS``; exports of others than the collection have its name added.
-        start: a sibling to begin with, by name or folder, instead of random weights.
-        lr: of Adam; falls to zero over the last quarter.
+        until: stop when so many updates are done in all.
     """
-    from ...engine.portraits import load_portraits
-    from ..portraits.transformer import saved_data
-
-    trainer_of, kind = LESSONS[lesson]
-    portraits, name = load_portraits(), weight if lesson == "collection" else f"{weight}-{lesson}"
-    file = Path(folder) / f"pictures-{kind.mirrored:g}-mirrored-{kind.sides:g}-sided.safetensors"
-    data = saved_data(file, portraits, pictures, progress=progress("pictures"), kind=kind)
-    with torch.no_grad():
-        null = portraits.encode([""])[0].clone()
-    ema = 0.99 if lesson == "flips" else 0.999  # what a flip does is found suddenly; an older average has not got it
-    config = ControlTrainConfig(steps, batch, lr, (0.9, 0.95), ema, gamma=WEIGHTS[weight], save_every=250)
-    transformer, embedder = new_sibling() if start is None else load_sibling(start)[:2]
-    embedder.float().train().requires_grad_(True)
-    schedule = NoiseSchedule.from_diffusers(portraits.scheduler)
-    transformer.train().requires_grad_(True)
-    trainer = trainer_of(transformer, embedder, data, null, schedule, config, Path(folder) / f"{name}.run")
-    bar, last = progress("training"), min(steps, until or steps)
-    while trainer.done < last:
-        trainer.step()
-        if trainer.done % config.save_every == 0 or trainer.done == last:
-            trainer.save()
-        bar(trainer.done, steps, None)
-    return export_sibling(trainer, Path(folder), name).parent
+    trainer_of, kind = LESSONS[config.lesson]
+    folder, portraits = Path(folder), load_portraits()
+    file = folder / f"pictures-{kind.mirrored:g}-mirrored-{kind.sides:g}-sided.safetensors"
+    data = saved_data(file, portraits, config.pictures, progress=progress("pictures"), kind=kind)
+    model = new_transformer(config.weight, portraits)
+    if config.start is not None:
+        model.transformer, model.embedder, _ = load_controlled(config.start)
+    # The flip is learned suddenly; a slower average would lag behind it.
+    ema = 0.99 if config.lesson == "flips" else 0.999
+    advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=ema, save_every=250)
+    settings = ControlTrainConfig(
+        config.steps, config.batch, config.lr, gamma=WEIGHTS[config.weight], advanced=advanced
+    )
+    trainer = trainer_of(model, data, settings, folder / f"{config.name}.run")
+    run_steps(
+        trainer.step, lambda: trainer.done, min(config.steps, until or config.steps), config.steps,
+        save=trainer.save, save_every=advanced.save_every, progress=progress("training"),
+    )  # fmt: skip
+    return export_transformer(trainer, folder, config.name).parent

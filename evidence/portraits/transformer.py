@@ -1,7 +1,7 @@
 """A second, PixArt-shaped model of the portraits world: same latents, same text encoder, transformer instead of UNet.
 
-It has position embeddings, and it is told size, crop and flip: what the methods for control conditioning and resolution
-transfer need. Text states come from the portraits model's own text encoder, which stays as it is.
+It has position embeddings, and its conditions are size, crop and flip: what the methods for control conditioning and
+resolution transfer need. Text states come from the portraits model's own text encoder, which stays as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from ...engine.errors import refuse
-from ...engine.files import save_safetensors, write_folder
+from ...engine.files import read_safetensors, save_safetensors, write_folder
 from ...engine.portraits.captions import OPTIONAL, caption
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.render import render
@@ -26,8 +26,8 @@ SHARES = (0.08, 0.10, 0.14, 0.14, 0.22, 0.12, 0.12, 0.04, 0.04)
 LINK = 0.9
 """Correlation of a picture's size with what its caption may leave unsaid (skin, hair colour, mouth, shirt, background).
 
-In found collections size tells of content: thumbnails, scans, stock photographs. Without a link a model told sizes has
-nothing wrong to learn from them.
+In real collections size says something of the content: thumbnails, scans, stock photographs. Without a link a model
+with size conditions has nothing wrong to learn from them.
 """
 SIDED = {"hat": ("cap-left", "cap-right"), "mole": ("left", "right")}
 """Attributes with a side, and their two values."""
@@ -49,7 +49,12 @@ def build_transformer(seed: int = 0, **changes: Any) -> Any:
 
 
 class Collection(NamedTuple):
-    """What pictures are taken: share of ``mirrored`` ones, and of ``sides`` drawn anew for attributes of ``SIDED``."""
+    """Which pictures to render.
+
+    Attributes:
+        mirrored: share of mirrored ones, 0 to 1.
+        sides: share of pictures in which the attributes of ``SIDED`` are drawn anew, 0 to 1.
+    """
 
     mirrored: float = 0.25
     sides: float = 0.0
@@ -58,7 +63,7 @@ class Collection(NamedTuple):
 AS_FOUND = Collection()
 
 
-class SiblingData(NamedTuple):
+class TransformerData(NamedTuple):
     """Rows to train on: latents (N, 4, s, s) scaled, text states (N, 24, 64), controls by name (N,)."""
 
     latents: torch.Tensor
@@ -67,32 +72,33 @@ class SiblingData(NamedTuple):
 
 
 @torch.no_grad()
-def sibling_data(
+def transformer_data(
     model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent,
     kind: Collection = AS_FOUND,
-) -> SiblingData:  # fmt: skip
+) -> TransformerData:  # fmt: skip
     """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on its chunk of 128 numbers only.
 
-    A collection as they are found: small pictures are of other things than large ones (``LINK``), captions leave
-    things unsaid (each row a share of its own), some are mirrored while their captions stay, half are cropped to
-    between ``crop`` and all of their side.
+    A collection as one finds them: small pictures show other things than large ones (``LINK``), captions leave things
+    unsaid (each row a share of its own), some are mirrored while their captions stay, half are cropped to a side of
+    ``crop`` to 1 of their own.
     """
-    latents, texts, rows = [], [], []
+    latents, texts, chunks = [], [], []
     chunk = 128
     for start in range(first, first + count, chunk):
         seeds = range(start, min(start + chunk, first + count))
         random = torch.Generator().manual_seed(9_000_000 + start)
         scenes, size = _linked(sample_scenes(seeds), random)
         scenes = _sided(scenes, kind.sides, random) if kind.sides else scenes
-        pictures, told = _augmented(scenes, size, side, crop, kind.mirrored, random)
+        pictures, controls = _augmented(scenes, size, side, crop, kind.mirrored, random)
         latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
         share = torch.rand(len(scenes), 1, generator=random)
         unsaid = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < share).numpy()
         texts.append(model.encode(caption(scenes, unsaid)))
-        rows.append(told)
+        chunks.append(controls)
         progress(seeds.stop - first, count, None)
-    controls = {name: torch.cat([r[name] for r in rows]) for name in rows[0]}
-    return SiblingData(torch.cat(latents), torch.cat(texts), controls)
+    return TransformerData(
+        torch.cat(latents), torch.cat(texts), {name: torch.cat([c[name] for c in chunks]) for name in chunks[0]}
+    )
 
 
 def _linked(scenes: Scenes, random: torch.Generator) -> tuple[Scenes, torch.Tensor]:
@@ -104,8 +110,8 @@ def _linked(scenes: Scenes, random: torch.Generator) -> tuple[Scenes, torch.Tens
     cuts = torch.tensor(SHARES).cumsum(0)[:-1]
     size = torch.tensor(SIZES)[torch.searchsorted(cuts, torch.special.ndtr(by_size))]
     for name in OPTIONAL:
-        own = torch.randn(len(scenes), generator=random)
-        rank = torch.special.ndtr(LINK * by_size + (1 - LINK**2) ** 0.5 * own)
+        free = torch.randn(len(scenes), generator=random)
+        rank = torch.special.ndtr(LINK * by_size + (1 - LINK**2) ** 0.5 * free)
         count = len(ATTRIBUTES[name])
         scenes = scenes.with_attributes(**{name: (rank * count).long().clamp(max=count - 1).numpy()})
     return scenes, size
@@ -132,44 +138,42 @@ def _augmented(
     where = torch.rand(count, 2, generator=random)
     pictures, tops, lefts = torch.empty(count, 3, side, side), torch.zeros(count), torch.zeros(count)
     for s in SIZES:
-        mine = (size == s).nonzero().flatten()
-        if not len(mine):
+        of_this_size = (size == s).nonzero().flatten()
+        if not len(of_this_size):
             continue
-        drawn = render(scenes[mine.numpy()], s).images
-        for row, image in zip(mine.tolist(), drawn, strict=True):
+        images = render(scenes[of_this_size.numpy()], s).images
+        for row, image in zip(of_this_size.tolist(), images, strict=True):
             image = image.flip(-1) if flip[row] else image
             cut = max(4, round(float(share[row]) * s))
             top, left = (int(w * (s - cut + 1)) for w in where[row])
             tops[row], lefts[row] = top / s, left / s
-            part = image[None, :, top : top + cut, left : left + cut]
-            pictures[row] = functional.interpolate(part, (side, side), mode="bilinear", antialias=True)[0]
-    both = {"height": size.float(), "width": size.float(), "aspect": torch.ones(count)}
-    return pictures.clamp(0, 1), {"flip": flip.float(), "crop_top": tops, "crop_left": lefts} | both
+            cropped = image[None, :, top : top + cut, left : left + cut]
+            pictures[row] = functional.interpolate(cropped, (side, side), mode="bilinear", antialias=True)[0]
+    sizes = {"height": size.float(), "width": size.float(), "aspect": torch.ones(count)}
+    return pictures.clamp(0, 1), {"flip": flip.float(), "crop_top": tops, "crop_left": lefts} | sizes
 
 
 def saved_data(
     path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent,
     kind: Collection = AS_FOUND,
-) -> SiblingData:  # fmt: skip
-    """:func:`sibling_data` from a file in half precision, which is made first where there is none.
+) -> TransformerData:  # fmt: skip
+    """:func:`transformer_data` from a file in half precision, which is written first if there is none.
 
     Raises:
-        VitrineError: a file of another number or size of pictures.
+        VitrineError: If the file is of another number or size of pictures.
     """
-    from safetensors.torch import load_file
-
     path = Path(path)
     if not path.is_file():
-        made = sibling_data(model, count, side, progress=progress, kind=kind)
-        tensors = {"latents": made.latents.half(), "text": made.text.half()}
-        tensors |= {f"controls/{name}": value for name, value in made.controls.items()}
+        data = transformer_data(model, count, side, progress=progress, kind=kind)
+        tensors = {"latents": data.latents.half(), "text": data.text.half()}
+        tensors |= {f"controls/{name}": value for name, value in data.controls.items()}
         save_safetensors(path, tensors)
-    found = load_file(path)
-    if found["latents"].shape != (count, 4, side // 4, side // 4):
-        given = tuple(found["latents"].shape)
-        raise refuse("training pictures", given, f"{count} of {side} px", "choose another folder")
-    controls = {k.split("/")[1]: v for k, v in found.items() if k.startswith("controls/")}
-    return SiblingData(found["latents"], found["text"], controls)
+    tensors = read_safetensors(path)[0]
+    if tensors["latents"].shape != (count, 4, side // 4, side // 4):
+        shape = tuple(tensors["latents"].shape)
+        raise refuse("training pictures", shape, f"{count} of {side} px", "choose another folder")
+    controls = {k.removeprefix("controls/"): v for k, v in tensors.items() if k.startswith("controls/")}
+    return TransformerData(tensors["latents"], tensors["text"], controls)
 
 
 def save_transformer(transformer: Any, folder: str | Path) -> None:

@@ -1,47 +1,52 @@
-"""Claims about resolution transfer on the portraits sibling: ``vitrine reproduce resolution.*``."""
+"""Claims about resolution transfer on the portraits transformer: ``vitrine reproduce resolution.*``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from ...engine.errors import refuse
 from ...engine.portraits.shipped import TRANSFORMERS
 from ...engine.progress import Progress, silent
+from ..control.controlled_transformer import ControlledTransformer
 from ..registry import ClaimResult, claim
-from .world import PAPER, TARGET, Judge, Sibling, TransferConfig, mean_curve, read_curves, steps_to_reach
+from .curves import Curves, mean_curve, read_curves, steps_to_reach
+from .world import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
 """What ``vitrine resolution transfer`` measured of the shipped models."""
 SHIPPED = f"power-cosine-{TARGET}"
+QUICK_SAMPLES = 60
 BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
 
 
 @claim(
     "resolution.transfer", paper=PAPER, figure="Fig. 8: positions resampled and schedule rescaled, 64 to 128 px",
     target="both together end lowest; they reach the FID at which the worst arm ends in at most half of its steps",
+    minutes=2, quick_minutes=0.5,
 )  # fmt: skip
-def transfer(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def transfer(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Curves of FID by fine-tuning step, three arms, all seeds; ``model`` may be the folder of another run.
 
-    The shipped 128-pixel model, if there is one, is drawn from and measured again.
+    The shipped 128-pixel model, if there is one, is drawn from and measured again; ``quick`` draws fewer pictures,
+    whose distance is larger for that alone.
     """
-    own = model is not None and (Path(model) / "curves.json").is_file()
-    result = judged(read_curves(Path(str(model)) if own else CURVES if CURVES.is_file() else TRANSFORMERS))
-    if not own and (TRANSFORMERS / SHIPPED).is_dir():
-        found = Judge(TransferConfig())(Sibling.open(SHIPPED))
-        result.details[f"{SHIPPED}, measured again"] = {"FID": found}
+    other_run = model is not None and (Path(model) / "curves.json").is_file()
+    result = judged(read_curves(Path(str(model)) if other_run else CURVES if CURVES.is_file() else TRANSFORMERS))
+    if not other_run and (TRANSFORMERS / SHIPPED).is_dir():
+        config = TransferConfig(samples=QUICK_SAMPLES) if quick else TransferConfig()
+        title = f"{SHIPPED}, measured again" + (f" on {config.samples} captions" if quick else "")
+        result.details[title] = {"FID": Judge(config)(ControlledTransformer.open(SHIPPED))}
     progress(1, 1, None)
     return result
 
 
-def judged(curves: dict[str, dict[int, dict[int, float]]]) -> ClaimResult:
+def judged(curves: Curves) -> ClaimResult:
     """The claim from curves; the value is the share of steps that resampling and rescaling together need.
 
     Raises:
-        VitrineError: arms missing.
+        VitrineError: If an arm is missing.
     """
-    from ...engine.errors import refuse
-
     if not {BEST, STRETCHED, PLAIN} <= set(curves):
         raise refuse("curves", sorted(curves), [BEST, STRETCHED, PLAIN], "run the missing arms")
     means = {arm: mean_curve(seeds) for arm, seeds in curves.items()}

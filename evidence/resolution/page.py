@@ -1,4 +1,4 @@
-"""The resolution transfer section of ``vitrine demo``: the 64-pixel sibling at 128 pixels, each switch on and off."""
+"""The resolution transfer section of ``vitrine demo``: a 64-pixel model at 128 pixels, each switch on and off."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch.nn import functional
 from ...engine.progress import Progress, silent
 from ...engine.resolution.config import ResolutionTransferConfig
 from ...engine.resolution.transfer import apply
+from ..control.controlled_transformer import ControlledTransformer
 from .claims import CURVES, SHIPPED
-from .world import FIRST, TARGET, TRAINED, Sibling, mean_curve, read_curves
+from .curves import mean_curve, read_curves
+from .world import FIRST, TARGET, TRAINED
 
 SHOWN = 6
 SCHEDULES = {"none": "schedule as it was", "resample": "resampled", "relabel": "relabelled"}
@@ -30,36 +32,36 @@ def section(report: Any, progress: Progress = silent) -> None:
         "its sampling steps moved to more noise (resample, right for any checkpoint) or its timesteps given another "
         "meaning (relabel, which the paper does before fine-tuning)."
     )
-    sibling, rows = Sibling.open("power-cosine"), [["schedule", "positions", _agreement_title()]]
-    many = [(s, p) for s in SCHEDULES for p in POSITIONS]
-    for i, (schedule, positions) in enumerate(many):
+    model, table = ControlledTransformer.open("power-cosine"), [["schedule", "positions", _agreement_title()]]
+    pairs = [(s, p) for s in SCHEDULES for p in POSITIONS]
+    for i, (schedule, positions) in enumerate(pairs):
         config = ResolutionTransferConfig(
             (TARGET, TARGET), (TRAINED, TRAINED), schedule=schedule, pos_embed=positions, override=True
         )
         title = f"{SCHEDULES[schedule]}, {POSITIONS[positions]}"
-        rows.append([SCHEDULES[schedule], POSITIONS[positions], _show(report, sibling, title, config)])
-        progress(i + 1, len(many) + 1, None)
+        table.append([SCHEDULES[schedule], POSITIONS[positions], _show(report, model, title, config)])
+        progress(i + 1, len(pairs) + 1, None)
     if SHIPPED in shipped_transformers():
-        found = _show(report, Sibling.open(SHIPPED), "fine-tuned: relabelled, grid", None)
-        rows.append(["relabelled, fine-tuned", "grid", found])
-    report.add_table(rows)
+        agreement = _show(report, ControlledTransformer.open(SHIPPED), "fine-tuned: relabelled, grid", None)
+        table.append(["relabelled, fine-tuned", "grid", agreement])
+    report.add_table(table)
     _training(report)
-    progress(len(many) + 1, len(many) + 1, None)
+    progress(len(pairs) + 1, len(pairs) + 1, None)
 
 
 def _agreement_title() -> str:
     return f"agreement with the prompt, {SHOWN} pictures"
 
 
-def _show(report: Any, sibling: Sibling, title: str, config: ResolutionTransferConfig | None) -> str:
+def _show(report: Any, model: ControlledTransformer, title: str, config: ResolutionTransferConfig | None) -> str:
     """A row of pictures; the share of attributes, read at 64 px, that are as the prompts say."""
     from ...engine.portraits import caption, sample_scenes
-    from ...engine.portraits.readout import attribute_accuracy, load_readout, read
     from ..portraits.page import to_pil
+    from ..portraits.readout import attribute_accuracy, load_readout, read
 
     scenes = sample_scenes(range(FIRST, FIRST + SHOWN))
-    with nullcontext() if config is None else apply(sibling, config):
-        images = sibling.draw(caption(scenes), list(range(SHOWN)), side=TARGET)
+    with nullcontext() if config is None else apply(model, config):
+        images = model.draw(caption(scenes), list(range(SHOWN)), side=TARGET)
     report.add_images([(p, title) for p in to_pil(images, 1)], width=100)
     reading = read(load_readout(), functional.interpolate(images, (TRAINED, TRAINED), mode="area"))
     return f"{torch.tensor(list(attribute_accuracy(reading, scenes).values())).mean():.2f}"
@@ -67,7 +69,7 @@ def _show(report: Any, sibling: Sibling, title: str, config: ResolutionTransferC
 
 def _training(report: Any) -> None:
     """The curves of fine-tuning, where they ship."""
-    from ...engine.charts import line_chart
+    from ..charts import line_chart
 
     if not CURVES.is_file():
         return

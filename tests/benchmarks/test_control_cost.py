@@ -13,10 +13,10 @@ from vitrine.engine.control import (
     GuidanceConfig,
     Injection,
     ReferenceBlend,
-    Told,
+    SizeCondition,
+    control_guidance,
     control_width,
-    guide,
-    needed,
+    needed_evaluations,
 )
 
 
@@ -60,12 +60,12 @@ def test_overhead_of_a_step(bench, model):
     @torch.no_grad()
     def step():
         block.spent, start = 0.0, bench.now()
-        needed(guidance, 0.5)
+        needed_evaluations(guidance, 0.5)
         planning = bench.now() - start
         with block:
             out = full()
         none, whole = out.chunk(2)
-        guide(lambda c, s: whole if s else none, guidance, 0.5)
+        control_guidance(lambda c, s: whole if s else none, guidance, 0.5)
         wholes.append(bench.now() - start)
         rests.append(wholes[-1] - block.spent - planning)
 
@@ -95,12 +95,16 @@ def test_sampling_against_the_stock_pipeline(bench):
     masks = {f"{n}prompt_attention_mask": torch.ones(4, text.shape[1]) for n in ("", "negative_")}
     settings = {"prompt_embeds": text, "negative_prompt_embeds": empty, "num_inference_steps": 8} | masks
     settings |= {"height": 64, "width": 64, "output_type": "latent"}
-    told = {"told": Told(original=(64, 64)), "checkpoint": checkpoint, "guidance": GuidanceConfig(2.0)}
+    control = {
+        "size_condition": SizeCondition(original=(64, 64)),
+        "checkpoint": checkpoint,
+        "guidance": GuidanceConfig(2.0),
+    }
 
     def plainly():
         noise = torch.randn(4, 4, 16, 16)
         stock(negative_prompt=None, guidance_scale=2.0, use_resolution_binning=False, latents=noise, **settings)
 
     against = {"stock pipeline": plainly}
-    run = lambda: ours(seeds=[0, 1, 2, 3], **told, **settings)  # noqa: E731
+    run = lambda: ours(seeds=[0, 1, 2, 3], **control, **settings)  # noqa: E731
     bench.compare("control, sampling 8 steps", "portraits sibling (PixArt-shaped), batch 4", run, against, 5)

@@ -16,15 +16,15 @@ from vitrine.engine.control import (
     GammaConfig,
     GuidanceConfig,
     PaddingConfig,
+    control_guidance,
     cross_size_consistency,
     gamma,
-    guide,
     half_weight_time,
     load_control,
     pad_text,
     rms_distance,
     save_control,
-    settle,
+    trained_settings,
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.guidance import scale_for_size
@@ -104,7 +104,7 @@ def test_bad_curves_are_refused():
 def test_controls_are_checked_and_ordered():
     spec = ControlSpec()
     assert spec.names == ("flip", "crop_top", "crop_left", "aspect", "height", "width")
-    assert spec.columns("low") == [4, 5] and ControlSpec.from_json(spec.to_json()) == spec
+    assert spec.columns("low") == [4, 5] and ControlSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     rows = spec.rows(VALUES)
     assert rows.shape == (2, 6) and rows[1].tolist() == [1, 0.4, 0.2, 1.5, 512, 300]
     coded = spec.encode(rows)
@@ -188,7 +188,7 @@ def test_equation_two_is_nested_and_regular_dual_guidance():
     for nesting, inner in (("control_inner", (False, True)), ("semantic_inner", (True, False))):
         calls = Calls()
         full, mid, none = (calls.eps[k].double() for k in ((True, True), inner, (False, False)))
-        found = guide(calls, GuidanceConfig(scale, beta, nesting))
+        found = control_guidance(calls, GuidanceConfig(scale, beta, nesting))
         assert found.evaluations == 3 == len(calls.seen)
         printed = scale * (beta * full + (1 - beta) * mid) + (1 - scale) * none
         nested = none + scale * (mid + beta * (full - mid) - none)
@@ -200,22 +200,22 @@ def test_equation_two_is_nested_and_regular_dual_guidance():
 def test_guidance_without_strength_spares_evaluations():
     calls = Calls()
     full, none = calls.eps[True, True], calls.eps[False, False]
-    plain = guide(calls, GuidanceConfig())
+    plain = control_guidance(calls, GuidanceConfig())
     assert plain.prediction is full and plain.evaluations == 1
-    cfg = guide(calls, GuidanceConfig(scale=5.0))
+    cfg = control_guidance(calls, GuidanceConfig(scale=5.0))
     assert cfg.evaluations == 2 and torch.allclose(cfg.prediction, none + 5 * (full - none))
-    only = guide(calls, GuidanceConfig(control=2.0))
+    only = control_guidance(calls, GuidanceConfig(control=2.0))
     assert only.evaluations == 2 and torch.allclose(only.prediction, 2 * full - calls.eps[False, True], atol=1e-6)
 
 
 @pytest.mark.parametrize("nesting", ["control_inner", "semantic_inner"])
 def test_the_skip_rule_changes_no_bit(nesting):
     config = GuidanceConfig(3.7, 1.375, nesting)
-    slow = guide(Calls(null_control=True), config, weight=0.0, high_is_null=False)
-    quick = guide(Calls(null_control=True), config, weight=torch.zeros(2), high_is_null=True)
+    slow = control_guidance(Calls(null_control=True), config, weight=0.0, high_is_null=False)
+    quick = control_guidance(Calls(null_control=True), config, weight=torch.zeros(2), high_is_null=True)
     assert (slow.evaluations, quick.evaluations) == (3, 2)
     assert torch.equal(slow.prediction, quick.prediction)
-    late = guide(Calls(), config, weight=torch.tensor([0.0, 0.3]), high_is_null=True)
+    late = control_guidance(Calls(), config, weight=torch.tensor([0.0, 0.3]), high_is_null=True)
     assert late.evaluations == 3  # one row still has control
 
 
@@ -290,12 +290,13 @@ def test_checkpoints_round_trip_to_the_bit(tmp_path, dtype):
 
 
 def test_the_checkpoint_rules_over_widgets(tmp_path, recwarn):
-    assert settle(metadata(), GammaConfig(alpha=3.0), PaddingConfig()) == (GammaConfig(alpha=3.0), PaddingConfig())
-    assert settle(metadata())[0].alpha == 3.0 and not recwarn
+    same = (GammaConfig(alpha=3.0), PaddingConfig())
+    assert trained_settings(metadata(), *same) == same
+    assert trained_settings(metadata())[0].alpha == 3.0 and not recwarn
     with pytest.warns(ControlWarning, match="'alpha': 1.0"):
-        assert settle(metadata(), GammaConfig())[0].alpha == 3.0
+        assert trained_settings(metadata(), GammaConfig())[0].alpha == 3.0
     with pytest.warns(ControlWarning, match="padding"):
-        settle(metadata(padding=None), None, PaddingConfig())
+        trained_settings(metadata(padding=None), None, PaddingConfig())
 
 
 def test_foreign_and_later_files_are_refused(tmp_path):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from diffusers import DiTTransformer2DModel
 from safetensors.torch import load_file
 from vitrine.engine.control import (
     AugmentConfig,
@@ -15,6 +14,7 @@ from vitrine.engine.control import (
     ControlTrainConfig,
     ControlTrainer,
     GammaConfig,
+    Trainee,
     augment,
     control_width,
     injected,
@@ -22,12 +22,11 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine_tests import models
 
 
 def tiny_dit():
-    torch.manual_seed(0)
-    return DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=8, in_channels=3, out_channels=3,
-                                 num_layers=2, sample_size=8, patch_size=2, num_embeds_ada_norm=4).eval()  # fmt: skip
+    return models.dit(in_channels=3, out_channels=3)
 
 
 def embedder():
@@ -48,11 +47,12 @@ def trainer(folder, full=True, steps=6, **how):
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(4)) * (0.02 if full else p.abs()))
     network = injected(dit, lambda x, t, s: dit(x, timestep=t, class_labels=s).sample)
-    config = ControlTrainConfig(**{"steps": steps, "batch": 8, "lr": 3e-3, "augment": AugmentConfig(8)} | how)
+    config = ControlTrainConfig.from_dict({"steps": steps, "batch": 8, "lr": 3e-3, "augment": AugmentConfig(8)} | how)
     schedule = NoiseSchedule.scaled_linear()
     mine = dict(dit.named_parameters()) if full else {}
     about = ControlMetadata("DiTTransformer2DModel", net.dim, base_model="tiny")
-    return ControlTrainer(network, net, records(), torch.tensor(4), schedule, config, folder, mine, metadata=about)
+    trainee = Trainee(network, net, schedule, torch.tensor(4), mine)
+    return ControlTrainer(trainee, records(), config, folder, about)
 
 
 def held_out(run):
@@ -144,7 +144,7 @@ def test_targets_are_those_of_the_prediction(tmp_path, prediction):
         return torch.zeros_like(x) + 0 * added.sum()
 
     config, net = ControlTrainConfig(prediction=prediction, batch=4, augment=AugmentConfig(8)), embedder()
-    run = ControlTrainer(network, net, records(), torch.tensor(4), schedule, config, tmp_path)
+    run = ControlTrainer(Trainee(network, net, schedule, torch.tensor(4)), records(), config, tmp_path)
     batch = run.draw(3)
     loss = run.loss(batch)
     signal, level = (s.reshape(-1, 1, 1, 1) for s in schedule.scales(batch.t))
@@ -154,24 +154,16 @@ def test_targets_are_those_of_the_prediction(tmp_path, prediction):
     assert torch.allclose(seen["x"].double(), signal * x0 + level * noise, atol=1e-5)
     if prediction != "flow":
         with pytest.raises(VitrineError, match="flow with flow"):
-            ControlTrainer(
-                network,
-                ControlEmbedder(ControlSpec(), 16),
-                records(),
-                torch.tensor(4),
-                NoiseSchedule.flow(),
-                config,
-                tmp_path,
-            )
+            ControlTrainer(Trainee(network, net, NoiseSchedule.flow(), torch.tensor(4)), records(), config, tmp_path)
 
 
 def test_settings_round_trip_and_bad_ones_are_refused():
-    config = ControlTrainConfig(gamma=GammaConfig(alpha=2.0), augment=AugmentConfig(64, told="crop"))
+    config = ControlTrainConfig(gamma=GammaConfig(alpha=2.0), augment=AugmentConfig(64, size_from="crop"))
     assert ControlTrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    for bad in ({"steps": 0}, {"ema": 1.0}, {"prediction": "x"}, {"drop_control": 2}):
+    for bad in ({"steps": 0}, {"ema": 1.0}, {"prediction": "x"}, {"drop_control": 2}, {"save_every": 0}):
         with pytest.raises(VitrineError):
-            ControlTrainConfig(**bad)
-    for bad in ({"crop": (0.0, 1.0)}, {"aspect": 0.5}, {"told": "x"}):
+            ControlTrainConfig.from_dict(bad)
+    for bad in ({"crop": (0.0, 1.0)}, {"aspect": 0.5}, {"size_from": "x"}):
         with pytest.raises(VitrineError):
             AugmentConfig(**bad)
 
@@ -184,7 +176,7 @@ def test_augmentation_tells_what_it_did():
     left = round(told["crop_left"] * 20)
     assert told["flip"] == 1 and told["crop_top"] == 0 and (told["height"], told["width"]) == (12, 20)
     assert torch.equal(same, x.flip(-1)[..., left : left + 12])
-    config = AugmentConfig(8, flip=0.0, crop=(0.5, 0.6), aspect=2.0, told="crop")
+    config = AugmentConfig(8, flip=0.0, crop=(0.5, 0.6), aspect=2.0, size_from="crop")
     found = [augment(record, config, random)[1] for _ in range(40)]
     assert {t["aspect"] > 1 for t in found} == {True, False}
     assert all(0.4 < t["aspect"] < 2.5 and t["aspect"] == t["width"] / t["height"] and t["height"] < 12 for t in found)

@@ -1,4 +1,4 @@
-"""The portraits sibling told sizes, and its way from 64 to 128 pixels: runs, resumption, curves, export, claim."""
+"""The portraits transformer, and its way from 64 to 128 pixels: runs, resumption, curves, export, claims."""
 
 import json
 import os
@@ -13,9 +13,10 @@ from vitrine.engine.portraits.scenes import ATTRIBUTES
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
 from vitrine.engine.schedule import NoiseSchedule
-from vitrine.evidence.control.controlled_transformer import Sibling
-from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, sibling_data
+from vitrine.evidence.control.controlled_transformer import ControlledTransformer
+from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, transformer_data
 from vitrine.evidence.registry import all_claims
+from vitrine.evidence.resolution import curves as curves_of
 from vitrine.evidence.resolution import world
 from vitrine.evidence.resolution.claims import judged
 
@@ -24,8 +25,8 @@ PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 
 
 @pytest.fixture(scope="module")
-def sibling():
-    return Sibling.open("power-cosine", load_portraits())
+def transformer():
+    return ControlledTransformer.open("power-cosine", load_portraits())
 
 
 @pytest.fixture(scope="module")
@@ -42,35 +43,35 @@ def weights(folder, arm="grid-rescaled"):
     return load_file(folder / f"{arm}-0" / "state.safetensors")
 
 
-def test_a_sibling_draws_at_its_side_and_at_others(sibling):
-    one = sibling.draw([PROMPT], [3], steps=2)
+def test_it_draws_at_its_side_and_at_others(transformer):
+    one = transformer.draw([PROMPT], [3], steps=2)
     assert one.shape == (1, 3, 64, 64) and 0 <= float(one.min()) < float(one.max()) <= 1
-    two = sibling.draw([PROMPT, PROMPT], [5, 3], steps=2)
+    two = transformer.draw([PROMPT, PROMPT], [5, 3], steps=2)
     assert torch.allclose(two[1:], one, atol=1e-5), "rows do not depend on the batch"
-    assert sibling.draw([PROMPT], [3], steps=2, side=128).shape == (1, 3, 128, 128)
-    told = sibling.draw([PROMPT], [3], {"height": 16.0, "width": 16.0}, steps=2)
-    silent = sibling.draw([PROMPT], [3], steps=2, silent_controls=True)
-    unguided = sibling.draw([PROMPT], [3], steps=2, guidance=1.0)
+    assert transformer.draw([PROMPT], [3], steps=2, side=128).shape == (1, 3, 128, 128)
+    told = transformer.draw([PROMPT], [3], {"height": 16.0, "width": 16.0}, steps=2)
+    silent = transformer.draw([PROMPT], [3], steps=2, silent_controls=True)
+    unguided = transformer.draw([PROMPT], [3], steps=2, guidance=1.0)
     assert len({float(p.sum()) for p in (one, told, silent, unguided)}) == 4
 
 
-def test_a_sibling_is_a_pipeline_to_resolution_transfer(sibling):
-    before = sibling.draw([PROMPT], [3], steps=2, side=128)
-    scheduler, table = sibling.scheduler, sibling.transformer.pos_embed.pos_embed
+def test_it_is_a_pipeline_to_resolution_transfer(transformer):
+    before = transformer.draw([PROMPT], [3], steps=2, side=128)
+    scheduler, table = transformer.scheduler, transformer.transformer.pos_embed.pos_embed
     drawn = []
     for schedule, positions in (("relabel", "grid"), ("resample", "grid"), ("none", "extrapolate")):
         config = ResolutionTransferConfig((128, 128), (64, 64), schedule=schedule, pos_embed=positions, override=True)
-        with apply(sibling, config):
-            drawn.append(sibling.draw([PROMPT], [3], steps=2, side=128))
-    assert sibling.scheduler is scheduler and sibling.transformer.pos_embed.pos_embed is table
-    assert torch.equal(sibling.draw([PROMPT], [3], steps=2, side=128), before)
+        with apply(transformer, config):
+            drawn.append(transformer.draw([PROMPT], [3], steps=2, side=128))
+    assert transformer.scheduler is scheduler and transformer.transformer.pos_embed.pos_embed is table
+    assert torch.equal(transformer.draw([PROMPT], [3], steps=2, side=128), before)
     assert all(not torch.allclose(d, before, atol=1e-3) for d in drawn)
-    with apply(sibling, ResolutionTransferConfig((128, 128), (64, 64), schedule="none", pos_embed="grid")):
+    with apply(transformer, ResolutionTransferConfig((128, 128), (64, 64), schedule="none", pos_embed="grid")):
         # Its own rule at another size is grid resampling already, so this arm is the untouched model.
-        assert torch.allclose(sibling.draw([PROMPT], [3], steps=2, side=128), before, atol=1e-5)
+        assert torch.allclose(transformer.draw([PROMPT], [3], steps=2, side=128), before, atol=1e-5)
 
 
-def test_unknown_siblings_are_refused():
+def test_unknown_transformers_are_refused():
     assert {"constant", "power-cosine"} <= set(shipped_transformers())
     with pytest.raises(VitrineError, match="power-cosine"):
         load_transformer("power-sine")
@@ -107,15 +108,16 @@ def test_small_pictures_are_of_other_things_than_large_ones():
 
 @pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "sides"), ("constant", "flips")])
 def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
-    from vitrine.evidence.control.world import train_sibling
+    from vitrine.evidence.control.world import TransformerTrainConfig, train_transformer
 
     name = "constant" if lesson == "collection" else f"constant-{lesson}"
     for folder, sittings in (("one", [2]), ("two", [1, 2])):
         for until in sittings:
-            train_sibling("constant", tmp_path / folder, 4, 2, 2, until, start, lesson=lesson)
+            config = TransformerTrainConfig("constant", 4, 2, 2, start, lesson=lesson)
+            train_transformer(tmp_path / folder, config, until)
     one, two = (load_file(tmp_path / f / name / "control.safetensors") for f in ("one", "two"))
     assert one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
-    made, shipped = (Sibling.open(n).transformer for n in (tmp_path / "one" / name, "constant"))
+    made, shipped = (ControlledTransformer.open(n).transformer for n in (tmp_path / "one" / name, "constant"))
     gap = max(float((a - b).detach().abs().max()) for a, b in zip(made.parameters(), shipped.parameters(), strict=True))
     assert (gap < 1e-2) == (start is not None)
 
@@ -130,23 +132,19 @@ def test_lessons_show_more_sides_and_no_mirrored_pictures():
         left, right = (float((made.column(name) == ATTRIBUTES[name].index(v)).mean()) for v in values)
         assert left + right > 0.75 and abs(left - right) < 0.05
     assert (made.column("hair") == scenes.column("hair")).all()
-    told = sibling_data(load_portraits(), 64, kind=Collection(0.0, 0.75)).controls
+    told = transformer_data(load_portraits(), 64, kind=Collection(0.0, 0.75)).controls
     assert not told["flip"].any() and told["crop_left"].any()
 
 
 def test_a_flip_is_taught_against_the_model_itself(tmp_path):
-    from vitrine.engine.control.train import ControlTrainConfig
-    from vitrine.evidence.control.controlled_transformer import load_sibling
+    from vitrine.engine.control.train import AdvancedControlTrainConfig, ControlTrainConfig
     from vitrine.evidence.control.flip_lessons import FlipLessons
 
-    portraits, (transformer, embedder, gamma) = load_portraits(), load_sibling("power-cosine")
-    data = sibling_data(portraits, 8, kind=Collection(0.0, 0.75))
-    transformer.requires_grad_(True)
-    embedder.float().requires_grad_(True)
-    config = ControlTrainConfig(30, 8, 3e-4, gamma=gamma, drop_control=0.0, drop_semantics=0.0)
-    schedule = NoiseSchedule.from_diffusers(portraits.scheduler)
-    null = torch.zeros(24, 64)
-    lessons = FlipLessons(transformer, embedder, data, null, schedule, config, tmp_path, warmup=1)
+    model = ControlledTransformer.open("power-cosine")
+    data = transformer_data(model.portraits, 8, kind=Collection(0.0, 0.75))
+    advanced = AdvancedControlTrainConfig(drop_control=0.0, drop_semantics=0.0)
+    config = ControlTrainConfig(30, 8, 3e-4, gamma=model.gamma, advanced=advanced)
+    lessons = FlipLessons(model, data, config, tmp_path, warmup=1)
     batch, before = lessons.draw(99), [p.clone() for p in lessons.teacher.parameters()]
 
     def errors():
@@ -167,38 +165,37 @@ def test_a_flip_is_taught_against_the_model_itself(tmp_path):
     assert end[0] < 0.9 * start[0] and end[1] < 0.9 * start[1]
     assert all(torch.equal(a, b) for a, b in zip(before, lessons.teacher.parameters(), strict=True))
     lessons.save()
-    first = load_sibling("power-cosine")[:2]
-    assert FlipLessons(*first, data, null, schedule, config, tmp_path, warmup=1).done == 30
+    assert FlipLessons(ControlledTransformer.open("power-cosine"), data, config, tmp_path, warmup=1).done == 30
     with pytest.raises(VitrineError, match="a run with these settings"):  # another teacher
-        FlipLessons(transformer, embedder, data, null, schedule, config, tmp_path, warmup=1)
+        FlipLessons(model, data, config, tmp_path, warmup=1)
 
 
 def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
     world.transfer(tmp_path, [0], 2, world.TransferConfig(**SMALL), ["grid-rescaled"])
     one, two = weights(tmp_path), weights(run)
     assert set(one) == set(two) and all(torch.equal(one[k], two[k]) for k in one)
-    assert world.read_curves(tmp_path)["grid-rescaled"] == world.read_curves(run)["grid-rescaled"]
+    assert curves_of.read_curves(tmp_path)["grid-rescaled"] == curves_of.read_curves(run)["grid-rescaled"]
     trained = [k for k in one if k.startswith("weight/ctrl")]
     moved = [k for k in trained if not torch.equal(one[k], one["average/" + k.removeprefix("weight/")])]
     assert moved == trained, "the control embedder is trained too"
 
 
 def test_curves_of_all_arms(run):
-    curves = world.read_curves(run)
-    assert set(curves) == set(world.ARMS)
+    curves = curves_of.read_curves(run)
+    assert set(curves) == set(curves_of.ARMS)
     assert all(set(c) == {0, 2} and min(c.values()) > 0 for seeds in curves.values() for c in seeds.values())
     ends = [seeds[0][2] for seeds in curves.values()]
     assert len(set(ends)) == 3, "the arms differ"
-    assert world.read_curves(run / "curves.json") == curves
+    assert curves_of.read_curves(run / "curves.json") == curves
     assert json.loads((run / "curves.json").read_text())["settings"]["pictures"] == 6
     with pytest.raises(VitrineError, match="run it first"):
-        world.read_curves(run / "grid-plain-0")
+        curves_of.read_curves(run / "grid-plain-0")
 
 
 def test_a_longer_run_keeps_what_is_there(run):
     import shutil
 
-    before = world.read_curves(run)["grid-plain"][0]
+    before = curves_of.read_curves(run)["grid-plain"][0]
     folder = run.parent / "longer"
     shutil.copytree(run, folder)
     found = world.transfer(folder, [0], 3, world.TransferConfig(**SMALL), ["grid-plain"])["grid-plain"][0]
@@ -213,7 +210,7 @@ def test_a_longer_run_keeps_what_is_there(run):
 
 def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
     out = world.export(run, tmp_path / "mine")
-    opened = Sibling.open(str(out))
+    opened = ControlledTransformer.open(str(out))
     assert opened.side == 128
     # Eq. 3 is in the exported scheduler: every sigma doubled
     shipped = NoiseSchedule.from_diffusers(load_portraits().scheduler)
@@ -256,7 +253,7 @@ def test_the_claim_reads_curves():
     assert not judged(curves | {"grid-plain": seeds, "grid-rescaled": plain}).holds
     with pytest.raises(VitrineError, match="missing arms"):
         judged({"grid-rescaled": seeds})
-    assert world.steps_to_reach({0: 5.0, 50: 3.0}, 1.0) is None and world.steps_to_reach({0: 5.0}, 6.0) == 0.0
+    assert curves_of.steps_to_reach({0: 5.0, 50: 3.0}, 1.0) is None and curves_of.steps_to_reach({0: 5.0}, 6.0) == 0.0
     assert "resolution.transfer" in all_claims()
 
 
@@ -273,12 +270,12 @@ def test_the_report_sections(monkeypatch, tmp_path):
     from vitrine.evidence.report import Report
     from vitrine.evidence.resolution import page as resolution
 
-    draw = Sibling.draw
-    monkeypatch.setattr(Sibling, "draw", lambda self, *a, **k: draw(self, *a, **k | {"steps": 2}))
+    draw = ControlledTransformer.draw
+    monkeypatch.setattr(ControlledTransformer, "draw", lambda self, *a, **k: draw(self, *a, **k | {"steps": 2}))
     monkeypatch.setattr(control, "MEASURED", 2)
     monkeypatch.setattr(resolution, "SHOWN", 2)
-    curves = {arm: {0: {0: 30.0, 50: 20.0 + i}} for i, arm in enumerate(world.ARMS)}
-    (tmp_path / "transfer.json").write_text(json.dumps(world.to_json(curves, world.TransferConfig())))
+    curves = {arm: {0: {0: 30.0, 50: 20.0 + i}} for i, arm in enumerate(curves_of.ARMS)}
+    (tmp_path / "transfer.json").write_text(json.dumps({"settings": {}, "curves": curves}))
     monkeypatch.setattr(resolution, "CURVES", tmp_path / "transfer.json")
     for module, pictures in ((control, 1 + 2 * 2 * 5), (resolution, 2 * 6 + 1)):
         page = Report("t")

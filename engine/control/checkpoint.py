@@ -1,0 +1,188 @@
+"""Control checkpoints: safetensors with ``ctrl.h.*`` and ``ctrl.l.*``, and what they were trained with as JSON.
+
+The header has ``ccs_format`` (the format's version) and ``ccs`` (the JSON of :class:`ControlMetadata`). Beside the
+embedder a file may hold ``base.*`` (weights of a fully trained model) or ``lora.*``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..config import Config
+from ..errors import refuse
+from ..files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
+from .embedder import ControlEmbedder
+from .gamma import GammaConfig
+from .inject import control_width, family_of
+from .padding import PaddingConfig
+from .spec import ControlSpec
+
+FORMAT = "1"
+_ALWAYS_WRITTEN = {"family", "dim", "spec", "gamma", "crop"}
+
+
+class ControlWarning(UserWarning):
+    """A setting contradicts what a checkpoint was trained with; the checkpoint's is used."""
+
+
+@dataclass(frozen=True)
+class ControlMetadata(Config):
+    """What a control checkpoint was trained with. It takes precedence over the settings of whoever samples.
+
+    Attributes:
+        family: diffusers class.
+        dim: D, width of the timestep embedding.
+        spec, gamma: controls and curve.
+        base_model, base_hash: the model trained on, and its fingerprint.
+        null: what stands for a dropped control; ``zero``: c_emb = 0.
+        prediction: eps, v, x0 or flow.
+        schedule: kind, beta_start, beta_end, T, s_pre, s_now, mode.
+        pos_embed: mode, align, base, aspect.
+        crop: range of the crop's side over the short side.
+        padding: of the text, or None.
+        steps: updates made.
+        licence: of the weights.
+    """
+
+    family: str
+    dim: int
+    spec: ControlSpec = field(default_factory=ControlSpec)
+    gamma: GammaConfig = field(default_factory=GammaConfig)
+    base_model: str = ""
+    base_hash: str = ""
+    null: str = "zero"
+    prediction: str = "eps"
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    pos_embed: Mapping[str, Any] = field(default_factory=dict)
+    crop: tuple[float, float] = (1.0, 1.0)
+    padding: PaddingConfig | None = None
+    steps: int = 0
+    licence: str = ""
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or self.null != "zero":
+            raise refuse("dim, null", (self.dim, self.null), "dim of 1 or more, null 'zero'", "see ControlMetadata")
+
+    @classmethod
+    def from_header(cls, text: str | None) -> ControlMetadata:
+        """From the JSON of a file's header; keys of later minor versions are left out.
+
+        Raises:
+            VitrineError: The text is no such JSON, or lacks a key that every version writes.
+        """
+        try:
+            table = parse_table(text or "")
+        except ValueError as error:
+            raise refuse("ccs", str(error), "the JSON of ControlMetadata", "the file is damaged") from error
+        missing = sorted(_ALWAYS_WRITTEN - set(table))
+        if missing:
+            raise refuse("ccs", f"no {missing}", "the JSON of ControlMetadata", "the file is damaged")
+        return cls.from_dict({name: value for name, value in table.items() if name in cls.__dataclass_fields__})
+
+    def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
+        """Refuse a backbone this was not made for; warn when its fingerprint differs.
+
+        Raises:
+            VitrineError: The backbone is of another family or width.
+        """
+        backbone_is = (family_of(backbone), control_width(backbone))
+        if backbone_is != (self.family, self.dim):
+            raise refuse("model", backbone_is, (self.family, self.dim), f"load {self.base_model or 'the base model'}")
+        if fingerprint and self.base_hash and fingerprint != self.base_hash:
+            _warn("base model", fingerprint, self.base_hash, "its weights differ from those trained on")
+
+
+class ControlCheckpoint(NamedTuple):
+    """A loaded file: the embedder, what it was trained with, and the ``base.*`` or ``lora.*`` tensors by full key."""
+
+    embedder: ControlEmbedder
+    metadata: ControlMetadata
+    extra: dict[str, torch.Tensor]
+
+
+def save_control(
+    path: str | Path, weights: Mapping[str, torch.Tensor], metadata: ControlMetadata,
+    extra: Mapping[str, torch.Tensor] | None = None,
+) -> Path:  # fmt: skip
+    """Write a checkpoint, whole or not at all.
+
+    Args:
+        weights: an embedder's ``state_dict()``.
+        extra: tensors whose keys begin with ``base.`` or ``lora.``.
+
+    Raises:
+        VitrineError: A key of ``extra`` begins otherwise.
+    """
+    extra = extra or {}
+    wrong = [key for key in extra if not key.startswith(("base.", "lora."))]
+    if wrong:
+        raise refuse("extra", wrong[:4], "keys with base. or lora.", "rename them")
+    header = {"ccs_format": FORMAT, "ccs": json.dumps(metadata.to_dict(), sort_keys=True)}
+    return save_safetensors(path, {f"ctrl.{k}": v for k, v in weights.items()} | dict(extra), header)
+
+
+def load_control(path: str | Path) -> ControlCheckpoint:
+    """Read a checkpoint; the embedder is in eval mode and in the file's own dtype.
+
+    Raises:
+        VitrineError: The file is missing or damaged, is not a control checkpoint, was written in a later format, or its
+            tensors do not fit its header.
+    """
+    refuse_pickle(path, "control checkpoint")
+    with named(path, "control checkpoint", "a whole safetensors file", "copy it, or download it again"):
+        tensors, header = read_safetensors(path)
+        _check_format(Path(path).name, header.get("ccs_format"))
+        metadata = ControlMetadata.from_header(header.get("ccs"))
+        weights = {k.removeprefix("ctrl."): v for k, v in tensors.items() if k.startswith("ctrl.")}
+        embedder = _embedder(metadata, weights)
+    extra = {k: v for k, v in tensors.items() if not k.startswith("ctrl.")}
+    return ControlCheckpoint(embedder, metadata, extra)
+
+
+def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) -> ControlEmbedder:
+    embedder = ControlEmbedder(metadata.spec, metadata.dim)
+    expected = {k: tuple(v.shape) for k, v in embedder.state_dict().items()}
+    shapes = {k: tuple(v.shape) for k, v in weights.items()}
+    if shapes != expected:
+        odd = sorted(k for k in expected.keys() | shapes.keys() if expected.get(k) != shapes.get(k))
+        given, accepted = ({k: table.get(k) for k in odd} for table in (shapes, expected))
+        raise refuse("ctrl tensors", given, accepted, "file is damaged")
+    check_tensors(weights)
+    embedder.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    return embedder.eval().requires_grad_(False)
+
+
+def _check_format(name: str, version: str | None) -> None:
+    if version is None:
+        raise refuse("file", name, "a control checkpoint", "it has no ccs_format in its header")
+    if version.split(".")[0] != FORMAT:
+        raise refuse("ccs_format", version, f"{FORMAT} or {FORMAT}.x", "install a newer version of this pack")
+
+
+def trained_settings(
+    metadata: ControlMetadata, gamma: GammaConfig | None = None, padding: PaddingConfig | None = None
+) -> tuple[GammaConfig, PaddingConfig | None]:
+    """The curve and padding to sample with: the checkpoint's, with a ControlWarning where other ones were asked for.
+
+    Args:
+        gamma, padding: what the user's widgets say; None where they say nothing.
+    """
+    for what, asked, trained in (("gamma", gamma, metadata.gamma), ("padding", padding, metadata.padding)):
+        if asked is None or asked == trained:
+            continue
+        wanted, used = asked.to_dict(), trained.to_dict() if trained is not None else {}
+        names = [name for name in wanted if wanted[name] != used.get(name)]
+        _warn(what, {n: wanted[n] for n in names}, {n: used.get(n) for n in names}, "trained with it")
+    return metadata.gamma, metadata.padding
+
+
+def _warn(what: str, given: object, used: object, why: str) -> None:
+    warnings.warn(f"{what}: given {given}; the checkpoint has {used}, {why}", ControlWarning, stacklevel=3)
