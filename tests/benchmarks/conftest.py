@@ -17,21 +17,13 @@ from typing import Any
 
 import pytest
 import torch
+from vitrine_tests import models
 
 HERE = Path(__file__).parent
 ENV = {k: os.environ.get(f"VITRINE_BENCH_{k}", v) for k, v in {
     "ROUNDS": "", "SIDE": "", "DEVICE": "cpu", "DTYPE": "float32", "MODELS": "portraits,SD1.5,SDXL", "TINY": "",
 }.items()}  # fmt: skip
-NETWORKS: dict[str, dict[str, Any]] = {
-    "SD1.5": {"cross_attention_dim": 768, "attention_head_dim": 8, "sample_size": 64},
-    "SDXL": {
-        "block_out_channels": (320, 640, 1280), "cross_attention_dim": 2048, "attention_head_dim": (5, 10, 20),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), "use_linear_projection": True,
-        "transformer_layers_per_block": (1, 2, 10), "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 2816, "sample_size": 128,
-    },
-}  # fmt: skip
+NETWORKS: dict[str, dict[str, Any]] = {"SD1.5": models.SD15, "SDXL": models.SDXL}
 NARROW: dict[str, dict[str, Any]] = {
     "SD1.5": {"block_out_channels": (32, 32, 64, 64), "attention_head_dim": 4},
     "SDXL": {"block_out_channels": (32, 64, 64), "attention_head_dim": 4},

@@ -9,6 +9,7 @@ from vitrine.engine.activations.images import encode_pixels
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.denoiser import Condition, Denoiser
 from vitrine.engine.hooks import capture
+from vitrine_tests import models
 
 
 def eight_seeds(bench, full, vae, scheduler, place, pixels, rounds, warm):
@@ -46,14 +47,13 @@ def test_eight_seeds_of_one_portrait(bench):
 
 
 def test_eight_seeds_of_one_image(bench):
-    from diffusers import AutoencoderKL, DDIMScheduler
+    from diffusers import DDIMScheduler
 
     full = bench.full("SD1.5")
     widths = (32, 32, 32, 32) if bench.tiny else (128, 256, 512, 512)
-    kinds = {"down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4}
-    vae = AutoencoderKL(latent_channels=4, sample_size=512, block_out_channels=widths, layers_per_block=2, **kinds)
+    vae = models.vae(sample_size=512, block_out_channels=widths, layers_per_block=2, norm_num_groups=32)
     scheduler = DDIMScheduler(beta_schedule="scaled_linear", beta_start=0.00085, beta_end=0.012)
-    vae = vae.eval().to(full.x.device, full.x.dtype)
+    vae = vae.to(full.x.device, full.x.dtype)
     row = eight_seeds(bench, full, vae, scheduler, "up-level1-upsampler-out", 8 * full.side, 2, 0)
     bench.at_most("time", row.ratio, 0.5)
 

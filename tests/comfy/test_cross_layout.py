@@ -14,9 +14,6 @@ import torch
 from diffusers import (
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
-    FluxTransformer2DModel,
-    PixArtTransformer2DModel,
-    SD3Transformer2DModel,
     UNet2DConditionModel,
 )
 from vitrine.engine.addresses import sites_of
@@ -24,6 +21,7 @@ from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine_tests import models
 
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 # float32 on CPU, relative to the largest number. Measured: 0 for UNets, 7e-7 for PixArt, SD3 and Flux. With ComfyUI's
@@ -241,20 +239,15 @@ def test_unet_tensors_agree(comfy, name, size, record_property):
 
 # --- transformers -------------------------------------------------------------------------------------------------
 def pixart_twins(comfy):
-    ours = PixArtTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=3, sample_size=64,
-        cross_attention_dim=32, caption_channels=24, use_additional_conditions=False, norm_type="ada_norm_single",
-    )  # fmt: skip
+    ours = models.pixart(attention_head_dim=16, num_layers=3, sample_size=64, cross_attention_dim=32)
     config = {"hidden_size": 32, "num_heads": 2, "depth": 3, "caption_channels": 24}
     theirs = comfy.PixArt(**config, model_max_length=7, micro_condition=False, **comfy.ops)
     return carry_over(shaken(ours), theirs, comfy.utils.pixart_to_diffusers(config)), ours, (48, 80)
 
 
 def sd3_twins(comfy, dual=(), norm=None):
-    ours = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=64, num_attention_heads=2,
-        joint_attention_dim=24, caption_projection_dim=128, pooled_projection_dim=20, out_channels=4,
-        pos_embed_max_size=16, dual_attention_layers=dual, qk_norm=norm,
+    ours = models.sd3(
+        attention_head_dim=64, caption_projection_dim=128, dual_attention_layers=dual, qk_norm=norm,
     )  # fmt: skip
     embed = {"target": "torch.nn.Linear", "params": {"in_features": 24, "out_features": 128}}
     theirs = comfy.MMDiT(
@@ -265,10 +258,7 @@ def sd3_twins(comfy, dual=(), norm=None):
 
 
 def flux_twins(comfy, guidance=False):
-    ours = FluxTransformer2DModel(
-        in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6), guidance_embeds=guidance,
-    )  # fmt: skip
+    ours = models.flux(num_single_layers=2, guidance_embeds=guidance)
     config = {
         "in_channels": 4, "out_channels": 4, "vec_in_dim": 20, "context_in_dim": 24, "hidden_size": 32, "theta": 10000,
         "mlp_ratio": 4.0, "num_heads": 2, "depth": 2, "depth_single_blocks": 2, "axes_dim": [4, 6, 6], "patch_size": 2,

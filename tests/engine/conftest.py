@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from vitrine.engine.w2w import (
     LoraLayer,
     Manifest,
@@ -14,6 +13,7 @@ from vitrine.engine.w2w import (
     with_directions,
 )
 from vitrine.engine.w2w.pca import Matrix
+from vitrine_tests import models
 
 N = 60
 
@@ -21,12 +21,7 @@ N = 60
 @pytest.fixture(scope="module")
 def unet():
     """Files that want another network have a fixture of that name themselves."""
-    torch.manual_seed(0)
-    return UNet2DConditionModel(
-        sample_size=8, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=12, attention_head_dim=4,
-        norm_num_groups=4, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-    ).eval().requires_grad_(False)  # fmt: skip
+    return models.unet(sample_size=8, cross_attention_dim=12, norm_num_groups=4).requires_grad_(False)
 
 
 @pytest.fixture(scope="module")

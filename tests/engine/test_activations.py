@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from vitrine.engine.activations import PRESETS, TapConfig, preset, seeded_noise, tap_latents, tap_timesteps
+from vitrine.engine.activations import PRESETS, TapConfig, gdf_noise, preset, tap_latents, tap_timesteps
 from vitrine.engine.addresses import resolve, sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import build_models
 from vitrine.engine.progress import Interrupted
+from vitrine_tests import models
 
 PLACES = PRESETS["portraits"].addresses
 
@@ -24,9 +25,9 @@ def model() -> object:
 
 
 @pytest.fixture
-def denoiser(model: object) -> Iterator[Denoiser]:
+def denoiser(model: object, no_hooks_left) -> Iterator[Denoiser]:
     yield Denoiser.from_diffusers(model.pipeline())
-    assert hooks(model.unet) == 0, "a tap left hooks behind"
+    no_hooks_left(model.unet)
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,6 @@ def latents() -> torch.Tensor:
 def cond(model: object) -> Condition:
     with torch.no_grad():
         return Condition(text=model.encode(["a smiling face", "a bald man", "a red hat"]))
-
-
-def hooks(module: torch.nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
 
 
 def tap(denoiser: Denoiser, latents: torch.Tensor, cond: Condition, **settings: object) -> object:
@@ -58,7 +55,7 @@ def test_equals_a_plain_forward_hook_bit_for_bit(model, denoiser, latents, cond)
         "mid-repeat0-res-out": unet.mid_block.resnets[0],
     }
     handles = [m.register_forward_hook(lambda m, i, o, a=a: seen.__setitem__(a, o)) for a, m in places.items()]
-    noise = torch.stack([seeded_noise(7, (4, 16, 16))] * 3)
+    noise = torch.stack([gdf_noise(7, (4, 16, 16))] * 3)
     x = denoiser.network_input(latents, noise, 50)
     unet(x, torch.tensor(50), cond.text)
     for handle in handles:
@@ -193,13 +190,15 @@ def test_refusals_come_before_any_forward(model, denoiser, latents, cond, settin
 
 
 @pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt, RuntimeError])
-def test_an_interrupted_tap_leaves_no_hooks(model, denoiser, latents, cond, error: type[BaseException]) -> None:
+def test_an_interrupted_tap_leaves_no_hooks(
+    model, denoiser, latents, cond, error: type[BaseException], no_hooks_left
+) -> None:
     def stop(step: int, total: int, preview: object = None) -> None:
         raise error
 
     with pytest.raises(error):
         tap_latents(denoiser, latents, cond, TapConfig(PLACES, batch=1), stop)
-    assert hooks(model.unet) == 0
+    no_hooks_left(model.unet)
 
 
 def test_presets_resolve_and_carry_their_numbers(model) -> None:
@@ -213,16 +212,8 @@ def test_presets_resolve_and_carry_their_numbers(model) -> None:
 
 def test_presets_fit_the_real_architectures() -> None:
     """gdf.md section 7, check 8: channels of each selection on the real configs, without weights."""
-    from diffusers import UNet2DConditionModel
-
-    with torch.device("meta"):
-        sd15 = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
-        sdxl = UNet2DConditionModel(
-            block_out_channels=(320, 640, 1280), cross_attention_dim=2048, attention_head_dim=(5, 10, 20),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10), use_linear_projection=True,
-        )  # fmt: skip
+    sd15 = models.outline(**models.SD15)
+    sdxl = models.outline(**models.SDXL)
     networks = {"SD": sd15, "Cl": sd15, "SDXL": sdxl, "Playground v2": sdxl, "portraits": build_models().unet}
     for item in PRESETS.values():
         unet = networks.get(item.model) or networks[item.model[:2]]
@@ -241,24 +232,17 @@ def _width(unet: torch.nn.Module, path: str) -> int:
 
 def test_the_papers_filter_gives_the_papers_counts() -> None:
     """gdf.md section 7, check 7: 63 = 43 + 20 (Tables 4, 5) and 33 (Table 6)."""
-    from diffusers import UNet2DConditionModel
-    from vitrine.engine.activations.published_filter import candidates
+    from vitrine.engine.activations.published_filter import published_candidates
 
-    with torch.device("meta"):
-        sd15 = UNet2DConditionModel(cross_attention_dim=768, attention_head_dim=8)
-        sdxl = UNet2DConditionModel(
-            block_out_channels=(32, 64, 128), cross_attention_dim=64, attention_head_dim=(1, 2, 4),
-            down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-            up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-            transformer_layers_per_block=(1, 2, 10), norm_num_groups=8,
-        )  # fmt: skip
-    kept = candidates(sites_of(sdxl), "SDXL")
+    sd15 = models.outline(**models.SD15)
+    sdxl = models.outline(**models.SDXL)
+    kept = published_candidates(sites_of(sdxl), "SDXL")
     assert [sum(a.startswith(f"up-level{i}") for a in kept) for i in range(3)] == [43, 20, 0]
-    assert len(candidates(sites_of(sd15), "SD 1.5")) == 33
+    assert len(published_candidates(sites_of(sd15), "SD 1.5")) == 33
     assert set(PRESETS["Ours-XL"].addresses) <= set(kept)
-    assert set(PRESETS["Ours-v1.5"].addresses) <= set(candidates(sites_of(sd15), "SD 1.5"))
+    assert set(PRESETS["Ours-v1.5"].addresses) <= set(published_candidates(sites_of(sd15), "SD 1.5"))
     with pytest.raises(VitrineError, match="family"):
-        candidates([], "Flux")
+        published_candidates([], "Flux")
 
 
 def test_part_agreement_of_perfect_and_of_useless_features() -> None:

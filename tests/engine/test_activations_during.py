@@ -24,11 +24,7 @@ def sample(pipe: object, steps: int = 4, guidance: float = 3.0) -> torch.Tensor:
     return pipe(["a man", "a hat"], generator=torch.Generator().manual_seed(0), output_type="latent", **settings).images
 
 
-def hooks(module: torch.nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
-
-
-def test_chosen_steps_both_halves_and_an_unchanged_picture(pipe) -> None:
+def test_chosen_steps_both_halves_and_an_unchanged_picture(pipe, no_hooks_left) -> None:
     plain = sample(pipe)
     seen = []
     to_q = pipe.unet.up_blocks[0].attentions[0].transformer_blocks[0].attn2.to_q
@@ -36,7 +32,7 @@ def test_chosen_steps_both_halves_and_an_unchanged_picture(pipe) -> None:
     with tap_steps(pipe.unet, Q, steps=(0, 2), rows=DIFFUSERS_GUIDED) as record:
         assert torch.equal(sample(pipe), plain)
     handle.remove()
-    assert hooks(pipe.unet) == 0
+    no_hooks_left(pipe.unet)
     assert list(record) == [0, 2] and record.calls == 4
     for step in (0, 2):
         for half, expected in zip(("uncond", "cond"), seen[step].chunk(2), strict=True):
@@ -73,7 +69,7 @@ def test_separate_calls_for_each_half(pipe) -> None:
     assert rec.timesteps == {0: 800, 2: 200} and rec.contrast(0)[Q].abs().max() > 0
 
 
-def test_refusals_and_cleanup(pipe) -> None:
+def test_refusals_and_cleanup(pipe, no_hooks_left) -> None:
     for settings in ({"steps": ()}, {"steps": (-1,)}, {"steps": (0,), "count": "x"}, {"steps": (0,), "dtype": "int8"}):
         with pytest.raises(VitrineError), tap_steps(pipe.unet, Q, **settings):
             pass
@@ -83,4 +79,4 @@ def test_refusals_and_cleanup(pipe) -> None:
         sample(pipe)
     with pytest.raises(KeyboardInterrupt), tap_steps(pipe.unet, Q, (0,)):
         raise KeyboardInterrupt
-    assert hooks(pipe.unet) == 0
+    no_hooks_left(pipe.unet)

@@ -1,18 +1,17 @@
-"""Attention maps reduced while they are computed, and GDF's attention feature."""
+"""Attention maps reduced while they are computed, and joint maps of transformers."""
 
 import weakref
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.activations.attention_features import aggregate_attention, token_maps
 from vitrine.engine.attention import MapReduction, attention_map
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import capture
+from vitrine_tests import models
 
 
 class Memory(TorchDispatchMode):
@@ -101,30 +100,9 @@ def test_maps_of_a_64_by_64_layer_need_little_memory(keys, how):
 
 
 def unet():
-    torch.manual_seed(0)
-    return UNet2DConditionModel(
-        sample_size=64, block_out_channels=(16, 16, 32, 32), layers_per_block=2, cross_attention_dim=24,
-        attention_head_dim=2, norm_num_groups=8,
-    ).eval()  # fmt: skip
-
-
-def test_the_papers_attention_feature():
-    """gdf.md section 7, check 4: against a mean over heads, layers and nearest interpolation written out."""
-    net, x, text = unet(), torch.randn(2, 4, 64, 64), torch.randn(2, 77, 24)
-    with torch.no_grad(), capture(net, "up-*-cross-map", maps=MapReduction("mean")) as taps:
-        net(x, 51, encoder_hidden_states=text)
-    with torch.no_grad(), capture(net, "up-*-cross-map") as whole:
-        net(x, 51, encoder_hidden_states=text)
-    found, layers = aggregate_attention(taps.activations, 512)
-    assert found.shape == (2, 154, 64, 64) and layers == {16: 3, 32: 3}
-    for i, side in enumerate((16, 32)):
-        of_size = [a.tensor for a in whole.activations.values() if a.tensor.shape[2] == side**2]
-        mean = torch.stack([t.mean(1) for t in of_size]).mean(0).transpose(1, 2).reshape(2, 77, side, side)
-        expected = mean.repeat_interleave(64 // side, 2).repeat_interleave(64 // side, 3)
-        assert torch.allclose(found[:, 77 * i : 77 * (i + 1)], expected, atol=1e-6)
-    assert torch.allclose(found[:, :77].sum(1), torch.ones(2, 64, 64), atol=1e-5)
-    with pytest.raises(VitrineError, match="sides from"):
-        aggregate_attention({}, 512)
+    return models.unet(
+        sample_size=64, block_out_channels=(16, 16, 32, 32), layers_per_block=2, attention_head_dim=2,
+    )  # fmt: skip
 
 
 def test_the_tap_keeps_what_was_asked_of_maps():
@@ -136,31 +114,17 @@ def test_the_tap_keeps_what_was_asked_of_maps():
     kept = tap_latents(denoiser, latents, cond, config)[place]
     assert kept.tensor.shape == (2, 1, 24, 2) and whole.tensor.shape == (2, 2, 24, 7)
     assert torch.allclose(kept.tensor, whole.tensor.mean(1, keepdim=True)[..., [2, 5]], atol=1e-6)
-    assert token_maps(kept, (4, 6)).shape == (2, 2, 4, 6)
-    with pytest.raises(VitrineError, match="square"):
-        token_maps(kept)
     with pytest.raises(VitrineError, match="map heads"):
         TapConfig((place,), map_heads="sum")
 
 
 # --- joint attention -----------------------------------------------------------------------------------------------
 def sd3():
-    from diffusers import SD3Transformer2DModel
-
-    return SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, caption_projection_dim=32, pooled_projection_dim=20, out_channels=4,
-        pos_embed_max_size=16, dual_attention_layers=(0,), qk_norm="rms_norm",
-    )  # fmt: skip
+    return models.sd3(dual_attention_layers=(0,), qk_norm="rms_norm")
 
 
 def flux():
-    from diffusers import FluxTransformer2DModel
-
-    return FluxTransformer2DModel(
-        in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6),
-    )  # fmt: skip
+    return models.flux(num_single_layers=2)
 
 
 @pytest.mark.parametrize("make", [sd3, flux])
@@ -209,7 +173,7 @@ def test_words_of_a_joint_map_are_kept_alone():
     cond, latents = Condition(torch.randn(1, 5, 24), torch.randn(1, 20)), torch.randn(2, 4, 8, 12)
     config = TapConfig(("vit-block*-map",), 500.0, map_heads="mean", map_tokens=(1, 3))
     for activation in tap_latents(denoiser, latents, cond, config).values():
-        assert activation.tensor.shape == (2, 1, 24, 2) and token_maps(activation, (4, 6)).shape == (2, 2, 4, 6)
+        assert activation.tensor.shape == (2, 1, 24, 2)
 
 
 def _scheduler():

@@ -6,10 +6,6 @@ from diffusers import (
     DDIMScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
-    FluxTransformer2DModel,
-    PixArtTransformer2DModel,
-    SD3Transformer2DModel,
-    UNet2DConditionModel,
 )
 from vitrine.engine.addresses import resolve, sites_of
 from vitrine.engine.condition import Condition
@@ -17,40 +13,18 @@ from vitrine.engine.denoiser import Denoiser, check_finite
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import capture, edit
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine_tests import models
 
-SD15 = {"block_out_channels": (320, 640, 1280, 1280), "cross_attention_dim": 768, "attention_head_dim": 8}
-SD21 = {
-    "block_out_channels": (320, 640, 1280, 1280), "cross_attention_dim": 1024,
-    "attention_head_dim": (5, 10, 20, 20), "use_linear_projection": True,
-}  # fmt: skip
-SDXL = {
-    "block_out_channels": (320, 640, 1280), "cross_attention_dim": 2048, "attention_head_dim": (5, 10, 20),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2, 10), "use_linear_projection": True, "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256, "projection_class_embeddings_input_dim": 2816,
-}  # fmt: skip
 EXTENDED = ("-self-out", "-cross-out", "-ffn-out", "-cross-k", "-cross-v")
 
 
 def tiny_unet(**changes):
-    torch.manual_seed(0)
-    config = {
-        "sample_size": 16, "block_out_channels": (32, 64), "layers_per_block": 1, "cross_attention_dim": 32,
-        "attention_head_dim": 2, "norm_num_groups": 8,
-        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-    }  # fmt: skip
-    return UNet2DConditionModel(**config | changes).eval()
+    return models.unet(**{"block_out_channels": (32, 64), "cross_attention_dim": 32, "attention_head_dim": 2} | changes)
 
 
 def inputs(batch=2, h=16, w=16):
     g = torch.Generator().manual_seed(1)
     return torch.randn(batch, 4, h, w, generator=g), torch.randn(batch, 7, 32, generator=g)
-
-
-def hook_count(module):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules())
 
 
 # --- schedule -----------------------------------------------------------------------------------------------------
@@ -136,10 +110,12 @@ def test_unknown_backbones_are_refused():
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("config", "shown", "with_text"), [(SD15, 197, 229), (SD21, 197, 229), (SDXL, 612, 752)])
+@pytest.mark.parametrize(
+    ("config", "shown", "with_text"),
+    [(models.SD15, 197, 229), (models.SD21, 197, 229), (models.SDXL, 612, 752)],
+)
 def test_full_size_unets_have_gdfs_addresses(config, shown, with_text):
-    with torch.device("meta"):
-        unet = UNet2DConditionModel(**config)
+    unet = models.outline(**config)
     names = list(sites_of(unet))
     assert len(names) == len(set(names))
     assert sum(not n.endswith(EXTENDED) for n in names) == shown
@@ -149,8 +125,7 @@ def test_full_size_unets_have_gdfs_addresses(config, shown, with_text):
 
 
 def test_the_papers_selections_resolve():
-    with torch.device("meta"):
-        sd15, sdxl = UNet2DConditionModel(**SD15), UNet2DConditionModel(**SDXL)
+    sd15, sdxl = models.outline(**models.SD15), models.outline(**models.SDXL)
     ours = ["up-level1-repeat1-vit-block0-cross-q", "up-level1-repeat2-res-out", "up-level3-repeat0-vit-block0-self-k"]
     assert [s.path for s in resolve(sd15, ours)] == [
         "up_blocks.1.attentions.1.transformer_blocks.0.attn2.to_q",
@@ -171,7 +146,7 @@ def test_globs_keep_execution_order_and_mistakes_are_explained():
 
 
 # --- hooks --------------------------------------------------------------------------------------------------------
-def test_capture_is_the_module_output_and_leaves_nothing_behind():
+def test_capture_is_the_module_output_and_leaves_nothing_behind(no_hooks_left):
     unet, (x, text) = tiny_unet(), inputs()
     seen = {}
     query = unet.up_blocks[1].attentions[0].transformer_blocks[0].attn2.to_q
@@ -185,7 +160,7 @@ def test_capture_is_the_module_output_and_leaves_nothing_behind():
         after = unet(x, 51, encoder_hidden_states=text).sample
     assert torch.equal(plain, tapped) and torch.equal(plain, after)
     assert all(torch.equal(v, weights[k]) for k, v in unet.state_dict().items())
-    assert hook_count(unet) == 0
+    no_hooks_left(unet)
     found = taps["up-level1-repeat0-vit-block0-cross-q"]
     assert found.grid == (16, 16) and torch.equal(found.tensor.flatten(2).transpose(1, 2), seen["q"])
     assert set(taps.activations) == set(sites_of(unet))
@@ -241,7 +216,7 @@ def test_early_exit_gives_the_same_tensors_in_any_order():
         assert torch.equal(full[name].tensor, early[name].tensor)
 
 
-def test_an_exception_leaves_no_hook():
+def test_an_exception_leaves_no_hook(no_hooks_left):
     unet, (x, text) = tiny_unet(), inputs()
     with pytest.raises(RuntimeError), capture(unet, "*"):
         unet(x[:, :3], 51, encoder_hidden_states=text)
@@ -249,7 +224,7 @@ def test_an_exception_leaves_no_hook():
         unet(x, 51, encoder_hidden_states=text)
     with pytest.raises(VitrineError), capture(unet, "nothing"):
         pass
-    assert hook_count(unet) == 0
+    no_hooks_left(unet)
 
 
 def test_reduce_decides_what_is_kept():
@@ -263,7 +238,7 @@ def test_reduce_decides_what_is_kept():
     assert list(taps.activations) == ["mid-vit-out"] and taps["mid-vit-out"].tensor.shape == (2, 64)
 
 
-def test_edits_apply_to_chosen_rows_and_come_off_again():
+def test_edits_apply_to_chosen_rows_and_come_off_again(no_hooks_left):
     unet, (x, text) = tiny_unet(), inputs(3)
     rows = torch.tensor([False, True, False])
     with torch.no_grad():
@@ -278,7 +253,8 @@ def test_edits_apply_to_chosen_rows_and_come_off_again():
         zeroed = unet(x, 51, encoder_hidden_states=text).sample
     assert torch.equal(plain[rows.logical_not()], changed[rows.logical_not()])
     assert torch.allclose(changed[rows], zeroed[rows], atol=1e-6) and not torch.allclose(changed[rows], plain[rows])
-    assert torch.equal(plain, same) and torch.equal(plain, after) and hook_count(unet) == 0
+    assert torch.equal(plain, same) and torch.equal(plain, after)
+    no_hooks_left(unet)
 
 
 def test_maps_cannot_be_edited():
@@ -287,43 +263,23 @@ def test_maps_cannot_be_edited():
 
 
 # --- transformers -------------------------------------------------------------------------------------------------
-def pixart():
-    torch.manual_seed(0)
-    return PixArtTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=16,
-        cross_attention_dim=32, caption_channels=24, use_additional_conditions=False, norm_type="ada_norm_single",
-    ).eval()  # fmt: skip
+def sd35():
+    return models.sd3(dual_attention_layers=(0,), qk_norm="rms_norm")
 
 
-def sd3():
-    torch.manual_seed(0)
-    return SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, caption_projection_dim=32, pooled_projection_dim=20, out_channels=4,
-        pos_embed_max_size=16, dual_attention_layers=(0,), qk_norm="rms_norm",
-    ).eval()  # fmt: skip
-
-
-def flux():
-    torch.manual_seed(0)
-    return FluxTransformer2DModel(
-        in_channels=16, num_layers=2, num_single_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6),
-    ).eval()  # fmt: skip
-
-
-@pytest.mark.parametrize("make", [pixart, sd3, flux])
-def test_transformers_tap_through_the_denoiser(make):
+@pytest.mark.parametrize("make", [models.pixart, sd35, models.flux])
+def test_transformers_tap_through_the_denoiser(make, no_hooks_left):
     net = make()
-    scheduler = EulerDiscreteScheduler() if make is pixart else FlowMatchEulerDiscreteScheduler()
+    scheduler = EulerDiscreteScheduler() if make is models.pixart else FlowMatchEulerDiscreteScheduler()
     denoiser = Denoiser.from_diffusers(net, scheduler)
-    cond = Condition(torch.randn(2, 7, 24), None if make is pixart else torch.randn(2, 20))
+    cond = Condition(torch.randn(2, 7, 24), None if make is models.pixart else torch.randn(2, 20))
     x = torch.randn(2, 4, 8, 12)
     with torch.no_grad():
         plain = denoiser.forward(x, 500, cond)
         with capture(net, "*") as taps:
             tapped = denoiser.forward(x, 500, cond)
-    assert plain.shape == x.shape and torch.equal(plain, tapped) and hook_count(net) == 0
+    assert plain.shape == x.shape and torch.equal(plain, tapped)
+    no_hooks_left(net)
     missing = set(sites_of(net)) - set(taps.activations)
     assert not missing
     for name, found in taps.activations.items():
@@ -331,7 +287,7 @@ def test_transformers_tap_through_the_denoiser(make):
         assert found.grid == (None if text or name.endswith("-map") else (4, 6)), name
 
 
-def test_captures_see_what_edits_and_late_weights_leave():
+def test_captures_see_what_edits_and_late_weights_leave(no_hooks_left):
     """Opened first or last, a capture reads the final value; a LoRA added last does not revive what an edit zeroed."""
     from vitrine.engine.hooks import capture, edit
     from vitrine.engine.portraits import build_models
@@ -352,4 +308,4 @@ def test_captures_see_what_edits_and_late_weights_leave():
         with BatchedLora(unet, manifest, weights):
             unet(*inputs)
         assert not torch.equal(plain, taps[address].tensor)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in unet.modules())
+    no_hooks_left(unet)

@@ -6,15 +6,12 @@ from diffusers import (
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
-    FluxTransformer2DModel,
-    PixArtTransformer2DModel,
-    SD3Transformer2DModel,
-    UNet2DConditionModel,
 )
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
+from vitrine_tests import models
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -30,12 +27,7 @@ def both(net, scheduler, x, t, cond, **direct):
 
 
 def test_sdxl_gets_pooled_text_and_time_ids():
-    net = UNet2DConditionModel(
-        block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32, attention_head_dim=2,
-        norm_num_groups=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), addition_embed_type="text_time",
-        addition_time_embed_dim=8, projection_class_embeddings_input_dim=20 + 48,
-    )  # fmt: skip
+    net = models.unet_xl(block_out_channels=(32, 64), cross_attention_dim=32, attention_head_dim=2)
     x, text, pooled = noise(2, 4, 8, 16), noise(2, 7, 32), noise(2, 20)
     ids = torch.tensor([[64.0, 128, 0, 0, 64, 128]] * 2)
     told = {"encoder_hidden_states": text, "added_cond_kwargs": {"text_embeds": pooled, "time_ids": ids}}
@@ -45,10 +37,7 @@ def test_sdxl_gets_pooled_text_and_time_ids():
 
 
 def pixart(**options):
-    return PixArtTransformer2DModel(
-        num_attention_heads=3, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=2, sample_size=16,
-        cross_attention_dim=24, caption_channels=24, norm_type="ada_norm_single", **options,
-    )  # fmt: skip
+    return models.pixart(num_attention_heads=3, attention_head_dim=8, **options)
 
 
 def test_pixart_gets_sizes_and_a_mask():
@@ -68,11 +57,7 @@ def test_pixart_gets_sizes_and_a_mask():
 
 
 def test_sd3_gets_pooled_text():
-    net = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, caption_projection_dim=32, pooled_projection_dim=20, out_channels=4,
-        pos_embed_max_size=16,
-    )  # fmt: skip
+    net = models.sd3()
     x, text, pooled, t = noise(2, 4, 8, 12), noise(2, 7, 24), noise(2, 20), torch.full((2,), 250.0)
     told = {"encoder_hidden_states": text, "pooled_projections": pooled}
     scheduler = FlowMatchEulerDiscreteScheduler()
@@ -82,10 +67,7 @@ def test_sd3_gets_pooled_text():
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_flux_is_packed_as_its_pipeline_packs(guided):
-    net = FluxTransformer2DModel(
-        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6), guidance_embeds=guided,
-    )  # fmt: skip
+    net = models.flux(num_layers=1, guidance_embeds=guided)
     x, text, pooled = noise(2, 4, 8, 12), noise(2, 7, 24), noise(2, 20)
     guidance = torch.full((2,), 3.5) if guided else None
     told = {

@@ -10,27 +10,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, UNet2DConditionModel
+from diffusers import DDIMScheduler
 from safetensors.torch import load_file
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.emd import ChainEnd, EStepConfig, one_step, read_student
+from vitrine.engine.emd import ChainEnd, EStepConfig, NoiseLevels, one_step, read_student
 from vitrine.engine.emd.roles import GENERATOR, SCORE, Roles
-from vitrine.engine.emd.train import EMDTrainConfig, Trainer
+from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import seeded_noise
+from vitrine_tests import models
 
-SMALL = {"sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": (8, 16), "norm_num_groups": 4,
-         "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-         "layers_per_block": 1, "cross_attention_dim": 8, "attention_head_dim": 2}  # fmt: skip
+SMALL = {"sample_size": 8, "block_out_channels": (8, 16), "norm_num_groups": 4, "cross_attention_dim": 8,
+         "attention_head_dim": 2}  # fmt: skip
 FAST = {"batch": 2, "rank": 2, "save_every": 1, "guidance": 2.0}
 
 
 def teacher():
-    torch.manual_seed(0)
     scheduler = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
-    return Denoiser.from_diffusers(UNet2DConditionModel(**SMALL).eval(), scheduler)
+    return Denoiser.from_diffusers(models.unet(**SMALL), scheduler)
 
 
 def texts(count=4):
@@ -38,7 +37,7 @@ def texts(count=4):
 
 
 def trainer(folder, base=None, decode=None, **how):
-    config = EMDTrainConfig(**{"steps": 4, "chain": EStepConfig(2)} | FAST | how)
+    config = EMDTrainConfig.from_dict({"steps": 4, "chain": EStepConfig(2)} | FAST | how)
     return Trainer(base or teacher(), texts(), (4, 8, 8), config, folder, texts(1), decode=decode)
 
 
@@ -141,14 +140,16 @@ def merge(unet, tensors):
 def test_nonfinite_steps_are_skipped_and_counted(tmp_path):
     run = trainer(tmp_path)
     before = [p.detach().clone() for p in run.roles.parameters(SCORE).values()]
-    run.roles.learn(SCORE)
+    run.roles.train_only(SCORE)
     run._update(SCORE, sum(p.sum() for p in run.roles.parameters(SCORE).values()) * float("nan"))
     assert run.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, run.roles.parameters(SCORE).values(), strict=True))
     r = torch.randn(2, 4, 8, 8)
     r[1, 0, 0, 0] = float("inf")
     one = torch.ones(2, 1, 1, 1)
-    run._generator_update(ChainEnd(r, r.nan_to_num(posinf=0), r, r, 0 * r.nan_to_num()), texts(2), one, one)
+    run._generator_update(
+        ChainEnd(r, r.nan_to_num(posinf=0), r, r, 0 * r.nan_to_num()), texts(2), NoiseLevels(one, one)
+    )
     assert run.skipped == 2 and all(bool(torch.isfinite(p).all()) for p in run.roles.parameters(GENERATOR).values())
 
 
@@ -335,7 +336,7 @@ def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
     rates = []
     for _ in range(4):
         second.step()
-        rates.append(second.adams[GENERATOR].param_groups[0]["lr"])
+        rates.append(second.optimizers[GENERATOR].param_groups[0]["lr"])
     full = second.config.lr_generator
     assert rates == pytest.approx([full, full, full, full / 2])
     with pytest.raises(VitrineError, match="rank"):
@@ -343,4 +344,4 @@ def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
     with pytest.raises(VitrineError, match="full"):
         trainer(tmp_path / "fourth", student="full").start_from(kohya)
     with pytest.raises(VitrineError, match="decay"):
-        EMDTrainConfig(decay=2.0)
+        EMDAdvancedConfig(decay=2.0)

@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import (
-    AutoencoderKL,
     DDIMScheduler,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
-    FluxTransformer2DModel,
     PNDMScheduler,
     StableDiffusionImg2ImgPipeline,
-    UNet2DConditionModel,
 )
 from vitrine.engine.activations import TapConfig, tap_latents
 from vitrine.engine.activations.images import encode_pixels, to_pixels
@@ -20,6 +17,7 @@ from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture
+from vitrine_tests import models
 
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 BY_HAND = {
@@ -34,20 +32,15 @@ BY_HAND = {
 
 @pytest.fixture(scope="module")
 def unet():
-    torch.manual_seed(0)
-    return UNet2DConditionModel(
+    return models.unet(
         sample_size=32, block_out_channels=(16, 32, 32, 32), layers_per_block=2, cross_attention_dim=32,
-        attention_head_dim=2, norm_num_groups=8,
-    ).eval()  # fmt: skip
+        attention_head_dim=2,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def vae():
-    torch.manual_seed(1)
-    return AutoencoderKL(
-        block_out_channels=(8, 8, 8, 8), norm_num_groups=4, latent_channels=4,
-        down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
-    ).eval()  # fmt: skip
+    return models.vae(block_out_channels=(8, 8, 8, 8), norm_num_groups=4)
 
 
 def by_hand(unet, vae, pixels, text, seed=3, timestep=51, sample=True):
@@ -150,11 +143,7 @@ def test_what_gdfs_timestep_means_under_each_scheduler():
 
 def test_flux_block_output_is_the_blocks_not_its_norms():
     """Check 20: GDF's joint ``out`` is in truth the input of the feed-forward; ours is what the block returns."""
-    torch.manual_seed(0)
-    net = FluxTransformer2DModel(
-        in_channels=16, num_layers=2, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6),
-    ).eval()  # fmt: skip
+    net = models.flux()
     with torch.no_grad():
         for p in net.parameters():
             p.add_(0.05 * torch.randn_like(p))

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, UNet2DConditionModel
+from diffusers import DDIMScheduler
 from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as published_ms_ssim
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
@@ -31,6 +31,7 @@ from vitrine.engine.nemo.neurons import export_lists, import_csv
 from vitrine.engine.nemo.score import Request, ddim_timestep, probe_noise
 from vitrine.engine.nemo.search import candidates, search
 from vitrine.engine.nemo.ssim import betas_for, ms_ssim
+from vitrine_tests import models
 
 SHAPE, SEEDS, TOKENS, WIDTH = (4, 44, 44), 3, 7, 24
 SCHEDULER = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)
@@ -40,13 +41,11 @@ PARITY = ProbeConfig(seeds=SEEDS, data_range=None)
 @pytest.fixture(scope="module")
 def unet():
     """Random weights hardly react to text: the text's way through the network is amplified."""
-    torch.manual_seed(0)
-    net = UNet2DConditionModel(
-        sample_size=44, block_out_channels=(16, 32, 32), layers_per_block=1, cross_attention_dim=WIDTH,
+    net = models.unet(
+        sample_size=44, block_out_channels=(16, 32, 32), cross_attention_dim=WIDTH,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=4, norm_num_groups=8,
-    ).eval()  # fmt: skip
+    )  # fmt: skip
     for name, weight in net.named_parameters():
         if name.endswith(("attn2.to_v.weight", "attn2.to_out.0.weight")):
             weight.data *= 8
@@ -138,7 +137,7 @@ class Straightforward:
 
 
 def everyone(denoiser, statistics, text, tau, mode, config=PARITY, rows=80):
-    """The engine's search with every seed kept, as random nets' seeds hardly agree; returns (Found, probe)."""
+    """The engine's search with every seed kept, as random nets' seeds hardly agree; returns (Outcome, probe)."""
     probe = make_probe(denoiser, config=config)
     noise = probe_noise(config, SHAPE)
     (plain,) = probe.signals([Request(Condition(text), noise, {})])
@@ -285,7 +284,7 @@ def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistic
     parity = SearchConfig(tau=tau, tau_search=0.8, mode="parity")
     for prompt, cond, result in zip(prompts, conds, together, strict=True):
         (alone,) = find_neurons(probe, [prompt], [cond], statistics, SHAPE, parity)
-        assert result.found is not None and result.found.neurons == alone.found.neurons
+        assert result.search is not None and result.search.neurons == alone.search.neurons
 
 
 def test_fast_mode_ends_below_the_threshold(denoiser, texts, statistics, reference):

@@ -5,10 +5,6 @@ import torch
 from diffusers import (
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
-    FluxTransformer2DModel,
-    PixArtTransformer2DModel,
-    SD3Transformer2DModel,
-    UNet2DConditionModel,
 )
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
@@ -19,6 +15,7 @@ from vitrine.engine.nemo import (
     NeuronSet,
     ProbeConfig,
     SearchConfig,
+    VerifyConfig,
     adversarial_embedding,
     block,
     find_neurons,
@@ -34,17 +31,13 @@ from vitrine.engine.nemo.block import token_positions
 from vitrine.engine.nemo.score import Request, min_max, probe_noise
 from vitrine.engine.nemo.statistics import import_official
 from vitrine.evidence.nemo.baselines import attention_scaling, without_padding
+from vitrine_tests import models
 
 SHAPE, TEXT = (4, 16, 16), 24
 
 
 def unet():
-    torch.manual_seed(0)
-    net = UNet2DConditionModel(
-        sample_size=16, block_out_channels=(16, 32), layers_per_block=1, cross_attention_dim=TEXT,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=4, norm_num_groups=8,
-    ).eval()  # fmt: skip
+    net = models.unet(block_out_channels=(16, 32), cross_attention_dim=TEXT, **models.ATTENTION_LAST)
     for name, weight in net.named_parameters():
         if name.endswith(("attn2.to_v.weight", "attn2.to_out.0.weight")):
             weight.data *= 8
@@ -158,7 +151,7 @@ def test_tokens_limit_blocking():
 
 
 # --- verification --------------------------------------------------------------------------------------------------
-def test_attack_follows_the_loss_downwards_and_leaves_no_trace():
+def test_attack_follows_the_loss_downwards_and_leaves_no_trace(no_hooks_left):
     net, text = unet(), texts()
     denoiser, neurons = of(net), NeuronSet({value_sites(net)[0].address: (1, 2)}, fingerprint_of(net))
     picture = torch.randn(1, *SHAPE, generator=torch.Generator().manual_seed(9))
@@ -175,12 +168,12 @@ def test_attack_follows_the_loss_downwards_and_leaves_no_trace():
 
     assert loss(found) < loss(Condition(text)) and not found.text.requires_grad
     assert all(p.grad is None for p in net.parameters())
-    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()) == 0
+    no_hooks_left(net)
     with pytest.raises(VitrineError, match="one each"):
         adversarial_embedding(denoiser, Condition(texts(2)), picture, neurons, config)
 
 
-def test_an_interrupted_attack_leaves_no_hook():
+def test_an_interrupted_attack_leaves_no_hook(no_hooks_left):
     net = unet()
     neurons = NeuronSet({value_sites(net)[0].address: (1,)}, fingerprint_of(net))
 
@@ -189,52 +182,37 @@ def test_an_interrupted_attack_leaves_no_hook():
 
     with pytest.raises(KeyboardInterrupt):
         adversarial_embedding(of(net), Condition(texts()), torch.randn(1, *SHAPE), neurons, progress=stop)
-    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()) == 0
+    no_hooks_left(net)
 
 
 def test_verification_says_in_words_what_it_found():
     net, probe_config = unet(), ProbeConfig(seeds=3)
     probe, cond = make_probe(of(net), config=probe_config), Condition(texts())
     neurons = NeuronSet({s.address: (0, 1, 2) for s in probe.sites}, fingerprint_of(net))
-    plain = verify(probe, cond, neurons, SHAPE, tau=0.001)
+    plain = verify(probe, cond, neurons, SHAPE, VerifyConfig(0.001))
     assert plain.untouched.memorized and "NOT cured" in plain.text() and "does not erase" in plain.text()
     assert "not tried" in plain.text() and probe.config.seed == 1
-    attacked = verify(probe, cond, neurons, SHAPE, 0.999, reference=torch.randn(1, *SHAPE), attack=AttackConfig(2))
+    config = VerifyConfig(0.999, attack=AttackConfig(2))
+    attacked = verify(probe, cond, neurons, SHAPE, config, reference=torch.randn(1, *SHAPE))
     assert "nothing to verify" in attacked.text() and attacked.attacked is not None
     with pytest.raises(VitrineError, match="this model"):
-        verify(probe, cond, NeuronSet(neurons.neurons, "feedfeedfeedfeed"), SHAPE, 0.5)
+        verify(probe, cond, NeuronSet(neurons.neurons, "feedfeedfeedfeed"), SHAPE, VerifyConfig(0.5))
 
 
 # --- other families: no published evidence, but the search must run -----------------------------------------------
-def pixart():
-    return PixArtTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=16,
-        cross_attention_dim=32, caption_channels=TEXT, use_additional_conditions=False, norm_type="ada_norm_single",
-    )  # fmt: skip
+FAMILIES = {
+    models.pixart: {"attention_head_dim": 16, "cross_attention_dim": 32, "caption_channels": TEXT},
+    models.sd3: {"joint_attention_dim": TEXT},
+    models.flux: {"joint_attention_dim": TEXT},
+}
 
 
-def sd3():
-    return SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=TEXT, caption_projection_dim=32, pooled_projection_dim=20, out_channels=4,
-        pos_embed_max_size=16,
-    )  # fmt: skip
-
-
-def flux():
-    return FluxTransformer2DModel(
-        in_channels=16, num_layers=2, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=TEXT, pooled_projection_dim=20, axes_dims_rope=(4, 6, 6),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("make", [pixart, sd3, flux])
+@pytest.mark.parametrize("make", FAMILIES)
 def test_other_families_are_searched_and_blocked(make):
-    torch.manual_seed(0)
-    net = make().eval()
-    scheduler = DDIMScheduler() if make is pixart else FlowMatchEulerDiscreteScheduler()
+    net = make(**FAMILIES[make])
+    scheduler = DDIMScheduler() if make is models.pixart else FlowMatchEulerDiscreteScheduler()
     denoiser, config = Denoiser.from_diffusers(net, scheduler), ProbeConfig(seeds=3, signal="x0")
-    pooled = None if make is pixart else torch.randn(12, 20)
+    pooled = None if make is models.pixart else torch.randn(12, 20)
     conds = [Condition(t[None], None if pooled is None else pooled[i : i + 1]) for i, t in enumerate(texts(12) * 2)]
     probe = make_probe(denoiser, config=config)
     assert probe.sites and all(s.address.endswith(("-cross-v", "-ctx-v")) for s in probe.sites)
@@ -244,7 +222,7 @@ def test_other_families_are_searched_and_blocked(make):
     score = score_prompts(probe, conds[:1], SHAPE, 1.0)[0][0].value
     search = SearchConfig(tau=score * 0.5, tau_search=0.999999)
     (result,) = find_neurons(probe, ["p"], conds[:1], statistics, SHAPE, search)
-    assert result.found is not None and result.verdict in ("cured", "reduced", "failed")
+    assert result.search is not None and result.verdict in ("cured", "reduced", "failed")
     neurons = NeuronSet({s.address: range(8) for s in probe.sites}, fingerprint_of(net))
     with torch.no_grad():
         before = denoiser.forward(x, 500, conds[0])

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from diffusers import HunyuanDiT2DModel, PixArtTransformer2DModel
+from diffusers import HunyuanDiT2DModel
 from peft import LoraConfig
 from torch import nn
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import edit
 from vitrine.engine.patches import active_patches, as_text
 from vitrine.engine.portraits import load_portraits
+from vitrine_tests import models
 
 
 @pytest.fixture
@@ -63,10 +64,7 @@ def test_what_others_do_to_the_network(pipe):
 @pytest.mark.parametrize("place", ["transformer_2d", "hunyuan"])
 def test_other_families_have_none_as_they_come(place):
     made = {
-        "transformer_2d": lambda: PixArtTransformer2DModel(
-            num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, num_layers=1, sample_size=8,
-            cross_attention_dim=16, caption_channels=8,
-        ),
+        "transformer_2d": lambda: models.pixart(),
         "hunyuan": lambda: HunyuanDiT2DModel(
             num_attention_heads=2, attention_head_dim=16, in_channels=4, patch_size=2, num_layers=2,
             sample_size=8, hidden_size=32, cross_attention_dim=16,

@@ -17,6 +17,7 @@ from vitrine.engine.addresses import resolve, sites_of
 from vitrine.engine.config import Config
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine_tests import models
 
 QUICK = settings(max_examples=40, deadline=None)
 WHOLE, SMALL = st.integers(1, 2**40), st.integers(0, 2**40)
@@ -162,17 +163,10 @@ def test_nested_settings_and_infinity_go_through_json(limit, ends, both):
 
 
 # --- addresses ----------------------------------------------------------------------------------------------------
-def backbone():
-    from diffusers import UNet2DConditionModel
-
-    blocks = {"down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-              "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D")}  # fmt: skip
-    with torch.device("meta"):
-        return UNet2DConditionModel(8, 4, 4, block_out_channels=(8, 16), norm_num_groups=4, cross_attention_dim=8,
-                                    attention_head_dim=4, **blocks)  # fmt: skip
-
-
-UNET = backbone()
+UNET = models.outline(
+    sample_size=8, block_out_channels=(8, 16), norm_num_groups=4, cross_attention_dim=8, attention_head_dim=4,
+    **models.ATTENTION_FIRST,
+)  # fmt: skip
 NAMES = list(sites_of(UNET))
 
 

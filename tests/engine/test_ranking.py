@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
+from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from vitrine.engine.activations.filter import (
     FilterRule,
@@ -16,13 +16,14 @@ from vitrine.engine.activations.filter import (
 )
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import PRESETS
-from vitrine.engine.activations.ranking import rank_places, spatial_places
+from vitrine.engine.activations.ranking import RankingConfig, rank_places, spatial_places
 from vitrine.engine.cli.main import main
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import SegmentationPipeline
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
+from vitrine_tests import models
 
 
 def waves(cycles, size=16, channels=6):
@@ -102,11 +103,11 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
     images, masks = pictures
     ranking = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path, strips=True)
     assert "down-level0-repeat0-res-out" in ranking.dropped and 1 <= len(ranking.chosen) <= 2
-    scores = list(ranking.comparison.singles.values())
-    assert scores == sorted(scores, reverse=True) and ranking.comparison.score >= scores[0]
+    scores = list(ranking.search.singles.values())
+    assert scores == sorted(scores, reverse=True) and ranking.search.score >= scores[0]
     strip = ranking.strip(ranking.chosen[0], 32)
     assert strip.shape == (3, 32, 8 * 32) and float(strip.min()) >= 0 and float(strip.max()) <= 1
-    text = ranking.text()
+    text = ranking.summary()
     assert "dropped down-level0-repeat0-res-out: diffusion noise" in text and "score" in text
     before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}
     again = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path)
@@ -120,23 +121,18 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
 
 def test_without_masks_the_filter_alone_decides(pipe, pictures):
     ranking = pipe.rank(pictures[0], patterns=PLACES, most=1)
-    assert ranking.comparison is None and len(ranking.chosen) == 1
+    assert ranking.search is None and len(ranking.chosen) == 1
     quietest = min(ranking.kept, key=lambda a: ranking.properties[a].noise)
     assert ranking.chosen == (quietest,)
 
 
 def test_transformers_are_ranked_too():
-    torch.manual_seed(0)
-    net = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, caption_projection_dim=32, pooled_projection_dim=20, out_channels=4,
-        pos_embed_max_size=16,
-    ).eval()  # fmt: skip
+    net = models.sd3()
     denoiser = Denoiser.from_diffusers(net, FlowMatchEulerDiscreteScheduler())
     cond = Condition(torch.randn(1, 5, 24), torch.randn(1, 20))
     names = spatial_places(net)
     rule = FilterRule(None, None, (None, None))
-    ranking = rank_places(denoiser, torch.randn(3, 4, 16, 16), cond, timestep=100.0, rule=rule)
+    ranking = rank_places(denoiser, torch.randn(3, 4, 16, 16), cond, RankingConfig(timestep=100.0, rule=rule))
     assert list(ranking.properties) == names and not ranking.dropped and len(ranking.chosen) == 4
     assert not [n for n in names if "ctx" in n or n.endswith("-map")]
 

@@ -4,18 +4,10 @@ import weakref
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from vitrine.engine.activations import PRESETS
 from vitrine.engine.hooks import capture
-
-SDXL = {
-    "block_out_channels": (320, 640, 1280), "cross_attention_dim": 2048, "attention_head_dim": (5, 10, 20),
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    "transformer_layers_per_block": (1, 2, 10), "use_linear_projection": True, "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256, "projection_class_embeddings_input_dim": 2816,
-}  # fmt: skip
+from vitrine_tests import models
 
 
 class Peak(TorchDispatchMode):
@@ -46,11 +38,11 @@ class Peak(TorchDispatchMode):
 def network(family):
     with torch.device("meta"):
         if family == "SDXL":
-            net = UNet2DConditionModel(sample_size=128, **SDXL)
+            net = models.outline(**models.SDXL)
             x, text = torch.randn(1, 4, 128, 128), torch.randn(1, 77, 2048)
             added = {"text_embeds": torch.randn(1, 1280), "time_ids": torch.randn(1, 6)}
         else:
-            net = UNet2DConditionModel(sample_size=64, cross_attention_dim=768, attention_head_dim=8)
+            net = models.outline(**models.SD15)
             x, text, added = torch.randn(1, 4, 64, 64), torch.randn(1, 77, 768), None
         t = torch.tensor(51)
     return net.eval(), lambda: net(x, t, encoder_hidden_states=text, added_cond_kwargs=added)

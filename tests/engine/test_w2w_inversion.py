@@ -6,11 +6,13 @@ from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import build_models
+from vitrine.engine.progress import Interrupted
 from vitrine.engine.w2w import (
     BatchedLora,
     InvertConfig,
     invert,
     latent_mask,
+    partial_inversion,
 )
 from vitrine.engine.w2w.inversion import preset
 
@@ -60,24 +62,34 @@ def test_inversion_lowers_the_loss_and_keeps_the_best(space, unet):
     assert found.steps == 40 and not found.interrupted
 
 
-def test_an_interruption_keeps_the_best_so_far(space, unet):
-    class InterruptProcessingException(Exception):
-        """Named as ComfyUI's own."""
+class InterruptProcessingException(Exception):
+    """Named as ComfyUI's own."""
 
-    def stop(step, total, preview=None):
-        if step == 7:
-            raise InterruptProcessingException
 
+def stopping(error, at):
+    def progress(step, total, preview=None):
+        if step == at:
+            raise error
+
+    return progress
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted, InterruptProcessingException, RuntimeError])
+def test_whatever_stops_an_inversion_propagates_with_the_best_so_far(space, unet, kind):
     args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)))
-    found = invert(*args, InvertConfig(steps=100), progress=stop)
-    assert found.interrupted and found.steps == 7 and found.coefficients.abs().max() > 0
-    assert not any(m._forward_hooks for m in unet.modules())
-
-    def break_down(step, total, preview=None):
-        raise RuntimeError("disk full")
-
-    with pytest.raises(RuntimeError, match="disk full"):
-        invert(*args, InvertConfig(steps=5), progress=break_down)
+    for check_every in (3, 25):  # with and without a check before the end
+        config = InvertConfig(steps=100, check_every=check_every)
+        with pytest.raises(kind) as caught:
+            invert(*args, config, progress=stopping(kind(), 7))
+        partial = partial_inversion(caught.value)
+        assert partial.interrupted and partial.steps == 7 and partial.coefficients.abs().max() > 0
+        assert [step for step, _ in partial.losses] == [s for s in (3, 6) if check_every == 3]
+        assert not any(m._forward_hooks for m in unet.modules())
+    whole = invert(*args, InvertConfig(steps=100, check_every=100), progress=stopping(kind(), 7), partial_on=(kind,))
+    assert torch.equal(whole.coefficients, partial.coefficients) and whole.interrupted
+    with pytest.raises(kind):
+        invert(*args, config, progress=stopping(kind(), 7), partial_on=(ZeroDivisionError,))
+    assert partial_inversion(KeyboardInterrupt()) is None
 
 
 def test_masks(space, unet):

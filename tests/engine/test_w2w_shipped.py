@@ -30,7 +30,7 @@ def test_directions_tell_people_they_never_saw():
     assert min(quality(space, table, components=120).balanced.values()) > 0.95
 
 
-def test_a_sampled_model_is_one_person():
+def test_a_sampled_model_is_one_person(no_hooks_left):
     studio = Studio.open()
     rows = sample(studio.space, [1, 2, 3], PEOPLE)
     features, _ = studio.read(studio.draw(rows, 4))
@@ -38,7 +38,7 @@ def test_a_sampled_model_is_one_person():
     assert float(within.mean()) < 0.3 * float(between.mean()) and (within[:, None] < between).all()
     images = studio.draw(rows[:1], 4)
     assert torch.equal(images, studio.draw(rows[:1], 4))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in studio.portraits.unet.modules())
+    no_hooks_left(studio.portraits.unet)
 
 
 def test_its_lora_round_trips(tmp_path):

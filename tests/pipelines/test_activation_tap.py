@@ -13,6 +13,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline, ActivationTapXLPipeline
 from vitrine.engine.portraits import build_models, render, sample_scenes
 from vitrine.engine.progress import Interrupted
+from vitrine_tests import models
 
 Q = "up-level0-repeat0-vit-block0-cross-q"
 
@@ -204,28 +205,25 @@ def test_size_resizes_to_a_square(pipe) -> None:
     assert wide[Q].grid == (8, 12)
 
 
-def test_interrupt_leaves_nothing(pipe, pixels, tmp_path: Path) -> None:
+def test_interrupt_leaves_nothing(pipe, pixels, tmp_path: Path, no_hooks_left) -> None:
     def stop(step: int, total: int, preview: object = None) -> None:
         raise Interrupted
 
     with pytest.raises(Interrupted):
         pipe(pixels, addresses=Q, callback=stop, batch=1).activations.save(tmp_path / "a.safetensors")
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in pipe.unet.modules())
+    no_hooks_left(pipe.unet)
     assert not list(tmp_path.iterdir())
 
 
 def tiny_xl() -> ActivationTapXLPipeline:
-    from diffusers import UNet2DConditionModel
     from transformers import CLIPTextModelWithProjection
 
     m = build_models(seed=3)
     second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
-    unet = UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=128, attention_head_dim=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        transformer_layers_per_block=(1, 2), addition_embed_type="text_time", addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=64 + 6 * 8,
-    ).eval()  # fmt: skip
+    unet = models.unet_xl(
+        block_out_channels=(32, 64), cross_attention_dim=128, attention_head_dim=4, use_linear_projection=False,
+        norm_num_groups=32, transformer_layers_per_block=(1, 2), projection_class_embeddings_input_dim=64 + 6 * 8,
+    )  # fmt: skip
     return ActivationTapXLPipeline(m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
 
 

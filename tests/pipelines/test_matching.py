@@ -5,6 +5,7 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine_tests import models
 
 TAP = {"addresses": ["up-level0-repeat0-res-increment"], "timestep": 50, "seeds": [0]}
 
@@ -46,7 +47,6 @@ def test_bad_input_is_refused(stock, drawn):
 
 def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
-    from diffusers import UNet2DConditionModel
     from transformers import CLIPTextModelWithProjection
     from vitrine.engine.activations.filter import FilterRule
     from vitrine.engine.pipelines import CorrespondenceXLPipeline, SegmentationXLPipeline
@@ -54,13 +54,10 @@ def test_sdxl_has_the_same_pipelines(drawn):
 
     m = build_models(seed=3)
     second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
-    torch.manual_seed(0)
-    unet = UNet2DConditionModel(
-        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=128, attention_head_dim=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        transformer_layers_per_block=(1, 2), addition_embed_type="text_time", addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=64 + 6 * 8,
-    ).eval()  # fmt: skip
+    unet = models.unet_xl(
+        block_out_channels=(32, 64), cross_attention_dim=128, attention_head_dim=4, use_linear_projection=False,
+        norm_num_groups=32, transformer_layers_per_block=(1, 2), projection_class_embeddings_input_dim=64 + 6 * 8,
+    )  # fmt: skip
     parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
     place = {"addresses": ["up-level0-repeat0-vit-block1-out"], "timestep": 50, "seeds": [0]}
     (match,) = CorrespondenceXLPipeline(*parts)(drawn.images[:1], drawn.images[:1], [[0.4, 0.4]], **place)
@@ -70,4 +67,4 @@ def test_sdxl_has_the_same_pipelines(drawn):
     found = pipe(drawn.images[:2], masks[:2], drawn.images[2:], classes=2, **place)
     assert found.shape == (2, 64, 64)
     ranking = pipe.rank(drawn.images, masks, patterns="up-level0-*-out", rule=FilterRule(None, None, (None, None)))
-    assert ranking.comparison is not None and set(ranking.chosen) <= set(ranking.properties)
+    assert ranking.search is not None and set(ranking.chosen) <= set(ranking.properties)

@@ -26,14 +26,14 @@ def forty(pipe):
     return NeuronSet({PLACE: tuple(range(40))}, fingerprint_of(pipe.unet))
 
 
-def test_off_is_identity_and_blocking_leaves_no_trace(pipe):
+def test_off_is_identity_and_blocking_leaves_no_trace(pipe, no_hooks_left):
     from diffusers import StableDiffusionPipeline
 
     stock = latents(StableDiffusionPipeline.from_pipe(pipe))
     assert torch.equal(stock, latents(pipe)) and torch.equal(stock, latents(pipe, neurons=NeuronSet({})))
     blocked = latents(pipe, neurons=forty(pipe))
     assert not torch.equal(stock, blocked) and torch.equal(stock, latents(pipe))
-    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in pipe.unet.modules()) == 0
+    no_hooks_left(pipe.unet)
     twice = latents(pipe, neurons=[forty(pipe), forty(pipe)])
     assert torch.equal(blocked, twice)
 
@@ -47,13 +47,13 @@ def test_branch_and_part_of_sampling(pipe):
     assert len({tuple(x.flatten()[:4].tolist()) for x in (stock, whole, cond, late)}) == 4
 
 
-def test_an_interrupted_run_leaves_no_hook(pipe):
+def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):
     def stop(*args):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         latents(pipe, neurons=forty(pipe), callback_on_step_end=stop)
-    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in pipe.unet.modules()) == 0
+    no_hooks_left(pipe.unet)
 
 
 def test_score_tells_a_planted_caption(pipe):

@@ -3,26 +3,21 @@
 import pytest
 import torch
 from diffusers import (
-    AutoencoderKL,
     DDIMScheduler,
     DiTPipeline,
-    DiTTransformer2DModel,
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
-    FluxTransformer2DModel,
     PixArtAlphaPipeline,
-    PixArtTransformer2DModel,
-    SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     StableDiffusionXLPipeline,
-    UNet2DConditionModel,
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.resolution import ResolutionTransferConfig, apply, facts_of, resample, transferred_copy
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine_tests import models
 
 PROMPT = "a smiling pale face with curly red hair"
 
@@ -32,10 +27,7 @@ def rand(*shape, seed=0):
 
 
 def vae(channels=4):
-    torch.manual_seed(0)
-    kinds = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-    kinds |= {"block_out_channels": (8, 8), "norm_num_groups": 4, "layers_per_block": 1}
-    return AutoencoderKL(latent_channels=channels, **kinds)
+    return models.vae(levels=2, latent_channels=channels, block_out_channels=(8, 8), norm_num_groups=4)
 
 
 def portraits():
@@ -45,12 +37,9 @@ def portraits():
 
 
 def sdxl():
-    torch.manual_seed(0)
-    unet = UNet2DConditionModel(
-        sample_size=32, block_out_channels=(16, 32), layers_per_block=1, norm_num_groups=8, cross_attention_dim=16,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4), addition_embed_type="text_time", addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + 12,
+    unet = models.unet_xl(
+        sample_size=32, cross_attention_dim=16, use_linear_projection=False,
+        projection_class_embeddings_input_dim=12 + 48,
     )  # fmt: skip
     names = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     pipe = StableDiffusionXLPipeline(
@@ -62,10 +51,8 @@ def sdxl():
 
 
 def pixart(size=16):
-    torch.manual_seed(0)
-    net = PixArtTransformer2DModel(
-        sample_size=size, num_layers=1, patch_size=2, attention_head_dim=8, num_attention_heads=2, caption_channels=12,
-        in_channels=4, out_channels=8, cross_attention_dim=16,
+    net = models.pixart(
+        sample_size=size, num_layers=1, attention_head_dim=8, caption_channels=12, cross_attention_dim=16,
     )  # fmt: skip
     pipe = PixArtAlphaPipeline(tokenizer=None, text_encoder=None, vae=vae(), transformer=net, scheduler=DDIMScheduler())
     told = {"prompt": None, "negative_prompt": None}
@@ -75,10 +62,8 @@ def pixart(size=16):
 
 
 def sd3():
-    torch.manual_seed(0)
-    net = SD3Transformer2DModel(
-        sample_size=16, patch_size=2, in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=4,
-        joint_attention_dim=12, caption_projection_dim=32, pooled_projection_dim=16, out_channels=4,
+    net = models.sd3(
+        num_layers=1, attention_head_dim=8, num_attention_heads=4, joint_attention_dim=12, pooled_projection_dim=16,
         pos_embed_max_size=24,
     )  # fmt: skip
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -90,11 +75,7 @@ def sd3():
 
 
 def flux():
-    torch.manual_seed(0)
-    net = FluxTransformer2DModel(
-        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=12, pooled_projection_dim=16, axes_dims_rope=(4, 6, 6),
-    )  # fmt: skip
+    net = models.flux(num_layers=1, joint_attention_dim=12, pooled_projection_dim=16)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
     names = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
     pipe = FluxPipeline(scheduler, vae(), transformer=net, **dict.fromkeys(names))
@@ -198,10 +179,8 @@ def test_sd3_table_is_a_grid_with_one_shift():
 
 
 def dit(size):
-    torch.manual_seed(0)
-    net = DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=1, sample_size=size,
-        num_embeds_ada_norm=1000, norm_type="ada_norm_zero",
+    net = models.dit(
+        out_channels=8, num_layers=1, sample_size=size, num_embeds_ada_norm=1000, norm_type="ada_norm_zero",
     )  # fmt: skip
     return DiTPipeline(net, vae(), DDIMScheduler())
 
@@ -220,7 +199,7 @@ def test_a_model_built_larger_extrapolates_unless_pinned():
     grid, silent = out(small), out(large)
     assert (grid - silent).abs().max() > 1e-4, "the trap"
     with apply(large, config) as applied:
-        assert torch.equal(out(large), grid) and "would extrapolate" in applied.plan.text
+        assert torch.equal(out(large), grid) and "would extrapolate" in applied.plan.summary
     assert torch.equal(out(large), silent)
     with apply(small, ResolutionTransferConfig((128, 128), (64, 64), "none", pos_embed="extrapolate")):
         assert torch.equal(out(small), silent)

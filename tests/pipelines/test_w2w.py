@@ -33,14 +33,14 @@ def test_without_a_model_it_is_stable_diffusion(pipe):
     assert torch.equal(draw(pipe, seeds=[3]), plain)
 
 
-def test_rows_have_their_own_models(pipe, space):
+def test_rows_have_their_own_models(pipe, space, no_hooks_left):
     people = pipe.sample_models(space, [0, 1, 2])
     together = draw(pipe, space=space, model=people, seeds=[5, 6, 7])
     for i in range(3):
         alone = draw(pipe, space=space, model=people[i], seeds=[5 + i])
         assert (together[i] - alone[0]).abs().max() < 1e-4
     assert (together[0] - draw(pipe, seeds=[5])[0]).abs().max() > 0.1
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in pipe.unet.modules())
+    no_hooks_left(pipe.unet)
 
 
 def test_delayed_edits(pipe, space):
