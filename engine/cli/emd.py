@@ -41,7 +41,7 @@ class Train:
     """Train the baseline instead: one step of eps, z frozen."""
 
     start: Path | None = None
-    """LoRA of a student (kohya names) to go on from, instead of the teacher."""
+    """LoRA of a student (kohya names) to start from, instead of the teacher."""
     start_score: Path | None = None
     """The score adapter that was trained beside it."""
 
@@ -50,21 +50,18 @@ class Train:
         import dataclasses
 
         from ..emd.config import EStepConfig
-        from ..emd.train import EMDTrainConfig, Trainer
+        from ..emd.train_config import EMDTrainConfig
         from ..pipelines.emd_training import training_parts
         from ..progress import TqdmProgress
 
-        told = _read(self.config) if self.config else {"train": PORTRAITS}
-        unknown = set(told) - {"model", "prompts", "base", "train"}
+        settings = _read(self.config) if self.config else {"train": PORTRAITS}
+        unknown = set(settings) - {"model", "prompts", "base", "train"}
         if unknown:
             raise refuse("config", sorted(unknown), "model, prompts, base, train", "remove them")
-        config = EMDTrainConfig.from_dict(told.get("train", {}))
+        config = EMDTrainConfig.from_dict(settings.pop("train", {}))
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
-        parts = training_parts(told)
-        trainer = Trainer(
-            parts.teacher, parts.conditions, parts.shape, config, self.out, parts.null, parts.contract, parts.decode
-        )
+        trainer = training_parts(**settings).trainer(config, self.out)
         if self.start is not None:
             trainer.start_from(self.start, self.start_score)
         files = trainer.run(TqdmProgress("distilling"), self.stop_after)

@@ -1,13 +1,13 @@
 """EM Distillation (Xie et al. 2024): train and run one-step generators, repair samples by MCMC."""
 
-from .chain import ChainEnd, Gap, e_step, xz_chain
+from .chain import ChainEnd, Gap, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import PRESETS, StudentContract, check_base, check_names, read_student
 from .losses import calibrate_gz, m_step_loss, score_gap, score_loss
-from .onestep import CorrectConfig, correct, noise_scale, one_step
+from .onestep import CorrectConfig, Networks, correct, noise_scale, one_step
 
 __all__ = [
-    "PRESETS", "ChainEnd", "CorrectConfig", "EStepConfig", "Gap", "StudentContract", "calibrate_gz",
-    "check_base", "check_names", "correct", "e_step", "m_step_loss", "noise_scale", "one_step", "read_student",
-    "score_gap", "score_loss", "xz_chain",
+    "PRESETS", "ChainEnd", "CorrectConfig", "EStepConfig", "Gap", "Joint", "Networks", "NoiseLevels",
+    "StudentContract", "calibrate_gz", "check_base", "check_names", "correct", "e_step", "m_step_loss", "noise_scale",
+    "one_step", "read_student", "score_gap", "score_loss",
 ]  # fmt: skip

@@ -10,8 +10,33 @@ from typing import NamedTuple
 
 import torch
 
-from ..schedule import append_dims
+from ..schedule import NoiseSchedule, append_dims
 from .config import EStepConfig
+
+Net = Callable[[torch.Tensor], torch.Tensor]
+"""The generator g, z -> x0."""
+Draw = Callable[[torch.Tensor], torch.Tensor]
+"""Standard normal noise of a tensor's shape."""
+
+
+class NoiseLevels(NamedTuple):
+    """Signal and noise scale of each row: x = alpha x0 + sigma eps."""
+
+    alpha: torch.Tensor
+    sigma: torch.Tensor
+
+    @classmethod
+    def at(cls, schedule: NoiseSchedule, t: torch.Tensor, like: torch.Tensor) -> NoiseLevels:
+        """The levels of (B,) timesteps, shaped to broadcast against ``like`` and of its dtype and device."""
+        return cls(*(append_dims(scale.to(like.device, like.dtype), like.ndim) for scale in schedule.scales(t)))
+
+    def noisy(self, x0: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+        """x = alpha x0 + sigma eps."""
+        return self.alpha * x0 + self.sigma * eps
+
+    def take(self, rows: torch.Tensor) -> NoiseLevels:
+        """The levels of some rows."""
+        return NoiseLevels(self.alpha[rows], self.sigma[rows])
 
 
 class Gap(NamedTuple):
@@ -19,6 +44,45 @@ class Gap(NamedTuple):
 
     delta: torch.Tensor
     x0: torch.Tensor | None = None
+
+
+GapOf = Callable[[torch.Tensor], Gap]
+
+
+class Joint(NamedTuple):
+    """The density the chain walks: rho(x, z) = q(x) p(z | x) with x = alpha g(z) + sigma eps.
+
+    Attributes:
+        net: the generator g.
+        gap: Delta at x; called without autograd.
+        levels: one noise level for each row, constant along its chain.
+    """
+
+    net: Net
+    gap: GapOf
+    levels: NoiseLevels
+
+    @torch.no_grad()
+    def gap_at(self, z: torch.Tensor, eps: torch.Tensor) -> Gap:
+        """The gap at x(z, eps)."""
+        return self.gap(self.levels.noisy(self.net(z).to(z.dtype), eps))
+
+    def z_drift(self, z: torch.Tensor, eps: torch.Tensor) -> tuple[Gap, torch.Tensor]:
+        """The gap at x(z, eps) and (alpha / sigma) J^T Delta: one product with J^T, none through the scores."""
+        alpha, sigma = self.levels
+        leaf = z.detach().requires_grad_(True)
+        with torch.enable_grad():
+            y = self.net(leaf).to(z.dtype)
+        with torch.no_grad():
+            gap = self.gap(self.levels.noisy(y.detach(), eps))
+        (drift,) = torch.autograd.grad(y, leaf, (alpha / sigma) * gap.delta)
+        return gap, drift
+
+    @torch.no_grad()
+    def with_z_frozen(self, z: torch.Tensor) -> Joint:
+        """The same where z does not move: one generator call serves the whole chain."""
+        y = self.net(z)
+        return self._replace(net=lambda u: y)
 
 
 class ChainEnd(NamedTuple):
@@ -30,42 +94,37 @@ class ChainEnd(NamedTuple):
     r: torch.Tensor
     x0: torch.Tensor | None = None
 
-    def estimate(self, name: str, delta: torch.Tensor) -> torch.Tensor:
-        """r by another estimator, from the same chain; ``delta`` is the gap at the final point."""
-        return {"cancel": self.eps - self.noise, "raw": self.eps, "last": delta}[name]
-
-
-Net = Callable[[torch.Tensor], torch.Tensor]
-GapOf = Callable[[torch.Tensor], Gap]
-Draw = Callable[[torch.Tensor], torch.Tensor]
+    def take(self, rows: torch.Tensor) -> ChainEnd:
+        """The ends of some rows."""
+        x0 = None if self.x0 is None else self.x0[rows]
+        return ChainEnd(self.eps[rows], self.z[rows], self.noise[rows], self.r[rows], x0)
 
 
 def normal_from(generator: torch.Generator) -> Draw:
-    """Normal noise from one generator; what training uses."""
+    """Normal noise from one generator, for all rows together."""
     return lambda like: torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def e_step(
-    net: Net, gap: GapOf, z: torch.Tensor, eps: torch.Tensor, alpha: torch.Tensor, sigma: torch.Tensor,
-    config: EStepConfig, draw: Draw, after_step: Callable[[int], None] = lambda done: None,
+    rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: Draw,
+    after_step: Callable[[int], None] = lambda done: None,
 ) -> ChainEnd:  # fmt: skip
     """K Langevin steps on (eps, z) for rho(x, z) = q(x) p(z | x), x = alpha g(z) + sigma eps.
 
     Args:
-        net: the generator g, z -> x0.
-        gap: Delta at x; called without autograd. One t for each row, constant along its chain.
+        rho: generator, score gap and noise levels.
         z, eps: (B, ...) float32 or float64 starts, usually standard normal.
-        alpha, sigma: signal and noise scale of each row.
-        draw: standard normal noise of a tensor's shape.
-        after_step: told the number of steps done; may raise to stop.
+        draw: where the chain's noise comes from.
+        after_step: called with the number of steps done; may raise to stop.
 
     Returns:
-        ChainEnd: everything detached; no weight has received a gradient.
+        Everything detached; no weight has received a gradient.
     """
-    net = _held(net, z) if config.gz == 0 else net
+    if config.gz == 0:
+        rho = rho.with_z_frozen(z)
     noise, x0 = eps, None
     for i in range(config.steps):
-        delta, drift, x0 = _drift(net, gap, z, eps, alpha, sigma, config)
+        (delta, x0), drift = _drifts(rho, z, eps, config)
         n = draw(eps)
         # Xie et al. 2024, Langevin on (eps, z): grad_eps = Delta - eps
         eps = (1 - config.ge) * eps + config.ge * delta + (2 * config.ge) ** 0.5 * n
@@ -74,45 +133,18 @@ def e_step(
             # Xie et al. 2024: grad_z = (alpha / sigma) J^T Delta - z
             z = (1 - config.gz) * z + config.gz * drift + (2 * config.gz) ** 0.5 * draw(z)
         after_step(i + 1)
-    return _end(net, gap, z, eps, noise, x0, alpha, sigma, config)
+    if config.estimator == "last":  # Stein: E_rho[(Delta - eps) f(z)] = 0, so Delta may stand for eps
+        delta, x0 = rho.gap_at(z, eps)
+        return ChainEnd(eps, z, noise, delta, x0)
+    return ChainEnd(eps, z, noise, eps if config.estimator == "raw" else eps - noise, x0)
 
 
-def _held(net: Net, z: torch.Tensor) -> Net:
-    """g of a z that does not move: one call serves the whole chain."""
-    with torch.no_grad():
-        y = net(z)
-    return lambda u: y
-
-
-def _end(
-    net: Net, gap: GapOf, z: torch.Tensor, eps: torch.Tensor, noise: torch.Tensor, x0: torch.Tensor | None,
-    alpha: torch.Tensor, sigma: torch.Tensor, config: EStepConfig,
-) -> ChainEnd:  # fmt: skip
-    if config.estimator == "raw":
-        return ChainEnd(eps, z, noise, eps, x0)
-    if config.estimator == "cancel":
-        return ChainEnd(eps, z, noise, eps - noise, x0)
-    with torch.no_grad():  # Stein: E_rho[(Delta - eps) f(z)] = 0, so Delta may stand for eps
-        found = gap(alpha * net(z).to(z.dtype) + sigma * eps)
-    return ChainEnd(eps, z, noise, found.delta, found.x0)
-
-
-def _drift(
-    net: Net, gap: GapOf, z: torch.Tensor, eps: torch.Tensor, alpha: torch.Tensor, sigma: torch.Tensor,
-    config: EStepConfig,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Delta, the clipped (alpha / sigma) J^T Delta (None when z is frozen), the teacher's x0."""
+def _drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig) -> tuple[Gap, torch.Tensor | None]:
+    """The gap, and the clipped drift of z; None while z is frozen."""
     if config.gz == 0:
-        with torch.no_grad():
-            found = gap(alpha * net(z).to(z.dtype) + sigma * eps)
-        return found.delta, None, found.x0
-    leaf = z.detach().requires_grad_(True)
-    with torch.enable_grad():
-        y = net(leaf).to(z.dtype)
-    with torch.no_grad():
-        found = gap((alpha * y + sigma * eps).detach())
-    (pulled,) = torch.autograd.grad(y, leaf, (alpha / sigma) * found.delta)  # one product with J^T; none through scores
-    return found.delta, clipped(pulled, config.clip), found.x0
+        return rho.gap_at(z, eps), None
+    gap, drift = rho.z_drift(z, eps)
+    return gap, clipped(drift, config.clip)
 
 
 def clipped(drift: torch.Tensor, limit: float) -> torch.Tensor:
@@ -125,29 +157,3 @@ def clipped(drift: torch.Tensor, limit: float) -> torch.Tensor:
 def row_rms(x: torch.Tensor) -> torch.Tensor:
     """(B,) root mean square of each row."""
     return x.flatten(1).square().mean(1).sqrt()
-
-
-def xz_chain(
-    net: Net, score_gap: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, z: torch.Tensor,
-    alpha: torch.Tensor, sigma: torch.Tensor, steps: int, gx: float, gz: float, draw: Draw,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The same target walked in (x, z). Stiff in x (curvature 1 / sigma^2): kept for comparison.
-
-    Args:
-        score_gap: s_q - s_phi at x (not times sigma).
-
-    Returns:
-        x and z after ``steps`` steps of sizes gx and gz.
-    """
-    for _ in range(steps):
-        leaf = z.detach().requires_grad_(True)
-        with torch.enable_grad():
-            y = net(leaf).to(z.dtype)
-        with torch.no_grad():
-            rest = x - alpha * y.detach()
-            # Xie et al. 2024: grad_x log rho = s_q - s_phi - (x - alpha g) / sigma^2
-            grad_x = score_gap(x) - rest / sigma**2
-        (pulled,) = torch.autograd.grad(y, leaf, (alpha / sigma**2) * rest)
-        x = x + gx * grad_x + (2 * gx) ** 0.5 * draw(x)
-        z = z + gz * (pulled - z) + (2 * gz) ** 0.5 * draw(z)
-    return x, z

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..config import Config
 from ..errors import refuse
@@ -21,8 +19,8 @@ class EStepConfig(Config):
         steps: K, Langevin steps; at least 1 (with none the M-step has no signal).
         ge: step size of eps, in (0, 1].
         gz: step size of z, in [0, 1]; 0 freezes z and needs no autograd. z moving is what covers modes.
-        estimator: ``cancel`` removes the accumulated noise (the paper), ``raw`` keeps it, ``last`` takes the score gap
-            at the final point (one more pair of score calls).
+        estimator: of the M-step direction. ``cancel`` removes the accumulated noise (the paper), ``raw`` keeps it,
+            ``last`` takes the score gap at the final point (one more pair of score calls).
         clip: largest RMS of a row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.
     """
 
@@ -48,15 +46,5 @@ class EStepConfig(Config):
         return cls(steps=1, ge=1.0, gz=0.0)
 
     def with_gz(self, gz: float, clip: float = math.inf) -> EStepConfig:
-        """The same with a calibrated z step."""
+        """The same with another step size and drift limit of z."""
         return replace(self, gz=gz, clip=clip)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; an infinite clip is None, which JSON can hold."""
-        return super().to_dict() | {"clip": None if math.isinf(self.clip) else self.clip}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EStepConfig:
-        """The inverse of :meth:`to_dict`."""
-        endless = isinstance(values, Mapping) and values.get("clip") is None
-        return super().from_dict({**values, "clip": math.inf} if endless else values)

@@ -1,14 +1,15 @@
-"""What one must know to run a one-step student rightly, kept in the file's header or taken from a preset."""
+"""How a one-step student must be run: kept in the file's header, or taken from a preset."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 from ..files import check_tensors, named, parse_table, read_safetensors
 
@@ -18,12 +19,12 @@ CONVENTIONS = ("unit", "vp", "edm")
 
 
 @dataclass(frozen=True)
-class StudentContract:
+class StudentContract(Config):
     """How a one-step student is run.
 
     Attributes:
         base: name of the teacher it was distilled from.
-        timestep: t*, the one time the network is told.
+        timestep: t*, the single timestep the network runs at, 0 to 1000.
         prediction: ``"model"`` (the base model's own), or eps, v, x0, flow.
         noise: what the network sees for z ~ N(0, I). ``unit``: z. ``vp``: add_noise(0, z, t*), that is sigma_vp z.
             ``edm``: sigma z in the variance-exploding scale, which a VP network sees divided by sqrt(1 + sigma^2).
@@ -50,7 +51,12 @@ class StudentContract:
 
     def __post_init__(self) -> None:
         if self.noise not in CONVENTIONS:
-            raise refuse("noise convention", self.noise, CONVENTIONS, "DMD2, LCM and ours are unit, SiD-LSG is vp")
+            raise refuse(
+                "noise convention",
+                self.noise,
+                CONVENTIONS,
+                "DMD2, LCM and Vitrine's own students are unit, SiD-LSG is vp",
+            )
         if self.prediction not in ("model", "eps", "v", "x0", "flow"):
             raise refuse("prediction", self.prediction, "model, eps, v, x0 or flow", "model takes the base's own")
         if not 0 <= self.timestep <= 1000:
@@ -61,32 +67,16 @@ class StudentContract:
         object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"shape": list(self.shape), "betas": list(self.betas)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> StudentContract:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            VitrineError: a field this version does not know.
-        """
-        unknown = set(values) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise refuse("contract fields", sorted(unknown), sorted(cls.__dataclass_fields__), "update Vitrine")
-        return cls(**values)
-
     def to_metadata(self) -> dict[str, str]:
         """The safetensors header entry."""
         return {KEY: json.dumps({"version": VERSION} | self.to_dict(), sort_keys=True)}
 
     @classmethod
-    def from_metadata(cls, metadata: dict[str, str] | None, name: str = "file") -> StudentContract:
-        """From a safetensors header.
+    def from_metadata(cls, metadata: Mapping[str, str] | None, name: str = "file") -> StudentContract:
+        """Read the header entry; ``name`` is the file's, for errors.
 
         Raises:
-            VitrineError: no contract, or one of a later version.
+            VitrineError: The header has no contract, or one of another version.
         """
         if not metadata or KEY not in metadata:
             accepted = f"a safetensors header with {KEY!r}"
@@ -108,14 +98,14 @@ PRESETS: dict[str, StudentContract] = {
     "Hyper-SDXL 1-step (UNet)": StudentContract("SDXL", 800.0),
     "LCM / LCM-LoRA": StudentContract("SD1.5 or SDXL", 999.0),
 }
-"""Students that carry no header, from their own READMEs and inference code."""
+"""Published students without a header; values from their READMEs and inference code."""
 
 
 def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Tensor]]:
     """Contract and tensors of a student file.
 
     Raises:
-        VitrineError: not safetensors, names that ComfyUI would ignore, or no contract.
+        VitrineError: The file is no safetensors file, has names that ComfyUI would ignore, or has no contract.
     """
     path = Path(path)
     if path.suffix != ".safetensors" or not path.is_file():
@@ -127,23 +117,23 @@ def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Ten
         return StudentContract.from_metadata(metadata, path.name), tensors
 
 
-def check_names(tensors: dict[str, torch.Tensor], name: str = "file") -> None:
+def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None:
     """Refuse LoRA names that ComfyUI drops with no more than a line in its log.
 
     Raises:
-        VitrineError: PEFT or diffusers LoRA names.
+        VitrineError: The names are those of PEFT or diffusers.
     """
-    strange = [k for k in tensors if ".lora_A." in k or ".lora_B." in k]
-    if strange:
+    peft = [k for k in tensors if ".lora_A." in k or ".lora_B." in k]
+    if peft:
         accepted = "kohya names, lora_unet_....lora_down.weight with .alpha"
-        raise refuse("LoRA names", f"{strange[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")
+        raise refuse("LoRA names", f"{peft[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")
 
 
 def check_base(contract: StudentContract, base: str) -> None:
     """Refuse a student of another base model.
 
     Raises:
-        VitrineError: both are known and differ.
+        VitrineError: Both bases are known and differ.
     """
     if base and contract.base and base != contract.base:
         raise refuse("student", f"distilled from {contract.base}", f"a student of {base}", "load the matching base")

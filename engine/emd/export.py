@@ -12,14 +12,14 @@ from ..files import save_safetensors
 from .contract import StudentContract
 
 
-def kohya(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+def kohya(weights: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha`` (equal to the rank: scale 1)."""
     out: dict[str, torch.Tensor] = {}
     for key, value in weights.items():
-        module, part = _split(key, name)
-        stem = "lora_unet_" + module.replace(".", "_")
-        out[f"{stem}.lora_{'down' if part == 'A' else 'up'}.weight"] = value
-        if part == "A":
+        module, matrix = _split(key, name)
+        stem = _stem(module)
+        out[f"{stem}.lora_{_DIRECTION[matrix]}.weight"] = value
+        if matrix == "A":
             out[f"{stem}.alpha"] = torch.tensor(float(value.shape[0]))
     return out
 
@@ -30,55 +30,61 @@ def from_kohya(
     """The inverse of :func:`kohya` for adapters of the names and shapes of ``like``; alpha goes into lora_B.
 
     Raises:
-        VitrineError: other layers, or another rank.
+        VitrineError: The file lacks a layer, or its rank is another.
     """
     out: dict[str, torch.Tensor] = {}
-    for key, own in like.items():
-        module, part = _split(key, name)
-        stem = "lora_unet_" + module.replace(".", "_")
-        given = tensors.get(f"{stem}.lora_{'down' if part == 'A' else 'up'}.weight")
-        if given is None or given.shape != own.shape:
-            found = "nothing" if given is None else tuple(given.shape)
+    for key, weight in like.items():
+        module, matrix = _split(key, name)
+        stem = _stem(module)
+        value = tensors.get(f"{stem}.lora_{_DIRECTION[matrix]}.weight")
+        if value is None or value.shape != weight.shape:
+            shape = "nothing" if value is None else tuple(value.shape)
             remedy = "set rank to the file's, and take a student of the same model"
-            raise refuse(f"LoRA layer {module}", found, tuple(own.shape), remedy)
-        down = tensors[f"{stem}.lora_down.weight"]
-        scale = float(tensors.get(f"{stem}.alpha", torch.tensor(float(len(down))))) / len(down)
-        out[key] = given.float() * (scale if part == "B" else 1.0)
+            raise refuse(f"LoRA layer {module}", shape, tuple(weight.shape), remedy)
+        rank = len(tensors[f"{stem}.lora_down.weight"])
+        scale = float(tensors.get(f"{stem}.alpha", torch.tensor(float(rank)))) / rank
+        out[key] = value.float() * (scale if matrix == "B" else 1.0)
     return out
 
 
-def diffusers_names(weights: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+def diffusers_names(weights: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
     """``unet.<module>.lora_A|B.weight``; without alpha diffusers takes the rank, which is right here."""
-    parts = ((*_split(k, name), v) for k, v in weights.items())
-    return {f"unet.{module}.lora_{part}.weight": v for module, part, v in parts}
+    split = ((*_split(key, name), value) for key, value in weights.items())
+    return {f"unet.{module}.lora_{matrix}.weight": value for module, matrix, value in split}
+
+
+_DIRECTION = {"A": "down", "B": "up"}
+
+
+def _stem(module: str) -> str:
+    return "lora_unet_" + module.replace(".", "_")
 
 
 def _split(key: str, name: str) -> tuple[str, str]:
-    module, rest = key.split(".lora_", 1)
-    return module, rest.split(f".{name}.", 1)[0]
+    """The module and the matrix, A or B, of a PEFT key: ``<module>.lora_A.<adapter>.weight``."""
+    module, tail = key.split(".lora_", 1)
+    return module, tail.split(f".{name}.", 1)[0]
 
 
 def export(
-    folder: str | Path, weights: dict[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
 ) -> tuple[Path, ...]:
     """Write ``<name>_kohya.safetensors`` and ``<name>_diffusers.safetensors``, both with the contract."""
-    if half:
-        weights = {k: v.half() for k, v in weights.items()}
+    weights = _narrowed(weights, half)
     files = {"kohya": kohya(weights, name), "diffusers": diffusers_names(weights, name)}
-    meta = contract.to_metadata() | {"vitrine.role": name}
-    made = [
-        save_safetensors(Path(folder) / f"{name}_{kind}.safetensors", tensors, meta) for kind, tensors in files.items()
-    ]
-    return tuple(made)
+    return tuple(_write(Path(folder) / f"{name}_{k}.safetensors", t, name, contract) for k, t in files.items())
 
 
 def export_full(
-    folder: str | Path, weights: dict[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
 ) -> tuple[Path, ...]:
     """Write ``<name>_unet.safetensors``: the whole network in diffusers names, with the contract."""
-    tensors = {k: v.half() if half else v for k, v in weights.items()}
-    return (
-        save_safetensors(
-            Path(folder) / f"{name}_unet.safetensors", tensors, contract.to_metadata() | {"vitrine.role": name}
-        ),
-    )
+    return (_write(Path(folder) / f"{name}_unet.safetensors", _narrowed(weights, half), name, contract),)
+
+
+def _narrowed(weights: Mapping[str, torch.Tensor], half: bool) -> Mapping[str, torch.Tensor]:
+    return {key: value.half() for key, value in weights.items()} if half else weights
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor], role: str, contract: StudentContract) -> Path:
+    return save_safetensors(path, tensors, contract.to_metadata() | {"vitrine.role": role})

@@ -11,17 +11,17 @@ from ..files import write_whole
 
 
 def tile(pictures: torch.Tensor, columns: int = 4) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1] side by side, ``columns`` a row: (rows H, columns W, 3) uint8; empty places are black."""
+    """(B, 3, H, W) in [0, 1] side by side, ``columns`` a row: (rows H, columns W, 3) uint8; empty cells are black."""
     count, _, height, width = pictures.shape
     rows = -(-count // columns)
-    whole = pad(pictures, (0, 0, 0, 0, 0, 0, 0, rows * columns - count))
-    sheet = whole.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)
-    return (sheet.reshape(rows * height, columns * width, 3).clamp(0, 1) * 255).round().byte().cpu()
+    cells = pad(pictures, (0, 0, 0, 0, 0, 0, 0, rows * columns - count))
+    grid = cells.view(rows, columns, 3, height, width).permute(0, 3, 1, 4, 2)
+    return (grid.reshape(rows * height, columns * width, 3).clamp(0, 1) * 255).round().byte().cpu()
 
 
 def write_grid(path: str | Path, pictures: torch.Tensor, columns: int = 4) -> Path:
     """Write :func:`tile` as a PNG, whole or not at all."""
     from PIL import Image
 
-    sheet = Image.fromarray(tile(pictures, columns).numpy())
-    return write_whole(path, lambda scratch: sheet.save(scratch, format="PNG"))
+    grid = Image.fromarray(tile(pictures, columns).numpy())
+    return write_whole(path, lambda scratch: grid.save(scratch, format="PNG"))

@@ -9,24 +9,21 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..guidance import guide
 from ..schedule import NoiseSchedule
-from .chain import ChainEnd, Gap, GapOf, Net, row_rms
+from .chain import ChainEnd, Gap, GapOf, Joint, NoiseLevels, row_rms
 
 WEIGHTS = ("uniform", "dmd")
 GZ_CAP = 0.01
 """Largest automatic gz: the toys over-disperse from 0.04 on."""
 
 
-def levels(schedule: NoiseSchedule, t: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(alpha, sigma) of (B,) timesteps, shaped to broadcast against ``like`` and of its dtype."""
-    shape = (-1, *[1] * (like.ndim - 1))
-    alpha, sigma = (s.to(like.device, like.dtype).view(shape) for s in schedule.scales(t))
-    return alpha, sigma
-
-
 def draw_times(
     schedule: NoiseSchedule, count: int, generator: torch.Generator, low: float = 0.02, high: float = 0.98
 ) -> torch.Tensor:
-    """(count,) timesteps, uniform over a part of the schedule; whole numbers, as the network was trained on them."""
+    """(count,) timesteps, uniform over a part of the schedule, in shares of its length; whole numbers.
+
+    Raises:
+        VitrineError: ``low`` and ``high`` are not two shares in order.
+    """
     if not 0 <= low < high <= 1:
         raise refuse("part of the schedule", (low, high), "0 <= low < high <= 1", "0.02 and 0.98 are usual")
     last = schedule.steps - 1
@@ -41,20 +38,17 @@ def score_gap(
     """Delta(x) for rows at timesteps t. Only the teacher is guided; the student score never is.
 
     Raises:
-        VitrineError: guidance without an unconditional condition.
+        VitrineError: Guidance is not 1, and there is no unconditional condition.
     """
     if guidance != 1 and null is None:
         raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
 
     def gap(x: torch.Tensor) -> Gap:
-        alpha, sigma = levels(teacher.schedule, t, x)
+        alpha, sigma = NoiseLevels.at(teacher.schedule, t, x)
         if guidance == 1 or null is None:
             eps_q = teacher.predict(x, t, cond).eps
         else:
-            rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
-            both = Condition.batch([cond, null.take(rows)])
-            full, empty = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
-            eps_q = guide(empty, full, guidance)
+            eps_q = _guided_eps(teacher, x, t, cond, null, guidance)
         # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
         delta = student.predict(x, t, cond).eps - eps_q
         return Gap(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
@@ -62,19 +56,26 @@ def score_gap(
     return gap
 
 
-def m_step_loss(
-    y: torch.Tensor, end: ChainEnd, alpha: torch.Tensor, sigma: torch.Tensor, weight: str = "uniform"
+def _guided_eps(
+    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition, guidance: float
 ) -> torch.Tensor:
+    rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
+    both = Condition.batch([cond, null.take(rows)])
+    conditional, unconditional = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
+    return guide(unconditional, conditional, guidance)
+
+
+def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str = "uniform") -> torch.Tensor:
     """Regress y = g(z^K) on itself moved by (sigma / alpha) r; sum over pixels, mean over rows.
 
     ``uniform`` is w = sigma^2 / alpha^2 on -log p(x | z); ``dmd`` divides each row by mean |y - teacher x0| as well.
 
     Raises:
-        VitrineError: unknown weight, or ``dmd`` without a teacher x0.
+        VitrineError: The weight is unknown, or it is ``dmd`` and there is no teacher x0.
     """
     if weight not in WEIGHTS or (weight == "dmd" and end.x0 is None):
         raise refuse("weight", weight, WEIGHTS, "use uniform where the teacher gives no x0")
-    y = y.to(end.r.dtype)
+    (alpha, sigma), y = levels, y.to(end.r.dtype)
     # Xie et al. 2024, M-step: (w alpha^2 / sigma^2) 1/2 |g(z) - sg[g(z) + (sigma / alpha) r]|^2
     target = (y + (sigma / alpha) * end.r).detach()
     rows = 0.5 * (y - target).square().flatten(1).sum(1)
@@ -86,8 +87,7 @@ def m_step_loss(
 
 def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Denoising score matching on the student's own, uncorrected samples y = g(z), detached (Vincent 2011)."""
-    alpha, sigma = levels(score.schedule, t, noise)
-    x = alpha * y.detach().to(noise.dtype) + sigma * noise
+    x = NoiseLevels.at(score.schedule, t, noise).noisy(y.detach().to(noise.dtype), noise)
     return (score.predict(x, t, cond).eps - noise).square().mean()
 
 
@@ -96,6 +96,9 @@ def calibrate_gz(drifts: torch.Tensor) -> tuple[float, float]:
 
     The rule: median(gz u) <= 0.05 and 99th percentile(gz u) <= 0.2, and u is clipped at that percentile. At most
     ``GZ_CAP``: where the scores still coincide the drift is tiny and would allow any step; gz * clip is 0.2 then.
+
+    Raises:
+        VitrineError: ``drifts`` is not a vector of finite numbers.
     """
     if drifts.ndim != 1 or not len(drifts) or not bool(torch.isfinite(drifts).all()):
         raise refuse("drifts", tuple(drifts.shape), "finite values (N,)", "measure them with z_drifts")
@@ -104,17 +107,9 @@ def calibrate_gz(drifts: torch.Tensor) -> tuple[float, float]:
     return (gz, top) if gz <= GZ_CAP else (GZ_CAP, 0.2 / GZ_CAP)
 
 
-def z_drifts(
-    net: Net, gap: GapOf, z: torch.Tensor, eps: torch.Tensor, alpha: torch.Tensor, sigma: torch.Tensor
-) -> torch.Tensor:
-    """(B,) RMS of (alpha / sigma) J^T Delta at a start point; what :func:`calibrate_gz` wants."""
-    leaf = z.detach().requires_grad_(True)
-    with torch.enable_grad():
-        y = net(leaf).to(z.dtype)
-    with torch.no_grad():
-        found = gap((alpha * y + sigma * eps).detach())
-    (pulled,) = torch.autograd.grad(y, leaf, (alpha / sigma) * found.delta)
-    return row_rms(pulled)
+def z_drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
+    """(B,) RMS of (alpha / sigma) J^T Delta at a start point; :func:`calibrate_gz` takes them."""
+    return row_rms(rho.z_drift(z, eps)[1])
 
 
 def bias(cancel: torch.Tensor, raw: torch.Tensor, last: torch.Tensor) -> dict[str, float]:

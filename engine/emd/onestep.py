@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -13,17 +14,17 @@ from ..errors import refuse
 from ..noise import RowNoise
 from ..progress import Progress, silent
 from ..schedule import NoiseSchedule
-from .chain import e_step
+from .chain import Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import StudentContract
-from .losses import levels, score_gap
+from .losses import score_gap
 
 
 def noise_scale(schedule: NoiseSchedule, contract: StudentContract) -> float:
-    """What z is multiplied by before the network sees it.
+    """The factor on z before the network sees it.
 
-    ``unit`` 1; ``vp`` sigma_vp(t*); ``edm`` sigma / sqrt(1 + sigma^2) after the input scaling of a VP network, which
-    is the same number by another road. At t* = 399 of Stable Diffusion unit and vp differ by 24 %.
+    ``unit`` is 1; ``vp`` is sigma_vp(t*); ``edm`` is sigma / sqrt(1 + sigma^2), after the input scaling of a VP
+    network, which is the same number. At t* = 399 of Stable Diffusion unit and vp differ by 24 %.
     """
     if contract.noise == "unit":
         return 1.0
@@ -37,9 +38,9 @@ def one_step(student: Denoiser, z: torch.Tensor, cond: Condition, contract: Stud
     """x0 = g(z, c), exactly one network call: the teacher's x0 prediction at t* with z as the noisy image.
 
     Args:
-        student: the generator with its base's convention; the contract's own prediction wins where it names one.
+        student: the generator with its base's prediction type; the contract's wins where it names one.
         z: (B, C, H, W) standard normal.
-        cond: one row a picture; there is no negative prompt, since guidance is distilled in.
+        cond: one row for each picture; there is no negative prompt, since guidance is distilled in.
         contract: t* and noise convention.
 
     Returns:
@@ -78,37 +79,50 @@ class CorrectConfig(Config):
         self.chain(1)
 
     def chain(self, steps: int | None = None) -> EStepConfig:
-        """The E-step these settings stand for."""
+        """The same settings as an E-step."""
         return EStepConfig(steps or self.steps, self.ge, self.gz, "cancel", self.clip)
 
 
+class Networks(NamedTuple):
+    """The three roles: one-step generator, teacher, and the student's own score network."""
+
+    generator: Denoiser
+    teacher: Denoiser
+    score: Denoiser
+
+
 def correct(
-    generator: Denoiser, teacher: Denoiser, score: Denoiser, z: torch.Tensor, cond: Condition,
-    contract: StudentContract, config: CorrectConfig, seeds: list[int], null: Condition | None = None,
-    progress: Progress = silent,
+    networks: Networks, z: torch.Tensor, cond: Condition, contract: StudentContract, config: CorrectConfig,
+    seeds: list[int], null: Condition | None = None, progress: Progress = silent,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Walk the joint chain from a sample towards the teacher's, then remove the noise (Xie et al. 2024, Fig. 1).
 
     Args:
-        generator, teacher, score: the three roles; ``score`` is the student's own score network, without which the
-            chain would have another target.
-        z: (B, C, H, W) the sample's latent, as :func:`one_step` was given it.
+        networks: with another score network than the student's own the chain would have another target.
+        z: (B, C, H, W) the sample's latent, as it went into :func:`one_step`.
         seeds: one for each row's chain noise.
+        null: the empty prompt, needed when guidance is not 1.
 
     Returns:
         (x0, z^K): x0 = g(z^K) + (sigma / alpha) r, float32. With 0 steps, ``one_step`` bit for bit.
+
+    Raises:
+        VitrineError: Guidance is not 1, and there is no ``null``.
     """
+    generator, teacher, score = networks
     if config.steps == 0:
         with torch.no_grad():
             return one_step(generator, z, cond, contract), z
     z, draw = z.float(), RowNoise(seeds).like
     t = torch.full((len(z),), config.timestep, dtype=torch.float64)
-    alpha, sigma = levels(teacher.schedule, t, z)
 
     def net(u: torch.Tensor) -> torch.Tensor:
         return one_step(generator, u, cond, contract)
 
     gap = score_gap(teacher, score, t, cond, null, config.guidance)
-    end = e_step(net, gap, z, draw(z), alpha, sigma, config.chain(), draw, lambda i: progress(i, config.steps, None))
+    alpha, sigma = levels = NoiseLevels.at(teacher.schedule, t, z)
+    rho = Joint(net, gap, levels)
+    end = e_step(rho, z, draw(z), config.chain(), draw, lambda done: progress(done, config.steps, None))
     with torch.no_grad():
+        # Xie et al. 2024, noise cancelled: x = alpha g(z^K) + sigma r, divided by alpha
         return net(end.z) + (sigma / alpha) * end.r, end.z

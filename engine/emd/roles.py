@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,12 +28,17 @@ class Roles:
     Args:
         base: the teacher, a Denoiser over a diffusers UNet; its weights are frozen here and never change.
         rank: LoRA rank; alpha is the same, so the scale is 1.
+        seed: of the adapters' first weights.
         full: the generator is a float32 copy of the UNet instead of an adapter.
         dtype: what the frozen UNet computes in; where that is not its own, a copy does. Adapters stay float32.
         checkpointing: recompute activations in the backward pass.
 
+    Attributes:
+        teacher, score, generator: the roles as denoisers.
+        full: the generator with all weights of its own, or None.
+
     Raises:
-        VitrineError: not a diffusers UNet.
+        VitrineError: The backbone is no diffusers UNet.
     """
 
     def __init__(
@@ -43,26 +48,26 @@ class Roles:
         if getattr(base.backbone, "add_adapter", None) is None:
             raise refuse("backbone", type(base.backbone).__name__, "a diffusers UNet", "pass pipe.unet")
         self.dtype = dtype
-        self.own = copied(base, torch.float32) if full else None
-        self.base = base if base.backbone.dtype == dtype else copied(base, dtype)
+        self.full = copy_of(base, torch.float32) if full else None
+        self.base = base if base.backbone.dtype == dtype else copy_of(base, dtype)
         self.unet: Any = self.base.backbone
         self.unet.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
-        self._adapt((SCORE,) if full else (GENERATOR, SCORE), rank, seed)
-        self._on: str | None = ""
+        self._add_adapters((SCORE,) if full else (GENERATOR, SCORE), rank, seed)
+        self._active: str | None = ""
         self.teacher, self.score = self._role(None), self._role(SCORE)
-        self.generator = self._role(GENERATOR) if self.own is None else self._whole(self.own)
-        self._spared = checkpointing
+        self.generator = self._role(GENERATOR) if self.full is None else self._full_generator(self.full)
+        self._checkpointing = checkpointing
         if checkpointing:
-            self._spare()
+            self._enable_checkpointing()
 
-    def _adapt(self, names: tuple[str, ...], rank: int, seed: int) -> None:
+    def _add_adapters(self, names: tuple[str, ...], rank: int, seed: int) -> None:
         from peft import LoraConfig
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for name in names:
-                made = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS))
-                self.unet.add_adapter(made, adapter_name=name)
+                config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS))
+                self.unet.add_adapter(config, adapter_name=name)
                 for parameter in self.parameters(name).values():
                     parameter.data = parameter.data.float()  # peft gives them the backbone's dtype
 
@@ -75,90 +80,90 @@ class Roles:
 
         return self.base.with_call(call)
 
-    def _whole(self, own: Denoiser) -> Denoiser:
-        """The generator with weights of its own: float32, computing in ``dtype`` (autocast keeps the weights wide)."""
-        own.backbone.requires_grad_(False).eval()
+    def _full_generator(self, full: Denoiser) -> Denoiser:
+        """Its weights are float32; it computes in ``dtype`` (autocast keeps the weights wide)."""
+        full.backbone.requires_grad_(False).eval()
 
         def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
             narrow = self.dtype != torch.float32
             with torch.autocast(x_t.device.type, self.dtype) if narrow else nullcontext():
-                return own.call(x_t, t, cond)
+                return full.call(x_t, t, cond)
 
-        return own.with_call(call)
+        return full.with_call(call)
 
-    def _spare(self) -> None:
-        def again(module: Callable, *args: Any, **kwargs: Any) -> Any:
-            role = self._on
+    def _enable_checkpointing(self) -> None:
+        def recomputed(module: Callable, *args: Any, **kwargs: Any) -> Any:
+            role = self._active
 
-            def run(*args: Any, **kwargs: Any) -> Any:
+            def forward(*args: Any, **kwargs: Any) -> Any:
                 self.switch(role)  # the chain calls teacher and score between a generator's forward and its vjp
                 return module(*args, **kwargs)
 
-            return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-        self.unet.enable_gradient_checkpointing(again)
-        if self.own is not None:
-            whole: Any = self.own.backbone
-            whole.enable_gradient_checkpointing()
+        self.unet.enable_gradient_checkpointing(recomputed)
+        if self.full is not None:
+            full: Any = self.full.backbone
+            full.enable_gradient_checkpointing()
 
     def to(self, device: torch.device) -> Roles:
         """Move every network."""
-        for role in (self.base, self.own):
+        for role in (self.base, self.full):
             if role is not None:
                 role.backbone.to(device)
         return self
 
     def switch(self, name: str | None) -> None:
-        """Make one adapter the active one, or none; gradients are decided by :meth:`learn`, not by this."""
-        if name == self._on:
+        """Make one adapter the active one, or none; :meth:`train_only` decides on gradients, not this."""
+        if name == self._active:
             return
-        wanted = {n: p.requires_grad for n, p in self.unet.named_parameters() if ".lora_" in n}
+        gradients = {n: p.requires_grad for n, p in self.unet.named_parameters() if ".lora_" in n}
         if name is None:
             self.unet.disable_adapters()
         else:
             self.unet.enable_adapters()
             self.unet.set_adapter(name)
         for key, parameter in self.unet.named_parameters():
-            if key in wanted:
-                parameter.requires_grad_(wanted[key])
-        self._on = name
+            if key in gradients:  # peft turns them on for the active adapter and off for the others
+                parameter.requires_grad_(gradients[key])
+        self._active = name
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
         """What a role trains, by name: its adapter, or the whole network of a full generator."""
-        if name == GENERATOR and self.own is not None:
-            return dict(self.own.backbone.named_parameters())
+        if name == GENERATOR and self.full is not None:
+            return dict(self.full.backbone.named_parameters())
         return {k: p for k, p in self.unet.named_parameters() if ".lora_" in k and f".{name}." in k}
 
-    def learn(self, name: str | None) -> None:
-        """Only this role's weights take gradients; None: no weight does."""
+    def train_only(self, name: str | None) -> None:
+        """Let only this role's weights take gradients; None: no weight does."""
         for key, parameter in self.unet.named_parameters():
             parameter.requires_grad_(name is not None and ".lora_" in key and f".{name}." in key)
-        if self.own is not None:
-            self.own.backbone.requires_grad_(name == GENERATOR)
+        if self.full is not None:
+            self.full.backbone.requires_grad_(name == GENERATOR)
 
     @contextmanager
-    def holding(self, name: str, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+    def with_weights(self, name: str, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """Let a role run with other weights (its average) while the block is open."""
-        own = self.parameters(name)
-        kept = {k: p.data for k, p in own.items()}
+        parameters = self.parameters(name)
+        before = {key: parameter.data for key, parameter in parameters.items()}
         try:
-            for key, parameter in own.items():
+            for key, parameter in parameters.items():
                 parameter.data = weights[key]
             yield
         finally:
-            for key, parameter in own.items():
-                parameter.data = kept[key]
+            for key, parameter in parameters.items():
+                parameter.data = before[key]
 
     def remove(self) -> None:
-        """Take the adapters out; the teacher is what it was, bit for bit."""
-        if self._spared:
+        """Take the adapters out; the teacher is again what it was, bit for bit."""
+        if self._checkpointing:
             self.unet.disable_gradient_checkpointing()
         self.unet.enable_adapters()
-        self.unet.delete_adapters([SCORE] if self.own is not None else [GENERATOR, SCORE])
+        self.unet.delete_adapters([SCORE] if self.full is not None else [GENERATOR, SCORE])
 
 
-def copied(base: Denoiser, dtype: torch.dtype) -> Denoiser:
-    """The same network as a copy of its own, in ``dtype``; ``base`` is left as it is."""
+def copy_of(base: Denoiser, dtype: torch.dtype) -> Denoiser:
+    """A copy of the network in ``dtype``; ``base`` is left as it is."""
     unet = copy.deepcopy(base.backbone)
     for tensor in (*unet.parameters(), *unet.buffers()):
         if tensor.is_floating_point():

@@ -2,99 +2,111 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
+from ..config import Config
 from ..errors import refuse
 from .config import EStepConfig
 from .losses import WEIGHTS
 
-KINDS = ("lora", "full")
+STUDENTS = ("lora", "full")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class EMDTrainConfig:
+class EMDAdvancedConfig(Config):
+    """Settings of a run that rarely change.
+
+    Attributes:
+        auto_gz: measure gz and the clip of the chain at the start.
+        weight: of the M-step, ``uniform`` or ``dmd``.
+        ema: decay of the exported average of the generator, in [0, 1).
+        decay: share of the run, at its end, over which both learning rates fall to zero; 0 keeps them.
+        dtype: of the frozen networks; chain, trained weights and Adam are float32 whatever it is.
+        checkpointing: recompute activations in the backward pass: less memory, one more forward.
+        save_every: steps between saves of the state.
+        grid_every: steps between sample grids (0: never); the trainer needs ``decode`` then.
+        meter_every: steps between readings of the bias meter (0: never).
+    """
+
+    auto_gz: bool = True
+    weight: str = "dmd"
+    ema: float = 0.999
+    decay: float = 0.0
+    dtype: str = "float32"
+    checkpointing: bool = False
+    save_every: int = 100
+    grid_every: int = 0
+    meter_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.save_every < 1:
+            raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
+        if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
+            raise refuse("ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and dmd are usual")
+        if not 0 <= self.decay <= 1:
+            raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
+        if self.dtype not in DTYPES:
+            raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
+        if self.grid_every < 0 or self.meter_every < 0:
+            shown = (self.grid_every, self.meter_every)
+            raise refuse("grid_every, meter_every", shown, "0 or more", "0 is never")
+
+    def essential(self) -> EMDAdvancedConfig:
+        """What the weights depend on; how often the run is saved or looked at, and memory, are at their defaults."""
+        default = EMDAdvancedConfig()
+        return replace(
+            self, save_every=default.save_every, grid_every=default.grid_every, meter_every=default.meter_every,
+            checkpointing=default.checkpointing,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EMDTrainConfig(Config):
     """Settings of a run.
 
     Attributes:
-        steps: generator updates. batch: rows of each, shared by all processes.
-        timestep: t*, where the generator starts from the teacher. rank: of both adapters.
-        chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline. auto_gz: measure gz at the start.
+        steps: generator updates.
+        batch: rows of each update, shared by all processes.
+        timestep: t*, where the generator starts from the teacher.
+        rank: of both adapters.
+        chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
         score_updates: score updates before each generator update.
         lr_generator, lr_score: Adam with betas (0, 0.99). 1e-4 suits a LoRA generator, 2e-6 a full one.
-        guidance: of the teacher. weight: ``uniform`` or ``dmd``. ema: of the exported generator.
-        save_every, meter_every: steps between saves, and between readings of the bias meter (0: never).
+        guidance: of the teacher.
+        seed: of the whole run.
         student: ``lora``, or ``full`` for a generator with all weights of its own; the score network is a LoRA in both.
-        dtype: of the frozen networks; chain, trained weights and Adam are float32 whatever it is.
-        checkpointing: recompute activations in the backward pass: less memory, one more forward.
-        grid_every: steps between sample grids (0: never); the trainer needs ``decode`` then.
-        decay: share of the run, at its end, over which both rates fall to zero; 0 keeps them.
+        advanced: what rarely changes. In a dict (a training file, say) its settings may stand beside the others.
     """
 
     steps: int = 2000
     batch: int = 16
     timestep: float = 999.0
     rank: int = 16
-    chain: EStepConfig = field(default_factory=EStepConfig)
-    auto_gz: bool = True
+    chain: EStepConfig = EStepConfig()
     score_updates: int = 1
     lr_generator: float = 1e-4
     lr_score: float = 5e-4
     guidance: float = 1.0
-    weight: str = "dmd"
-    ema: float = 0.999
     seed: int = 0
-    save_every: int = 100
-    meter_every: int = 0
     student: str = "lora"
-    dtype: str = "float32"
-    checkpointing: bool = False
-    grid_every: int = 0
-    decay: float = 0.0
+    advanced: EMDAdvancedConfig = EMDAdvancedConfig()
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rank", "score_updates", "save_every"):
+        for name in ("steps", "batch", "rank", "score_updates"):
             if getattr(self, name) < 1:
                 raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
-            raise refuse("ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and dmd are usual")
-        if not 0 <= self.decay <= 1:
-            raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
-        if self.student not in KINDS:
-            raise refuse("student", self.student, KINDS, "lora is the small one")
-        if self.dtype not in DTYPES:
-            raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
-        if self.grid_every < 0 or self.meter_every < 0:
-            given = (self.grid_every, self.meter_every)
-            raise refuse("grid_every, meter_every", given, "0 or more", "0 is never")
+        if self.student not in STUDENTS:
+            raise refuse("student", self.student, STUDENTS, "lora is the small one")
 
     def continues(self, other: EMDTrainConfig) -> bool:
-        """True if a run begun with ``other`` may go on with these: nothing the weights depend on differs.
+        """True if a run begun with ``other`` may resume with these: nothing the weights depend on differs.
 
-        How long it is (unless rates fall towards its end), how often it is saved or looked at, and how memory is
+        How long it is (unless the rates fall towards its end), how often it is saved or looked at, and how memory is
         spared may change.
         """
-        free: dict[str, Any] = {"save_every": 1, "meter_every": 0, "grid_every": 0, "checkpointing": False}
-        if not self.decay:
-            free["steps"] = 1
-        return replace(self, **free) == replace(other, **free)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self) | {"chain": self.chain.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> EMDTrainConfig:
-        """The inverse of :meth:`to_dict`.
-
-        Raises:
-            VitrineError: an unknown setting.
-        """
-        unknown = set(values) - set(cls.__dataclass_fields__)
-        if unknown:
-            raise refuse("settings", sorted(unknown), sorted(cls.__dataclass_fields__), "remove them")
-        chain = values.get("chain", {})
-        return cls(**values | {"chain": chain if isinstance(chain, EStepConfig) else EStepConfig.from_dict(chain)})
+        steps = other.steps if not self.advanced.decay else self.steps
+        mine = replace(self, steps=steps, advanced=self.advanced.essential())
+        return mine == replace(other, advanced=other.advanced.essential())

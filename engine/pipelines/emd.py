@@ -13,7 +13,7 @@ from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 from ..condition import Condition
 from ..denoiser import Denoiser
-from ..emd import CorrectConfig, StudentContract, check_base, correct, one_step, read_student
+from ..emd import CorrectConfig, Networks, StudentContract, check_base, correct, one_step, read_student
 from ..errors import refuse
 from ..noise import seeded_noise
 from ..progress import Progress, silent
@@ -32,23 +32,24 @@ class EMDOneStepPipeline(StableDiffusionPipeline):
         """Load an exported student, a LoRA (kohya names) or a whole UNet, and return its contract.
 
         Raises:
-            VitrineError: no contract, PEFT names, a student of another base, or a UNet of another architecture.
+            VitrineError: The file has no contract or PEFT names, or it is a student of another base or architecture.
         """
         contract, tensors = read_student(path)
         check_base(contract, base)
-        if any(k.startswith("lora_") for k in tensors):
+        if any(key.startswith("lora_") for key in tensors):
             self.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
             self._load_unet(tensors, Path(path).name)
         return contract
 
     def _load_unet(self, tensors: dict[str, torch.Tensor], name: str) -> None:
-        unet = copy.deepcopy(self.unet)  # this one may belong to the pipeline we were made from as well
-        wanted = {k: v.shape for k, v in unet.state_dict().items()}
-        wrong = [k for k in wanted.keys() | tensors.keys() if k not in tensors or tensors[k].shape != wanted.get(k)]
-        if wrong:
-            accepted = "the tensors of this pipeline's UNet"
-            raise refuse("student UNet", f"{len(wrong)} tensors of {name} differ", accepted, "load the matching base")
+        unet = copy.deepcopy(self.unet)  # this one may be shared with the pipeline that ``from_pipe`` took it from
+        shapes = {key: value.shape for key, value in unet.state_dict().items()}
+        keys = shapes.keys() | tensors.keys()
+        differing = [key for key in keys if key not in tensors or tensors[key].shape != shapes.get(key)]
+        if differing:
+            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's UNet"
+            raise refuse("student UNet", shown, accepted, "load the matching base")
         unet.load_state_dict(tensors)
         self.register_modules(unet=unet)
 
@@ -72,14 +73,15 @@ class EMDOneStepPipeline(StableDiffusionPipeline):
         Args:
             prompt: one for all seeds, or one for each.
             seeds: one for each picture; default 0, 1, ... for the prompts.
-            contract: t*, noise convention; default t* = 999, unit.
+            contract: t* and noise convention; by default 999 and unit.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
             guidance_scale: 0 or 1; guidance is distilled in.
             output_type: ``"pil"``, ``"pt"`` or ``"latent"``.
             correction: repair settings; needs ``teacher`` and ``score``.
+            teacher, score: the base model and the student's own score network.
 
         Raises:
-            VitrineError: guidance, counts that do not match, or a correction without its networks.
+            VitrineError: Guidance is neither 0 nor 1, the counts do not match, or a correction lacks its networks.
         """
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
@@ -93,10 +95,11 @@ class EMDOneStepPipeline(StableDiffusionPipeline):
         else:
             if teacher is None or score is None:
                 raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
-            x0 = correct(student, teacher, score, z, cond, contract, correction, seeds, None, progress)[0]
-        return StableDiffusionPipelineOutput(images=self._shown(x0, output_type), nsfw_content_detected=None)
+            networks = Networks(student, teacher, score)
+            x0, _ = correct(networks, z, cond, contract, correction, seeds, None, progress)
+        return StableDiffusionPipelineOutput(images=self._decoded(x0, output_type), nsfw_content_detected=None)
 
-    def _shown(self, x0: torch.Tensor, output_type: str) -> Any:
+    def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         if output_type == "latent":
             return x0
         pixels = self.vae.decode(x0.to(self.vae.dtype) / self.vae.config.scaling_factor).sample

@@ -1,9 +1,10 @@
-"""From the name of a model and a list of prompts to what the EMD trainer wants."""
+"""From the name of a model and a list of prompts to an EMD trainer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,6 +13,16 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..errors import refuse
 from ..files import named
+
+if TYPE_CHECKING:
+    from diffusers import StableDiffusionPipeline
+
+    from ..emd.train import Trainer
+    from ..emd.train_config import EMDTrainConfig
+
+PORTRAITS = "portraits"
+PORTRAIT_SCENES = range(200_000, 202_000)
+"""Seeds of the scenes whose captions the portraits model is distilled on by default."""
 
 
 class TrainingParts(NamedTuple):
@@ -22,7 +33,7 @@ class TrainingParts(NamedTuple):
     null: Condition
     shape: tuple[int, ...]
     contract: StudentContract
-    pipeline: Any
+    pipeline: StableDiffusionPipeline
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
@@ -30,38 +41,56 @@ class TrainingParts(NamedTuple):
         pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor).sample
         return (pixels / 2 + 0.5).clamp(0, 1)
 
+    def trainer(self, config: EMDTrainConfig, folder: str | Path) -> Trainer:
+        """A run in ``folder``, new or resumed.
 
-def training_parts(told: dict[str, Any]) -> TrainingParts:
-    """From {"model": folder or hub id, "prompts": text file or list, "base": name}; the default is portraits.
+        Raises:
+            VitrineError: As :class:`~vitrine.engine.emd.train.Trainer`.
+        """
+        from ..emd.train import Trainer
+
+        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.contract, self.decode)
+
+
+def training_parts(
+    model: str = PORTRAITS, prompts: str | Path | Sequence[str] | None = None, base: str | None = None
+) -> TrainingParts:
+    """Load the teacher and encode the prompts, empty lines left out.
+
+    Args:
+        model: ``"portraits"``, a diffusers folder, or a hub id.
+        prompts: a text file with one prompt a line, or the prompts; by default captions of portraits.
+        base: the model's name in the student's contract; its own by default.
 
     Raises:
-        VitrineError: another model than portraits without prompts.
+        VitrineError: The prompts cannot be read, or there are none for another model than portraits.
     """
-    pipe, prompts = _pipeline(told)
+    pipe, texts = _pipeline_and_prompts(model, _lines(prompts))
     with torch.no_grad():
-        texts = [pipe.encode_prompt(prompts[i : i + 64], "cpu", 1, False)[0] for i in range(0, len(prompts), 64)]
+        states = [pipe.encode_prompt(texts[i : i + 64], "cpu", 1, False)[0] for i in range(0, len(texts), 64)]
         null = pipe.encode_prompt([""], "cpu", 1, False)[0]
     side = pipe.unet.config.sample_size
     shape = (pipe.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
-    base = str(told.get("base") or told.get("model") or "portraits")
-    contract = StudentContract(base, latent_scale=float(pipe.vae.config.scaling_factor))
+    contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.scaling_factor))
     return TrainingParts(
-        Denoiser.from_diffusers(pipe), Condition(torch.cat(texts)), Condition(null), shape, contract, pipe
+        Denoiser.from_diffusers(pipe), Condition(torch.cat(states)), Condition(null), shape, contract, pipe
     )
 
 
-def _pipeline(told: dict[str, Any]) -> tuple[Any, list[str]]:
-    prompts = told.get("prompts") or []
-    if isinstance(prompts, str):
+def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
+    if isinstance(prompts, (str, Path)) and prompts:
         with named(prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
             prompts = Path(prompts).read_text(encoding="utf-8").splitlines()
-    prompts = [p.strip() for p in prompts if p.strip()]
-    if told.get("model", "portraits") == "portraits":
+    return [line.strip() for line in prompts or () if line.strip()]
+
+
+def _pipeline_and_prompts(model: str, prompts: list[str]) -> tuple[StableDiffusionPipeline, list[str]]:
+    if model == PORTRAITS:
         from ..portraits import caption, load_portraits, sample_scenes
 
-        return load_portraits().pipeline(), prompts or caption(sample_scenes(range(200_000, 202_000)))
+        return load_portraits().pipeline(), prompts or caption(sample_scenes(PORTRAIT_SCENES))
     if not prompts:
         raise refuse("prompts", "none", "one prompt a line", "the student learns the prompts it is trained on")
     from diffusers import StableDiffusionPipeline
 
-    return StableDiffusionPipeline.from_pretrained(told["model"]), prompts
+    return StableDiffusionPipeline.from_pretrained(model), prompts

@@ -10,7 +10,7 @@ from pathlib import Path
 from ...engine.emd.config import EStepConfig
 from ...engine.emd.roles import GENERATOR
 from ...engine.emd.train import Trainer
-from ...engine.emd.train_config import EMDTrainConfig
+from ...engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .judge import Judge
@@ -25,8 +25,8 @@ def settings(steps: int) -> EMDTrainConfig:
     The noise on z is fixed (the calibration rule would give each chain its own), so that only the length differs.
     """
     return EMDTrainConfig(
-        LOOKS[-1], 16, rank=32, guidance=1.5, score_updates=2, lr_generator=3e-4, lr_score=1e-3, ema=0.95,
-        auto_gz=False, chain=EStepConfig(steps, 0.16, 0.01),
+        LOOKS[-1], 16, rank=32, guidance=1.5, score_updates=2, lr_generator=3e-4, lr_score=1e-3,
+        chain=EStepConfig(steps, 0.16, 0.01), advanced=EMDAdvancedConfig(ema=0.95, auto_gz=False),
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def chain_length(model: str | None = None, progress: Progress = silent) -> Claim
                 trainer.step()
                 seconds[name].append(time.perf_counter() - start)
                 if done in LOOKS:
-                    with trainer.roles.holding(GENERATOR, trainer.average.values):
+                    with trainer.roles.with_weights(GENERATOR, trainer.average.values):
                         rows[name][f"FID after {done}"] = round(judge.distance(judge.draw(trainer.generate)[0]), 2)
             progress(done, LOOKS[-1], None)
     for name, row in rows.items():
@@ -62,9 +62,8 @@ def chain_length(model: str | None = None, progress: Progress = silent) -> Claim
 
 
 def _trainer(steps: int, folder: Path, model: str | None) -> Trainer:
-    from ...engine.pipelines.emd_training import training_parts
+    from ...engine.pipelines.emd_training import PORTRAIT_SCENES, PORTRAITS, training_parts
     from ...engine.portraits import caption, sample_scenes
 
-    told = {} if model is None else {"model": model, "prompts": caption(sample_scenes(range(200_000, 202_000)))}
-    parts = training_parts(told)
-    return Trainer(parts.teacher, parts.conditions, parts.shape, settings(steps), folder, parts.null, parts.contract)
+    prompts = None if model is None else caption(sample_scenes(PORTRAIT_SCENES))
+    return training_parts(model or PORTRAITS, prompts).trainer(settings(steps), folder)

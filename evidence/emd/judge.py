@@ -41,7 +41,7 @@ class Judge:
     def open(cls, first: int, count: int, model: str | None = None) -> Judge:
         """Scenes ``first`` to ``first + count``; the reference is the next ``2 * count``."""
         from ...engine.portraits import caption, load_portraits, render, sample_scenes
-        from ...engine.portraits.readout import load_readout, read
+        from ..portraits.readout import load_readout, read
 
         portraits, net = load_portraits(model), load_readout()
         scenes, others = sample_scenes(range(first, first + count)), range(first + count, first + 3 * count)
@@ -53,7 +53,7 @@ class Judge:
     @torch.no_grad()
     def draw(self, generate: Generate) -> tuple[torch.Tensor, float]:
         """(N, 3, 64, 64) pictures in [0, 1], and the seconds spent in ``generate``."""
-        from ...engine.portraits.sampling import decode
+        from ..portraits.sampling import decode
 
         start, parts = time.perf_counter(), []
         for i in range(0, len(self.text), BATCH):
@@ -64,13 +64,13 @@ class Judge:
 
     def distance(self, images: torch.Tensor) -> float:
         """Frechet distance on readout features."""
-        from ...engine.portraits.readout import read
+        from ..portraits.readout import read
 
         return frechet_distance(read(self.net, images).features, self.real)
 
     def row(self, images: torch.Tensor, seconds: float) -> dict[str, float]:
         """Distance, precision, recall, agreement with the captions, time."""
-        from ...engine.portraits.readout import attribute_accuracy, read
+        from ..portraits.readout import attribute_accuracy, read
 
         reading = read(self.net, images)
         accuracy = attribute_accuracy(reading, self.scenes)

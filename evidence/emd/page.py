@@ -56,8 +56,8 @@ def _side_by_side(report: Any) -> None:
     from ...engine.condition import Condition
     from ...engine.denoiser import Denoiser
     from ...engine.portraits import caption, load_portraits, sample_scenes
-    from ...engine.portraits.sampling import decode, sample_latents
     from ..portraits.page import to_pil
+    from ..portraits.sampling import decode, sample_latents
 
     model = load_portraits()
     prompts, seeds = caption(sample_scenes(range(6_000_000, 6_000_008))), list(range(8))

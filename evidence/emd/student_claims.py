@@ -70,7 +70,7 @@ def _recalls(
 
 def _samples(judge: Judge, once: dict[str, Generate], progress: Progress) -> Iterator[tuple[str, torch.Tensor, float]]:
     """(name, (N, 3, 64, 64) pictures in [0, 1], seconds in the denoiser) of each way to sample."""
-    from ...engine.portraits.sampling import decode, sample_latents
+    from ..portraits.sampling import decode, sample_latents
 
     portraits, start, parts = judge.portraits, time.perf_counter(), []
     for i in range(0, COUNT, BATCH):

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from ...engine.emd.chain import Gap, GapOf, e_step, normal_from
+from ...engine.emd.chain import Gap, GapOf, Joint, NoiseLevels, e_step, normal_from
 from ...engine.emd.config import EStepConfig
 
 
@@ -26,11 +26,15 @@ class LinearGaussian:
     @classmethod
     def example(cls) -> LinearGaussian:
         """One fixed case, teacher and student well apart."""
-        make = lambda *v: torch.tensor(v, dtype=torch.float64)  # noqa: E731
+        tensor = partial(torch.tensor, dtype=torch.float64)
         return cls(
-            make(0.5, -0.3), make([1.3, 0.4], [0.4, 0.9]), make([0.9, -0.3], [0.2, 0.7]), make(0.2, 0.1),
-            make(0.8)[0], make(0.6)[0],
+            tensor([0.5, -0.3]), tensor([[1.3, 0.4], [0.4, 0.9]]), tensor([[0.9, -0.3], [0.2, 0.7]]),
+            tensor([0.2, 0.1]), tensor(0.8), tensor(0.6),
         )  # fmt: skip
+
+    def rho(self) -> Joint:
+        """What the chain walks."""
+        return Joint(self.net, self.gap, NoiseLevels(self.alpha, self.sigma))
 
     def net(self, z: torch.Tensor) -> torch.Tensor:
         """g(z) = a z + b."""
@@ -49,9 +53,9 @@ class LinearGaussian:
     def joint(self) -> dict[str, torch.Tensor]:
         """Moments of rho(x, z) = q(x) p(z | x): mean x, mean z, cov x, cov xz, cov z."""
         gain = self.alpha * self.a.T @ torch.linalg.inv(self.student_cov())
-        rest = torch.eye(2, dtype=torch.float64) - gain @ (self.alpha * self.a)
-        z = gain @ (self.mean - self.alpha * self.b)
-        return {"x": self.mean, "z": z, "xx": self.cov, "xz": self.cov @ gain.T, "zz": rest + gain @ self.cov @ gain.T}
+        posterior = torch.eye(2, dtype=torch.float64) - gain @ (self.alpha * self.a)  # Cov z given x
+        z, zz = gain @ (self.mean - self.alpha * self.b), posterior + gain @ self.cov @ gain.T
+        return {"x": self.mean, "z": z, "xx": self.cov, "xz": self.cov @ gain.T, "zz": zz}
 
     def likelihood_gradient(self) -> torch.Tensor:
         """d/da E_q[log p_theta(x)] = alpha / sigma^2 E_rho[(x - alpha g(z)) z^T], the forward-KL direction."""
@@ -90,13 +94,12 @@ def train_mixture(config: EStepConfig, seed: int = 0, steps: int = 600, batch: i
     a = (2 * torch.eye(2, dtype=torch.float64)).requires_grad_(True)
     b = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([a, b], lr=1e-2, betas=(0.0, 0.99))
-    one, sigma = torch.ones((), dtype=torch.float64), torch.tensor(_SIGMA, dtype=torch.float64)
+    alpha, sigma = torch.ones((), dtype=torch.float64), torch.tensor(_SIGMA, dtype=torch.float64)
     for step in range(steps):
-        held_a, held_b = a.detach(), b.detach()
+        frozen_a, frozen_b = a.detach(), b.detach()
         z, eps = (torch.randn(batch, 2, generator=gen, dtype=torch.float64) for _ in range(2))
-        gap = _mixture_gap(held_a, held_b)
-        net = partial(_affine, held_a, held_b)
-        end = e_step(net, gap, z, eps, one, sigma, config, normal_from(gen))
+        rho = Joint(partial(_affine, frozen_a, frozen_b), _mixture_gap(frozen_a, frozen_b), NoiseLevels(alpha, sigma))
+        end = e_step(rho, z, eps, config, normal_from(gen))
         y = end.z @ a.T + b
         loss = (0.5 * (y - (y + sigma * end.r).detach()).square()).sum(1).mean()
         adam.zero_grad()
@@ -121,20 +124,20 @@ def _teacher_samples(count: int, gen: torch.Generator) -> torch.Tensor:
     return _MODES[side] + width * torch.randn(count, 2, generator=gen, dtype=torch.float64)
 
 
-def _log_parts(x: torch.Tensor) -> torch.Tensor:
+def _log_joint(x: torch.Tensor) -> torch.Tensor:
     var = _SPREAD**2 + _SIGMA**2
     return _LOG_SHARE - (x[:, None] - _MODES).square().sum(-1) / (2 * var) - math.log(2 * math.pi * var)
 
 
 def _log_teacher(x: torch.Tensor) -> torch.Tensor:
-    return torch.logsumexp(_log_parts(x), 1)
+    return torch.logsumexp(_log_joint(x), 1)
 
 
 def _mixture_gap(a: torch.Tensor, b: torch.Tensor) -> GapOf:
     precision = torch.linalg.inv(a @ a.T + _SIGMA**2 * torch.eye(2, dtype=torch.float64))
 
     def gap(x: torch.Tensor) -> Gap:
-        share = torch.softmax(_log_parts(x), 1)
+        share = torch.softmax(_log_joint(x), 1)
         s_q = (share @ _MODES - x) / (_SPREAD**2 + _SIGMA**2)
         return Gap(_SIGMA * (s_q + (x - b) @ precision))
 

@@ -9,7 +9,7 @@ from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import EStepConfig, StudentContract, one_step
 from vitrine.engine.emd.train import Trainer
-from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.noise import seeded_noise
 
 
@@ -44,7 +44,7 @@ def test_a_training_step_in_forwards(bench, model, batch, chain, rounds, tmp_pat
     if full.x.dtype != torch.float32:
         pytest.skip("adapters train in float32")
     teacher = Denoiser.from_diffusers(copy.deepcopy(full.net), ddim())  # adapters are added to it
-    config = EMDTrainConfig(batch=batch, chain=EStepConfig(steps=chain), auto_gz=False)
+    config = EMDTrainConfig(batch=batch, chain=EStepConfig(steps=chain), advanced=EMDAdvancedConfig(auto_gz=False))
     trainer = Trainer(teacher, Condition(full.text[:1].cpu()), tuple(full.x.shape[1:]), config, tmp_path)
 
     def step(kind):

@@ -9,7 +9,7 @@ from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, EStepConfig
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
-from vitrine.engine.nemo import AttackConfig, NeuronSet, ProbeConfig, SearchConfig, bake, make_probe, verify
+from vitrine.engine.nemo import AttackConfig, NeuronSet, ProbeConfig, SearchConfig, VerifyConfig, bake, make_probe, verify
 from vitrine.engine.nemo.heat_map import heat_map
 from vitrine.engine.nemo.score import probe_noise
 from vitrine.engine.pipelines import (
@@ -90,8 +90,8 @@ def nemo_neuron_blocker(graph, comfy):
     reference = ksampler_latents(graph, 10, pipe)[:1]
     probe = make_probe(Denoiser.from_diffusers(pipe), "all", ProbeConfig(check.seeds, check.timestep_index))
     (cond,) = pipe.conditions([graph.text(check.positive)])
-    done = verify(probe, cond, neurons, (4, 16, 16), check.tau, reference=reference, seed=check.seed,
-                  attack=AttackConfig(steps=check.attack_steps))  # fmt: skip
+    config = VerifyConfig(check.tau, check.seed, AttackConfig(steps=check.attack_steps))
+    done = verify(probe, cond, neurons, (4, 16, 16), config, reference=reference)
     attacked = done.embedding.text.expand(len(untouched), -1, -1)
     return {
         8: heat.permute(2, 0, 1)[None], 14: untouched, 15: ksampler(graph, 11, pipe, neurons=neurons),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.emd.chain import ChainEnd, Gap, clipped, e_step, normal_from, row_rms, xz_chain
+from vitrine.engine.emd.chain import ChainEnd, Gap, Joint, NoiseLevels, clipped, e_step, normal_from, row_rms
 from vitrine.engine.emd.config import EStepConfig
-from vitrine.engine.emd.losses import calibrate_gz, draw_times, levels, m_step_loss, score_gap, score_loss
+from vitrine.engine.emd.losses import calibrate_gz, draw_times, m_step_loss, score_gap, score_loss
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import RowNoise
 from vitrine.engine.schedule import NoiseSchedule
@@ -16,6 +16,7 @@ from vitrine.evidence.emd.toys import LinearGaussian, train_mixture
 
 VP, FLOW = NoiseSchedule.scaled_linear(), NoiseSchedule.flow()
 ONE = torch.ones((), dtype=torch.float64)
+LEVELS = NoiseLevels(0.8 * ONE, 0.6 * ONE)
 
 
 def mlp(seed, size=16):
@@ -33,9 +34,8 @@ def draws(seed=0):
 
 @pytest.mark.parametrize("steps", [1, 8, 64, 300])
 def test_equal_scores_give_no_direction(steps):
-    net = mlp(0)
-    end = e_step(net, lambda x: Gap(0 * x), normal(1, 4, 16), normal(2, 4, 16), 0.8 * ONE, 0.6 * ONE,
-                 EStepConfig(steps, gz=0.01), draws())  # fmt: skip
+    rho = Joint(mlp(0), lambda x: Gap(0 * x), LEVELS)
+    end = e_step(rho, normal(1, 4, 16), normal(2, 4, 16), EStepConfig(steps, gz=0.01), draws())
     assert end.r.abs().max() < 1e-6
 
 
@@ -47,7 +47,7 @@ def test_direction_is_the_weighted_sum_of_gaps(gz):
         seen.append(student(x) - teacher(x))
         return Gap(seen[-1])
 
-    end = e_step(net, gap, normal(1, 4, 16), normal(2, 4, 16), 0.8 * ONE, 0.6 * ONE, EStepConfig(k, ge, gz), draws())
+    end = e_step(Joint(net, gap, LEVELS), normal(1, 4, 16), normal(2, 4, 16), EStepConfig(k, ge, gz), draws())
     wanted = sum(ge * (1 - ge) ** (k - 1 - i) * d for i, d in enumerate(seen))
     assert len(seen) == k
     assert (end.r - wanted).norm() / wanted.norm() < 1e-12
@@ -89,10 +89,10 @@ def test_gap_points_outwards_where_the_student_is_narrower():
 def test_one_step_of_emd_is_diff_instruct(form):
     net, t, z, eps = mlp(0), torch.tensor([100.0, 400, 700, 900]), normal(1, 4, 16), normal(2, 4, 16)
     teacher, student = denoisers(mlp(1), form), denoisers(mlp(2), form)
-    alpha, sigma = levels(VP, t, z)
-    gap = score_gap(teacher, student, t, Condition())
-    end = e_step(net, gap, z, eps, alpha, sigma, EStepConfig.diff_instruct(), draws())
-    ours = torch.autograd.grad(m_step_loss(net(end.z), end, alpha, sigma), list(net.parameters()))
+    alpha, sigma = levels = NoiseLevels.at(VP, t, z)
+    rho = Joint(net, score_gap(teacher, student, t, Condition()), levels)
+    end = e_step(rho, z, eps, EStepConfig.diff_instruct(), draws())
+    ours = torch.autograd.grad(m_step_loss(net(end.z), end, levels), list(net.parameters()))
     y = net(z)
     x = (alpha * y + sigma * eps).detach()
     with torch.no_grad():  # DMD's surrogate: 1/2 |y - sg[y - (D_phi - D_q)]|^2
@@ -131,8 +131,7 @@ def test_score_loss_sees_uncorrected_samples_and_no_generator_gradient():
 
     noise, t = normal(1, 4, 16), torch.full((4,), 300.0)
     score_loss(Denoiser(torch.nn.Identity(), VP, "eps", call), y, noise, t, Condition()).backward()
-    alpha, sigma = levels(VP, t, noise)
-    torch.testing.assert_close(seen[0], alpha * y.detach() + sigma * noise)
+    torch.testing.assert_close(seen[0], NoiseLevels.at(VP, t, noise).noisy(y.detach(), noise))
     assert y.grad is None and scale.grad is not None
 
 
@@ -140,9 +139,9 @@ def test_dmd_weight_normalises_each_row():
     y, r, x0 = normal(0, 3, 4), normal(1, 3, 4), normal(2, 3, 4)
     end = ChainEnd(r, y, r, r, x0)
     rows = 0.5 * r.square().sum(1) / (y - x0).abs().mean(1)
-    torch.testing.assert_close(m_step_loss(y, end, ONE, ONE, "dmd"), rows.mean())
+    torch.testing.assert_close(m_step_loss(y, end, NoiseLevels(ONE, ONE), "dmd"), rows.mean())
     with pytest.raises(VitrineError, match="weight"):
-        m_step_loss(y, end, ONE, ONE, "other")
+        m_step_loss(y, end, NoiseLevels(ONE, ONE), "other")
 
 
 def test_settings_and_small_parts():
@@ -175,7 +174,7 @@ def long_chain():
     case = LinearGaussian.example()
     config = EStepConfig(300, 0.02, 0.02, "raw")
     z, eps = normal(1, 40_000, 2), normal(2, 40_000, 2)
-    return case, e_step(case.net, case.gap, z, eps, case.alpha, case.sigma, config, draws(3))
+    return case, e_step(case.rho(), z, eps, config, draws(3))
 
 
 def test_chain_reaches_the_joint(long_chain):
@@ -193,22 +192,12 @@ def test_raw_direction_is_the_likelihood_gradient(long_chain):
         assert (found - wanted).norm() / wanted.norm() < 0.05, name
 
 
-def test_chain_in_x_and_z_has_the_same_target():
-    case = LinearGaussian.example()
-    z, eps = normal(1, 20_000, 2), normal(2, 20_000, 2)
-    x = case.alpha * case.net(z) + case.sigma * eps
-    gap = lambda x: case.gap(x).delta / case.sigma  # noqa: E731
-    x, z = xz_chain(case.net, gap, x, z, case.alpha, case.sigma, 300, 0.0072, 0.02, draws(3))
-    for name, wanted in case.joint().items():
-        assert (moments(x, z)[name] - wanted).abs().max() < 0.06, name
-
-
 def test_cancelling_the_noise_cuts_the_variance():
     case = LinearGaussian.example()
     z, eps = normal(1, 20_000, 2), normal(2, 20_000, 2)
     spread = {}
     for name in ("raw", "cancel"):
-        end = e_step(case.net, case.gap, z, eps, case.alpha, case.sigma, EStepConfig(4, 0.16, 0.01, name), draws(3))
+        end = e_step(case.rho(), z, eps, EStepConfig(4, 0.16, 0.01, name), draws(3))
         spread[name] = float((end.r[:, :, None] * end.z[:, None]).flatten(1).var(0).sum())
     assert spread["raw"] > 2 * spread["cancel"]
 

@@ -8,6 +8,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import (
     PRESETS,
     CorrectConfig,
+    Networks,
     StudentContract,
     check_base,
     correct,
@@ -96,28 +97,28 @@ def test_clear_refusals(tmp_path):
     for bad in ({"guidance": 7.5}, {"noise": "x"}, {"timestep": 2000.0}, {"prediction": "x"}):
         with pytest.raises(VitrineError):
             StudentContract(**bad)
-    with pytest.raises(VitrineError, match="fields"):
+    with pytest.raises(VitrineError, match="colour"):
         StudentContract.from_dict({"colour": 1})
 
 
 def roles():
-    return network(0)[0], network(1)[0], network(2)[0]
+    return Networks(network(0)[0], network(1)[0], network(2)[0])
 
 
 def test_correction_off_is_identity_and_steps_move():
-    generator, teacher, score = roles()
+    networks = roles()
     z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentContract()
     with torch.no_grad():
-        plain = one_step(generator, z, Condition(), contract)
-    off, _ = correct(generator, teacher, score, z, Condition(), contract, CorrectConfig(0), [1, 2])
+        plain = one_step(networks.generator, z, Condition(), contract)
+    off, _ = correct(networks, z, Condition(), contract, CorrectConfig(0), [1, 2])
     assert torch.equal(off, plain)
-    moved, held = correct(generator, teacher, score, z, Condition(), contract, CorrectConfig(3), [1, 2])
+    moved, held = correct(networks, z, Condition(), contract, CorrectConfig(3), [1, 2])
     assert torch.equal(held, z) and not torch.equal(moved, plain)
-    alone, _ = correct(generator, teacher, score, z[1:], Condition(), contract, CorrectConfig(3), [2])
+    alone, _ = correct(networks, z[1:], Condition(), contract, CorrectConfig(3), [2])
     torch.testing.assert_close(moved[1:], alone, rtol=1e-5, atol=1e-5)
-    _, walked = correct(generator, teacher, score, z, Condition(), contract, CorrectConfig(3, gz=0.01), [1, 2])
+    _, walked = correct(networks, z, Condition(), contract, CorrectConfig(3, gz=0.01), [1, 2])
     assert not torch.equal(walked, z)
-    same, _ = correct(generator, teacher, teacher, z, Condition(), contract, CorrectConfig(3), [1, 2])
+    same, _ = correct(networks._replace(score=networks.teacher), z, Condition(), contract, CorrectConfig(3), [1, 2])
     torch.testing.assert_close(same, plain, rtol=0, atol=1e-4)  # equal scores: nothing to repair
 
 
@@ -130,7 +131,7 @@ def test_correction_stops_within_one_step():
 
     with pytest.raises(Interrupted):
         correct(
-            *roles(),
+            roles(),
             seeded_noise([1], (4, 8, 8)),
             Condition(),
             StudentContract(),
