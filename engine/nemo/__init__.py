@@ -7,10 +7,11 @@ from .neurons import NeuronSet, fingerprint_of
 from .score import Score, threshold
 from .sites import value_activations, value_sites
 from .statistics import NeuronStatistics, gather
-from .verify import AttackConfig, Verification, adversarial_embedding, verify
+from .verify import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 
 __all__ = [
     "PAPER_TAU", "AttackConfig", "BlockConfig", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result", "Score",
-    "SearchConfig", "Verification", "adversarial_embedding", "bake", "block", "find_neurons", "fingerprint_of",
-    "gather", "make_probe", "score_prompts", "threshold", "value_activations", "value_sites", "verify",
+    "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "find_neurons",
+    "fingerprint_of", "gather", "make_probe", "score_prompts", "threshold", "value_activations", "value_sites",
+    "verify",
 ]  # fmt: skip

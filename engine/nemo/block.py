@@ -1,8 +1,8 @@
-"""Blocking: value neurons multiplied by a factor while the block is open, row by row (NeMo, section 3.3)."""
+"""Blocking: value neurons multiplied by a factor while the block is open, row by row (NeMo, section 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +10,11 @@ from torch import nn
 
 from ..config import Config
 from ..errors import refuse
+from ..fingerprint import width_of
 from ..hooks import Edit, edit
+from ..schedule import append_dims
 from ..site import ModuleSite, Site
-from .neurons import NeuronSet, width_of
+from .neurons import NeuronSet
 from .sites import value_sites
 
 
@@ -49,66 +51,32 @@ PUBLISHED = BlockConfig()
 
 
 def token_positions(text: str) -> tuple[int, ...] | None:
-    """Places from text: "3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
+    """Positions from text: "3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
 
     Raises:
-        VitrineError: anything but numbers, ranges and commas.
+        VitrineError: If the text holds anything but numbers, ranges and commas.
     """
-    found: set[int] = set()
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        ends = [e.strip() for e in part.split("-")]
+    positions: set[int] = set()
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        ends = [end.strip() for end in item.split("-")]
         if len(ends) > 2 or not all(e.isdecimal() and len(e) < 6 for e in ends) or int(ends[0]) > int(ends[-1]):
-            raise refuse("tokens", part, "positions and ranges such as 3-5, 9", "count from 0, the start token")
-        found.update(range(int(ends[0]), int(ends[-1]) + 1))
-    return tuple(sorted(found)) or None
-
-
-def factors(
-    backbone: nn.Module, sites: Iterable[ModuleSite], neurons: Mapping[str, Sequence[int]], factor: float = 0.0
-) -> dict:
-    """address -> (width,) of ones with ``factor`` at the neurons given."""
-    made = {}
-    for site in sites:
-        if neurons.get(site.address):
-            row = torch.ones(width_of(backbone, site))
-            row[list(neurons[site.address])] = factor
-            made[site.address] = row
-    return made
+            raise refuse("tokens", item, "positions and ranges such as 3-5, 9", "count from 0, the start token")
+        positions.update(range(int(ends[0]), int(ends[-1]) + 1))
+    return tuple(sorted(positions)) or None
 
 
 @dataclass
-class Now:
-    """What holds during the running forward: whether blocking acts at all, and in which rows (None: in all)."""
+class RunningForward:
+    """What blocking must know of the forward that is running: does it act at all, and in which rows (None: in all)."""
 
     active: bool = True
     rows: torch.Tensor | None = None
 
-    def update(self, config: BlockConfig, t: float, cond_rows: torch.Tensor | None) -> None:
-        """Set both from the network's timestep (999 is the start of sampling) and the rows that have the prompt."""
+    def update(self, config: BlockConfig, t: float, cond_rows: torch.Tensor) -> None:
+        """Set both, from the network's timestep (999 is the start of sampling) and the (B,) rows with the prompt."""
         progress = 1 - t / 999
         self.active = config.start <= progress and (progress < config.end or config.end == 1)
         self.rows = cond_rows if config.branch == "cond" else None
-
-
-def scaled(
-    scale: torch.Tensor, now: Now | None = None, tokens: Sequence[int] | None = None
-) -> Callable[[torch.Tensor], torch.Tensor]:
-    """An edit that multiplies (B, N, width) by (width,) or, row by row, by (B, width); at ``tokens`` only if given."""
-
-    def change(values: torch.Tensor) -> torch.Tensor:
-        if now is not None and not now.active:
-            return values
-        wide = scale.to(values)
-        changed = values * (wide if wide.ndim == 1 else wide[:, None])
-        if tokens is not None:
-            here = torch.zeros(values.shape[1], dtype=torch.bool, device=values.device)
-            here[[i for i in tokens if i < len(here)]] = True
-            changed = torch.where(here[:, None], changed, values)
-        if now is None or now.rows is None:
-            return changed
-        return torch.where(now.rows.to(values.device).view(-1, 1, 1), changed, values)
-
-    return change
 
 
 def block(
@@ -117,35 +85,58 @@ def block(
     config: BlockConfig = PUBLISHED,
     *,
     rows: torch.Tensor | None = None,
-    now: Now | None = None,
+    running: RunningForward | None = None,
     fingerprint: str = "",
 ) -> Edit:
-    """Neurons blocked while the ``with`` block is open; leaving it restores the module bit for bit.
+    """Blocks neurons while the ``with`` block is open; leaving it restores the module bit for bit.
 
     Args:
         rows: (B,) bool, the rows to change; None changes all.
-        now: whoever runs the sampler keeps it up to date, for a branch or a part of sampling only.
+        running: kept up to date by whoever runs the sampler, for a branch or a part of sampling only.
         fingerprint: of the model, where its modules carry patches at the moment.
 
     Raises:
-        VitrineError: a set made for another model, or places this model does not have.
+        VitrineError: If the set was made for another model, or names places that this model does not have.
     """
-    table = neurons.check(backbone, value_sites(backbone, "all"), fingerprint)
-    made = factors(backbone, table.values(), neurons.neurons, config.factor)
-    changes: dict[str | Site, Callable] = {table[a]: scaled(row, now, config.tokens) for a, row in made.items()}
+    changes: dict[str | Site, Callable] = {}
+    for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
+        factors = torch.ones(width_of(backbone, site))
+        factors[list(neurons.neurons[address])] = config.factor
+        changes[site] = _multiplied(factors, running, config.tokens)
     return edit(backbone, changes, rows=rows)
 
 
 def block_rows(backbone: nn.Module, sites: Sequence[ModuleSite], sets: Sequence[Mapping[str, Sequence[int]]]) -> Edit:
-    """Many sets in one batch: row i has set i blocked."""
+    """Blocks another set in each row of one batch: ``sets[i]``, address -> neurons, in row i."""
     changes: dict[str | Site, Callable] = {}
     for site in sites:
-        scale = torch.ones(len(sets), width_of(backbone, site))
-        for i, neurons in enumerate(sets):
-            scale[i, list(neurons.get(site.address, ()))] = 0.0
-        if bool((scale == 0).any()):
-            changes[site] = scaled(scale)
+        factors = torch.ones(len(sets), width_of(backbone, site))
+        for row, neurons in zip(factors, sets, strict=True):
+            row[list(neurons.get(site.address, ()))] = 0.0
+        if bool((factors == 0).any()):
+            changes[site] = _multiplied(factors)
     return edit(backbone, changes)
+
+
+def _multiplied(
+    factors: torch.Tensor, running: RunningForward | None = None, tokens: Sequence[int] | None = None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The edit of one site's values (B, N, width), by factors (width,) for all rows or (B, width), one for each."""
+
+    def change(values: torch.Tensor) -> torch.Tensor:
+        if running is not None and not running.active:
+            return values
+        # NeMo, section 3: v_i <- factor v_i for each neuron i to block, 1 v_i for the others
+        blocked = values * factors.to(values).unsqueeze(-2)
+        if tokens is not None:
+            chosen = torch.zeros(values.shape[1], dtype=torch.bool, device=values.device)
+            chosen[[i for i in tokens if i < len(chosen)]] = True
+            blocked = torch.where(chosen[:, None], blocked, values)
+        if running is not None and running.rows is not None:
+            blocked = torch.where(append_dims(running.rows.to(values.device), 3), blocked, values)
+        return blocked
+
+    return change
 
 
 @torch.no_grad()
@@ -161,7 +152,7 @@ def bake(
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
 
     Raises:
-        VitrineError: see :meth:`NeuronSet.check`.
+        VitrineError: See :meth:`NeuronSet.check`.
     """
     changed: dict[str, torch.Tensor] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():

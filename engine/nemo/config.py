@@ -15,7 +15,7 @@ PAPER_TAU = 0.428
 
 @dataclass(frozen=True)
 class ProbeConfig(Config):
-    """How a prompt is looked at: one forward of S seeds at one timestep (NeMo, Eq. 2).
+    """How a prompt is probed: one forward of S seeds at one timestep (NeMo, Eq. 2).
 
     Attributes:
         seeds: S, number of initial noises.
@@ -25,7 +25,7 @@ class ProbeConfig(Config):
         signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
         data_range: of the similarity: None takes it from the batch as the official code does, 1.0 makes a seed's score
             independent of its companions.
-        guidance: 0 looks at the conditional prediction alone (published detection), else eps_u + g (eps_c - eps_u),
+        guidance: 0 takes the conditional prediction alone (published detection), else eps_u + g (eps_c - eps_u),
             at twice the rows.
         swapped: guidance with the two branches exchanged, as the official ``compute_noise_diff`` computes it; only to
             repeat figures made with it.
@@ -50,8 +50,8 @@ class ProbeConfig(Config):
         if self.signal not in SIGNALS:
             raise refuse("signal", self.signal, SIGNALS, "x0 works for every model")
         if self.guidance < 0 or (self.guidance and self.signal == "x0"):
-            given = (self.guidance, self.signal)
-            raise refuse("guidance, signal", given, "guidance >= 0 with eps_minus_noise", "0 is the published way")
+            pair = (self.guidance, self.signal)
+            raise refuse("guidance, signal", pair, "guidance >= 0 with eps_minus_noise", "0 is the published way")
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class SearchConfig(Config):
     """The search for neurons (NeMo, Algorithms 2 to 4).
 
     Attributes:
-        tau: memorization threshold in (0, 1]: seeds that agree more than this are kept; none means not memorized.
+        tau: memorization threshold in (0, 1]: seeds that agree by more are kept; a prompt with none is not memorized.
         tau_search: the search stops when blocked and unblocked predictions agree no more than this; None takes tau, as
-            published. A world of similar pictures, in which ordinary captions agree a lot, needs a lower one.
+            published. Where all pictures are similar, so that ordinary captions agree a lot too, it must be lower.
         share: instead of ``tau_search``, a level for each prompt: the candidates must do this share (0..1) of what
-            blocking every neuron in scope does to the prediction. Ours; needs no calibration on another data set.
+            blocking every neuron in scope does to the prediction. Not published; needs no calibration.
         theta, theta_step, theta_min: start, decrement and end of the outlier threshold on |z|.
         k, k_step: start and increment of how many of the strongest neurons join in each layer.
-        mode: ``parity`` tests one neuron after another as the official code; ``chain`` tests several cumulative
-            candidates in one batch with the same result; ``fast`` halves groups and then verifies its end set.
+        mode: ``parity`` tests one neuron after another, as the official code does; ``chain`` tests several cumulative
+            candidates in one batch, with the same result; ``fast`` drops groups at once and halves those it must keep.
         rows: largest batch of one forward.
     """
 
@@ -84,8 +84,8 @@ class SearchConfig(Config):
 
     def __post_init__(self) -> None:
         if not 0 < self.tau <= 1 or not 0 < self.stop <= 1:
-            given = (self.tau, self.tau_search)
-            raise refuse("tau, tau_search", given, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
+            pair = (self.tau, self.tau_search)
+            raise refuse("tau, tau_search", pair, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
         if self.share is not None and not 0 < self.share <= 1:
             raise refuse("share", self.share, "a number in (0, 1]", "0.95 is a good start")
         if not (self.theta_step > 0 and self.theta > self.theta_min >= 0 and self.k >= 0 and self.k_step >= 0):
@@ -102,5 +102,5 @@ class SearchConfig(Config):
 
     @property
     def evaluations(self) -> int:
-        """How many (theta, k) are tried at most: the official loop never evaluates theta_min itself."""
+        """How many pairs (theta, k) are tried at most: the official loop never evaluates theta_min itself."""
         return max(1, -int(-(self.theta - self.theta_min) / self.theta_step // 1))

@@ -1,8 +1,8 @@
-"""Find the neurons that memorize: score prompts, search the memorized ones in lockstep, judge the result."""
+"""Find the neurons that memorize: score prompts, search the memorized ones in lockstep, judge the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,16 +11,16 @@ import torch
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..fingerprint import width_of
 from ..progress import Progress, silent
 from .config import ProbeConfig, SearchConfig
-from .neurons import NeuronSet, width_of
+from .neurons import NeuronSet
 from .score import Probe, Request, Score, ddim_timestep, probe_noise
-from .search import Found, Look, Searching, search
+from .search import Outcome, Search, Trial, search
 from .sites import text_only, value_activations, value_sites
 from .statistics import NeuronStatistics
 
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
-VERDICTS = ("not memorized", "cured", "reduced", "failed")
 
 
 @dataclass(frozen=True)
@@ -30,45 +30,48 @@ class Result:
     Attributes:
         prompt: the text, for people.
         before: cross-seed score without blocking.
-        found: the search's own report; None when the prompt is not memorized.
-        after: cross-seed score with the found neurons blocked.
+        search: what the search ended with; None when the prompt is not memorized.
+        after: cross-seed score with its neurons blocked.
         forwards: network rows spent on this prompt.
     """
 
     prompt: str
     before: Score
-    found: Found | None
+    search: Outcome | None
     after: Score | None
     forwards: int
 
     @property
     def verdict(self) -> str:
-        """``cured`` only if tau was reached *and* seeds no longer agree; a changed prediction alone is ``reduced``."""
-        if self.found is None or self.after is None:
-            return VERDICTS[0]
-        if not self.found.exhausted and not self.after.memorized:
-            return VERDICTS[1]
-        return VERDICTS[2] if self.after.value < self.before.value and self.found.score < 0.99 else VERDICTS[3]
+        """``not memorized``, ``cured``, ``reduced`` or ``failed``.
+
+        ``cured`` only if tau was reached *and* seeds no longer agree; a changed prediction alone is ``reduced``.
+        """
+        if self.search is None or self.after is None:
+            return "not memorized"
+        if not self.search.exhausted and not self.after.memorized:
+            return "cured"
+        return "reduced" if self.after.value < self.before.value and self.search.score < 0.99 else "failed"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for NEURONS files and reports."""
+        """Plain values, for NEURONS files."""
         plain: dict[str, Any] = {"prompt": self.prompt, "verdict": self.verdict, "forwards": self.forwards}
         plain |= {"score_before": self.before.value, "seeds_kept": self.before.keep.nonzero().flatten().tolist()}
-        if self.found and self.after:
-            plain |= {"score_after": self.after.value, "search": self.found.to_dict()}
+        if self.search and self.after:
+            plain |= {"score_after": self.after.value, "search": self.search.to_dict()}
         return plain
 
     def neurons(self, fingerprint: str, settings: dict[str, Any]) -> NeuronSet:
-        """As a set to block, with the report inside; empty when the prompt is not memorized."""
-        kept = {a: tuple(n) for a, n in self.found.neurons.items()} if self.found else {}
-        return NeuronSet(kept, fingerprint, self.to_dict() | {"settings": settings})
+        """As a set to block, with this result in its ``info``; empty when the prompt is not memorized."""
+        neurons = {a: tuple(n) for a, n in self.search.neurons.items()} if self.search else {}
+        return NeuronSet(neurons, fingerprint, self.to_dict() | {"settings": settings})
 
 
 def make_probe(
     denoiser: Denoiser, scope: str = "down+mid", config: ProbeConfig = PUBLISHED_PROBE, rows: int = 80,
     empty: Condition | None = None,
 ) -> Probe:  # fmt: skip
-    """A probe over the model's value sites at the configured timestep; ``empty`` is needed with guidance."""
+    """A probe of the model's value sites at the configured timestep; guidance needs ``empty``, the null condition."""
     t = ddim_timestep(config.steps, config.timestep_index, denoiser.schedule.steps)
     return Probe(denoiser, value_sites(denoiser.backbone, scope), t, config, rows, empty)
 
@@ -77,17 +80,22 @@ def make_probe(
 def score_prompts(
     probe: Probe, conds: Sequence[Condition], shape: tuple[int, int, int], tau: float, progress: Progress = silent
 ) -> tuple[list[Score], list[torch.Tensor]]:
-    """(scores, unblocked signals) of prompts given as conditions of one row; S rows each, in full batches."""
+    """(scores, unblocked signals (S, C, h, w)) of prompts, from a condition of one row each, in full batches.
+
+    Args:
+        shape: (C, h, w) of the latents.
+        tau: the threshold of the scores, 0..1.
+    """
     noise = probe_noise(probe.config, shape).to(_device(conds))
     at_once = max(1, probe.rows // len(noise))
     scores: list[Score] = []
-    plain: list[torch.Tensor] = []
+    unblocked: list[torch.Tensor] = []
     for i in range(0, len(conds), at_once):
-        found = probe.signals([Request(c, noise, {}) for c in conds[i : i + at_once]])
-        plain += found
-        scores += [Score(probe.per_seed(s).cpu(), tau) for s in found]
+        signals = probe.signals([Request(c, noise, {}) for c in conds[i : i + at_once]])
+        unblocked += signals
+        scores += [Score(probe.per_seed(s).cpu(), tau) for s in signals]
         progress(min(i + at_once, len(conds)), len(conds), None)
-    return scores, plain
+    return scores, unblocked
 
 
 @torch.no_grad()
@@ -107,94 +115,109 @@ def find_neurons(
         shape: (C, h, w) of the latents.
 
     Raises:
-        VitrineError: numbers of prompts and conditions differ, or statistics of another model.
+        VitrineError: If the numbers of prompts and conditions differ, or the statistics do not fit the model's layers.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
     noise = probe_noise(probe.config, shape).to(_device(conds))
-    scores, plain = score_prompts(probe, conds, shape, config.tau)
-    hits = [i for i, s in enumerate(scores) if s.memorized]
-    kept = {i: scores[i].keep.to(noise.device) for i in hits}
+    scores, unblocked = score_prompts(probe, conds, shape, config.tau)
+    keep = {i: score.keep.to(noise.device) for i, score in enumerate(scores) if score.memorized}
+    searched = {i: _Memorized(conds[i], noise[rows], unblocked[i][rows]) for i, rows in keep.items()}
     # Prompts that share batches need not guess ahead: each gets its part of the rows for that.
-    levels = _levels(probe, conds, noise, plain, kept, replace(config, rows=max(1, config.rows // max(1, len(hits)))))
-    tasks = {i: _task(probe, conds[i], noise[kept[i]], plain[i][kept[i]], statistics, levels[i]) for i in hits}
-    found = lockstep(probe, tasks, progress)
+    share = replace(config, rows=max(1, config.rows // max(1, len(searched))))
+    levels = _levels(probe, searched, share)
+    tasks = {i: _task(probe, prompt, statistics, levels[i]) for i, prompt in searched.items()}
+    outcomes = lockstep(probe, tasks, progress)
     results = []
     for i, prompt in enumerate(prompts):
-        after = None
-        if i in found:
-            (signals,) = probe.signals([Request(conds[i], noise, found[i].neurons)])
+        outcome, after, spent = outcomes.get(i), None, len(noise)
+        if outcome is not None:
+            (signals,) = probe.signals([Request(conds[i], noise, outcome.neurons)])
             after = Score(probe.per_seed(signals).cpu(), config.tau)
-        spent = len(noise) * (1 + (i in found)) + (tasks[i].rows if i in tasks else 0)
-        spent += len(noise[kept[i]]) if i in found and config.share is not None else 0
-        results.append(Result(prompt, scores[i], found.get(i), after, spent))
+            spent += len(noise) + tasks[i].rows + (len(tasks[i].noise) if config.share is not None else 0)
+        results.append(Result(prompt, scores[i], outcome, after, spent))
     return results
 
 
-def _levels(
-    probe: Probe, conds: Sequence[Condition], noise: torch.Tensor, plain: list[torch.Tensor],
-    kept: dict[int, torch.Tensor], config: SearchConfig,
-) -> dict[int, SearchConfig]:  # fmt: skip
+@dataclass(frozen=True)
+class _Memorized:
+    """A memorized prompt: its condition (one row), and noises and unblocked signals of its kept seeds, (s, C, h, w)."""
+
+    cond: Condition
+    noise: torch.Tensor
+    unblocked: torch.Tensor
+
+
+def _levels(probe: Probe, prompts: Mapping[int, _Memorized], config: SearchConfig) -> dict[int, SearchConfig]:
     """Each prompt's own stopping level, from what blocking everything in scope does to its prediction."""
-    if config.share is None or not kept:
-        return dict.fromkeys(kept, config)
+    if config.share is None or not prompts:
+        return dict.fromkeys(prompts, config)
     everything = {s.address: range(width_of(probe.denoiser.backbone, s)) for s in probe.sites}
-    signals = probe.signals([Request(conds[i], noise[k], everything) for i, k in kept.items()])
-    least = [float(probe.similarity(plain[i][k], s).max()) for (i, k), s in zip(kept.items(), signals, strict=True)]
-    return {i: replace(config, tau_search=1 - config.share * (1 - s)) for i, s in zip(kept, least, strict=True)}
+    signals = probe.signals([Request(p.cond, p.noise, everything) for p in prompts.values()])
+    levels = {}
+    for (i, prompt), signal in zip(prompts.items(), signals, strict=True):
+        least = float(probe.similarity(prompt.unblocked, signal).max())
+        levels[i] = replace(config, tau_search=1 - config.share * (1 - least))
+    return levels
 
 
 @dataclass
 class Task:
-    """One prompt's running search: what it looks at, and the rows it has cost."""
+    """One prompt's running search, and the network rows it has cost.
+
+    Attributes:
+        cond: the prompt, one row.
+        noise, unblocked: noises of the kept seeds, and their signals with nothing blocked, (s, C, h, w).
+        search: the search itself, begun or not.
+        rows: network rows so far.
+    """
 
     cond: Condition
     noise: torch.Tensor
-    plain: torch.Tensor
-    searching: Searching
+    unblocked: torch.Tensor
+    search: Search
     rows: int = 0
 
 
-def _task(
-    probe: Probe, cond: Condition, noise: torch.Tensor, plain: torch.Tensor, statistics: NeuronStatistics,
-    config: SearchConfig,
-) -> Task:  # fmt: skip
-    addresses = [s.address for s in probe.sites]
-    latents = None if all(text_only(s) for s in probe.sites) else noise
-    repeated = cond if latents is None else cond.take(torch.zeros(len(noise), dtype=torch.long))
-    found = [a.mean(0) for a in value_activations(probe.denoiser, repeated, probe.sites, latents, probe.t)]
-    z = [statistics.z(address, a) for address, a in zip(addresses, found, strict=True)]
+def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config: SearchConfig) -> Task:
+    """A search that is ready to begin, with its activations and z-scores averaged over noises where they need any."""
+    addresses, cond, latents = [s.address for s in probe.sites], prompt.cond, None
+    if not all(text_only(s) for s in probe.sites):
+        latents = prompt.noise
+        cond = cond.take(torch.zeros(len(latents), dtype=torch.long))
+    activations = [a.mean(0) for a in value_activations(probe.denoiser, cond, probe.sites, latents, probe.t)]
+    z = [statistics.z(address, a) for address, a in zip(addresses, activations, strict=True)]
     early = probe.config.data_range is not None
-    return Task(cond, noise, plain, search(addresses, z, found, len(noise), config, early))
+    searching = search(addresses, z, activations, len(prompt.noise), config, early)
+    return Task(prompt.cond, prompt.noise, prompt.unblocked, searching)
 
 
-def lockstep(probe: Probe, tasks: dict[int, Task], progress: Progress = silent) -> dict[int, Found]:
-    """Advance all searches together: each round runs every task's wanted looks as one batch."""
-    found: dict[int, Found] = {}
-    waiting: dict[int, list[Look]] = {}
-    for key, task in tasks.items():
-        _advance(key, task, None, waiting, found)
-    while waiting:
-        order = list(waiting)
-        requests = [Request(tasks[k].cond, tasks[k].noise[s], blocked) for k in order for blocked, s in waiting[k]]
+def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silent) -> dict[int, Outcome]:
+    """Advance all searches together: each round runs the trials that every task waits for as one batch."""
+    outcomes: dict[int, Outcome] = {}
+    trials: dict[int, list[Trial]] = {}
+
+    def advance(key: int, similarities: list[torch.Tensor] | None) -> None:
+        searching = tasks[key].search
+        try:
+            trials[key] = next(searching) if similarities is None else searching.send(similarities)
+        except StopIteration as end:
+            outcomes[key] = end.value
+
+    for key in tasks:
+        advance(key, None)
+    while trials:
+        waiting = list(trials.items())
+        trials.clear()
+        pairs = [(tasks[key], trial) for key, wanted in waiting for trial in wanted]
+        requests = [Request(task.cond, task.noise[seeds], blocked) for task, (blocked, seeds) in pairs]
         signals = iter(probe.signals(requests))
-        for key in order:
+        for key, wanted in waiting:
             task = tasks[key]
-            looks = waiting.pop(key)
-            task.rows += sum(len(s) for _, s in looks)
-            answers = [probe.similarity(task.plain[s], next(signals)).cpu() for _, s in looks]
-            _advance(key, task, answers, waiting, found)
-        progress(len(found), len(tasks), None)
-    return found
-
-
-def _advance(
-    key: int, task: Task, answers: list[torch.Tensor] | None, waiting: dict[int, list[Look]], found: dict[int, Found]
-) -> None:
-    try:
-        waiting[key] = next(task.searching) if answers is None else task.searching.send(answers)
-    except StopIteration as end:
-        found[key] = end.value
+            task.rows += sum(len(seeds) for _, seeds in wanted)
+            advance(key, [probe.similarity(task.unblocked[seeds], next(signals)).cpu() for _, seeds in wanted])
+        progress(len(outcomes), len(tasks), None)
+    return outcomes
 
 
 def _device(conds: Sequence[Condition]) -> torch.device:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from .neurons import NeuronSet
@@ -9,10 +11,13 @@ from .neurons import NeuronSet
 _DARK, _BRIGHT = (0.16, 0.18, 0.22), (1.0, 0.78, 0.24)
 
 
-def heat_map(neurons: NeuronSet, widths: dict[str, int], cell: int = 8, columns: int = 64) -> torch.Tensor:
-    """(H, W, 3) in [0, 1]: a band for each layer, a cell for each neuron, found ones bright.
+def heat_map(neurons: NeuronSet, widths: Mapping[str, int], cell: int = 8, columns: int = 64) -> torch.Tensor:
+    """(H, W, 3) in [0, 1]: a band for each layer, a cell for each neuron; those in the set are bright.
 
-    Layers wider than ``columns`` neurons wrap into several rows of cells.
+    Args:
+        widths: address -> number of neurons, in the order of the bands.
+        cell: side of a cell in pixels.
+        columns: cells in a row; wider layers wrap.
     """
     bands = []
     for address, width in widths.items():

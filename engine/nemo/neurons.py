@@ -24,7 +24,7 @@ class NeuronSet:
     Attributes:
         neurons: address -> indices of output channels of that value projection.
         fingerprint: of the model they belong to; empty if unknown (imported lists).
-        info: prompt, settings, scores before and after, kept seeds, verdict: whatever the search reports.
+        info: what the search reports: prompt, settings, scores before and after, kept seeds, verdict.
     """
 
     neurons: dict[str, tuple[int, ...]]
@@ -41,18 +41,18 @@ class NeuronSet:
         return sum(map(len, self.neurons.values()))
 
     def merged(self, *others: NeuronSet) -> NeuronSet:
-        """Union of several sets of one model; the reports stand side by side in ``info``.
+        """Union of several sets of one model; their ``info`` stands side by side in the new one's.
 
         Raises:
-            VitrineError: sets of different models.
+            VitrineError: If the sets belong to different models.
         """
         sets = (self, *others)
         models = {s.fingerprint for s in sets if s.fingerprint}
         if len(models) > 1:
             raise refuse("neuron sets", sorted(models), "sets of one model", "find the neurons on the model you block")
         union: dict[str, set[int]] = {}
-        for one in sets:
-            for address, indices in one.neurons.items():
+        for neurons in sets:
+            for address, indices in neurons.neurons.items():
                 union.setdefault(address, set()).update(indices)
         merged = {a: tuple(n) for a, n in union.items()}
         return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]})
@@ -61,10 +61,12 @@ class NeuronSet:
         """The sites to edit; refuses a set that cannot belong to this model.
 
         Args:
+            sites: the model's value sites.
             fingerprint: of the model, where its modules carry patches at the moment.
 
         Raises:
-            VitrineError: another model's fingerprint, an address the model lacks, an index beyond the layer's width.
+            VitrineError: If the set has another model's fingerprint, an address that the model lacks, or an index
+                beyond the layer's width.
         """
         own = fingerprint or fingerprint_of(backbone)
         if self.fingerprint and self.fingerprint != own:
@@ -89,7 +91,7 @@ class NeuronSet:
         """Read such a file.
 
         Raises:
-            VitrineError: missing, no JSON, or of another kind.
+            VitrineError: If the file is missing, is not JSON, or is of another kind.
         """
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "neurons file", accepted, "save it again, or download it again"):
@@ -100,17 +102,20 @@ class NeuronSet:
             return cls(neurons, str(table["fingerprint"]), dict(table["info"]))
 
 
-def _indices(found: object) -> tuple[int, ...]:
-    if not isinstance(found, (list, tuple)) or any(type(i) is not int for i in found):
-        raise ValueError(f"a list of whole numbers is wanted, not {str(found)[:60]}")
-    return tuple(found)
+def _indices(value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or any(type(i) is not int for i in value):
+        raise ValueError(f"a list of whole numbers is wanted, not {str(value)[:60]}")
+    return tuple(value)
 
 
 def import_csv(path: str | Path, addresses: list[str], column: str = "refined") -> list[tuple[str, NeuronSet]]:
     """The authors' result file: one (prompt, set) for each row; seven lists of indices by layer, separator ``;``.
 
+    Args:
+        column: ``refined`` or ``initial``, a word of the header of the column to read.
+
     Raises:
-        VitrineError: another layout, or another number of layers than ``addresses``.
+        VitrineError: If the layout differs, or the number of layers is not that of ``addresses``.
     """
     with named(path, "neuron CSV", "the authors' result file", "see the official repo"):
         return _read_csv(path, addresses, column)
@@ -120,7 +125,7 @@ def _read_csv(path: str | Path, addresses: list[str], column: str) -> list[tuple
     import ast
     import csv
 
-    found = []
+    sets = []
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file, delimiter=";"))
     head = [h.strip().lower() for h in rows[0]] if rows else []
@@ -132,8 +137,8 @@ def _read_csv(path: str | Path, addresses: list[str], column: str) -> list[tuple
         if len(lists) != len(addresses):
             raise refuse("neuron CSV", f"{len(lists)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
         neurons = {a: _indices(n) for a, n in zip(addresses, lists, strict=True)}
-        found.append((row[0], NeuronSet(neurons, "", {"source": Path(path).name})))
-    return found
+        sets.append((row[0], NeuronSet(neurons, "", {"source": Path(path).name})))
+    return sets
 
 
 def export_lists(neurons: Mapping[str, Iterable[int]], addresses: list[str]) -> str:

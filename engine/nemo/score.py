@@ -1,7 +1,7 @@
-"""The probe: one forward of S noises, the signal in it, and the similarity that tells a memorized prompt.
+"""The probe: one forward of S noises, its signal, and the similarity by which a memorized prompt is recognised.
 
-delta = eps(x_T, T, y) - x_T up to sign and a fraction of a percent is the one-step clean prediction. A memorized prompt
-predicts the same picture from every noise.
+The signal, delta = eps(x_T, T, y) - x_T, is the one-step clean prediction but for its sign and a fraction of a percent.
+A memorized prompt predicts the same picture from every noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ddim_timestep(steps: int, index: int, total: int = 1000) -> float:
 
 
 def probe_noise(config: ProbeConfig, shape: tuple[int, int, int]) -> torch.Tensor:
-    """(S, C, h, w) from one generator, as the official code draws them (without touching the global one)."""
+    """(S, C, h, w) in one draw from one generator, as in the official code, which seeds the global one for it."""
     return torch.randn(config.seeds, *shape, generator=torch.Generator().manual_seed(config.seed))
 
 
@@ -41,7 +41,7 @@ def min_max(d: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Request:
-    """One look: a prompt's condition (one row), some of its noises (s, C, h, w), and the neurons blocked meanwhile."""
+    """What one probe needs: a prompt's condition (one row), s of its noises (s, C, h, w), and the neurons to block."""
 
     cond: Condition
     noise: torch.Tensor
@@ -50,10 +50,10 @@ class Request:
 
 @dataclass
 class Probe:
-    """Runs looks of any number of prompts together, row by row in full batches, and counts every row it spends.
+    """Runs the requests of any number of prompts together, in full batches, and counts the rows it spends.
 
     Attributes:
-        t: the network's timestep of all looks.
+        t: the network's timestep, the same for all requests.
         rows: largest batch of one forward.
         empty: the unconditional condition (one row); needed for guidance only.
         forwards: rows that went through the network so far.
@@ -72,18 +72,19 @@ class Probe:
             raise refuse("empty condition", None, "the empty prompt's, for guidance", "pass it, or guidance 0")
 
     @torch.no_grad()
-    def signals(self, looks: Sequence[Request]) -> list[torch.Tensor]:
-        """For each look (s, C, h, w) in [0, 1]: eps(x_T, T, y) - x_T, or the clean prediction, min-max by channel."""
-        noise = torch.cat([look.noise for look in looks])
-        owner = torch.repeat_interleave(torch.arange(len(looks)), torch.tensor([len(look.noise) for look in looks]))
-        parts = [self._forward(looks, noise[i : i + self.rows], owner[i : i + self.rows])
-                 for i in range(0, len(noise), self.rows)]  # fmt: skip
-        return list(torch.cat(parts).split([len(look.noise) for look in looks]))
+    def signals(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """For each request (s, C, h, w) in [0, 1]: eps(x_T, T, y) - x_T or the clean prediction, min-max by channel."""
+        noise, counts = torch.cat([r.noise for r in requests]), [len(r.noise) for r in requests]
+        owner = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts))
+        batches = [self._forward(requests, noise[i : i + self.rows], owner[i : i + self.rows])
+                   for i in range(0, len(noise), self.rows)]  # fmt: skip
+        return list(torch.cat(batches).split(counts))
 
-    def _forward(self, looks: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    def _forward(self, requests: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        """Signals of one batch (b, C, h, w); ``owner`` (b,) ascending, the request that each row belongs to."""
         used = [int(i) for i in owner.unique_consecutive()]
-        cond = Condition.batch([looks[i].cond for i in used]).take(owner - used[0])
-        sets = [looks[int(i)].blocked for i in owner]
+        cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
+        sets = [requests[int(i)].blocked for i in owner]
         if self.config.guidance:
             return min_max(self._guided(noise, cond, sets) - noise.float())
         self.forwards += len(noise)
@@ -94,33 +95,38 @@ class Probe:
         return min_max(signal)
 
     def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons]) -> torch.Tensor:
-        """eps with guidance, both branches blocked alike; the official order of branches when ``swapped``."""
+        """eps with guidance, both branches blocked alike; in the official order of branches when ``swapped``."""
         assert self.empty is not None
         both = Condition.batch([cond, self.empty.take(torch.zeros(len(noise), dtype=torch.long))])
         self.forwards += 2 * len(noise)
         with block_rows(self.denoiser.backbone, self.sites, sets * 2):
             eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
-        full, empty = eps.chunk(2)
-        start, end = (full, empty) if self.config.swapped else (empty, full)
-        return guide(start, end, self.config.guidance)
+        full, null = eps.chunk(2)
+        return guide(*((full, null) if self.config.swapped else (null, full)), self.config.guidance)
 
     def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """(B,) similarity of two batches of signals, as the configuration says."""
         return ms_ssim(a, b, betas_for(min(a.shape[-2:])), self.config.data_range)
 
     def per_seed(self, signals: torch.Tensor) -> torch.Tensor:
-        """(S,) s_i = max over j of the similarity of seeds i and j, over all pairs in one batch (NeMo, Eq. 2)."""
+        """(S,) from the signals of S seeds: how alike each is to the one most like it; all pairs in one batch."""
         first, second = torch.triu_indices(len(signals), len(signals), 1, device=signals.device)
         pairs = self.similarity(signals[first], signals[second])
         table = signals.new_zeros(len(signals), len(signals), dtype=pairs.dtype)
         table[first, second] = pairs
         table[second, first] = pairs
+        # NeMo, Eq. 2: s_i = max over j of the similarity of seeds i and j
         return table.max(1).values
 
 
 @dataclass(frozen=True)
 class Score:
-    """Is a prompt memorized. ``per_seed`` (S,), ``keep`` (S,) bool: seeds above tau; ``value`` the largest score."""
+    """Whether a prompt is memorized.
+
+    Attributes:
+        per_seed: (S,) similarity of each seed to the one most like it, 0..1.
+        tau: the threshold.
+    """
 
     per_seed: torch.Tensor
     tau: float
@@ -132,17 +138,18 @@ class Score:
 
     @property
     def keep(self) -> torch.Tensor:
-        """Seeds that agree with another one by more than tau."""
+        """(S,) bool: seeds that agree with another one by more than tau."""
         return self.per_seed > self.tau
 
     @property
     def memorized(self) -> bool:
-        """Does any seed agree with another."""
+        """True if any seed agrees with another one."""
         return bool(self.keep.any())
 
 
 def threshold(scores: Sequence[float], spread: float = 1.0) -> tuple[float, float, float]:
-    """(tau, mean, std) from the largest scores of ordinary captions: tau = mean + spread * std (NeMo, section 3.1)."""
+    """(tau, mean, std) from the largest score of each of some ordinary captions."""
     values = torch.tensor(list(scores), dtype=torch.float64)
     mean, std = float(values.mean()), float(values.std())
+    # NeMo, section 3.1: tau = mean + std
     return min(mean + spread * std, 1.0), mean, std

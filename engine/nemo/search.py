@@ -1,31 +1,32 @@
 """The search (NeMo, Algorithms 2 to 4), written as one coroutine for each prompt.
 
-A search yields the looks it needs and is sent the similarities of blocked to unblocked signals. Whoever drives it may
-run the looks of many prompts in one batch (``lockstep``); the search cannot tell, so the result is the same.
+A search yields the trials it needs and is sent the similarities of blocked to unblocked signals. Whoever drives it may
+run the trials of many prompts in one batch (``lockstep``); the search cannot tell, so the result is the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .config import SearchConfig
 from .score import Neurons
 
-Look = tuple[Neurons, list[int]]
+Lists = dict[str, list[int]]
+"""Address -> neurons."""
+Trial = tuple[Neurons, list[int]]
 """Neurons to block, and positions among the kept seeds."""
-Searching = Generator[list[Look], list[torch.Tensor], "Found"]
-Asking = Generator[list[Look], list[torch.Tensor], None]
-Starting = Generator[list[Look], list[torch.Tensor], tuple[dict[str, list[int]], float, float, int, int]]
-Testing = Generator[list[Look], list[torch.Tensor], tuple[int, list[float]]]
 Entry = tuple[str, int]
+"""Address and index of one neuron."""
+Search = Generator[list[Trial], list[torch.Tensor], "Outcome"]
+Refining = Generator[list[Trial], list[torch.Tensor], None]
 
 
 @dataclass
-class Found:
+class Outcome:
     """What a search ends with.
 
     Attributes:
@@ -35,11 +36,12 @@ class Found:
         threshold: what refinement compared with: tau_search, or the reached score when the candidates were exhausted.
         exhausted: no candidate set came down to tau_search.
         theta, k: of the initial set.
+        evaluations: how many pairs (theta, k) were tried.
         tests: refinement decisions as (address or neuron, score or lower bound, dropped).
     """
 
-    initial: dict[str, list[int]]
-    neurons: dict[str, list[int]]
+    initial: Lists
+    neurons: Lists
     initial_score: float
     score: float
     threshold: float
@@ -50,29 +52,30 @@ class Found:
     tests: list[tuple[str, float, bool]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """For reports and NEURONS files."""
+        """Plain values, for NEURONS files."""
         plain = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "tests"}
         return plain | {"closest_decision": min((abs(s - self.threshold) for _, s, _ in self.tests), default=None)}
 
 
 def candidates(
     addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], theta: float, k: int
-) -> dict[str, list[int]]:
-    """Per site: indices with |z| > theta ascending, then the k largest a descending (Algorithm 2; the code's order).
+) -> Lists:
+    """Per site: outliers ascending, then the k strongest descending, in the order of the official code.
 
-    z, a: one (width,) tensor for each address. A neuron may stand in both parts.
+    z, a: one (width,) tensor of |z-scores| and of activations for each address. A neuron may stand in both parts.
     """
-    found = {}
-    for address, zs, values in zip(addresses, z, a, strict=True):
-        strongest = values.topk(min(k, len(values))).indices.tolist() if k else []
-        found[address] = torch.nonzero(zs > theta).flatten().tolist() + strongest
-    return found
+    lists = {}
+    for address, deviations, activations in zip(addresses, z, a, strict=True):
+        # NeMo, Algorithm 2: {i : |z_i| > theta}, and the k neurons with the largest a_i
+        strongest = activations.topk(min(k, len(activations))).indices.tolist() if k else []
+        lists[address] = torch.nonzero(deviations > theta).flatten().tolist() + strongest
+    return lists
 
 
 def search(
     addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig,
     early: bool = True,
-) -> Searching:  # fmt: skip
+) -> Search:  # fmt: skip
     """Find the neurons of one prompt.
 
     Args:
@@ -82,39 +85,54 @@ def search(
         early: decide "keep" on one seed where one is enough; exact when similarities do not depend on companions.
     """
     early = early and config.mode != "parity"
-    initial, score, theta, k, count = yield from _initial(addresses, z, a, seeds, config)
-    exhausted = score > config.stop
-    found = Found(initial, {}, score, score, score if exhausted else config.stop, exhausted, theta, k, count)
-    test = _Tester(found, list(range(seeds)), {ad: list(dict.fromkeys(ns)) for ad, ns in initial.items()}, early)
-    layers = [[(ad, n) for n in test.current[ad]] for ad in reversed(addresses) if test.current.get(ad)]
-    yield from _refine(test, layers, config)
-    singles = [(ad, n) for ad in reversed(addresses) if test.current.get(ad) for n in initial[ad]]
-    yield from _refine_singles(test, singles, config)
-    found.neurons, found.score = {ad: ns for ad, ns in test.current.items() if ns}, test.score
-    return found
+    start = yield from _initial(addresses, z, a, seeds, config)
+    exhausted = start.score > config.stop
+    limit = start.score if exhausted else config.stop
+    initial = start.lists
+    outcome = Outcome(initial, {}, start.score, start.score, limit, exhausted, start.theta, start.k, start.evaluations)
+    tester = _Tester(outcome, list(range(seeds)), {ad: list(dict.fromkeys(ns)) for ad, ns in initial.items()}, early)
+    # NeMo, Algorithm 4: whole layers first, then single neurons
+    layers = [[(ad, n) for n in tester.blocked[ad]] for ad in reversed(addresses) if tester.blocked.get(ad)]
+    yield from _refine(tester, layers, config)
+    singles = [(ad, n) for ad in reversed(addresses) if tester.blocked.get(ad) for n in initial[ad]]
+    yield from _refine_singles(tester, singles, config)
+    outcome.neurons, outcome.score = {ad: ns for ad, ns in tester.blocked.items() if ns}, tester.score
+    return outcome
 
 
-def _initial(addresses: Sequence[str], z: Any, a: Any, seeds: int, config: SearchConfig) -> Starting:
-    """Algorithm 3: loosen theta and k until blocking the candidates changes the prediction enough."""
+class _Start(NamedTuple):
+    """Where refinement starts: candidate lists, their score, the pair they belong to, and how many were tried."""
+
+    lists: Lists
+    score: float
+    theta: float
+    k: int
+    evaluations: int
+
+
+def _initial(
+    addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig
+) -> Generator[list[Trial], list[torch.Tensor], _Start]:
+    """Loosen theta and k until blocking the candidates changes the prediction enough."""
     everyone = list(range(seeds))
     at_once = 1 if config.mode == "parity" else min(4, max(1, config.rows // seeds))
-    tried, score, step = 0, 1.0, 0
-    lists: dict[str, list[int]] = {}
-    while tried < config.evaluations:
-        steps = range(tried, min(tried + at_once, config.evaluations))
-        several = [candidates(addresses, z, a, config.theta - i * config.theta_step, config.k + i * config.k_step)
-                   for i in steps]  # fmt: skip
-        looks: list[Look] = [(one, everyone) for one in several if any(one.values())]
-        scores = iter((yield looks) if looks else [])
-        for step, lists in zip(steps, several, strict=True):
-            score = float(next(scores).max()) if any(lists.values()) else 1.0
-            tried += 1
+    start = _Start({}, 1.0, config.theta, config.k, 0)
+    while start.evaluations < config.evaluations:
+        # NeMo, Algorithm 3: theta <- theta - theta_step, k <- k + k_step
+        steps = range(start.evaluations, min(start.evaluations + at_once, config.evaluations))
+        pairs = [(config.theta - i * config.theta_step, config.k + i * config.k_step) for i in steps]
+        sets = [candidates(addresses, z, a, theta, k) for theta, k in pairs]
+        trials: list[Trial] = [(lists, everyone) for lists in sets if any(lists.values())]
+        similarities = iter((yield trials) if trials else [])
+        for (theta, k), lists in zip(pairs, sets, strict=True):
+            score = float(next(similarities).max()) if any(lists.values()) else 1.0
+            start = _Start(lists, score, theta, k, start.evaluations + 1)
             if score <= config.stop:
-                return lists, score, config.theta - step * config.theta_step, config.k + step * config.k_step, tried
-    return lists, score, config.theta - step * config.theta_step, config.k + step * config.k_step, tried
+                return start
+    return start
 
 
-def _refine_singles(test: _Tester, entries: list[Entry], config: SearchConfig) -> Asking:
+def _refine_singles(tester: _Tester, entries: list[Entry], config: SearchConfig) -> Refining:
     """Neurons one by one, in list order; a neuron may stand there twice (outlier and among the strongest).
 
     Re-activating a first copy changes nothing, so the official loop drops it as soon as the running score is below the
@@ -122,94 +140,100 @@ def _refine_singles(test: _Tester, entries: list[Entry], config: SearchConfig) -
     exhaustion, the first copy stays for good, and with it the neuron.
     """
     fixed: set[Entry] = set()
-    while entries and test.score >= test.found.threshold:
+    while entries and tester.score >= tester.outcome.threshold:
         entry, entries = entries[0], entries[1:]
         if entry in entries:
             fixed.add(entry)
         elif entry not in fixed:
-            yield from _refine(test, [[entry]], config)
-    last = [e for i, e in enumerate(entries) if e not in entries[i + 1 :] and e not in fixed]
-    yield from _refine(test, [[e] for e in last], config)
+            yield from _refine(tester, [[entry]], config)
+    last_copies = [e for i, e in enumerate(entries) if e not in entries[i + 1 :] and e not in fixed]
+    yield from _refine(tester, [[e] for e in last_copies], config)
 
 
 @dataclass
 class _Tester:
-    """The running set, and how sets without some of its neurons are put to the test."""
+    """The set blocked so far, and how sets without some of its neurons are put to the test."""
 
-    found: Found
+    outcome: Outcome
     seeds: list[int]
-    current: dict[str, list[int]]
+    blocked: Lists
     early: bool
 
     def __post_init__(self) -> None:
-        self.score, self.lead = self.found.initial_score, self.seeds[0]
+        self.score, self.lead = self.outcome.initial_score, self.seeds[0]
 
-    def without(self, entries: Sequence[Entry]) -> dict[str, list[int]]:
-        gone = set(entries)
-        return {ad: [n for n in ns if (ad, n) not in gone] for ad, ns in self.current.items()}
+    def without(self, entries: Sequence[Entry]) -> Lists:
+        """The blocked neurons but these."""
+        active = set(entries)
+        return {ad: [n for n in ns if (ad, n) not in active] for ad, ns in self.blocked.items()}
 
-    def first_failure(self, sets: list[dict[str, list[int]]]) -> Testing:
-        """(number of sets passed before the first that reaches the threshold, their scores)."""
-        lead: list[float] = []
-        rest = self.seeds
+    def first_failure(
+        self, sets: Sequence[Mapping[str, list[int]]]
+    ) -> Generator[list[Trial], list[torch.Tensor], tuple[int, list[float]]]:
+        """(number of sets that pass before the first that reaches the threshold, their scores)."""
+        lead_scores: list[float] = []
+        seeds = self.seeds
         if self.early and len(self.seeds) > 1:
-            looks = yield [(one, [self.lead]) for one in sets]
-            lead = [float(v.max()) for v in looks]
-            passed = next((i for i, s in enumerate(lead) if s >= self.found.threshold), len(sets))
+            similarities = yield [(blocked, [self.lead]) for blocked in sets]
+            lead_scores = [float(v.max()) for v in similarities]
+            passed = next((i for i, s in enumerate(lead_scores) if s >= self.outcome.threshold), len(sets))
             if passed < len(sets):
-                self.found.tests.append(("kept on one seed", lead[passed], False))
-            sets, rest = sets[:passed], [s for s in self.seeds if s != self.lead]
+                self.outcome.tests.append(("kept on one seed", lead_scores[passed], False))
+            sets, seeds = sets[:passed], [s for s in self.seeds if s != self.lead]
         if not sets:
             return 0, []
-        looks = yield [(one, rest) for one in sets]
+        similarities = yield [(blocked, seeds) for blocked in sets]
         scores: list[float] = []
-        for i, values in enumerate(looks):
-            score = max(float(values.max()), lead[i] if lead else 0.0)
-            if score >= self.found.threshold:
-                self.lead = rest[int(values.argmax())]  # the seed that objects is the one to ask first
+        for i, values in enumerate(similarities):
+            score = max(float(values.max()), lead_scores[i] if lead_scores else 0.0)
+            if score >= self.outcome.threshold:
+                self.lead = seeds[int(values.argmax())]  # the seed that objects is the one to ask first
                 return i, scores
             scores.append(score)
         return len(sets), scores
 
 
-def _refine(test: _Tester, groups: list[list[Entry]], config: SearchConfig) -> Asking:
-    """Algorithm 4: re-activate each group in turn; drop it for good if the score stays below the threshold."""
+def _refine(tester: _Tester, groups: list[list[Entry]], config: SearchConfig) -> Refining:
+    """Re-activates each group in turn; a group is dropped for good if the score stays below the threshold."""
     if config.mode == "fast":
-        yield from _bisect(test, groups)
+        yield from _bisect(tester, groups)
         return
     position, width = 0, 1 if config.mode == "parity" else 4
-    limit = 1 if config.mode == "parity" else max(1, config.rows // len(test.seeds))
+    limit = 1 if config.mode == "parity" else max(1, config.rows // len(tester.seeds))
     while position < len(groups):
         chain = groups[position : position + min(width, limit)]
-        # If all of the first i pass, the running set is what it was without them: testing ahead loses nothing.
-        sets = [test.without([e for g in chain[: i + 1] for e in g]) for i in range(len(chain))]
-        passed, scores = yield from test.first_failure(sets)
+        # If all of the first i pass, the blocked set is what it was without them: testing ahead loses nothing.
+        sets = [tester.without([e for g in chain[: i + 1] for e in g]) for i in range(len(chain))]
+        passed, scores = yield from tester.first_failure(sets)
         for i in range(passed):
-            test.found.tests.append((_name(chain[i]), scores[i], True))
+            tester.outcome.tests.append((_name(chain[i]), scores[i], True))
         if passed:
-            test.current, test.score = sets[passed - 1], scores[passed - 1]
+            tester.blocked, tester.score = sets[passed - 1], scores[passed - 1]
         if passed < len(chain):
-            test.found.tests.append((_name(chain[passed]), test.found.threshold, False))
+            tester.outcome.tests.append((_name(chain[passed]), tester.outcome.threshold, False))
         position += passed + (passed < len(chain))
         width = min(2 * width, limit) if passed == len(chain) else max(1, width // 2)
 
 
-def _bisect(test: _Tester, groups: list[list[Entry]]) -> Asking:
-    """Drop halves at once. Every set accepted was tested as it stands, so the end set is verified; it need not be the
-    one that testing singly would end with, nor minimal."""
+def _bisect(tester: _Tester, groups: list[list[Entry]]) -> Refining:
+    """Drops all groups at once, or else each half of them.
+
+    Every set accepted was tested as it stands, so the end set is verified; it need not be the one that testing singly
+    would end with, nor minimal.
+    """
     if not groups:
         return
-    smaller = test.without([e for g in groups for e in g])
-    passed, scores = yield from test.first_failure([smaller])
+    smaller = tester.without([e for g in groups for e in g])
+    passed, scores = yield from tester.first_failure([smaller])
     if passed:
-        test.current, test.score = smaller, scores[0]
-        test.found.tests.append((f"{len(groups)} groups", scores[0], True))
+        tester.blocked, tester.score = smaller, scores[0]
+        tester.outcome.tests.append((f"{len(groups)} groups", scores[0], True))
     elif len(groups) > 1:
         middle = len(groups) // 2
-        yield from _bisect(test, groups[:middle])
-        yield from _bisect(test, groups[middle:])
+        yield from _bisect(tester, groups[:middle])
+        yield from _bisect(tester, groups[middle:])
     else:
-        test.found.tests.append((_name(groups[0]), test.found.threshold, False))
+        tester.outcome.tests.append((_name(groups[0]), tester.outcome.threshold, False))
 
 
 def _name(group: list[Entry]) -> str:

@@ -1,6 +1,6 @@
-"""Where NeMo looks: the outputs of the cross-attention value projections (section 3.1; widths in its Appendix C).
+"""The neurons that NeMo searches: outputs of the cross-attention value projections (section 3.1, Appendix C).
 
-Places are canonical addresses, so one neuron list serves diffusers and ComfyUI modules alike.
+They have canonical addresses, so one list of neurons serves diffusers and ComfyUI modules alike.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[ModuleSite
     """The value sites in the order they run; ``down+mid`` is the paper's choice, 7 layers on SD1.x.
 
     UNets (SD1.x, SD2.x, SDXL) are what the paper and its followers tested. For PixArt, SD3 and Flux, where there is no
-    published evidence, all blocks are taken: treat results there as experimental.
+    published evidence, all blocks are taken; treat their results as experimental.
 
     Raises:
-        VitrineError: an unknown scope, or a model without cross-attention values.
+        VitrineError: If the scope is unknown, or the model has no cross-attention values.
     """
     if scope not in SCOPES:
         raise refuse("scope", scope, SCOPES, "down+mid is the paper's")
@@ -44,7 +44,7 @@ def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[ModuleSite
 def text_only(site: ModuleSite) -> bool:
     """True where the activation is a projection of the text embedding itself: no latent, timestep or forward needed.
 
-    PixArt's depends on the text alone too, but a caption projection of its own comes first: it takes a forward.
+    PixArt's depends on the text alone too, but behind a caption projection, so it takes a forward.
     """
     unet = site.address.startswith(("down-", "mid-", "up-"))
     return unet and site.address.endswith("-cross-v") and site.columns is None and not site.flat_batch
@@ -60,11 +60,11 @@ def value_activations(
 ) -> list[torch.Tensor]:
     """a_i = mean over tokens of |W_v y|_i for each site: a list of (B, width) float32 (NeMo, section 3.2).
 
-    Where the text alone decides, the projection is called on the text embedding; that gives the forward's own numbers.
-    Elsewhere one forward of ``latents`` at ``t`` is captured and stopped early.
+    Where the text alone decides, the projection is called on the text embedding, which gives the very numbers of a
+    forward. Elsewhere one forward of ``latents`` (B, C, h, w) at timestep ``t`` is captured and stopped early.
 
     Raises:
-        VitrineError: a condition without text, or latents missing where they are needed.
+        VitrineError: If the condition has no text, or latents are missing where they are needed.
     """
     if cond.text is None:
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
@@ -79,4 +79,5 @@ def value_activations(
 
 
 def _mean_magnitude(values: torch.Tensor) -> torch.Tensor:
+    # NeMo, section 3.2: a_i = mean over tokens of |(W_v y)_i|
     return values.float().abs().mean(1)

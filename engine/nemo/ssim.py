@@ -19,7 +19,7 @@ def betas_for(side: int) -> tuple[float, ...]:
     """Exponents for a picture of that side: three scales from 44 px, two from 22, one below (11 at least).
 
     Raises:
-        VitrineError: smaller than the 11-pixel window.
+        VitrineError: If the side is smaller than the 11-pixel window.
     """
     if side < WINDOW:
         raise refuse("picture side", side, f">= {WINDOW}", "decode to pixels, or use larger latents")
@@ -31,14 +31,14 @@ def ms_ssim(
 ) -> torch.Tensor:
     """(B,) similarity of (B, C, H, W) and (B, C, H, W), 1 for equal pictures, 0 at the least.
 
-    Contrast-structure at the finer scales, full SSIM at the last, each clipped at 0 and raised to its exponent
-    (Wang et al. 2003, Eq. 7; Gaussian window 11, sigma 1.5, K = 0.01 and 0.03, 2 x 2 mean pooling between scales).
+    Contrast-structure at the finer scales, full SSIM at the last, each clipped at 0 and raised to its exponent, with a
+    Gaussian window of 11 pixels (sigma 1.5), K = 0.01 and 0.03, and 2 x 2 mean pooling between scales.
 
     Args:
         data_range: value range of the pictures; None takes the larger span of the two batches anew at each scale.
 
     Raises:
-        VitrineError: shapes that differ, or pictures too small for the number of scales.
+        VitrineError: If the shapes differ, or the pictures are too small for the number of scales.
     """
     if a.shape != b.shape or a.ndim != 4:
         raise refuse("pictures", (tuple(a.shape), tuple(b.shape)), "two (B, C, H, W) of one shape", "resize them")
@@ -49,6 +49,7 @@ def ms_ssim(
     for scale, beta in enumerate(betas):
         full, contrast = _ssim(a, b, data_range)
         last = scale == len(betas) - 1
+        # Wang et al. 2003, Eq. 7
         product = product * (full if last else contrast).relu() ** beta
         if not last:
             a, b = F.avg_pool2d(a, 2), F.avg_pool2d(b, 2)
@@ -56,7 +57,7 @@ def ms_ssim(
 
 
 def _ssim(a: torch.Tensor, b: torch.Tensor, data_range: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """(SSIM, contrast-structure), each (B,). The contrast map loses the border that the window cannot fill."""
+    """(SSIM, contrast-structure), each (B,). The border that the window cannot fill is left out of the second only."""
     span = max(float(a.max() - a.min()), float(b.max() - b.min())) if data_range is None else data_range
     c1, c2 = (K1 * span) ** 2, (K2 * span) ** 2
     count, pad = len(a), (WINDOW - 1) // 2

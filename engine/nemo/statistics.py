@@ -1,20 +1,26 @@
-"""Mean and standard deviation of every neuron over ordinary captions: what its z-score is measured against."""
+"""Mean and standard deviation of every neuron over ordinary captions, from which its z-score is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from ..errors import refuse
 from ..files import check_tensors, named, read_artefact, save_artefact
+from ..fingerprint import fingerprint_of
 from ..progress import Progress, silent
+from .sites import value_sites
 
 KIND, VERSION = "vitrine-nemo-statistics", 1
-FEW = 500
-"""Below this many captions the standard deviations are rough; the authors took 50,000."""
+OFFICIAL = "SD1.4"
+"""Stands for a fingerprint in the authors' published statistics, which say of their model no more than this."""
+OFFICIAL_SHAPES = tuple((width, 768) for width in (320, 320, 640, 640, 1280, 1280, 1280))
+"""(width, text width) of SD1.x's value projections, down and mid."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,8 @@ class NeuronStatistics:
 
     Attributes:
         means, stds: address -> (width,) float32.
-        count: number of captions.
-        fingerprint: of the model they were measured on.
+        count: number of captions; below 500 the deviations are rough (the authors took 50,000).
+        fingerprint: of the model they were measured on; empty if unknown.
     """
 
     means: dict[str, torch.Tensor]
@@ -33,18 +39,36 @@ class NeuronStatistics:
     fingerprint: str = ""
 
     def z(self, address: str, activation: torch.Tensor) -> torch.Tensor:
-        """|a - mu| / sigma of (B, width) activations (NeMo, Eq. 3). A neuron that never varies scores by 1e-12.
+        """|z| of (B, width) activations. The deviation of a neuron that never varies counts as 1e-12.
 
         Raises:
-            VitrineError: no statistics for this address, or of another width.
+            VitrineError: If there are no statistics for this address, or they are of another width.
         """
         if address not in self.means:
             raise refuse("statistics", address, sorted(self.means), "gather them with the same scope")
         if self.means[address].shape != activation.shape[-1:]:
-            given = (address, tuple(self.means[address].shape))
-            raise refuse("statistics", given, f"width {activation.shape[-1]}", "they belong to another model")
+            shown = (address, tuple(self.means[address].shape))
+            raise refuse("statistics", shown, f"width {activation.shape[-1]}", "they belong to another model")
         mean, std = (v[address].to(activation) for v in (self.means, self.stds))
+        # NeMo, Eq. 3: z = (a - mu) / sigma
         return (activation - mean).abs() / std.clamp_min(1e-12)
+
+    def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
+        """Refuses statistics that cannot belong to this model; both doors ask here before a search.
+
+        The authors' published statistics have no fingerprint: they pass for any model of SD1.x's shape.
+
+        Args:
+            fingerprint: of the model, where its modules carry patches at the moment.
+
+        Raises:
+            VitrineError: If the statistics were measured on another model.
+        """
+        fingerprint = fingerprint or fingerprint_of(backbone)
+        if self.fingerprint in ("", fingerprint) or (self.fingerprint == OFFICIAL and _is_sd1(backbone)):
+            return
+        remedy = "gather them anew on this model (in ComfyUI: NEMO Statistics)"
+        raise refuse("statistics", f"model {self.fingerprint}", f"this model, {fingerprint}", remedy)
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file, whole or not at all."""
@@ -56,7 +80,7 @@ class NeuronStatistics:
         """Read such a file.
 
         Raises:
-            VitrineError: missing, not safetensors, or of another kind.
+            VitrineError: If the file is missing, is not safetensors, or is of another kind.
         """
         with named(path, "statistics file", "a file NEMO Statistics wrote", "gather statistics anew"):
             tensors, header = read_artefact(path, KIND, VERSION)
@@ -66,8 +90,13 @@ class NeuronStatistics:
             return cls(means, stds, int(header["count"]), str(header["fingerprint"]))
 
 
+def _is_sd1(backbone: nn.Module) -> bool:
+    projections: list[Any] = [backbone.get_submodule(site.path) for site in value_sites(backbone)]
+    return tuple(tuple(projection.weight.shape) for projection in projections) == OFFICIAL_SHAPES
+
+
 def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) -> None:
-    """Each mean has its deviation, both finite rows of one width."""
+    """Refuses means and deviations that are not pairs of finite vectors of one width."""
     check_tensors(means)
     check_tensors(stds)
     if not means or set(means) != set(stds):
@@ -78,7 +107,7 @@ def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) 
 
 
 class RunningStatistics:
-    """Welford's streaming mean and sum of squares in float64, a batch at a time (Chan et al. 1983)."""
+    """Streaming mean and sum of squared deviations in float64, a batch at a time (Chan et al. 1983)."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self.addresses, self.count = list(addresses), 0
@@ -86,7 +115,7 @@ class RunningStatistics:
         self._squares: dict[str, torch.Tensor] = {}
 
     def add(self, activations: list[torch.Tensor]) -> None:
-        """One (B, width) tensor for each address."""
+        """Takes in B captions: one (B, width) tensor for each address."""
         batch = len(activations[0])
         total = self.count + batch
         for address, values in zip(self.addresses, activations, strict=True):
@@ -94,6 +123,7 @@ class RunningStatistics:
             mean = values.mean(0)
             squares = (values - mean).square().sum(0)
             old = self._mean.setdefault(address, torch.zeros_like(mean))
+            # Chan et al. 1983: S = S_a + S_b + (mean_b - mean_a)^2 n_a n_b / n
             shift = mean - old
             self._squares[address] = (
                 self._squares.get(address, 0) + squares + shift.square() * (self.count * batch / total)
@@ -102,10 +132,10 @@ class RunningStatistics:
         self.count = total
 
     def finish(self, fingerprint: str = "") -> NeuronStatistics:
-        """Unbiased standard deviations.
+        """The statistics so far, with unbiased standard deviations.
 
         Raises:
-            VitrineError: fewer than two captions.
+            VitrineError: If there were fewer than two captions.
         """
         if self.count < 2:
             raise refuse("captions", self.count, "2 at least, 500 or more to be useful", "give a longer prompt list")
@@ -118,7 +148,11 @@ def gather(
     batches: Iterable[list[torch.Tensor]], addresses: Iterable[str], fingerprint: str = "", total: int = 0,
     progress: Progress = silent,
 ) -> NeuronStatistics:  # fmt: skip
-    """Statistics from batches of activations as :func:`vitrine.engine.nemo.value_activations` gives them."""
+    """Statistics from batches of activations, as :func:`vitrine.engine.nemo.value_activations` gives them.
+
+    Args:
+        total: number of captions, for ``progress``; 0 if unknown.
+    """
     running = RunningStatistics(addresses)
     for activations in batches:
         running.add(activations)
@@ -130,7 +164,7 @@ def import_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
     """The authors' .pt file: a tuple (list of means, list of stds), read with ``weights_only=True``.
 
     Raises:
-        VitrineError: other content, or another number of layers than ``addresses``.
+        VitrineError: If the content differs, or the number of layers is not that of ``addresses``.
     """
     with named(path, "official statistics", "a .pt with two lists of tensors", "download it again"):
         return _read_official(path, addresses)
@@ -140,7 +174,6 @@ def _read_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
     means, stds = torch.load(path, map_location="cpu", weights_only=True)
     if len(means) != len(addresses) or len(stds) != len(addresses):
         raise refuse("official statistics", f"{len(means)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
-    pairs = list(zip(addresses, means, stds, strict=True))
-    both = {a: m.float() for a, m, _ in pairs}, {a: s.float() for a, _, s in pairs}
-    _check_pairs(*both)
-    return NeuronStatistics(*both, 50_000, "SD1.4")
+    means, stds = ({a: v.float() for a, v in zip(addresses, table, strict=True)} for table in (means, stds))
+    _check_pairs(means, stds)
+    return NeuronStatistics(means, stds, 50_000, OFFICIAL)

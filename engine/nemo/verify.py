@@ -1,13 +1,12 @@
-"""Does blocking hold: other seeds, and an embedding that was optimised to bring the picture back.
+"""Whether blocking holds: on other seeds, and under an embedding that was optimised to bring the picture back.
 
 Blocking stops recall for a prompt. It does not take the picture out of the weights, and an attacker who can choose the
-embedding freely often gets it back (DoRI). So a verdict says both.
+embedding freely often gets it back (DoRI). So the verdict states both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,7 +17,7 @@ from ..errors import refuse
 from ..progress import Progress, silent
 from .block import block
 from .neurons import NeuronSet
-from .score import Probe, Request, Score, probe_noise
+from .score import Neurons, Probe, Request, Score, probe_noise
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,26 @@ class AttackConfig(Config):
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch < 1 or not self.lr > 0:
-            given = (self.steps, self.batch, self.lr)
-            raise refuse("steps, batch, lr", given, "steps >= 0, batch >= 1, lr > 0", "use 50, 8 and 0.1")
+            shown = (self.steps, self.batch, self.lr)
+            raise refuse("steps, batch, lr", shown, "steps >= 0, batch >= 1, lr > 0", "use 50, 8 and 0.1")
 
 
 ATTACK = AttackConfig()
+
+
+@dataclass(frozen=True)
+class VerifyConfig(Config):
+    """How blocking is verified.
+
+    Attributes:
+        tau: memorization threshold, 0..1, as in the search.
+        seed: of the noises, in place of the probe's own; the search uses 1.
+        attack: the adversarial embedding, tried where there is a reference.
+    """
+
+    tau: float
+    seed: int = 101
+    attack: AttackConfig = field(default=ATTACK)
 
 
 @dataclass(frozen=True)
@@ -60,9 +74,9 @@ class Verification:
     embedding: Condition | None = None
 
     def text(self) -> str:
-        """The verdict in words."""
-        was, now = self.untouched.value, self.blocked.value
-        lines = [f"other seeds agree by {was:.3f} untouched, {now:.3f} blocked (tau {self.blocked.tau:.3f})"]
+        """The verdict in words, one finding a line."""
+        untouched, blocked = self.untouched.value, self.blocked.value
+        lines = [f"other seeds agree by {untouched:.3f} untouched, {blocked:.3f} blocked (tau {self.blocked.tau:.3f})"]
         if not self.untouched.memorized:
             lines.append("this prompt is not memorized on these seeds: nothing to verify")
         elif self.blocked.memorized:
@@ -70,8 +84,8 @@ class Verification:
         else:
             lines.append("cured for this prompt")
         if self.attacked is not None:
-            back = "comes back" if self.attacked.memorized else "does not come back"
-            lines.append(f"under an optimised embedding the picture {back} ({self.attacked.value:.3f})")
+            fate = "comes back" if self.attacked.memorized else "does not come back"
+            lines.append(f"under an optimised embedding the picture {fate} ({self.attacked.value:.3f})")
         else:
             lines.append("no reference picture: the adversarial embedding was not tried")
         lines.append("blocking stops recall for this prompt; it does not erase the picture from the model")
@@ -79,7 +93,7 @@ class Verification:
 
 
 @torch.no_grad()
-def other_seeds(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float, blocked: Mapping) -> Score:
+def _score(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float, blocked: Neurons) -> Score:
     """The cross-seed score with some neurons blocked, at the probe's own seeds."""
     noise = probe_noise(probe.config, shape).to(cond.text.device if cond.text is not None else "cpu")
     (signals,) = probe.signals([Request(cond, noise, blocked)])
@@ -96,19 +110,19 @@ def adversarial_embedding(
     fingerprint: str = "",
     progress: Progress = silent,
 ) -> Condition:
-    """Text states that denoise ``reference`` best while the neurons are blocked (DoRI; loss of Ho et al. 2020, Eq. 14).
+    """Text states that denoise ``reference`` best while the neurons are blocked (DoRI, arXiv 2507.16880).
 
     Args:
-        cond: one row, where the search starts.
+        cond: one row, where the optimisation starts.
         reference: (1, C, h, w) latents of the picture that must not come back.
         fingerprint: see :func:`vitrine.engine.nemo.block`.
 
     Raises:
-        VitrineError: a condition without text, more than one row, or several references.
+        VitrineError: If the condition has no text or more than one row, or there are several references.
     """
     if cond.text is None or len(cond.text) != 1 or len(reference) != 1:
-        given = (None if cond.text is None else len(cond.text), len(reference))
-        raise refuse("rows of condition and reference", given, "one each", "verify one prompt and picture at a time")
+        shown = (None if cond.text is None else len(cond.text), len(reference))
+        raise refuse("rows of condition and reference", shown, "one each", "verify one prompt and picture at a time")
     text = cond.text.detach().float().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([text], lr=config.lr)
     g = torch.Generator().manual_seed(config.seed)
@@ -118,8 +132,9 @@ def adversarial_embedding(
         for step in range(config.steps):
             noise = torch.randn(clean.shape, generator=g).to(clean)
             t = torch.randint(denoiser.schedule.steps, (config.batch,), generator=g).float().to(clean.device)
-            told = Condition(text, cond.pooled, cond.extra).take(rows)
-            eps = denoiser.predict(denoiser.network_input(clean, noise, t), t, told).eps
+            prompt = Condition(text, cond.pooled, cond.extra).take(rows)
+            eps = denoiser.predict(denoiser.network_input(clean, noise, t), t, prompt).eps
+            # Ho et al. 2020, Eq. 14
             loss = (eps - noise).square().mean()
             (text.grad,) = torch.autograd.grad(loss, text)
             optimizer.step()
@@ -132,28 +147,32 @@ def verify(
     cond: Condition,
     neurons: NeuronSet,
     shape: tuple[int, int, int],
-    tau: float,
+    config: VerifyConfig,
     *,
     reference: torch.Tensor | None = None,
-    seed: int = 101,
-    attack: AttackConfig = ATTACK,
     fingerprint: str = "",
     progress: Progress = silent,
 ) -> Verification:
     """Score blocked neurons on seeds the search never saw and, with a reference, under an adversarial embedding.
 
     Args:
-        probe: as in the search; its own seeds are replaced by those of ``seed``.
+        probe: as in the search, but for its seeds.
+        cond: the prompt, one row.
+        shape: (C, h, w) of the latents.
         reference: (1, C, h, w) latents of the memorized picture, or of an unblocked sample.
+        fingerprint: of the model, where its modules carry patches at the moment.
+
+    Raises:
+        VitrineError: If the neurons belong to another model, or see :func:`adversarial_embedding`.
     """
-    fresh = replace(probe, config=replace(probe.config, seed=seed))
-    table: Mapping[str, Sequence[int]] = neurons.neurons
+    fresh = replace(probe, config=replace(probe.config, seed=config.seed))
     neurons.check(probe.denoiser.backbone, probe.sites, fingerprint)
-    untouched = other_seeds(fresh, cond, shape, tau, {})
-    blocked = other_seeds(fresh, cond, shape, tau, table)
+    untouched = _score(fresh, cond, shape, config.tau, {})
+    blocked = _score(fresh, cond, shape, config.tau, neurons.neurons)
     if reference is None:
         return Verification(untouched, blocked)
-    found = adversarial_embedding(
-        probe.denoiser, cond, reference, neurons, attack, fingerprint=fingerprint, progress=progress
+    embedding = adversarial_embedding(
+        probe.denoiser, cond, reference, neurons, config.attack, fingerprint=fingerprint, progress=progress
     )
-    return Verification(untouched, blocked, other_seeds(fresh, found, shape, tau, table), found)
+    attacked = _score(fresh, embedding, shape, config.tau, neurons.neurons)
+    return Verification(untouched, blocked, attacked, embedding)

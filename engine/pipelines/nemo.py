@@ -12,6 +12,7 @@ from diffusers import StableDiffusionPipeline
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..forward_clock import timestep_of
 from ..nemo import (
     BlockConfig,
     NeuronSet,
@@ -21,6 +22,7 @@ from ..nemo import (
     Score,
     SearchConfig,
     Verification,
+    VerifyConfig,
     block,
     find_neurons,
     fingerprint_of,
@@ -32,7 +34,7 @@ from ..nemo import (
     value_sites,
     verify,
 )
-from ..nemo.block import Now
+from ..nemo.block import RunningForward
 from ..progress import Progress, silent
 
 
@@ -58,21 +60,22 @@ class NEMOPipeline(StableDiffusionPipeline):
             block_config: factor, branch, part of sampling; the default blocks fully, in both branches, all the time.
 
         Raises:
-            VitrineError: neurons of another model, before any sampling.
+            VitrineError: If the neurons belong to another model, before any sampling.
         """
         sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
         if not any(map(len, sets)):
             return super().__call__(*args, **kwargs)
-        config, now = block_config or BlockConfig(), Now()
+        config, running = block_config or BlockConfig(), RunningForward()
 
-        def look(module: torch.nn.Module, inputs: tuple, named: dict) -> None:
-            batch = len(inputs[0])
-            rows = torch.arange(batch) >= batch // 2 if self.do_classifier_free_guidance else torch.ones(batch) > 0
-            now.update(config, float(inputs[1]), rows)
+        def follow(unet: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            batch, t = len(args[0]), timestep_of(args, kwargs)
+            first = batch // 2 if self.do_classifier_free_guidance else 0  # the rows before it have the negative prompt
+            assert t is not None
+            running.update(config, t, torch.arange(batch) >= first)
 
-        handle = self.unet.register_forward_pre_hook(look, with_kwargs=True)
+        handle = self.unet.register_forward_pre_hook(follow, with_kwargs=True)
         try:
-            with block(self.unet, sets[0].merged(*sets[1:]), config, now=now):
+            with block(self.unet, sets[0].merged(*sets[1:]), config, running=running):
                 return super().__call__(*args, **kwargs)
         finally:
             handle.remove()
@@ -81,16 +84,15 @@ class NEMOPipeline(StableDiffusionPipeline):
         """One condition of one row for each prompt, encoded as the pipeline does.
 
         Raises:
-            VitrineError: no prompt.
+            VitrineError: If there is no prompt.
         """
         prompts = list(prompts)
         if not prompts:
             raise refuse("prompts", prompts, "one prompt at least", "pass a list of texts")
         texts = []
         for start in range(0, len(prompts), 64):
-            part = prompts[start : start + 64]
             with torch.no_grad():
-                texts.append(self.encode_prompt(part, self._execution_device, 1, False)[0])
+                texts.append(self.encode_prompt(prompts[start : start + 64], self._execution_device, 1, False)[0])
         return [Condition(row[None]) for row in torch.cat(texts)]
 
     def statistics(
@@ -99,8 +101,8 @@ class NEMOPipeline(StableDiffusionPipeline):
         """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000)."""
         denoiser, sites = Denoiser.from_diffusers(self), value_sites(self.unet, scope)
         conds = self.conditions(prompts)
-        parts = (Condition.batch(conds[i : i + 64]) for i in range(0, len(conds), 64))
-        batches = (value_activations(denoiser, part, sites) for part in parts)
+        encoded = (Condition.batch(conds[i : i + 64]) for i in range(0, len(conds), 64))
+        batches = (value_activations(denoiser, batch, sites) for batch in encoded)
         return gather(batches, [s.address for s in sites], fingerprint_of(self.unet), len(conds), progress)
 
     def score(
@@ -126,17 +128,15 @@ class NEMOPipeline(StableDiffusionPipeline):
         """Search the memorized prompts among ``prompts``, all in lockstep.
 
         Raises:
-            VitrineError: statistics that belong to another model.
+            VitrineError: If the statistics belong to another model.
         """
-        own = fingerprint_of(self.unet)
-        if statistics.fingerprint not in ("", "SD1.4", own):
-            raise refuse("statistics", f"model {statistics.fingerprint}", f"this model, {own}", "gather them anew")
+        statistics.check(self.unet)
         prompts, config = list(prompts), config or SearchConfig()
-        made = make_probe(Denoiser.from_diffusers(self), scope, probe or ProbeConfig(), config.rows)
-        return find_neurons(made, prompts, self.conditions(prompts), statistics, self._shape(), config, progress)
+        prober = make_probe(Denoiser.from_diffusers(self), scope, probe or ProbeConfig(), config.rows)
+        return find_neurons(prober, prompts, self.conditions(prompts), statistics, self._shape(), config, progress)
 
     def neurons(self, result: Result) -> NeuronSet:
-        """A result as a set to block or to save, bound to this model."""
+        """A result as a set to block or to save, which only this model accepts."""
         return result.neurons(fingerprint_of(self.unet), {})
 
     def verify(
@@ -149,18 +149,19 @@ class NEMOPipeline(StableDiffusionPipeline):
         seed: int = 101,
         progress: Progress = silent,
     ) -> Verification:
-        """Does blocking hold on other seeds and, with ``picture``, under an optimised embedding.
+        """Score blocked neurons on other seeds and, with ``picture``, under an optimised embedding.
 
         Args:
             picture: (1, 3, H, W) in [0, 1], the memorized one, or an unblocked sample.
         """
-        made = make_probe(Denoiser.from_diffusers(self), "all", probe or ProbeConfig())
+        prober = make_probe(Denoiser.from_diffusers(self), "all", probe or ProbeConfig())
         (cond,), reference = self.conditions([prompt]), None
         if picture is not None:
             with torch.no_grad():
                 mean = self.vae.encode(picture.to(self.vae.device, self.vae.dtype) * 2 - 1).latent_dist.mean
             reference = mean * self.vae.config.scaling_factor
-        return verify(made, cond, neurons, self._shape(), tau, reference=reference, seed=seed, progress=progress)
+        config = VerifyConfig(tau, seed)
+        return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
 
     def _shape(self) -> tuple[int, int, int]:
         side = self.unet.config.sample_size

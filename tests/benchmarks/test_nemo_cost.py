@@ -93,12 +93,12 @@ def test_lockstep_of_32_prompts_against_the_published_procedure(bench):
     row = bench.compare(method, "portraits", lockstep, {"published search": published}, 1, 0)["published search"]
     same = 0
     for result, theirs in zip(found["ours"], found["theirs"], strict=True):
-        mine = {a: sorted(n) for a, n in result.found.neurons.items()} if result.found else {}
+        mine = {a: sorted(n) for a, n in result.search.neurons.items()} if result.search else {}
         same += mine == {a: n for a, n in theirs.items() if n}
     rows = [float(sum(r.forwards for r in found["ours"]))]
     theirs = [float(sum(r.calls for r in found["runs"]) * SEARCH.seeds)]
     bench.record(method, "published search", "portraits", rows, theirs, unit="network rows")
-    bench.say(f"{sum(r.found is not None for r in found['ours'])} memorized, {same} equal sets")
+    bench.say(f"{sum(r.search is not None for r in found['ours'])} memorized, {same} equal sets")
     assert same >= len(prompts) - 2, "near ties of float32 may decide differently, but not often"
     if count == 32:  # with fewer, the batches that prompts share are not full
         bench.at_most("time", row.ratio, 1 / 5)

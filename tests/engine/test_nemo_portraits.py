@@ -59,7 +59,7 @@ def test_ordinary_captions_keep_their_pictures(world, result):
 def test_most_kept_neurons_are_needed(world, plant, result):
     """Switching one of them on again brings the prediction back above the threshold it was tested with, or near it."""
     (cond,), probe = world.conditions(plant.captions[:1]), make_probe(world.denoiser, config=SEARCH, rows=40)
-    noise, found = probe_noise(SEARCH, SHAPE)[result.before.keep], result.found
+    noise, found = probe_noise(SEARCH, SHAPE)[result.before.keep], result.search
     kept = [(a, n) for a, ns in found.neurons.items() for n in ns]
     looks = [Request(cond, noise, {})] + [
         Request(cond, noise, {ad: [i for i in ns if (ad, i) != one] for ad, ns in found.neurons.items()})
