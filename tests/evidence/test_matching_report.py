@@ -3,7 +3,8 @@
 import torch
 from vitrine.engine.portraits import PARTS, build_models, render, sample_scenes
 from vitrine.evidence.activations import matching_page as matching_report
-from vitrine.evidence.activations.matching_claims import by_pair
+from vitrine.evidence.activations.drawing import colour_parts
+from vitrine.evidence.activations.measures import by_pair
 from vitrine.evidence.report import Report
 
 
@@ -20,7 +21,7 @@ def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     def tapped(model, start, count, places, progress):
         if start != matching_report.LABELLED:
             return real(model, start, count, places, progress)
-        return matching_report.Pictures(*_two(real(model, start, 60, places, progress), [first, second]))
+        return real(model, start, 60, places, progress).take([first, second])
 
     monkeypatch.setattr(matching_report, "tap_pictures", tapped)
     page = Report("t")
@@ -30,15 +31,9 @@ def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     assert all(name in text for name in ("Find Correspondence", "Segment Like This", "portraits-legacy"))
 
 
-def _two(pictures, rows):
-    items = {a: type(v)(a, v.tensor[rows], v.grid) for a, v in pictures.taps.items()}
-    taps = type(pictures.taps)(items, pictures.taps.info)
-    return pictures.images[rows], pictures.parts[rows], pictures.keypoints[rows], taps
-
-
 def test_parts_have_a_colour_each():
-    drawn = matching_report.colour_parts(torch.arange(len(PARTS))[None])
-    assert drawn.shape == (1, len(PARTS), 3) and len(drawn[0].unique(dim=0)) == len(PARTS)
+    drawn = colour_parts(torch.arange(len(PARTS))[None])
+    assert drawn.shape == (3, 1, len(PARTS)) and len(drawn[:, 0].unique(dim=1).T) == len(PARTS)
 
 
 def test_a_pair_there_and_back_counts_once():

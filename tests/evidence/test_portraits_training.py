@@ -1,17 +1,21 @@
 """Training resumes to the bit, and what it writes loads as a StableDiffusionPipeline folder."""
 
+import json
 import math
 
 import pytest
 import torch
+from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.portraits.models import load_portraits
+from vitrine.engine.portraits.models import WEIGHTS, load_portraits
 from vitrine.engine.progress import Interrupted
-from vitrine.evidence.portraits.train import OutOfTime, TrainConfig, main
+from vitrine.evidence.portraits.phase import OutOfTime
+from vitrine.evidence.portraits.train import main
+from vitrine.evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 
 TINY = {
     "pictures": 32, "readout_steps": 2, "vae_steps": 2, "unet_steps": 4,
-    "readout_batch": 8, "vae_batch": 2, "unet_batch": 8, "save_every_seconds": 0.0,
+    "advanced": AdvancedTrainConfig(readout_batch=8, vae_batch=2, unet_batch=8, save_every_seconds=0.0),
 }  # fmt: skip
 
 
@@ -66,9 +70,40 @@ def test_the_folder_is_whole(finished):
 
 def test_bad_configs_are_refused():
     with pytest.raises(VitrineError):
-        TrainConfig(plant_share=1.0)
+        AdvancedTrainConfig(plant_share=1.0)
     with pytest.raises(VitrineError):
-        TrainConfig(unet_batch=0)
+        AdvancedTrainConfig(unet_batch=0)
+    with pytest.raises(VitrineError):
+        TrainConfig(pictures=0)
+
+
+def test_the_record_of_a_run_is_flat_and_still_loads(finished):
+    """The shipped training.json is from before the settings were split."""
+    for folder in (finished, None):
+        settings = json.loads(((folder or WEIGHTS) / "training.json").read_text())["settings"]
+        config = TrainConfig.from_dict(settings)
+        assert config.advanced.plant_share == settings["plant_share"] and math.isinf(config.max_seconds)
+        assert set(settings) == {*config.to_dict(), *config.advanced.to_dict()} - {"out", "advanced"}
+
+
+def test_the_command_trains_and_says_when_it_stopped(finished, tmp_path, capsys):
+    flags = [
+        "--pictures",
+        "32",
+        "--readout-steps",
+        "2",
+        "--vae-steps",
+        "2",
+        "--unet-steps",
+        "4",
+        "--readout-batch",
+        "8",
+    ]
+    command = ["train", "portraits", "--out", str(tmp_path), *flags, "--vae-batch", "2", "--unet-batch", "8"]
+    assert cli([*command, "--max-seconds", "-1"]) == 0
+    assert "readout: stopped at step" in capsys.readouterr().out
+    assert cli(command) == 0
+    same_weights(finished, tmp_path / "portraits")
 
 
 def test_a_missing_folder_is_named(tmp_path):
