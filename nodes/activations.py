@@ -10,8 +10,11 @@ from comfy_api.latest import io, ui
 from ..engine.activations import PRESETS, Activations, PCABasis, TapConfig, pca_rgb, preset, tap_latents
 from ..engine.addresses import resolve
 from ..engine.errors import refuse
-from .comfy import model as bridge
 from .comfy import saved
+from .comfy.conditioning import condition_of
+from .comfy.model import backbone_of, denoiser_of, encode
+from .comfy.progress import progress
+from .comfy.recording import Recorder, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
 
@@ -23,7 +26,7 @@ _HELP = "One address or glob a line, e.g. up-level*-cross-q. A wrong one is refu
 
 
 def selection_inputs() -> list[io.Input]:
-    """The inputs that say which places are tapped, and how: the same in every node that taps pictures."""
+    """The inputs that say which places are tapped, and how; the same in every node that taps pictures."""
     return [
         io.Combo.Input(
             "selection", options=[_OWN, *PRESETS], default=_OWN,
@@ -39,31 +42,34 @@ def selection_inputs() -> list[io.Input]:
     ]  # fmt: skip
 
 
-def selection_addresses(choice: str, own: str) -> tuple[str, ...]:
+def selection_addresses(choice: str, typed: str) -> tuple[str, ...]:
     """Addresses of a published selection, or those typed."""
-    return tuple(own.split()) if choice == _OWN else preset(choice).addresses
+    return tuple(typed.split()) if choice == _OWN else preset(choice).addresses
 
 
 def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
-    """IMAGE (B, size, size, 3): three principal components of one place as colours.
+    """IMAGE (B, size, width, 3): three principal components of one place as colours.
 
     ``shared`` fits one basis on the whole batch, so that equal colours mean equal features.
+
+    Raises:
+        VitrineError: The address is not among the taps, or has no picture.
     """
     places = [a for a in taps if taps[a].grid is not None]
     chosen = taps.select(address) if address else taps.select(places[:1])
-    found = next((taps[a] for a in chosen if taps[a].grid is not None), None)
-    if found is None or found.grid is None:
+    activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
+    if activation is None or activation.grid is None:
         raise refuse("address", address, places, "text tokens and attention maps have no picture")
-    maps = found.tensor.float()
-    height, width = found.grid
+    maps = activation.tensor.float()
+    height, width = activation.grid
     target = (size, round(size * width / height))
     if shared:
         return pca_rgb(maps, PCABasis.fit(maps), target).permute(0, 2, 3, 1)
-    return torch.cat([pca_rgb(one[None], None, target) for one in maps]).permute(0, 2, 3, 1)
+    return torch.cat([pca_rgb(row[None], None, target) for row in maps]).permute(0, 2, 3, 1)
 
 
 class ActivationTap(io.ComfyNode):
-    """Tap a given picture at one timestep."""
+    """Tap a picture at one timestep."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -98,11 +104,11 @@ class ActivationTap(io.ComfyNode):
         """Encode once, tap with ``tap_latents``, draw the first place."""
         seeds = tuple(range(seed, seed + ensemble))
         config = TapConfig(selection_addresses(selection, addresses), timestep=timestep, seeds=seeds, dtype=dtype)
-        resolve(bridge.backbone_of(model), list(config.addresses))
-        denoiser = bridge.denoiser_of(model)
-        latents = bridge.encode(model, vae, image)
-        cond = bridge.condition_of(model, positive, latents)
-        taps = tap_latents(denoiser, latents, cond, config, bridge.progress())
+        resolve(backbone_of(model), list(config.addresses))
+        denoiser = denoiser_of(model)
+        latents = encode(model, vae, image)
+        cond = condition_of(model, positive, latents)
+        taps = tap_latents(denoiser, latents, cond, config, progress())
         drawn = picture(taps)
         return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(drawn, cls=cls))
 
@@ -139,15 +145,15 @@ class TapDuringSampling(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, addresses: str, steps: str) -> io.NodeOutput:
         """Clone and wrap; places are checked now, not in the middle of sampling."""
-        resolve(bridge.backbone_of(model), addresses)
-        return io.NodeOutput(*bridge.record_sampling(model, addresses, parse_steps(steps)))
+        resolve(backbone_of(model), addresses)
+        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps)))
 
 
 def parse_steps(text: str) -> Any:
     """Steps from text: "0 5 10" -> {0, 5, 10}; "all" -> every step.
 
     Raises:
-        VitrineError: anything else.
+        VitrineError: The text is anything else.
     """
     words = text.replace(",", " ").split()
     if words == ["all"]:
@@ -184,7 +190,7 @@ class CollectTaps(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, recorder: bridge.Recorder, latent: dict, step: int, half: str) -> io.NodeOutput:
+    def execute(cls, recorder: Recorder, latent: dict, step: int, half: str) -> io.NodeOutput:
         """Read one step of the recorder."""
         taps = recorder.activations(step, half)
         drawn = picture(taps)

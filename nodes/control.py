@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..engine.control import GammaConfig, PaddingConfig, Told, cross_size_consistency, pad_text
+from ..engine.control import GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
-from .comfy import control as bridge
+from .comfy.conditioning import token_count, with_sizes
+from .comfy.control import checkpoints, read_checkpoint, weighted, with_checkpoint
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
 
@@ -20,15 +21,15 @@ def extra_values(text: str) -> dict[str, float]:
     """``name = number`` lines.
 
     Raises:
-        VitrineError: a line of another form.
+        VitrineError: A line has another form.
     """
-    found = {}
+    values = {}
     for line in filter(None, (part.strip() for part in text.splitlines())):
         match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?[\d.]+(?:[eE][+-]?\d+)?)", line)
         if match is None:
             raise refuse("extra", line, "name = number", "one a line")
-        found[match[1]] = float(match[2])
-    return found
+        values[match[1]] = float(match[2])
+    return values
 
 
 class ControlValues(io.ComfyNode):
@@ -65,9 +66,10 @@ class ControlValues(io.ComfyNode):
         cls, conditioning: list, width: int, height: int, crop_left: int, crop_top: int, target_width: int,
         target_height: int, flip: bool = False, extra: str = "",
     ) -> io.NodeOutput:  # fmt: skip
-        """The given conditioning stays as it is."""
-        told = Told((height, width), (crop_top, crop_left), (target_height, target_width), flip, extra_values(extra))
-        return io.NodeOutput(bridge.with_told(conditioning, told))
+        """The conditioning that comes in stays as it is."""
+        target = (target_height, target_width)
+        sizes = SizeCondition((height, width), (crop_top, crop_left), target, flip, extra_values(extra))
+        return io.NodeOutput(with_sizes(conditioning, sizes))
 
 
 class ApplyGammaSchedule(io.ComfyNode):
@@ -91,9 +93,9 @@ class ApplyGammaSchedule(io.ComfyNode):
         cls, model: Any, form: str, alpha: float, clock: str, reference: str, reference_width: int,
         reference_height: int,
     ) -> io.NodeOutput:  # fmt: skip
-        """constant leaves the model untouched."""
+        """``weighted``; constant leaves the model untouched."""
         neutral = reference_of(reference, reference_width, reference_height)
-        return io.NodeOutput(bridge.weighted(model, GammaConfig(form, alpha, clock=clock), neutral))
+        return io.NodeOutput(weighted(model, GammaConfig(form, alpha, clock=clock), neutral))
 
 
 class LoadControl(io.ComfyNode):
@@ -111,7 +113,7 @@ class LoadControl(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
-                    "file", options=bridge.checkpoints() or ["none found"],
+                    "file", options=checkpoints() or ["none found"],
                     tooltip="A .safetensors of models/vitrine_control, or one that ships with a portraits transformer.",
                 ),
             ],
@@ -124,14 +126,14 @@ class LoadControl(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, file: str) -> io.NodeOutput:
         """Refuses a checkpoint of another model."""
-        checkpoint = bridge.read_checkpoint(file)
+        checkpoint = read_checkpoint(file)
         facts = checkpoint.metadata
         text = (
             f"controls {', '.join(facts.spec.names)}\ncurve {facts.gamma.form}, alpha {facts.gamma.alpha:g}\n"
             f"padding {facts.padding.mode if facts.padding else 'as the text encoder makes it'}\n"
             f"base {facts.base_model or 'not named'}, {facts.steps} steps, licence {facts.licence or 'not named'}"
         )
-        return io.NodeOutput(bridge.with_checkpoint(model, checkpoint), text)
+        return io.NodeOutput(with_checkpoint(model, checkpoint), text)
 
 
 class NoisyReplicatePadding(io.ComfyNode):
@@ -177,18 +179,18 @@ class NoisyReplicatePadding(io.ComfyNode):
         cls, conditioning: list, mode: str, beta_txt: float, scope: str, axis: str, seed: int, tokens: int = 0,
         clip: Any = None, text: str = "",
     ) -> io.NodeOutput:  # fmt: skip
-        """The given conditioning stays as it is."""
-        config, found = PaddingConfig(mode, beta_txt, scope, axis), []
+        """The conditioning that comes in stays as it is."""
+        config, padded_parts = PaddingConfig(mode, beta_txt, scope, axis), []
         if not tokens and clip is not None:
-            tokens = bridge.token_count(clip, text)
+            tokens = token_count(clip, text)
         for embeds, settings in conditioning:
             mask = settings.get("attention_mask")
             if not tokens and mask is None:
                 raise refuse("tokens", 0, "a number, or clip and text", "connect the CLIP and repeat the prompt")
             lengths = [tokens] * len(embeds) if tokens else mask.reshape(len(embeds), -1).sum(1)
             padded, ones = pad_text(embeds, lengths, config, seed)
-            found.append([padded, settings | ({} if mask is None else {"attention_mask": ones.to(mask)})])
-        return io.NodeOutput(found)
+            padded_parts.append([padded, settings | ({} if mask is None else {"attention_mask": ones.to(mask)})])
+        return io.NodeOutput(padded_parts)
 
 
 class CrossSizeConsistency(io.ComfyNode):
@@ -229,14 +231,14 @@ class CrossSizeConsistency(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """Root mean square of the difference, in [0, 1]."""
         batches = [b for b in (images_1, images_2, images_3, images_4, images_5) if b is not None]
-        told = [(int(h), int(w)) for w, h in re.findall(r"(\d+)\s*[xX]\s*(\d+)", sizes)][: len(batches)]
-        if len(told) != len(batches):
+        pairs = [(int(h), int(w)) for w, h in re.findall(r"(\d+)\s*[xX]\s*(\d+)", sizes)][: len(batches)]
+        if len(pairs) != len(batches):
             raise refuse("sizes", sizes, f"{len(batches)} of them, as 512x512", "one for each connected batch")
-        pictures = dict(zip(told, (b.permute(0, 3, 1, 2) for b in batches), strict=True))
-        result = cross_size_consistency(pictures.__getitem__, told)
+        pictures = dict(zip(pairs, (b.permute(0, 3, 1, 2) for b in batches), strict=True))
+        result = cross_size_consistency(pictures.__getitem__, pairs)
         matrix = result.matrix.tolist()
-        rows = [f"{w} x {h}: " + "  ".join(f"{v:.4f}" for v in row) for (h, w), row in zip(told, matrix, strict=True)]
-        return io.NodeOutput(result.mean, "\n".join([f"mean {result.mean:.4f} (root mean square)", *rows]))
+        lines = [f"{w} x {h}: " + "  ".join(f"{v:.4f}" for v in row) for (h, w), row in zip(pairs, matrix, strict=True)]
+        return io.NodeOutput(result.mean, "\n".join([f"mean {result.mean:.4f} (root mean square)", *lines]))
 
 
 NODES = [ControlValues, ApplyGammaSchedule, LoadControl, *SAMPLING, NoisyReplicatePadding, CrossSizeConsistency]

@@ -6,17 +6,18 @@ import math
 import warnings
 from typing import Any
 
-import comfy.samplers
 import numpy as np
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.charts import line_chart
-from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, Told, settle
+from ..engine.charts import curve_picture
+from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
 from ..engine.control.guidance import NESTINGS
 from ..engine.guidance import scale_for_size
-from .comfy import control as bridge
-from .comfy.control_guider import ControlGuider, run, sigmas_of
+from .comfy.conditioning import PIXELS, with_sizes
+from .comfy.control import weighted, weighting_of
+from .comfy.control_guider import ControlGuider, run
+from .comfy.schedule import SAMPLERS, SCHEDULERS, clock_of, run_sigmas
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 
 _STRENGTHS = [
@@ -81,8 +82,8 @@ class ControlConditionedSampler(io.ComfyNode):
                 io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, tooltip="Of noise."),
                 io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Sampling steps."),
                 *_STRENGTHS,
-                io.Combo.Input("sampler_name", options=comfy.samplers.SAMPLER_NAMES, tooltip="As in KSampler."),
-                io.Combo.Input("scheduler", options=comfy.samplers.SCHEDULER_NAMES, tooltip="As in KSampler."),
+                io.Combo.Input("sampler_name", options=SAMPLERS, tooltip="As in KSampler."),
+                io.Combo.Input("scheduler", options=SCHEDULERS, tooltip="As in KSampler."),
                 io.Float.Input(
                     "denoise", default=1.0, min=0.01, max=1.0, step=0.01, tooltip="Below 1 starts from the picture.",
                 ),
@@ -114,15 +115,15 @@ class ControlConditionedSampler(io.ComfyNode):
         """Control Values, Apply Gamma Schedule, Control CFG Guider and a sampler in a row."""
         gamma = GammaConfig(form, alpha, clock=clock)
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
-        size = tuple(side * bridge.PIXELS for side in latent_image["samples"].shape[-2:])
-        told = Told((height or size[0], width or size[1]), (crop_top, crop_left), size, flip)
+        size = tuple(side * PIXELS for side in latent_image["samples"].shape[-2:])
+        sizes = SizeCondition((height or size[0], width or size[1]), (crop_top, crop_left), size, flip)
         config = GuidanceConfig(scale_for_size(cfg, upscale), control, nesting)
-        guider = ControlGuider(model, bridge.with_told(positive, told, size), negative, config)
-        sigmas = sigmas_of(model, sampler_name, scheduler, steps, denoise)
-        made = run(guider, latent_image, seed, sampler_name, sigmas)
+        guider = ControlGuider(model, with_sizes(positive, sizes, size), negative, config)
+        sigmas = run_sigmas(model, sampler_name, scheduler, steps, denoise)
+        sampled = run(guider, latent_image, seed, sampler_name, sigmas)
         drawn = _curve(model, gamma, sigmas)
-        report = "\n".join([*warned, f"guidance {config.scale:g}", *_lines(guider)])
-        return io.NodeOutput(made, drawn, report, ui=ui.PreviewImage(drawn, cls=cls))
+        summary = "\n".join([*warned, f"guidance {config.scale:g}", *_lines(guider)])
+        return io.NodeOutput(sampled, drawn, summary, ui=ui.PreviewImage(drawn, cls=cls))
 
 
 def _lines(guider: ControlGuider) -> list[str]:
@@ -132,23 +133,25 @@ def _lines(guider: ControlGuider) -> list[str]:
 
 
 def _prepared(model: Any, gamma: GammaConfig, reference: Any) -> tuple[Any, GammaConfig, list[str]]:
-    """The model with a curve; a checkpoint's own wins over the widgets, which the report then says."""
-    before = bridge.weighting_of(model)
+    """The model with a curve; a checkpoint's own wins over the widgets, and the summary says so."""
+    before = weighting_of(model)
     if before is None or before.checkpoint is None:
-        return bridge.weighted(model, gamma, reference), gamma, []
+        return weighted(model, gamma, reference), gamma, []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ControlWarning)
-        gamma, _ = settle(before.checkpoint.metadata, gamma)
+        gamma, _ = trained_settings(before.checkpoint.metadata, gamma)
     return model, gamma, [str(w.message) for w in caught]
 
 
 def _curve(model: Any, gamma: GammaConfig, sigmas: torch.Tensor) -> torch.Tensor:
     """IMAGE (1, H, W, 3)."""
     levels = sigmas[sigmas > 0]
-    weights = gamma.at(bridge.clock_of(model.get_model_object("model_sampling"))(levels)).tolist()
+    weights = gamma.at(clock_of(model.get_model_object("model_sampling"))(levels)).tolist()
     points = [(math.log10(s), w) for s, w in zip(levels.tolist(), weights, strict=True)]
-    title = f"weight of the size, {gamma.form} alpha {gamma.alpha:g}; a run goes from right to left"
-    picture = line_chart({f"{len(points)} steps": points}, title, "log10 sigma", "gamma")
+    title = (
+        f"weight of the size, {len(points)} steps, {gamma.form} alpha {gamma.alpha:g}; a run goes from right to left"
+    )
+    picture = curve_picture(points, title, "log10 sigma", "gamma")
     return torch.from_numpy(np.asarray(picture).astype(np.float32) / 255)[None]
 
 

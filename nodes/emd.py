@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.emd import PRESETS, CorrectConfig, EStepConfig, StudentContract, correct, one_step
-from ..engine.emd.train import EMDTrainConfig
+from ..engine.emd import PRESETS, CorrectConfig, EStepConfig, Networks, StudentContract, correct, one_step
+from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.noise import seeded_noise
-from .comfy import emd as bridge_emd
-from .comfy import model as bridge
+from .comfy.conditioning import condition_of
+from .comfy.emd import bases, distil
+from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
+from .comfy.model import blank_latents, latent_of, loading_denoiser_of
+from .comfy.progress import progress
 
 CATEGORY = "Vitrine/emd"
 _AUTO, _MANUAL = "auto", "manual"
@@ -23,7 +26,7 @@ def _contract_inputs() -> list[Any]:
     """Which student, and how it is run; the same on both nodes."""
     return [
         io.Combo.Input(
-            "student", options=bridge_emd.student_files(), default=bridge_emd.NONE,
+            "student", options=student_files(), default=NO_STUDENT,
             tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
         ),
         io.Combo.Input(
@@ -45,12 +48,12 @@ def _contract_inputs() -> list[Any]:
 
 def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentContract:
     if choice == _AUTO:
-        found = bridge_emd.contract_in(student)
+        contract = contract_in(student)
     elif choice == _MANUAL:
-        found = StudentContract(timestep=timestep, noise=noise)
+        contract = StudentContract(timestep=timestep, noise=noise)
     else:
-        found = PRESETS[choice]
-    return replace(found, prediction="model")  # ComfyUI's own sampling class turns every prediction into x0
+        contract = PRESETS[choice]
+    return replace(contract, prediction="model")  # ComfyUI's own sampling class turns every prediction into x0
 
 
 class EMDOneStepGenerator(io.ComfyNode):
@@ -85,13 +88,13 @@ class EMDOneStepGenerator(io.ComfyNode):
         noise: str,
     ) -> io.NodeOutput:  # fmt: skip
         """``one_step`` on seeded noise."""
-        told = _contract(contract, student, timestep, noise)
-        runner = bridge_emd.with_lora(model, student)
-        room = bridge_emd.room_for(runner, latent)
-        z = seeded_noise([seed + i for i in range(len(room))], tuple(room.shape[1:])).to(room.device)
-        generator = bridge_emd.role_of(runner)
-        x0 = one_step(generator, z, bridge.condition_of(runner, positive, room), told)
-        return io.NodeOutput(bridge_emd.latent_of(runner, x0), {"samples": z.cpu()})
+        student_contract = _contract(contract, student, timestep, noise)
+        runner = with_student(model, student)
+        blank = blank_latents(runner, latent)
+        z = seeded_noise([seed + i for i in range(len(blank))], tuple(blank.shape[1:])).to(blank.device)
+        generator = loading_denoiser_of(runner)
+        x0 = one_step(generator, z, condition_of(runner, positive, blank), student_contract)
+        return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()})
 
 
 class EMDMCMCCorrect(io.ComfyNode):
@@ -138,15 +141,15 @@ class EMDMCMCCorrect(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``correct`` with z frozen."""
         config = CorrectConfig(steps, chain_timestep, step_size)
-        told = _contract(contract, student, timestep, noise)
-        runner = bridge_emd.with_lora(model, student)
+        student_contract = _contract(contract, student, timestep, noise)
+        runner = with_student(model, student)
         start = z["samples"].to(runner.load_device).float()
-        cond = bridge.condition_of(runner, positive, start)
-        generator, given, own = (bridge_emd.role_of(m) for m in (runner, teacher, score))
+        cond = condition_of(runner, positive, start)
+        networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))
         seeds = [seed + i for i in range(len(start))]
         with torch.no_grad():
-            x0, _ = correct(generator, given, own, start, cond, told, config, seeds, None, bridge.progress())
-        return io.NodeOutput(bridge_emd.latent_of(runner, x0))
+            x0, _ = correct(networks, start, cond, student_contract, config, seeds, None, progress())
+        return io.NodeOutput(latent_of(runner, x0))
 
 
 class EMDDistill(io.ComfyNode):
@@ -165,7 +168,7 @@ class EMDDistill(io.ComfyNode):
             is_output_node=True,
             inputs=[
                 io.Combo.Input(
-                    "base", options=bridge_emd.bases(), default="portraits",
+                    "base", options=bases(), default="portraits",
                     tooltip="The teacher: portraits, or a Stable Diffusion 1.x / 2.x folder in models/diffusers.",
                 ),
                 io.String.Input(
@@ -197,11 +200,12 @@ class EMDDistill(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``Trainer.run`` outside inference mode."""
         chain = EStepConfig.diff_instruct() if diff_instruct else EStepConfig(K)
+        every = max(1, min(100, steps))
+        advanced = EMDAdvancedConfig(save_every=every, grid_every=every)
         config = EMDTrainConfig(
-            steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, save_every=max(1, min(100, steps)),
-            grid_every=max(1, min(100, steps)),
+            steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, advanced=advanced
         )  # fmt: skip
-        pictures, file = bridge_emd.distil(base, prompts.splitlines(), name, config, bridge.progress())
+        pictures, file = distil(base, prompts.splitlines(), name, config, progress())
         return io.NodeOutput(pictures, str(file), ui=ui.PreviewImage(pictures, cls=cls))
 
 

@@ -29,8 +29,8 @@ def definitions(nodes: Nodes) -> dict[str, Any]:
 def _definition(schema: io.Schema) -> dict[str, Any]:
     inputs = {key: _entry(i.display_name or i.id, i.tooltip) for key, i in _inputs(schema.inputs)}
     outputs = {str(n): _entry(o.display_name or o.id, o.tooltip) for n, o in enumerate(schema.outputs)}
-    own = {"display_name": schema.display_name or schema.node_id, "description": schema.description}
-    return own | {"inputs": inputs, "outputs": outputs}
+    named = {"display_name": schema.display_name or schema.node_id, "description": schema.description}
+    return named | {"inputs": inputs, "outputs": outputs}
 
 
 def _entry(name: str, tooltip: str | None) -> dict[str, str]:
@@ -39,11 +39,11 @@ def _entry(name: str, tooltip: str | None) -> dict[str, str]:
 
 def _inputs(inputs: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(key on the page, input); inside a dynamic combo ``combo_input``, as the page turns dots into underscores."""
-    for one in inputs:
-        key = prefix + one.id
-        yield key.replace(".", "_"), one
+    for entry in inputs:
+        key = prefix + entry.id
+        yield key.replace(".", "_"), entry
         seen: set[str] = set()
-        for option in getattr(one, "options", None) or ():
+        for option in getattr(entry, "options", None) or ():
             nested = [i for i in getattr(option, "inputs", ()) if i.id not in seen]
             seen.update(i.id for i in nested)
             yield from _inputs(nested, f"{key}.")
@@ -75,14 +75,14 @@ def table(language: str) -> dict[str, str]:
 
 def files(nodes: Nodes) -> dict[Path, str]:
     """What the locale files must hold: path -> text. A string without a translation stays English."""
-    found = {}
+    texts = {}
     for language in ("en", *TRANSLATED):
         words = table(language) if language in TRANSLATED else {}
         main = {"nodeCategories": _translated(folders(nodes), words)}
         for name, tree in (("main.json", main), ("nodeDefs.json", _translated(definitions(nodes), words))):
             text = json.dumps(tree, ensure_ascii=False, indent=1) + "\n"
-            found[FOLDER / language / name] = text
-    return found
+            texts[FOLDER / language / name] = text
+    return texts
 
 
 def _translated(tree: Any, words: dict[str, str]) -> Any:

@@ -14,16 +14,18 @@ from ..engine.activations.points import draw_matches, mask_points, parse_points
 from ..engine.activations.segmentation import ProbeSettings, fit_probe
 from ..engine.errors import refuse
 from .activations import selection_addresses, selection_inputs
-from .comfy import model as bridge
+from .comfy.conditioning import condition_of
+from .comfy.model import denoiser_of, encode
+from .comfy.progress import progress
 
 CATEGORY = "Vitrine/activations"
 
 
 def _features(model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig) -> torch.Tensor:
     """(B, C, H, W) joined unit features of a batch of pictures."""
-    latents = bridge.encode(model, vae, image)
-    cond = bridge.condition_of(model, positive, latents)
-    return feature_maps(tap_latents(bridge.denoiser_of(model), latents, cond, config, bridge.progress()))
+    latents = encode(model, vae, image)
+    cond = condition_of(model, positive, latents)
+    return feature_maps(tap_latents(denoiser_of(model), latents, cond, config, progress()))
 
 
 def _config(selection: str, addresses: str, timestep: float, seed: int, ensemble: int) -> TapConfig:
@@ -34,7 +36,7 @@ def _config(selection: str, addresses: str, timestep: float, seed: int, ensemble
 def as_lines(match: Matches) -> list[str]:
     """x y similarity of each point; a minus marks those that do not lead back."""
     numbers = zip(match.points.tolist(), match.similarity.tolist(), match.mutual.tolist(), strict=True)
-    return [f"{x:.4f} {y:.4f} {s:.3f}{'' if sure else ' -'}" for (x, y), s, sure in numbers]
+    return [f"{x:.4f} {y:.4f} {s:.3f}{'' if mutual else ' -'}" for (x, y), s, mutual in numbers]
 
 
 class FindCorrespondence(io.ComfyNode):
@@ -76,16 +78,17 @@ class FindCorrespondence(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """One early-exited forward serves source and targets together."""
         if source.shape[1:3] != target.shape[1:3] or len(source) != 1:
-            given = (tuple(source.shape), tuple(target.shape))
-            raise refuse("pictures", given, "one source, targets of the same size", "resize, or split the batch")
+            shown = (tuple(source.shape), tuple(target.shape))
+            raise refuse("pictures", shown, "one source, targets of the same size", "resize, or split the batch")
         height, width = source.shape[1:3]
-        asked = parse_points(points, width, height) if mask is None else mask_points(mask)
+        wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
         config = _config(selection, addresses, timestep, seed, ensemble)
         features = _features(model, vae, torch.cat([source, target])[..., :3], positive, config)
-        found = [find_correspondence(features[0], one, asked.to(one), temperature=softness) for one in features[1:]]
-        rows = [line for match in found for line in as_lines(match)]
-        drawn = torch.stack([draw_matches(source[0], t, asked, m) for t, m in zip(target, found, strict=True)])
-        return io.NodeOutput("\n".join(rows), drawn, ui=ui.PreviewImage(drawn, cls=cls))
+        first, others = features[0], features[1:]
+        matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
+        lines = [line for match in matches for line in as_lines(match)]
+        drawn = torch.stack([draw_matches(source[0], t, wanted, m) for t, m in zip(target, matches, strict=True)])
+        return io.NodeOutput("\n".join(lines), drawn, ui=ui.PreviewImage(drawn, cls=cls))
 
 
 class SegmentLikeThis(io.ComfyNode):
@@ -124,11 +127,11 @@ class SegmentLikeThis(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """Fit a probe on the examples' activations and apply it."""
         if len(examples) != len(masks) or masks.shape[-2:] != examples.shape[1:3]:
-            given = (tuple(examples.shape), tuple(masks.shape))
-            raise refuse("masks", given, "one mask of the same size for each example", "batch them in the same order")
+            shown = (tuple(examples.shape), tuple(masks.shape))
+            raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
         if images.shape[1:3] != examples.shape[1:3]:
-            given = (tuple(images.shape), tuple(examples.shape))
-            raise refuse("images", given, "pictures of the examples' size", "resize them first")
+            shown = (tuple(images.shape), tuple(examples.shape))
+            raise refuse("images", shown, "pictures of the examples' size", "resize them first")
         config = _config(selection, addresses, timestep, seed, ensemble)
         features = _features(model, vae, torch.cat([examples, images])[..., :3], positive, config)
         known, new = features.split([len(examples), len(images)])

@@ -1,4 +1,4 @@
-"""NEMO nodes: is a prompt memorized, by which neurons, and the model without them."""
+"""NEMO nodes: is a prompt memorized, and by which neurons."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from comfy_api.latest import io, ui
 
 from ..engine.errors import refuse
 from ..engine.nemo import (
-    BlockConfig,
     NeuronSet,
     ProbeConfig,
     SearchConfig,
@@ -21,18 +20,16 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
-from ..engine.nemo.block import token_positions
 from ..engine.nemo.config import MODES
 from ..engine.nemo.heat_map import heat_map
 from ..engine.nemo.sites import SCOPES
-from .comfy import model as bridge
-from .comfy import nemo as bridge_nemo
-from .comfy import saved
-from .comfy.saved import plain_name
+from .comfy.conditioning import condition_of, prompt_conditions
+from .comfy.model import backbone_of, blank_latents, denoiser_of, fingerprint
+from .comfy.nemo import previews
+from .comfy.progress import progress
 from .sockets import NeuronsSocket, NeuronStatisticsSocket
 
 CATEGORY = "Vitrine/nemo"
-_FOLDER = "vitrine_neurons"
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
 INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,
@@ -48,10 +45,16 @@ _PROMPTS = io.String.Input(
 
 
 def _lines(prompts: str, least: int) -> list[str]:
-    found = [line.strip() for line in prompts.splitlines() if line.strip()]
-    if len(found) < least:
-        raise refuse("prompts", f"{len(found)} lines", f"{least} or more, one a line", "paste ordinary captions")
-    return found
+    lines = [line.strip() for line in prompts.splitlines() if line.strip()]
+    if len(lines) < least:
+        raise refuse("prompts", f"{len(lines)} lines", f"{least} or more, one a line", "paste ordinary captions")
+    return lines
+
+
+def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
+    """(C, h, w) of one latent."""
+    channels, height, width = latents.shape[-3:]
+    return channels, height, width
 
 
 class NEMOStatistics(io.ComfyNode):
@@ -82,20 +85,20 @@ class NEMOStatistics(io.ComfyNode):
     def execute(cls, model: Any, clip: Any, prompts: str, scope: str) -> io.NodeOutput:
         """One text encoding a caption; no denoising at all where the values depend on the text alone."""
         texts = _lines(prompts, 2)
-        denoiser, progress = bridge.denoiser_of(model), bridge.progress()
+        denoiser = denoiser_of(model)
         sites = value_sites(denoiser.backbone, scope)
         channels = model.get_model_object("latent_format").latent_channels
         blank = torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(1)).to(model.load_device)
 
         def batches() -> Any:
             for text in texts:
-                (cond,) = bridge_nemo.conditions(model, clip, [text], blank)
+                (cond,) = prompt_conditions(model, clip, [text], blank)
                 yield value_activations(denoiser, cond, sites, blank)
 
         addresses = [s.address for s in sites]
-        made = gather(batches(), addresses, bridge.fingerprint(model), len(texts), progress)
-        neurons = sum(map(len, made.means.values()))
-        return io.NodeOutput(made, f"{len(addresses)} layers, {neurons} neurons, {made.count} captions")
+        statistics = gather(batches(), addresses, fingerprint(model), len(texts), progress())
+        neurons = sum(map(len, statistics.means.values()))
+        return io.NodeOutput(statistics, f"{len(addresses)} layers, {neurons} neurons, {statistics.count} captions")
 
 
 class NEMOThreshold(io.ComfyNode):
@@ -129,10 +132,10 @@ class NEMOThreshold(io.ComfyNode):
         cls, model: Any, clip: Any, latent: dict, prompts: str, seeds: int, timestep_index: int
     ) -> io.NodeOutput:
         """Score every caption: ``seeds`` network rows each."""
-        texts, blank = _lines(prompts, 2), bridge_nemo.latents_of(model, latent)
-        conds = bridge_nemo.conditions(model, clip, texts, blank)
-        probe = make_probe(bridge.denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
-        scores, _ = score_prompts(probe, conds, bridge_nemo.shape_of(blank), 1.0, bridge.progress())
+        texts, blank = _lines(prompts, 2), blank_latents(model, latent)[:1]
+        conds = prompt_conditions(model, clip, texts, blank)
+        probe = make_probe(denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
+        scores, _ = score_prompts(probe, conds, shape_of(blank), 1.0, progress())
         tau, mean, std = threshold([s.value for s in scores])
         return io.NodeOutput(tau, f"tau {tau:.4f} = mean {mean:.4f} + std {std:.4f} of {len(texts)} captions")
 
@@ -170,15 +173,15 @@ class NEMOScore(io.ComfyNode):
         cls, model: Any, positive: list, latent: dict, tau: float, seeds: int, timestep_index: int, vae: Any = None
     ) -> io.NodeOutput:
         """One forward of ``seeds`` rows, and one more for the previews."""
-        blank = bridge_nemo.latents_of(model, latent)
+        blank = blank_latents(model, latent)[:1]
         config = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
-        probe = make_probe(bridge.denoiser_of(model), config=config)
-        cond = bridge.condition_of(model, positive, blank)
-        shape = bridge_nemo.shape_of(blank)
-        ((score,), _) = score_prompts(probe, [cond], shape, tau, bridge.progress())
-        pictures = bridge_nemo.previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
-        told = f"{'memorized' if score.memorized else 'not memorized'}: score {score.value:.3f}, tau {tau:.3f}"
-        return io.NodeOutput(score.value, score.memorized, pictures, ui=ui.PreviewText(told))
+        probe = make_probe(denoiser_of(model), config=config)
+        cond = condition_of(model, positive, blank)
+        shape = shape_of(blank)
+        ((score,), _) = score_prompts(probe, [cond], shape, tau, progress())
+        pictures = previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
+        verdict = f"{'memorized' if score.memorized else 'not memorized'}: score {score.value:.3f}, tau {tau:.3f}"
+        return io.NodeOutput(score.value, score.memorized, pictures, ui=ui.PreviewText(verdict))
 
 
 class NEMOFindNeurons(io.ComfyNode):
@@ -222,18 +225,17 @@ class NEMOFindNeurons(io.ComfyNode):
         seeds: int, timestep_index: int, scope: str,
     ) -> io.NodeOutput:  # fmt: skip
         """Score, search, judge; interrupt works between two forwards."""
-        own = bridge.fingerprint(model)
-        if statistics.fingerprint and statistics.fingerprint != own:
-            raise refuse("statistics", f"model {statistics.fingerprint}", f"this model, {own}", "run NEMO Statistics")
-        blank = bridge_nemo.latents_of(model, latent)
+        model_id = fingerprint(model)
+        statistics.check(backbone_of(model), model_id)
+        blank = blank_latents(model, latent)[:1]
         config = SearchConfig(tau=tau, share=share or None, mode=mode)
         probe = make_probe(
-            bridge.denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
+            denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
         )
-        cond = bridge.condition_of(model, positive, blank)
-        shape = bridge_nemo.shape_of(blank)
-        (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, bridge.progress())
-        neurons = result.neurons(own, {"probe": probe.config.to_dict(), "search": config.to_dict()})
+        cond = condition_of(model, positive, blank)
+        shape = shape_of(blank)
+        (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress())
+        neurons = result.neurons(model_id, {"probe": probe.config.to_dict(), "search": config.to_dict()})
         picture = heat_map(neurons, {s.address: len(statistics.means[s.address]) for s in probe.sites})
         text = describe(neurons)
         return io.NodeOutput(neurons, text, picture[None], ui=ui.PreviewText(text))
@@ -249,127 +251,4 @@ def describe(neurons: NeuronSet) -> str:
     return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
 
 
-class NEMONeuronBlocker(io.ComfyNode):
-    """A MODEL that samples with neurons blocked."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Model and neurons in, model out."""
-        return io.Schema(
-            node_id="VitrineNEMONeuronBlocker",
-            display_name="NEMO Neuron Blocker",
-            category=CATEGORY,
-            description="Multiplies neurons by a factor while sampling: 0 blocks recall for the prompts they were "
-            "found for. It does not erase a picture: an adversarial embedding can bring it back.",
-            search_aliases=["block neurons", "unlearn", "anti memorization", "nemo"],
-            inputs=[
-                io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
-                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
-                io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
-                io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
-                io.Float.Input("start", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
-                io.Float.Input("end", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
-                io.String.Input(
-                    "tokens", default="", optional=True,
-                    tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (0: start token); empty: everywhere.",
-                ),
-            ],
-            outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
-        )  # fmt: skip
-
-    @classmethod
-    def execute(
-        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float, tokens: str = ""
-    ) -> io.NodeOutput:
-        """Check the set against the model now, not in the middle of sampling."""
-        config = BlockConfig(factor, branch, start, end, token_positions(tokens))
-        if not len(neurons) or factor == 1:
-            return io.NodeOutput(model)
-        return io.NodeOutput(bridge_nemo.blocked(model, neurons, config))
-
-
-class NEMOBake(io.ComfyNode):
-    """Blocked neurons as an ordinary weight patch."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Model and neurons in, patched model out."""
-        return io.Schema(
-            node_id="VitrineNEMOBake",
-            display_name="NEMO Bake",
-            category=CATEGORY,
-            description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
-            "layer would bring them back; Neuron Blocker is proof against that.",
-            search_aliases=["prune neurons", "save unlearned model"],
-            inputs=[
-                io.Model.Input("model", tooltip="The model the neurons were found in."),
-                NeuronsSocket.Input("neurons", tooltip="What to prune."),
-                io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 prunes."),
-            ],
-            outputs=[io.Model.Output(display_name="MODEL", tooltip="With the patch; works in every core node.")],
-        )
-
-    @classmethod
-    def execute(cls, model: Any, neurons: NeuronSet, factor: float) -> io.NodeOutput:
-        """The patch holds only the layers concerned."""
-        return io.NodeOutput(bridge_nemo.baked(model, neurons, factor))
-
-
-class SaveNeurons(io.ComfyNode):
-    """Write neurons to output/vitrine_neurons."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Neurons and a name in."""
-        return io.Schema(
-            node_id="VitrineSaveNeurons",
-            display_name="Save Neurons",
-            category=CATEGORY,
-            description="Writes a JSON file with the neurons, the model's fingerprint and the search's report.",
-            search_aliases=["export neurons"],
-            is_output_node=True,
-            inputs=[
-                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons."),
-                io.String.Input("name", default="neurons", tooltip="File name without folder or ending."),
-            ],
-            outputs=[io.String.Output(display_name="path", tooltip="The file written.")],
-        )
-
-    @classmethod
-    def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
-        """An existing file of that name is replaced whole."""
-        path = neurons.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{describe(neurons)}"))
-
-
-class LoadNeurons(io.ComfyNode):
-    """Read a NEURONS file."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """The list is read anew whenever the page refreshes."""
-        files = saved.listed(_FOLDER, ".json")
-        return io.Schema(
-            node_id="VitrineLoadNeurons",
-            display_name="Load Neurons",
-            category=CATEGORY,
-            description="Reads neurons from output/vitrine_neurons; a file of another model is refused when used.",
-            search_aliases=["import neurons"],
-            inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file.")],
-            outputs=[NeuronsSocket.Output(display_name="NEURONS", tooltip="As they were saved.")],
-        )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str) -> float:
-        """Runs again when the file has changed."""
-        return saved.changed(_FOLDER, file)
-
-    @classmethod
-    def execute(cls, file: str) -> io.NodeOutput:
-        """Load; broken files are named."""
-        return io.NodeOutput(NeuronSet.load(saved.path_of(_FOLDER, file)))
-
-
-NODES = [
-    NEMOStatistics, NEMOThreshold, NEMOScore, NEMOFindNeurons, NEMONeuronBlocker, NEMOBake, SaveNeurons, LoadNeurons,
-]  # fmt: skip
+NODES = [NEMOStatistics, NEMOThreshold, NEMOScore, NEMOFindNeurons]

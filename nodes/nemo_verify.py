@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.nemo import AttackConfig, NeuronSet, ProbeConfig, make_probe, verify
-from .comfy import model as bridge
-from .comfy import nemo as bridge_nemo
-from .nemo import CATEGORY, INDEX, SEEDS, TAU
+from ..engine.nemo import AttackConfig, NeuronSet, ProbeConfig, VerifyConfig, make_probe, verify
+from .comfy.conditioning import condition_of
+from .comfy.model import allow_gradients, blank_latents, denoiser_of, fingerprint, scaled_latents
+from .comfy.progress import progress
+from .nemo import CATEGORY, INDEX, SEEDS, TAU, shape_of
 from .sockets import NeuronsSocket
 
 
@@ -58,27 +59,28 @@ class NEMOVerify(io.ComfyNode):
         seed: int, attack_steps: int, reference: dict | None = None,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two steps of the attack."""
-        blank = bridge_nemo.latents_of(model, latent)
+        blank = blank_latents(model, latent)[:1]
         config = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
-        probe = make_probe(bridge.denoiser_of(model), "all", config)
-        cond = bridge.condition_of(model, positive, blank)
+        probe = make_probe(denoiser_of(model), "all", config)
+        cond = condition_of(model, positive, blank)
         picture = None
         if reference is not None and attack_steps:
-            picture = model.model.process_latent_in(reference["samples"][:1].to(model.load_device))
-        with torch.inference_mode(False):  # nodes run in inference mode, which knows no gradients
+            picture = scaled_latents(model, reference)[:1]
+        with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
             if picture is not None:
-                bridge.allow_gradients(model)
-            done = verify(
-                probe, cond.to(model.load_device, copy=True), neurons, bridge_nemo.shape_of(blank), tau, seed=seed,
-                reference=None if picture is None else picture.clone(), attack=AttackConfig(steps=attack_steps),
-                fingerprint=bridge.fingerprint(model), progress=bridge.progress(),
+                allow_gradients(model)
+            verdict = verify(
+                probe, cond.to(model.load_device, copy=True), neurons, shape_of(blank),
+                VerifyConfig(tau, seed, AttackConfig(steps=attack_steps)),
+                reference=None if picture is None else picture.clone(),
+                fingerprint=fingerprint(model), progress=progress(),
             )  # fmt: skip
-        found = positive
-        if done.embedding is not None and done.embedding.text is not None:
-            found = [[done.embedding.text.cpu(), positive[0][1]]]
-        text = done.text()
-        cured = done.untouched.memorized and not done.blocked.memorized
-        return io.NodeOutput(text, cured, found, ui=ui.PreviewText(text))
+        adversarial = positive
+        if verdict.embedding is not None and verdict.embedding.text is not None:
+            adversarial = [[verdict.embedding.text.cpu(), positive[0][1]]]
+        text = verdict.text()
+        cured = verdict.untouched.memorized and not verdict.blocked.memorized
+        return io.NodeOutput(text, cured, adversarial, ui=ui.PreviewText(text))
 
 
 NODES = [NEMOVerify]

@@ -33,9 +33,9 @@ class ActivePatches(io.ComfyNode):
     @classmethod
     def execute(cls, model: io.Model.Type) -> io.NodeOutput:
         """Read the patcher and write the list."""
-        found = patches_of(model)
-        text = as_text(found, "MODEL")
-        return io.NodeOutput(model, text, len(found), ui=ui.PreviewText(text))
+        patches = patches_of(model)
+        text = as_text(patches, "MODEL")
+        return io.NodeOutput(model, text, len(patches), ui=ui.PreviewText(text))
 
 
 NODES = [ActivePatches]

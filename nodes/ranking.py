@@ -9,10 +9,12 @@ from comfy_api.latest import io, ui
 
 from ..engine.activations.filter import FilterRule
 from ..engine.activations.preset_files import FeaturePreset
-from ..engine.activations.ranking import Ranking, rank_places
+from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
 from ..engine.errors import refuse
-from .comfy import model as bridge
 from .comfy import saved
+from .comfy.conditioning import condition_of
+from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
+from .comfy.progress import progress
 from .comfy.saved import plain_name
 from .sockets import FeaturePresetSocket
 
@@ -21,7 +23,7 @@ _FOLDER = "vitrine_presets"
 
 
 class RankActivations(io.ComfyNode):
-    """GDF's recipe on any model: filter the places, compare the rest."""
+    """GDF's recipe on any model: filter the places, compare those that remain."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -65,19 +67,17 @@ class RankActivations(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """The pictures are encoded once; interrupt works between two forwards."""
         if masks is not None and masks.shape != images.shape[:3]:
-            given = (tuple(masks.shape), tuple(images.shape))
-            raise refuse("masks", given, "one of its size for each picture", "batch them in the same order")
-        latents = bridge.encode(model, vae, images[..., :3])
-        cond = bridge.condition_of(model, positive, latents)
+            shown = (tuple(masks.shape), tuple(images.shape))
+            raise refuse("masks", shown, "one of its size for each picture", "batch them in the same order")
+        latents = encode(model, vae, images[..., :3])
+        cond = condition_of(model, positive, latents)
         labels = None if masks is None else (masks > 0.5).long().to(latents.device)
-        ranking = rank_places(
-            bridge.denoiser_of(model), latents, cond, masks=labels, patterns=places, timestep=timestep,
-            rule=FilterRule(noise or None, granularity or None), budget=budget or None, most=most, strips=True,
-            progress=bridge.progress(),
-        )  # fmt: skip
-        preset = ranking.preset("ranked", bridge.backbone_of(model), timestep, bridge.fingerprint(model))
+        rule = FilterRule(noise or None, granularity or None)
+        config = RankingConfig(places, timestep, rule, budget or None, most, strips=True)
+        ranking = rank_places(denoiser_of(model), latents, cond, config, masks=labels, progress=progress())
+        preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
-        text = ranking.text()
+        text = ranking.summary()
         return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=ui.PreviewImage(kept, cls=cls))
 
 
@@ -140,16 +140,16 @@ class LoadFeaturePreset(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, file: str, **rest: Any) -> float:
+    def fingerprint_inputs(cls, file: str, **others: Any) -> float:
         """Runs again when the file has changed."""
         return saved.changed(_FOLDER, file)
 
     @classmethod
     def execute(cls, file: str, model: Any) -> io.NodeOutput:
         """Load and check."""
-        found = FeaturePreset.load(saved.path_of(_FOLDER, file))
-        found.check(bridge.backbone_of(model), bridge.fingerprint(model))
-        return io.NodeOutput(found, "\n".join(found.preset.addresses), found.preset.timestep)
+        loaded = FeaturePreset.load(saved.path_of(_FOLDER, file))
+        loaded.check(backbone_of(model), fingerprint(model))
+        return io.NodeOutput(loaded, "\n".join(loaded.preset.addresses), loaded.preset.timestep)
 
 
 NODES = [RankActivations, SaveFeaturePreset, LoadFeaturePreset]

@@ -7,11 +7,11 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..engine.errors import refuse
-from ..engine.resolution import ResolutionTransferConfig, plan
+from ..engine.resolution import ResolutionTransferConfig, plan_transfer
 from ..engine.resolution.config import POSITIONS, SCHEDULES
 from ..engine.resolution.posembed import ALIGNS, ASPECTS
 from ..engine.resolution.shift import TOPS
-from .comfy import resolution as bridge_resolution
+from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, transferred
 
 CATEGORY = "Vitrine/resolution"
 _SIDE = {"min": 0, "max": 16384, "step": 8}
@@ -19,10 +19,10 @@ _SIDE = {"min": 0, "max": 16384, "step": 8}
 
 def _size_inputs() -> list[Any]:
     """Both sizes in pixels."""
-    own = "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, SDXL, SD3, FLUX 1024)."
+    usual = "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, SDXL, SD3, FLUX 1024)."
     return [
-        io.Int.Input("train_width", default=0, **_SIDE, tooltip=f"Width of the training pictures {own}"),
-        io.Int.Input("train_height", default=0, **_SIDE, tooltip=f"Height of the training pictures {own}"),
+        io.Int.Input("train_width", default=0, **_SIDE, tooltip=f"Width of the training pictures {usual}"),
+        io.Int.Input("train_height", default=0, **_SIDE, tooltip=f"Height of the training pictures {usual}"),
         io.Int.Input("target_width", default=1024, **_SIDE | {"min": 8}, tooltip="Width you will sample, in pixels."),
         io.Int.Input("target_height", default=1024, **_SIDE | {"min": 8}, tooltip="Height you will sample, in pixels."),
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def _setting_inputs() -> list[Any]:
             "override", default=False, tooltip="Allow relabel although no checkpoint header says it was trained so."
         ),
         io.Combo.Input(
-            "metadata_from", options=bridge_resolution.checkpoint_files(), default=bridge_resolution.NONE,
+            "metadata_from", options=checkpoint_files(), default=NONE,
             optional=True, tooltip="Checkpoint file whose header says how it was trained; only relabel reads it.",
         ),
     ]  # fmt: skip
@@ -100,7 +100,7 @@ class ResolutionTransferLoader(io.ComfyNode):
     def execute(
         cls, model: Any, train_width: int, train_height: int, target_width: int, target_height: int, schedule: str,
         top: str, pos_embed: str, align: str, aspect: str, guidance_law: bool, guidance: float, override: bool,
-        metadata_from: str = bridge_resolution.NONE,
+        metadata_from: str = NONE,
     ) -> io.NodeOutput:  # fmt: skip
         """``plan`` for this model, then a clone with it."""
         if bool(train_width) != bool(train_height):
@@ -110,9 +110,9 @@ class ResolutionTransferLoader(io.ComfyNode):
             (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance,
             override,
         )  # fmt: skip
-        facts = bridge_resolution.facts_of(model)
-        made = plan(facts, config, bridge_resolution.metadata_in(metadata_from))
-        return io.NodeOutput(bridge_resolution.transferred(model, facts, made), made.guidance, made.text)
+        facts = facts_of(model)
+        transfer = plan_transfer(facts, config, metadata_in(metadata_from))
+        return io.NodeOutput(transferred(model, facts, transfer), transfer.guidance, transfer.summary)
 
 
 NODES: list[type[io.ComfyNode]] = [ResolutionTransferLoader]

@@ -6,7 +6,7 @@ ActivationsSocket = io.Custom("VITRINE_ACTIVATIONS")
 """A ``vitrine.engine.activations.Activations``."""
 
 RecorderSocket = io.Custom("VITRINE_RECORDER")
-"""A ``vitrine.nodes.comfy.model.Recorder``: filled while the model it belongs to is sampled."""
+"""A ``vitrine.nodes.comfy.recording.Recorder``: filled while the model it belongs to is sampled."""
 
 NeuronsSocket = io.Custom("VITRINE_NEURONS")
 """A ``vitrine.engine.nemo.NeuronSet``."""

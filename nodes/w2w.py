@@ -24,7 +24,7 @@ from ..engine.w2w import (
     write_lora,
 )
 from .comfy import saved
-from .comfy import w2w as bridge_w2w
+from .comfy import w2w as comfy_w2w
 from .comfy.saved import plain_name
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
@@ -38,26 +38,26 @@ def sliders(text: str) -> dict[str, float]:
     """``label: number`` lines or comma-separated pairs -> label -> strength.
 
     Raises:
-        VitrineError: a part that is no such pair.
+        VitrineError: A part is not such a pair.
     """
-    found: dict[str, float] = {}
+    strengths: dict[str, float] = {}
     for part in text.replace("\n", ",").split(","):
         if not part.strip():
             continue
         label, _, number = part.rpartition(":")
         try:
-            found[label.strip()] = float(number)
+            strengths[label.strip()] = float(number)
         except ValueError:
             raise refuse("slider", part.strip(), "label: number", "write beard: 2") from None
-    return found
+    return strengths
 
 
 def describe(space: Space, model: W2WModel) -> str:
     """Where a model stands: nearest training models, and its score on each direction of the space."""
     lines = []
     for i, near in enumerate(nearest(space, model.coefficients, 3)):
-        said = ", ".join(f"{n.name} {n.cosine:.2f}" for n in near)
-        lines.append(f"model {i}: nearest {said}")
+        names = ", ".join(f"{n.name} {n.cosine:.2f}" for n in near)
+        lines.append(f"model {i}: nearest {names}")
         if near[0].cosine > closeness(space, percentile=0.95):
             lines.append(f"  closer to {near[0].name} than 95 % of the training models are to each other")
         scores = {label: float(score(d, model.coefficients[i])) for label, d in space.directions.items()}
@@ -73,7 +73,7 @@ class LoadSpace(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """A file in; the space and what it holds out."""
-        files = bridge_w2w.space_files()
+        files = comfy_w2w.space_files()
         return io.Schema(
             node_id="VitrineLoadW2WSpace",
             display_name="Load W2W Space",
@@ -97,7 +97,7 @@ class LoadSpace(io.ComfyNode):
     @classmethod
     def execute(cls, space_file: str, components: int) -> io.NodeOutput:
         """Load and say what it is."""
-        space = bridge_w2w.space(space_file)
+        space = comfy_w2w.space(space_file)
         space = space.first(components) if components else space
         held = float(space.explained.double().sum())
         lines = [f"{space.count} models, {space.dimension} components with {held:.1%} of the variance, {space.mode}"]
@@ -198,7 +198,7 @@ class W2WEdit(io.ComfyNode):
                 strengths[label] = strengths.get(label, 0.0) + float(pairs.get(f"strength_{i}", 0.0))
         config = EditConfig(tuple(p.strip() for p in protect.split(",") if p.strip()))
         rows = edit(space, w2w_model.belongs(space).coefficients, strengths, config)
-        moved = w2w_model.told(rows, edit=strengths)
+        moved = w2w_model.moved_to(rows, edit=strengths)
         text = describe(space, moved)
         return io.NodeOutput(moved, text, ui=ui.PreviewText(text))
 
@@ -228,7 +228,7 @@ class W2WBlend(io.ComfyNode):
     def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, share: float) -> io.NodeOutput:
         """``blend`` of the first rows."""
         rows = [m.belongs(space).coefficients[0] for m in (w2w_model, other)]
-        return io.NodeOutput(w2w_model.told(blend(rows, [1 - share, share])[None], blend=share))
+        return io.NodeOutput(w2w_model.moved_to(blend(rows, [1 - share, share])[None], blend=share))
 
 
 class ApplyW2W(io.ComfyNode):
@@ -262,7 +262,7 @@ class ApplyW2W(io.ComfyNode):
         late_model: W2WModel | None = None,
     ) -> io.NodeOutput:  # fmt: skip
         """The first row of each."""
-        return io.NodeOutput(bridge_w2w.applied(model, space, w2w_model, late_model, start, strength))
+        return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))
 
 
 class SaveW2WLora(io.ComfyNode):
@@ -292,10 +292,10 @@ class SaveW2WLora(io.ComfyNode):
     def execute(cls, space: Space, w2w_model: W2WModel, name: str, names: str) -> io.NodeOutput:
         """Files are written whole; those of the same name are replaced."""
         lora = materialise(space, w2w_model.belongs(space).coefficients[0])
-        stem = saved.folder(bridge_w2w.FOLDER) / plain_name(name)
+        stem = saved.folder(comfy_w2w.FOLDER) / plain_name(name)
         path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names)
-        kept = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{kept}"))
+        model_path = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
+        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{model_path}"))
 
 
 class LoadW2WModel(io.ComfyNode):
@@ -304,7 +304,7 @@ class LoadW2WModel(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """A file in, the model out."""
-        files = saved.listed(bridge_w2w.FOLDER, ".w2wmodel.safetensors")
+        files = saved.listed(comfy_w2w.FOLDER, ".w2wmodel.safetensors")
         return io.Schema(
             node_id="VitrineLoadW2WModel",
             display_name="Load W2W Model",
@@ -318,12 +318,12 @@ class LoadW2WModel(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, file: str) -> float:
         """Runs again when the file has changed."""
-        return saved.changed(bridge_w2w.FOLDER, file)
+        return saved.changed(comfy_w2w.FOLDER, file)
 
     @classmethod
     def execute(cls, file: str) -> io.NodeOutput:
         """Load; broken files are named."""
-        return io.NodeOutput(W2WModel.load(saved.path_of(bridge_w2w.FOLDER, file)))
+        return io.NodeOutput(W2WModel.load(saved.path_of(comfy_w2w.FOLDER, file)))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W, SaveW2WLora, LoadW2WModel]

@@ -17,6 +17,7 @@ from ..engine.w2w import (
     direction,
     invert,
     latent_mask,
+    partial_inversion,
     quality,
     reach,
     with_directions,
@@ -24,8 +25,11 @@ from ..engine.w2w import (
 from ..engine.w2w.directions import METHODS
 from ..engine.w2w.inversion import preset
 from ..engine.w2w.labels import parse_labels
-from .comfy import model as bridge
-from .comfy import w2w as bridge_w2w
+from .comfy import saved
+from .comfy import w2w as comfy_w2w
+from .comfy.conditioning import condition_of
+from .comfy.model import allow_gradients, denoiser_of, encode
+from .comfy.progress import progress
 from .sockets import W2WModelSocket, W2WSpaceSocket
 from .w2w import CATEGORY, SPACE, describe
 
@@ -35,7 +39,7 @@ class BuildSpace(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """A folder in; the space and its report out."""
+        """A folder in; the space and its summary out."""
         return io.Schema(
             node_id="VitrineBuildW2WSpace",
             display_name="Build W2W Space",
@@ -44,7 +48,7 @@ class BuildSpace(io.ComfyNode):
             "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
             search_aliases=["weights2weights", "PCA of LoRAs", "LoRA folder", "model space"],
             inputs=[
-                io.Combo.Input("folder", options=list(bridge_w2w.lora_folders()) or ["no folder with two LoRAs"],
+                io.Combo.Input("folder", options=list(comfy_w2w.lora_folders()) or ["no folder with two LoRAs"],
                                tooltip="A folder below models/loras with LoRAs of one kind and one base model."),
                 io.String.Input("name", default="my_space", tooltip="File name in models/w2w."),
                 io.Combo.Input("mode", options=["auto", "factors", "delta"], default="auto",
@@ -61,9 +65,9 @@ class BuildSpace(io.ComfyNode):
 
     @classmethod
     def execute(cls, folder: str, name: str, mode: str, components: int, base: str) -> io.NodeOutput:
-        """``build_space``; interrupted, it goes on from where it was."""
-        built = bridge_w2w.build(folder, name, BuildConfig(mode, components or None, base=base))
-        return io.NodeOutput(built.space, built.text(), ui=ui.PreviewText(built.text()))
+        """``build_space``; after an interruption it resumes."""
+        built = comfy_w2w.build(folder, name, BuildConfig(mode, components or None, base=base))
+        return io.NodeOutput(built.space, built.summary(), ui=ui.PreviewText(built.summary()))
 
 
 class TrainDirection(io.ComfyNode):
@@ -105,22 +109,22 @@ class TrainDirection(io.ComfyNode):
         y, used = parse_labels(labels, space.names), components or None
         if not label.strip():
             raise refuse("label", label, "a name for the slider", "write one")
-        found = direction(space, y, method, used)
-        told = quality(space, {label: y}, method, used)
-        made = with_directions(space, {label.strip(): found})
+        vector = direction(space, y, method, used)
+        held_out = quality(space, {label: y}, method, used)
+        extended = with_directions(space, {label.strip(): vector})
         known = int((~y.isnan()).sum())
         lines = [
-            f"{label}: {known} labelled models, held-out accuracy {told.accuracy[label]:.0%} "
-            f"(both classes equally: {told.balanced[label]:.0%}), training models reach {reach(space, found):.1f}"
+            f"{label}: {known} labelled models, held-out accuracy {held_out.accuracy[label]:.0%} "
+            f"(both classes equally: {held_out.balanced[label]:.0%}), training models reach {reach(space, vector):.1f}"
         ]
-        for other, vector in space.directions.items():
-            shared = float(torch.nn.functional.cosine_similarity(found, vector, dim=0))
-            if abs(shared) > 0.2:
-                lines.append(f"overlaps with {other}: cosine {shared:+.2f}; protect it in W2W Edit")
+        for other, other_vector in space.directions.items():
+            cosine = float(torch.nn.functional.cosine_similarity(vector, other_vector, dim=0))
+            if abs(cosine) > 0.2:
+                lines.append(f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit")
         if save_as:
-            lines.append(f"saved: {bridge_w2w.save_space(made, save_as)}")
+            lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
         text = "\n".join(lines)
-        return io.NodeOutput(made, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(extended, text, ui=ui.PreviewText(text))
 
 
 class W2WInvert(io.ComfyNode):
@@ -169,23 +173,31 @@ class W2WInvert(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``invert`` outside inference mode."""
         config = _config(preset, steps, lr, batch, components, prior, seed)
-        latents = bridge.encode(model, vae, image)
+        latents = encode(model, vae, image)
         if mask is not None and mask.shape[-2:] != image.shape[1:3]:
-            given, wanted = tuple(mask.shape[-2:]), tuple(image.shape[1:3])
-            raise refuse("mask size", given, wanted, "crop or resize picture and mask together")
+            shown, wanted = tuple(mask.shape[-2:]), tuple(image.shape[1:3])
+            raise refuse("mask size", shown, wanted, "crop or resize picture and mask together")
         small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
-        denoiser, cond = bridge.denoiser_of(model), bridge.condition_of(model, positive, latents[:1])
-        with torch.inference_mode(False):  # nodes run in inference mode, which knows no gradients
-            bridge.allow_gradients(model)
-            found = invert(
-                denoiser, space, latents.clone(), cond.to(model.load_device, copy=True), config,
-                None if small is None else small.clone(), progress=bridge.progress(),
-            )  # fmt: skip
-        made = W2WModel(found.coefficients, space.identity, ({"invert": {"steps": found.steps, "preset": preset}},))
-        first, last = found.losses[0][1][0], min(row[0] for _, row in found.losses)
-        stopped = ", interrupted" if found.interrupted else ""
-        text = f"{found.steps} steps{stopped}: held-out loss {first:.4f} -> {last:.4f}\n{describe(space, made)}"
-        return io.NodeOutput(made, text, ui=ui.PreviewText(text))
+        denoiser, cond = denoiser_of(model), condition_of(model, positive, latents[:1])
+        with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
+            allow_gradients(model)
+            try:
+                inversion = invert(
+                    denoiser, space, latents.clone(), cond.to(model.load_device, copy=True), config,
+                    None if small is None else small.clone(), progress=progress(),
+                )  # fmt: skip
+            except BaseException as error:  # the run stops here; Load W2W Model finds what was best so far
+                partial = partial_inversion(error)
+                if partial is not None and partial.steps:
+                    best = W2WModel(partial.coefficients, space.identity, ({"invert": {"steps": partial.steps}},))
+                    best.save(saved.folder(comfy_w2w.FOLDER) / "interrupted.w2wmodel.safetensors")
+                raise
+        inverted = W2WModel(
+            inversion.coefficients, space.identity, ({"invert": {"steps": inversion.steps, "preset": preset}},)
+        )
+        first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
+        text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n{describe(space, inverted)}"
+        return io.NodeOutput(inverted, text, ui=ui.PreviewText(text))
 
 
 def _config(name: str, steps: int, lr: float, batch: int, components: int, prior: float, seed: int) -> InvertConfig:

@@ -1,1 +1,1 @@
-"""The only folder that knows the inside of ComfyUI. Everything above it speaks engine terms."""
+"""The only folder that knows ComfyUI's insides. Everything above it speaks the engine's terms."""

@@ -1,8 +1,9 @@
-"""What control conditioning needs of ComfyUI's insides: weighted size vectors, checkpoints, values in conditionings."""
+"""Control conditioning on a MODEL: the weight of the sizes it is told, and control checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,13 @@ from typing import Any
 import comfy.conds
 import comfy.model_base
 import comfy.model_management
-import comfy.model_sampling
-import comfy.patcher_extension
 import comfy.utils
 import folder_paths
-import node_helpers
 import torch
 
 from ...engine.control import (
     ControlCheckpoint,
     GammaConfig,
-    Told,
     added_delta,
     blend,
     delta_share,
@@ -30,16 +27,14 @@ from ...engine.control import (
 from ...engine.control.reference_blend import Reference
 from ...engine.errors import refuse
 from ...engine.portraits.shipped import TRANSFORMERS
-from . import model as bridge
+from .conditioning import NULL, PIXELS, SIZES
+from .forwards import Forward, Run, around_forwards, around_sampling, without
+from .model import PREFIX, backbone_of
+from .schedule import clock_of
 
 KEY = "vitrine.control"
 FOLDER = "vitrine_control"
-TOLD, NULL = "vitrine_told", "vitrine_null"
-PIXELS = 8
-"""ComfyUI tells models sizes as latent cells times 8, whatever the VAE."""
 _VALUES, _DROP = "vitrine_values", "vitrine_drop"
-_SIZES = ("width", "height", "crop_w", "crop_h", "target_width", "target_height", "aspect_ratio", TOLD)
-_WRAPPERS = comfy.patcher_extension.WrappersMP
 _FAMILIES = {
     "UNetModel": ("UNet2DConditionModel", lambda net: net.time_embed[2].out_features),
     "PixArtMS": ("PixArtTransformer2DModel", lambda net: net.hidden_size),
@@ -65,269 +60,207 @@ def weighting_of(model: Any) -> Weighting | None:
     return model.get_attachment(KEY)
 
 
-# --- which model --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Controlled:
+    """One forward under a weighting.
+
+    Attributes:
+        values: (B, controls) of a control checkpoint, or None.
+        drop: (B, 1) bool, the rows without control, or None: no row.
+    """
+
+    weighting: Weighting
+    forward: Forward
+    values: torch.Tensor | None
+    drop: torch.Tensor | None
+
+    @property
+    def timesteps(self) -> torch.Tensor:
+        """(B,) timesteps of 1000, float64 on the CPU."""
+        return clock_of(self.forward.base.model_sampling)(self.forward.sigma)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """(B,) gamma of each row's timestep, 0 in rows without control."""
+        weights = self.weighting.gamma.at(self.timesteps)
+        return weights if self.drop is None else weights.masked_fill(self.drop[:, 0].cpu(), 0.0)
+
+
+def _applied(model: Any, weighting: Weighting, apply: Callable[[_Controlled], AbstractContextManager]) -> Any:
+    """A clone with a weighting in force. An earlier one is replaced, so that twice equals once."""
+
+    @contextmanager
+    def sampling(run: Run) -> Iterator[None]:
+        size = (run.noise.shape[-2] * PIXELS, run.noise.shape[-1] * PIXELS)
+        for conds in run.guider.conds.values():
+            for cond in conds:
+                cond["model_conds"] = cond.get("model_conds", {}) | _model_conds(cond, weighting, size)
+        yield
+
+    def forward(forward: Forward) -> AbstractContextManager:
+        values, drop = (forward.conditions.pop(key, None) for key in (_VALUES, _DROP))
+        return apply(_Controlled(weighting, forward, values, drop))
+
+    clone = around_forwards(around_sampling(without(model, KEY), KEY, sampling), KEY, forward)
+    clone.set_attachments(KEY, weighting)
+    return clone
+
+
+def _model_conds(cond: dict, weighting: Weighting, size: tuple[int, int]) -> dict[str, Any]:
+    """What travels with a conditioning to the model; the same keys for all, so that they still batch."""
+    if weighting.checkpoint is None:
+        return {_DROP: comfy.conds.CONDRegular(torch.tensor([[bool(cond.get(NULL))]]))}
+    spec, sizes = weighting.checkpoint.embedder.spec, cond.get(SIZES)
+    drop = sizes is None or bool(cond.get(NULL))
+    values = spec.rows(spec.reference() if sizes is None else sizes.controls(size, spec))
+    return {_VALUES: comfy.conds.CONDRegular(values), _DROP: comfy.conds.CONDRegular(torch.tensor([[drop]]))}
+
+
+def _add_to_embedding(forward: Forward, added: torch.Tensor) -> None:
+    """Add (B, D) to a UNet's timestep embedding, through ComfyUI's ``emb_patch``."""
+    patches = dict(forward.options.get("patches", {}))
+    patches["emb_patch"] = [*patches.get("emb_patch", []), lambda emb, channels, options: emb + added.to(emb)]
+    forward.options["patches"] = patches
+
+
+@contextmanager
+def _hooked(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
+    """A hook that exists only inside one forward never meets another clone."""
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# --- weighting the sizes a model is told --------------------------------------------------------------------------
 def size_family(model: Any) -> str:
     """``SDXL`` or ``PixArt``.
 
     Raises:
-        VitrineError: a model that is told no sizes.
+        VitrineError: The model is told no sizes.
     """
     if isinstance(model.model, comfy.model_base.SDXL):
         return "SDXL"
-    if getattr(bridge.backbone_of(model), "micro_conditioning", False):
+    if getattr(backbone_of(model), "micro_conditioning", False):
         return "PixArt"
-    given = f"{type(model.model).__name__} ({type(bridge.backbone_of(model)).__name__})"
-    raise refuse("model", given, "SDXL base, PixArt with size conditions", "other models are told no sizes to weight")
+    shown = f"{type(model.model).__name__} ({type(backbone_of(model)).__name__})"
+    raise refuse("model", shown, "SDXL base, PixArt with size conditions", "other models are told no sizes to weight")
 
 
-def clock_of(sampling: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """sigma (B,) -> timesteps (B,) of 1000, float64 on the CPU: what the network is told.
-
-    Raises:
-        VitrineError: a continuous schedule that is no flow.
-    """
-    if isinstance(sampling, comfy.model_sampling.CONST):
-        return lambda sigma: sigma.double().cpu() * 1000
-    if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete):
-        return lambda sigma: sampling.timestep(sigma).double().cpu()
-    raise refuse("model sampling", type(sampling).__name__, "a sigma table or a flow", "EDM models have no timesteps")
-
-
-# --- weighting the sizes a model is told --------------------------------------------------------------------------
 def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") -> Any:
     """A clone whose size inputs weigh gamma of each row's timestep; the model itself where the weight is constant 1.
 
     Nothing is put on the modules between calls, and no weight changes. Applied twice, the last one counts.
 
     Raises:
-        VitrineError: a model without size inputs, or with a control checkpoint of its own.
+        VitrineError: The model has no size inputs, or has a control checkpoint with a curve of its own.
     """
     family, before = size_family(model), weighting_of(model)
     if before is not None and before.checkpoint is not None:
         raise refuse("model", "with a control checkpoint", "one without", "its curve is part of what was trained")
-    clock_of(model.get_model_object("model_sampling"))
-    off = gamma.form == "constant" and reference == "target"  # else rows without control differ
-    if off and before is None:
-        return model
-    apply = _sdxl if family == "SDXL" else _pixart
-    clone = _bare(model)
-    return clone if off else _attached(clone, Weighting(gamma, reference), apply)
+    clock_of(model.get_model_object("model_sampling"))  # refuses a model without timesteps now, not while it samples
+    off = gamma.form == "constant" and reference == "target"  # any other reference changes rows without control
+    if off:
+        return model if before is None else without(model, KEY)
+    return _applied(model, Weighting(gamma, reference), _weigh_sdxl if family == "SDXL" else _weigh_pixart)
 
 
-def _bare(model: Any) -> Any:
-    clone = model.clone()
-    for kind in (_WRAPPERS.APPLY_MODEL, _WRAPPERS.OUTER_SAMPLE):
-        clone.remove_wrappers_with_key(kind, KEY)
-    clone.remove_attachments(KEY)
-    return clone
-
-
-def _attached(clone: Any, weighting: Weighting, apply: Callable) -> Any:
-    def outer_sample(executor: Any, noise: Any, *args: Any, **kwargs: Any) -> Any:
-        size = (noise.shape[-2] * PIXELS, noise.shape[-1] * PIXELS)
-        for conds in executor.class_obj.conds.values():
-            for cond in conds:
-                cond["model_conds"] = cond.get("model_conds", {}) | _rows(cond, weighting, size)
-        return executor(noise, *args, **kwargs)
-
-    def apply_model(
-        executor: Any, x: Any, t: Any, c_concat: Any = None, c_crossattn: Any = None, control: Any = None,
-        transformer_options: Any = None, **named: Any,
-    ) -> Any:  # fmt: skip
-        told = (named.pop(_VALUES, None), named.pop(_DROP, None))
-
-        def go(options: dict) -> Any:
-            return executor(x, t, c_concat, c_crossattn, control, options, **named)
-
-        return apply(weighting, executor.class_obj, x, t, told, named, transformer_options or {}, go)
-
-    clone.add_wrapper_with_key(_WRAPPERS.OUTER_SAMPLE, KEY, outer_sample)
-    clone.add_wrapper_with_key(_WRAPPERS.APPLY_MODEL, KEY, apply_model)
-    clone.set_attachments(KEY, weighting)
-    return clone
-
-
-def _rows(cond: dict, weighting: Weighting, size: tuple[int, int]) -> dict[str, Any]:
-    """What travels with a conditioning to the model; the same keys for all, so that they still batch."""
-    if weighting.checkpoint is None:
-        return {_DROP: comfy.conds.CONDRegular(torch.tensor([[bool(cond.get(NULL))]]))}
-    spec, told = weighting.checkpoint.embedder.spec, cond.get(TOLD)
-    drop = told is None or bool(cond.get(NULL))
-    values = spec.rows(spec.reference() if told is None else told.controls(size, spec))
-    return {_VALUES: comfy.conds.CONDRegular(values), _DROP: comfy.conds.CONDRegular(torch.tensor([[drop]]))}
-
-
-def _weights(weighting: Weighting, base: Any, t: torch.Tensor, drop: torch.Tensor | None) -> torch.Tensor:
-    weight = weighting.gamma.at(clock_of(base.model_sampling)(t))
-    return weight if drop is None else weight.masked_fill(drop[:, 0].cpu(), 0.0)
-
-
-def _sdxl(
-    weighting: Weighting, base: Any, x: torch.Tensor, t: torch.Tensor, told: tuple, named: dict, options: dict,
-    go: Callable,
-) -> Any:  # fmt: skip
+def _weigh_sdxl(controlled: _Controlled) -> AbstractContextManager:
     """(gamma - 1)(A(size) - A(ref)) through ComfyUI's ``emb_patch``, right before the UNet adds A(size)."""
-    weight, y = _weights(weighting, base, t, told[1]), named.get("y")
-    if y is None or bool((weight == 1).all()):
-        return go(options)
-    neutral = sdxl_reference(y, weighting.reference, embed=base.embedder)
+    forward, weights = controlled.forward, controlled.weights
+    base, device, y = forward.base, forward.x.device, forward.conditions.get("y")
+    if y is None or bool((weights == 1).all()):
+        return nullcontext()
+    neutral = sdxl_reference(y, controlled.weighting.reference, embed=base.embedder)
     dtype = base.get_dtype_inference()
-    full, neutral = (comfy.model_management.cast_to_device(v, x.device, dtype) for v in (y, neutral))
-    ends = weight == 0
+    full, neutral = (comfy.model_management.cast_to_device(v, device, dtype) for v in (y, neutral))
+    ends = weights == 0
     # At weight 0 the neutral vector itself: a difference that cancels would leave a rounding.
-    named["y"] = torch.where(ends[:, None].to(x.device), neutral, full)
-    weight = weight.masked_fill(ends, 1.0)
-    if bool((weight == 1).all()):
-        return go(options)
-    share = delta_share(added_delta(base.diffusion_model.label_emb, full, neutral), weight)
-    return go(_with_emb_patch(options, share))
+    forward.conditions["y"] = torch.where(ends[:, None].to(device), neutral, full)
+    weights = weights.masked_fill(ends, 1.0)
+    if not bool((weights == 1).all()):
+        delta = added_delta(forward.network.label_emb, full, neutral)  # type: ignore[arg-type]
+        _add_to_embedding(forward, delta_share(delta, weights))
+    return nullcontext()
 
 
-def _with_emb_patch(options: dict, added: torch.Tensor) -> dict:
-    patches = dict(options.get("patches", {}))
-    patches["emb_patch"] = [*patches.get("emb_patch", []), lambda emb, channels, told: emb + added.to(emb)]
-    return options | {"patches": patches}
-
-
-def _pixart(
-    weighting: Weighting, base: Any, x: torch.Tensor, t: torch.Tensor, told: tuple, named: dict, options: dict,
-    go: Callable,
-) -> Any:  # fmt: skip
-    """PixArt has no patch at its size embedder; a hook that exists only inside this call never meets a sibling."""
-    weight, reference = _weights(weighting, base, t, told[1]), weighting.reference
-    asked = [s * PIXELS for s in x.shape[-2:]] if isinstance(reference, str) else list(reference)
-    if bool((weight == 1).all()):
-        return go(options)
+def _weigh_pixart(controlled: _Controlled) -> AbstractContextManager:
+    """PixArt has no patch at its size embedder: a hook blends its output with that of the neutral size."""
+    weights, reference = controlled.weights, controlled.weighting.reference
+    if bool((weights == 1).all()):
+        return nullcontext()
+    own = [side * PIXELS for side in controlled.forward.x.shape[-2:]]
+    size = own if isinstance(reference, str) else list(reference)
 
     def hook(module: Any, args: tuple, output: torch.Tensor) -> torch.Tensor:
         if reference == "zeros":
             neutral = module.mlp(output.new_zeros(2, module.frequency_embedding_size)).reshape(1, -1)
         else:
-            neutral = module.forward(torch.tensor([asked]).to(args[0]), 1)
-        return blend(output, neutral.expand_as(output), weight)
+            neutral = module.forward(torch.tensor([size]).to(args[0]), 1)
+        return blend(output, neutral.expand_as(output), weights)
 
-    return _hooked(base.diffusion_model.csize_embedder, hook, lambda: go(options))
-
-
-def _hooked(module: Any, hook: Callable, run: Callable) -> Any:
-    handle = module.register_forward_hook(hook)
-    try:
-        return run()
-    finally:
-        handle.remove()
+    return _hooked(controlled.forward.network.csize_embedder, hook)  # type: ignore[arg-type]
 
 
 # --- control checkpoints ------------------------------------------------------------------------------------------
-def shipped() -> dict[str, Path]:
+def shipped_checkpoints() -> dict[str, Path]:
     """Name -> control file of each portraits transformer that ships."""
     return {f"portraits {p.parent.name}": p for p in sorted(TRANSFORMERS.glob("*/control.safetensors"))}
 
 
 def checkpoints() -> list[str]:
     """Files of ``models/vitrine_control``, then those that ship."""
-    own = [f for f in folder_paths.get_filename_list(FOLDER) if f.endswith(".safetensors")]
-    return [*own, *shipped()]
+    files = [f for f in folder_paths.get_filename_list(FOLDER) if f.endswith(".safetensors")]
+    return [*files, *shipped_checkpoints()]
 
 
 def read_checkpoint(name: str) -> ControlCheckpoint:
     """One of :func:`checkpoints`."""
-    return load_control(shipped().get(name) or folder_paths.get_full_path_or_raise(FOLDER, name))
+    return load_control(shipped_checkpoints().get(name) or folder_paths.get_full_path_or_raise(FOLDER, name))
 
 
 def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
     """A clone to which a checkpoint's control embedding is added, Eq. 1, for conditionings that have control values.
 
     Raises:
-        VitrineError: a checkpoint of another family or width, or with weights beside the embedder that have no place.
+        VitrineError: The checkpoint is of another family or width, or has weights beside the embedder without a place.
     """
-    net, facts = bridge.backbone_of(model), checkpoint.metadata
-    kind = next((k.__name__ for k in type(net).__mro__ if k.__name__ in _FAMILIES), type(net).__name__)
+    network, facts = backbone_of(model), checkpoint.metadata
+    kind = next((k.__name__ for k in type(network).__mro__ if k.__name__ in _FAMILIES), type(network).__name__)
     family, width = _FAMILIES.get(kind, (kind, lambda net: 0))
-    if (family, width(net)) != (facts.family, facts.dim):
-        given = (family, width(net))
-        raise refuse("model", given, (facts.family, facts.dim), f"load {facts.base_model or 'the base model'}")
+    if (family, width(network)) != (facts.family, facts.dim):
+        shown = (family, width(network))
+        raise refuse("model", shown, (facts.family, facts.dim), f"load {facts.base_model or 'the base model'}")
     clock_of(model.get_model_object("model_sampling"))
-    clone = _bare(model)
-    _put_weights(clone, checkpoint.extra)
-    return _attached(clone, Weighting(facts.gamma, checkpoint=checkpoint), _own)
+    clone = _applied(model, Weighting(facts.gamma, checkpoint=checkpoint), _add_control)
+    _patch_weights(clone, checkpoint.extra)
+    return clone
 
 
-def _put_weights(clone: Any, extra: dict[str, torch.Tensor]) -> None:
+def _patch_weights(clone: Any, extra: dict[str, torch.Tensor]) -> None:
     if not extra:
         return
-    unet = type(bridge.backbone_of(clone)).__name__ == "UNetModel"
+    unet = type(backbone_of(clone)).__name__ == "UNetModel"
     names = comfy.utils.unet_to_diffusers(clone.model.model_config.unet_config) if unet else {}
     keys = {k: names.get(k.removeprefix("base.")) for k in extra}
     lost = [k for k, v in keys.items() if v is None]
     if lost:
         raise refuse("weights", lost[:3], "base.* of a UNet", "merge them into the base model first")
-    clone.add_patches({f"diffusion_model.{keys[k]}": ("set", (v,)) for k, v in extra.items()}, 1.0)
+    clone.add_patches({f"{PREFIX}{keys[k]}": ("set", (v,)) for k, v in extra.items()}, 1.0)
 
 
-def _own(
-    weighting: Weighting, base: Any, x: torch.Tensor, t: torch.Tensor, told: tuple, named: dict, options: dict,
-    go: Callable,
-) -> Any:  # fmt: skip
-    values, drop = told
-    if values is None or bool(drop.all()):
-        return go(options)
+def _add_control(controlled: _Controlled) -> AbstractContextManager:
+    """The control embedding of Eq. 1, added to the timestep embedding."""
+    weighting, forward, values, drop = controlled.weighting, controlled.forward, controlled.values, controlled.drop
+    if values is None or drop is None or bool(drop.all()):
+        return nullcontext()
     assert weighting.checkpoint is not None  # its own controls are what brings a MODEL here
-    gamma, embedder = weighting.gamma, weighting.checkpoint.embedder.to(x.device)
-    added = embedder(values.cpu(), gamma.u(clock_of(base.model_sampling)(t)), gamma, drop[:, 0].cpu())
-    net = base.diffusion_model
-    if type(net).__name__ == "UNetModel":
-        return go(_with_emb_patch(options, added))
-    return _hooked(net.t_embedder, lambda module, args, output: output + added.to(output), lambda: go(options))
-
-
-# --- conditionings ------------------------------------------------------------------------------------------------
-def with_told(conditioning: list, told: Told, size: tuple[int, int] | None = None) -> list:
-    """CONDITIONING that is told sizes: SDXL's and PixArt's own keys, and what control checkpoints read.
-
-    Raises:
-        VitrineError: no original or target size, and no ``size`` to take them from.
-    """
-    if size is None and (told.original is None or told.target is None):
-        raise refuse("sizes", told, "original and target", "give both")
-    height, width, top, left, target_height, target_width = (int(v) for v in told.time_ids(size or (1, 1)))
-    values = {
-        "width": width, "height": height, "crop_w": left, "crop_h": top, "target_width": target_width,
-        "target_height": target_height, "aspect_ratio": target_height / target_width, TOLD: told,
-    }  # fmt: skip
-    return node_helpers.conditioning_set_values(conditioning, values)
-
-
-def nulled(conditioning: list) -> list:
-    """The same prompt without control."""
-    return [[text, {k: v for k, v in d.items() if k not in _SIZES} | {NULL: True}] for text, d in conditioning]
-
-
-def controlled_like(conditioning: list, other: list) -> list:
-    """A prompt with the control of another's first part."""
-    values = {k: v for k, v in other[0][1].items() if k in _SIZES}
-    return [[text, {k: v for k, v in d.items() if k not in _SIZES} | values] for text, d in conditioning]
-
-
-def high_is_null(cond: dict, size: tuple[int, int]) -> bool:
-    """As the model reads the keys: a target that is missing is the original."""
-    original = (cond.get("height", size[0]), cond.get("width", size[1]))
-    target = (cond.get("target_height", original[0]), cond.get("target_width", original[1]))
-    told = Told(original, (cond.get("crop_h", 0), cond.get("crop_w", 0)), target)
-    aspect = cond.get("aspect_ratio", original[0] / original[1])
-    return told.high_is_null(size) and aspect == size[0] / size[1]
-
-
-# --- text ----------------------------------------------------------------------------------------------------------
-def token_count(clip: Any, text: str) -> int:
-    """Tokens of a prompt with its start and end, as the first of the CLIP's text encoders sees it."""
-    tokens = clip.tokenize(text)
-    named = {k.removeprefix("clip_"): v for k, v in vars(clip.tokenizer).items() if hasattr(v, "end_token")}
-    name = next((n for n in named if n in tokens), None)
-    if name is None:
-        raise refuse("clip", sorted(tokens), "a text encoder of CLIP or T5 kind", "give the number of tokens yourself")
-    ids = [t[0] for chunk in tokens[name] for t in chunk]
-    last = len(ids) - 1
-    while last > 0 and ids[last - 1] == ids[-1]:
-        last -= 1
-    # Padded with the end token, the first of the run is the prompt's own; else the run is padding.
-    return last + 1 if ids[-1] == named[name].end_token else last
+    gamma, embedder = weighting.gamma, weighting.checkpoint.embedder.to(forward.x.device)
+    added = embedder(values.cpu(), gamma.u(controlled.timesteps), gamma, drop[:, 0].cpu())
+    network = forward.network
+    if type(network).__name__ == "UNetModel":
+        _add_to_embedding(forward, added)
+        return nullcontext()
+    hook = lambda module, args, output: output + added.to(output)  # noqa: E731
+    return _hooked(network.t_embedder, hook)  # type: ignore[arg-type]

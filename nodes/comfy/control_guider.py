@@ -10,14 +10,18 @@ import comfy.sample
 import comfy.samplers
 import comfy.utils
 import latent_preview
-import node_helpers
 import torch
 
-from ...engine.control import ControlStep, GuidanceConfig, guide, needed
+from ...engine.control import ControlStep, GuidanceConfig, control_guidance, needed_evaluations
 from ...engine.errors import refuse
-from .control import PIXELS, TOLD, clock_of, controlled_like, high_is_null, nulled, size_family, weighting_of
+from .conditioning import PIXELS, SIZES, high_is_null, null_control, same_control
+from .control import size_family, weighting_of
+from .schedule import clock_of
 
-_NAMES = {(True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "told_negative"}
+_ROLES = {
+    (True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "controlled_negative",
+}  # fmt: skip
+"""(with control, with semantics) -> the name of the conditioning."""
 
 
 class ControlGuider(comfy.samplers.CFGGuider):
@@ -26,31 +30,26 @@ class ControlGuider(comfy.samplers.CFGGuider):
     The outer guidance goes through ComfyUI's own, so that patches of it (Rescale CFG and others) still act.
 
     Raises:
-        VitrineError: control guidance on a model without control, or of a positive without control values.
+        VitrineError: Control guidance is asked of a model without control, or the positive has no control values.
     """
 
     def __init__(self, model: Any, positive: list, negative: list, config: GuidanceConfig) -> None:
         super().__init__(model)
         self.config, self.log = config, list[Any]()
         self.weighting = weighting_of(model)
-        self.own = self.weighting.checkpoint if self.weighting is not None else None
-        self._check(model, positive)
-        made = {
-            "positive": positive, "negative": nulled(negative),
-            "null": node_helpers.conditioning_set_values(nulled(positive), {"prompt_type": "positive"}),
-            "told_negative": node_helpers.conditioning_set_values(
-                controlled_like(negative, positive), {"prompt_type": "negative"}
-            ),
-        }  # fmt: skip
-        asked = {_NAMES[k] for k in (*needed(config), *needed(config, 0.0, True))} | {"positive", "negative"}
-        self.inner_set_conds({k: v for k, v in made.items() if k in asked})
-        self.set_cfg(config.scale)
-
-    def _check(self, model: Any, positive: list) -> None:
-        if self.own is None and self.config.control != 1:
+        self.checkpoint = self.weighting.checkpoint if self.weighting is not None else None
+        if self.checkpoint is None and self.config.control != 1:
             size_family(model)
-        if self.own is not None and not any(TOLD in d for _, d in positive):
+        if self.checkpoint is not None and not any(SIZES in settings for _, settings in positive):
             raise refuse("positive", "no control values", "Control Values before it", "its model was trained so")
+        roles = {
+            "positive": positive, "negative": null_control(negative), "null": null_control(positive, "positive"),
+            "controlled_negative": same_control(negative, positive, "negative"),
+        }  # fmt: skip
+        evaluations = (*needed_evaluations(config), *needed_evaluations(config, 0.0, True))
+        needed = {_ROLES[k] for k in evaluations} | {"positive", "negative"}
+        self.inner_set_conds({role: cond for role, cond in roles.items() if role in needed})
+        self.set_cfg(config.scale)
 
     def sample(self, *args: Any, **kwargs: Any) -> Any:
         """One run; the log begins anew."""
@@ -61,25 +60,30 @@ class ControlGuider(comfy.samplers.CFGGuider):
         """One step's x0, with as many evaluations as can matter."""
         options = model_options or {}
         t, weight, null = self._now(x, timestep)
-        keys = needed(self.config, weight, null)
-        evaluated = keys
+        keys = needed_evaluations(self.config, weight, null)
         if options.get("disable_cfg1_optimization", False):
-            evaluated = tuple(sorted({*keys, (False, False)}))
-        conds = [self.conds[_NAMES[k]] for k in evaluated]
-        made = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
-        found = dict(zip(evaluated, made, strict=True))
-        inner = guide(lambda c, s: found[c, s], replace(self.config, scale=1.0), weight, null).prediction
-        none = found.get((False, False))
-        self.log.append(ControlStep(t, float(timestep.max()), weight, len(evaluated)))
-        return self._outer(inner, torch.zeros_like(inner) if none is None else none, x, timestep, options)
+            keys = tuple(sorted({*keys, (False, False)}))
+        conds = [self.conds[_ROLES[k]] for k in keys]
+        batch = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
+        predictions = dict(zip(keys, batch, strict=True))
+        without_scale = replace(self.config, scale=1.0)
+        inner = control_guidance(lambda c, s: predictions[c, s], without_scale, weight, null).prediction
+        unconditional = predictions.get((False, False), torch.zeros_like(inner))
+        self.log.append(ControlStep(t, float(timestep.max()), weight, len(keys)))
+        return self._outer(
+            inner, torch.zeros_like(inner) if unconditional is None else unconditional, x, timestep, options
+        )
 
-    def _outer(self, inner: Any, none: Any, x: Any, timestep: Any, options: dict) -> Any:
+    def _outer(self, inner: Any, unconditional: Any, x: Any, timestep: Any, options: dict) -> Any:
+        """The outer guidance as core's sampling_function does it, patches included."""
         positive, negative = self.conds["positive"], self.conds["negative"]
-        told = {"conds": [positive, negative], "cond_scale": self.config.scale, "input": x, "timestep": timestep}
-        told |= {"sigma": timestep, "model": self.inner_model, "model_options": options}
-        out = [inner, none]
-        for fn in options.get("sampler_pre_cfg_function", []):
-            out = fn(told | {"conds_out": out})
+        call = {
+            "conds": [positive, negative], "cond_scale": self.config.scale, "input": x, "timestep": timestep,
+            "sigma": timestep, "model": self.inner_model, "model_options": options,
+        }  # fmt: skip
+        out = [inner, unconditional]
+        for patch in options.get("sampler_pre_cfg_function", []):
+            out = patch(call | {"conds_out": out})
         return comfy.samplers.cfg_function(
             self.inner_model, out[0], out[1], self.config.scale, x, timestep, model_options=options, cond=positive,
             uncond=negative,
@@ -92,17 +96,10 @@ class ControlGuider(comfy.samplers.CFGGuider):
             return float(sampling.timestep(timestep).max()), 1.0, False
         times = clock_of(sampling)(timestep)
         weight = float(self.weighting.gamma.at(times).max())
-        if self.own is not None:
-            return float(times.max()), weight, self.own.embedder.h is None
+        if self.checkpoint is not None:
+            return float(times.max()), weight, self.checkpoint.embedder.h is None
         size = (x.shape[-2] * PIXELS, x.shape[-1] * PIXELS)
         return float(times.max()), weight, all(high_is_null(c, size) for c in self.conds["positive"])
-
-
-# --- sampling -----------------------------------------------------------------------------------------------------
-def sigmas_of(model: Any, sampler: str, scheduler: str, steps: int, denoise: float) -> torch.Tensor:
-    """The levels core KSampler would take."""
-    made = comfy.samplers.KSampler(model, steps, model.load_device, sampler, scheduler, denoise, model.model_options)
-    return made.sigmas
 
 
 def run(guider: ControlGuider, latent: dict, seed: int, sampler: str, sigmas: torch.Tensor) -> dict:
@@ -112,9 +109,9 @@ def run(guider: ControlGuider, latent: dict, seed: int, sampler: str, sigmas: to
     samples = comfy.sample.fix_empty_latent_channels(model, samples, *ratios)
     noise = comfy.sample.prepare_noise(samples, seed, latent.get("batch_index"))
     callback = latent_preview.prepare_callback(model, len(sigmas) - 1)
-    made = guider.sample(
+    sampled = guider.sample(
         noise, samples, comfy.samplers.sampler_object(sampler), sigmas, denoise_mask=latent.get("noise_mask"),
         callback=callback, disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED, seed=seed,
     )  # fmt: skip
-    kept = {k: v for k, v in latent.items() if not k.startswith("downscale_ratio")}
-    return kept | {"samples": made.to(comfy.model_management.intermediate_device())}
+    unchanged = {k: v for k, v in latent.items() if not k.startswith("downscale_ratio")}
+    return unchanged | {"samples": sampled.to(comfy.model_management.intermediate_device())}

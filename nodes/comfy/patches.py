@@ -18,22 +18,22 @@ def patches_of(model: Any) -> list[ActivePatch]:
     inner = options.get("transformer_options", {})
     return [
         *_weights(model),
-        *[ActivePatch("object", name, 1, _owner(made)) for name, made in model.object_patches.items()],
+        *[ActivePatch("object", name, 1, _owner(patch)) for name, patch in model.object_patches.items()],
         *_functions("sampling function", ((k, v) for k, v in options.items() if k != "transformer_options")),
         *_functions("attention or block patch", inner.get("patches", {}).items()),
         *_functions("replaced attention", ((k, v.values()) for k, v in inner.get("patches_replace", {}).items())),
         *_keyed("wrapper", model.wrappers),
         *_keyed("callback", model.callbacks),
-        *[ActivePatch("timed hook", type(h).__name__, len(p), _owner(h)) for h, p in model.hook_patches.items()],
-        *[ActivePatch("injection", key, len(made), _owner(made[0])) for key, made in model.injections.items() if made],
+        *[ActivePatch("timed hook", type(h).__name__, len(v), _owner(h)) for h, v in model.hook_patches.items()],
+        *[ActivePatch("injection", key, len(v), _owner(v[0])) for key, v in model.injections.items() if v],
     ]
 
 
 def _weights(model: Any) -> Iterable[ActivePatch]:
     """Weight patches, grouped by strength and kind: a LoRA shows as one line, not as its hundreds of keys."""
     groups: Counter[tuple[str, float]] = Counter()
-    for parts in model.patches.values():
-        for strength, value, *_ in parts:
+    for patches in model.patches.values():
+        for strength, value, *_ in patches:
             groups[_form(value), float(strength)] += 1
     for (kind, strength), count in groups.items():
         yield ActivePatch("weights", f"{kind} at strength {strength:g}", count, "LoRA, merge or edit")
@@ -47,18 +47,18 @@ def _form(value: Any) -> str:
 
 
 def _functions(kind: str, items: Iterable[tuple[str, Any]]) -> Iterable[ActivePatch]:
-    for name, found in items:
-        several = list(found) if isinstance(found, (list, tuple)) or hasattr(found, "__iter__") else [found]
-        callables = [f for f in several if callable(f)]
+    for name, entry in items:
+        entries = list(entry) if hasattr(entry, "__iter__") else [entry]
+        callables = [f for f in entries if callable(f)]
         if callables:
             yield ActivePatch(kind, name, len(callables), ", ".join(sorted({_owner(f) for f in callables})))
 
 
 def _keyed(kind: str, table: dict[str, dict[Any, list]]) -> Iterable[ActivePatch]:
     for where, by_key in table.items():
-        for key, made in by_key.items():
-            if made:
-                yield ActivePatch(kind, f"{where}" + (f" ({key})" if key else ""), len(made), _owner(made[0]))
+        for key, callables in by_key.items():
+            if callables:
+                yield ActivePatch(kind, where + (f" ({key})" if key else ""), len(callables), _owner(callables[0]))
 
 
 def _owner(thing: Any) -> str:

@@ -23,6 +23,7 @@ import torch
 
 from ...engine.errors import refuse
 
+_VOCABULARY = 49408
 WEIGHTS = Path(__file__).parents[2] / "engine" / "portraits" / "weights"
 
 
@@ -30,15 +31,15 @@ def load_model(folder: str, disable_dynamic: bool = False) -> Any:
     """MODEL from a diffusers UNet folder. Also the factory that deep clones call (``cached_patcher_init``)."""
     config, weights = read_part(folder, "unet")
     scale = json.loads((Path(folder) / "vae" / "config.json").read_text())["scaling_factor"]
-    described = _Portraits(_unet_config(config), scale)
-    described.set_inference_dtype(torch.float32, None)
+    model_config = _Portraits(_unet_config(config), scale)
+    model_config.set_inference_dtype(torch.float32, None)
     offload = comfy.model_management.unet_offload_device()
-    model = described.get_model({}, "", device=offload)
+    model = model_config.get_model({}, "", device=offload)
     _set_groups(model.diffusion_model, config["norm_num_groups"])
     patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
     device = comfy.model_management.get_torch_device()
     patcher = patcher_class(model, load_device=device, offload_device=offload)
-    names = comfy.utils.unet_to_diffusers(described.unet_config)
+    names = comfy.utils.unet_to_diffusers(model_config.unet_config)
     renamed = {names[key]: value for key, value in weights.items() if key in names}
     if len(renamed) != len(weights):
         unknown = sorted(set(weights) - set(names))[:3]
@@ -52,13 +53,13 @@ def load_vae(folder: str) -> Any:
     """VAE from a diffusers AutoencoderKL folder with any number of levels."""
     config, weights = read_part(folder, "vae")
     channels = config["block_out_channels"]
-    described = {
+    ddconfig = {
         "double_z": True, "z_channels": config["latent_channels"], "resolution": 256, "in_channels": 3, "out_ch": 3,
         "ch": channels[0], "ch_mult": [c // channels[0] for c in channels],
         "num_res_blocks": config["layers_per_block"], "attn_resolutions": [], "dropout": 0.0,
     }  # fmt: skip
     renamed = {_vae_key(k, len(channels)): _vae_weight(k, v) for k, v in weights.items()}
-    params = {"ddconfig": described, "embed_dim": config["latent_channels"]}
+    params = {"ddconfig": ddconfig, "embed_dim": config["latent_channels"]}
     vae = comfy.sd.VAE(sd=renamed, config={"params": params}, dtype=torch.float32)
     _set_groups(vae.first_stage_model, config["norm_num_groups"])
     vae.downscale_ratio = vae.upscale_ratio = 2 ** (len(channels) - 1)
@@ -104,14 +105,14 @@ def _clip_patcher(folder: str, disable_dynamic: bool = False) -> Any:
 
 
 def _load_text_weights(clip: Any, weights: dict[str, torch.Tensor]) -> None:
-    """transformers 5 saves the keys without ``text_model.``; ComfyUI's embedding always has 49,408 rows."""
-    named = {k if k.startswith("text_model.") else f"text_model.{k}": v for k, v in weights.items()}
+    """transformers 5 saves the keys without ``text_model.``; ComfyUI's embedding always has CLIP's full vocabulary."""
+    renamed = {k if k.startswith("text_model.") else f"text_model.{k}": v for k, v in weights.items()}
     token = "text_model.embeddings.token_embedding.weight"
-    rows = 49408
-    named[token] = torch.nn.functional.pad(named[token], (0, 0, 0, rows - len(named[token])))
-    width = named[token].shape[1]
-    named["text_projection.weight"] = torch.eye(width)  # unused, but ComfyUI's module has it and never initialises it
-    missing, _ = clip.load_sd(named)
+    rows = _VOCABULARY
+    renamed[token] = torch.nn.functional.pad(renamed[token], (0, 0, 0, rows - len(renamed[token])))
+    width = renamed[token].shape[1]
+    renamed["text_projection.weight"] = torch.eye(width)  # unused, but ComfyUI's module has it and never initialises it
+    missing, _ = clip.load_sd(renamed)
     if missing:
         raise refuse("text encoder weights", f"no {missing[:3]}", "a CLIPTextModel folder", "use the portraits folder")
 
@@ -138,10 +139,10 @@ def read_part(folder: str, part: str) -> tuple[dict, dict[str, torch.Tensor]]:
     """Config and float32 weights of one part of a diffusers folder.
 
     Raises:
-        VitrineError: not there, or weights that are not finite.
+        VitrineError: The part is missing, or has weights that are not finite.
     """
     root = Path(folder) / part
-    files = sorted(root.glob("*model.safetensors"))  # a sibling's folder has its control file as well
+    files = sorted(root.glob("*model.safetensors"))  # a transformer's folder has its control file as well
     if not (root / "config.json").is_file() or not files:
         raise refuse(f"portraits {part}", str(root), "config.json and a .safetensors file", "reinstall the pack")
     weights, _ = comfy.utils.load_torch_file(str(files[0]), safe_load=True, return_metadata=True)
@@ -189,11 +190,11 @@ def _vae_key(key: str, levels: int) -> str:
     if ".mid.attn_1." in key:
         for old, new in _ATTENTION.items():
             key = key.replace(old, new)
-    parts = key.split(".")
-    if len(parts) > 2 and parts[1] in ("down_blocks", "up_blocks"):
-        level = int(parts[2]) if parts[1] == "down_blocks" else levels - 1 - int(parts[2])
-        parts[1:3] = [parts[1].split("_")[0], str(level)]
-        key = ".".join(parts)
+    words = key.split(".")
+    if len(words) > 2 and words[1] in ("down_blocks", "up_blocks"):
+        level = int(words[2]) if words[1] == "down_blocks" else levels - 1 - int(words[2])
+        words[1:3] = [words[1].split("_")[0], str(level)]
+        key = ".".join(words)
         for old, new in (("resnets.", "block."), ("downsamplers.0.", "downsample."), ("upsamplers.0.", "upsample.")):
             key = key.replace(old, new)
     return key.replace("conv_shortcut", "nin_shortcut").replace("conv_norm_out", "norm_out")

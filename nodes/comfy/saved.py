@@ -17,7 +17,7 @@ def plain_name(name: str) -> str:
     """A file name without any path.
 
     Raises:
-        VitrineError: separators, dots in front, or nothing.
+        VitrineError: The name is empty, has separators, or begins with a dot.
     """
     if not name or name != os.path.basename(name) or "\\" in name or name.startswith(".") or "\0" in name:
         raise refuse("file name", name, "letters without folders, e.g. portrait-t50", "leave out / and leading dots")
@@ -31,15 +31,15 @@ def folder(kind: str) -> Path:
 
 def listed(kind: str, ending: str) -> list[str]:
     """Names in output/<kind>, then the shipped example, so that a Load node has something to load at once."""
-    saved = sorted(p.name for p in folder(kind).glob(f"*{ending}"))
-    return [*saved, *(f"{p.name}{_MARK}" for p in sorted((SHIPPED / kind).glob(f"*{ending}")))]
+    names = sorted(p.name for p in folder(kind).glob(f"*{ending}"))
+    return [*names, *(f"{p.name}{_MARK}" for p in sorted((SHIPPED / kind).glob(f"*{ending}")))]
 
 
 def path_of(kind: str, name: str) -> Path:
     """Where an entry of :func:`listed` lies.
 
     Raises:
-        VitrineError: a name that leaves the folder.
+        VitrineError: The name leaves the folder.
     """
     shipped = name.endswith(_MARK)
     root = SHIPPED / kind if shipped else folder(kind)

@@ -1,4 +1,4 @@
-"""The portraits transformers as genuine ComfyUI objects: ComfyUI's PixArt network with a sibling's weights."""
+"""The portraits transformers as genuine ComfyUI objects: ComfyUI's PixArt network with their weights."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PixArt(comfy.ldm.pixart.pixartms.PixArtMS):
         super().__init__(**settings)
         self.base_size = base_size
 
-    def forward_orig(self, x: Any, timestep: Any, y: Any, *unused: Any, **told: Any) -> torch.Tensor:
-        """As the base class, without a mask and sizes of its own: (B, 4, H, W) in and out."""
+    def forward_orig(self, x: Any, timestep: Any, y: Any, *unused: Any, **ignored: Any) -> torch.Tensor:
+        """As the base class, without its mask and size conditions: (B, 4, H, W) in and out."""
         rows, columns = (side // self.patch_size for side in x.shape[-2:])
         positions = comfy.ldm.pixart.pixartms.get_2d_sincos_pos_embed_torch(
             self.hidden_size, columns, rows, self.pe_interpolation or 1.0, self.base_size, x.device, x.dtype
@@ -65,31 +65,32 @@ class PortraitsTransformer(comfy.supported_models.PixArtAlpha):
 
 
 def load_transformer(folder: str, disable_dynamic: bool = False) -> Any:
-    """MODEL from a sibling's folder. Also the factory that deep clones call (``cached_patcher_init``)."""
+    """MODEL from a transformer's folder. Also the factory that deep clones call (``cached_patcher_init``)."""
     root = Path(folder)
     config, weights = read_part(str(root.parent), root.name)
     scale = json.loads((WEIGHTS / "vae" / "config.json").read_text())["scaling_factor"]
-    betas = _own_betas(root)
-    described = PortraitsTransformer(_config(config), scale, TRAINED_SIDE if betas is None else 2 * TRAINED_SIDE)
-    described.set_inference_dtype(torch.float32, None)
+    betas = _trained_betas(root)
+    side = TRAINED_SIDE if betas is None else 2 * TRAINED_SIDE
+    model_config = PortraitsTransformer(_config(config), scale, side)
+    model_config.set_inference_dtype(torch.float32, None)
     offload = comfy.model_management.unet_offload_device()
-    model = described.get_model({}, "", device=offload)
+    model = model_config.get_model({}, "", device=offload)
     if betas is not None:
         abar = torch.cumprod(1 - betas, 0)
         model.model_sampling.set_sigmas(((1 - abar) / abar).sqrt())
     patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
     device = comfy.model_management.get_torch_device()
     patcher = patcher_class(model, load_device=device, offload_device=offload)
-    model.load_model_weights(converted(weights, described.unet_config), "", assign=patcher.is_dynamic())
+    model.load_model_weights(converted(weights, model_config.unet_config), "", assign=patcher.is_dynamic())
     patcher.cached_patcher_init = (load_transformer, (folder,))
     return patcher
 
 
-def _own_betas(root: Path) -> torch.Tensor | None:
-    """The noise schedule of a sibling that was trained under another than the portraits model's."""
+def _trained_betas(root: Path) -> torch.Tensor | None:
+    """The noise schedule of a transformer that was not trained under the portraits model's; else None."""
     path = root / "scheduler_config.json"
-    told = json.loads(path.read_text()).get("trained_betas") if path.is_file() else None
-    return None if told is None else torch.tensor(told, dtype=torch.float64)
+    betas = json.loads(path.read_text()).get("trained_betas") if path.is_file() else None
+    return None if betas is None else torch.tensor(betas, dtype=torch.float64)
 
 
 def _config(config: dict) -> dict:
@@ -104,21 +105,21 @@ def _config(config: dict) -> dict:
 
 
 def converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch.Tensor]:
-    """diffusers names -> ComfyUI's, by its own map; queries, keys and values that it keeps in one are put together.
+    """diffusers names -> ComfyUI's, by its own map; queries, keys and values that it keeps in one are joined.
 
     Raises:
-        VitrineError: a weight that has no place.
+        VitrineError: A weight has no place.
     """
     places = comfy.utils.pixart_to_diffusers(config)
     lost = sorted(set(weights) - set(places))
     if lost:
-        raise refuse("transformer weights", lost[:3], "a PixArt-shaped transformer", "use a sibling's folder")
-    parts: dict[str, dict[int, torch.Tensor]] = {}
+        raise refuse("transformer weights", lost[:3], "a PixArt-shaped transformer", "use a folder of one that ships")
+    slices: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in weights.items():
         where = places[name]
         key, start = (where, 0) if isinstance(where, str) else (where[0], where[1][1])
-        parts.setdefault(key, {})[start] = value
-    found = {key: torch.cat([v[start] for start in sorted(v)]) for key, v in parts.items()}
-    # Only training reads it, but ComfyUI's modules must be given everything they have.
+        slices.setdefault(key, {})[start] = value
+    joined = {key: torch.cat([v[start] for start in sorted(v)]) for key, v in slices.items()}
+    # Only training reads it, but ComfyUI's modules need a value for every weight.
     empty = torch.zeros(config["model_max_length"], config["caption_channels"])
-    return found | {"y_embedder.y_embedding": empty}
+    return joined | {"y_embedder.y_embedding": empty}

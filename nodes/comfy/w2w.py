@@ -1,15 +1,13 @@
-"""What the W2W nodes need of ComfyUI's insides: spaces and LoRA folders on disk, models as patches, late edits."""
+"""W2W in ComfyUI: spaces and folders of LoRAs on disk, and a model of a space on MODEL, also from a timestep on."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import comfy.lora
-import comfy.lora_convert
-import comfy.patcher_extension
 import folder_paths
 
 from ...engine.errors import refuse
@@ -18,7 +16,6 @@ from ...engine.w2w import (
     BatchedLora,
     BuildConfig,
     Built,
-    Lora,
     Manifest,
     Space,
     W2WModel,
@@ -27,8 +24,9 @@ from ...engine.w2w import (
     load_space,
     materialise,
 )
-from ...engine.w2w.export import kohya
-from . import model as bridge
+from .forwards import Forward, around_forwards
+from .lora import with_lora
+from .progress import progress
 from .saved import plain_name
 
 PEOPLE = "portraits people (shipped)"
@@ -40,6 +38,7 @@ if "w2w" not in folder_paths.folder_names_and_paths:  # another pack may have re
     folder_paths.add_model_folder_path("w2w", str(Path(folder_paths.models_dir) / "w2w"))
 
 
+# --- on disk ------------------------------------------------------------------------------------------------------
 def space_files() -> list[str]:
     """The shipped space and the files in models/w2w."""
     shipped = [PEOPLE] if PEOPLE_SPACE.is_file() else []
@@ -51,58 +50,43 @@ def space(name: str) -> Space:
     return load_space(PEOPLE_SPACE if name == PEOPLE else folder_paths.get_full_path_or_raise("w2w", name))
 
 
-def lora_folders() -> dict[str, Path]:
-    """Folders with two LoRA files or more: their names below models/loras -> where they are.
-
-    ``.`` is models/loras itself; another root, such as this pack's own students, goes by its folder's name.
-    """
-    found: dict[str, Path] = {}
-    for number, root in enumerate(map(Path, folder_paths.get_folder_paths("loras"))):
-        for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
-            if len(list(folder.glob("*.safetensors"))) > 1:
-                name = folder.relative_to(root).as_posix()
-                found.setdefault(root.name if number and name == "." else name, folder)
-    return dict(sorted(found.items()))
-
-
-def build(folder: str, name: str, config: BuildConfig) -> Built:
-    """Build a space from a folder below models/loras; it is saved in models/w2w.
-
-    Raises:
-        VitrineError: a folder that is not there, or a name that leaves models/w2w.
-    """
-    known = lora_folders()
-    if folder not in known:
-        raise refuse("folder", folder, list(known), "put the LoRAs into a folder below models/loras")
-    work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # a stopped build goes on
-    built = build_space(known[folder], config, bridge.progress(), work=work)
-    save_space(built.space, name)
-    shutil.rmtree(work, ignore_errors=True)
-    return built
-
-
 def save_space(space: Space, name: str) -> Path:
     """Write a space into models/w2w."""
     target = Path(folder_paths.get_folder_paths("w2w")[0])
     return space.save(target / f"{plain_name(name)}.w2w.safetensors", "float16")
 
 
-def patched(model: Any, lora: Lora, strength: float = 1.0) -> Any:
-    """A clone with a LoRA as ordinary weight patches; every layer must fit.
+def lora_folders() -> dict[str, Path]:
+    """Folders with two LoRA files or more: their names below models/loras -> where they are.
+
+    ``.`` is models/loras itself; another root, such as this pack's own students, goes by its folder's name.
+    """
+    folders: dict[str, Path] = {}
+    for number, root in enumerate(map(Path, folder_paths.get_folder_paths("loras"))):
+        for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
+            if len(list(folder.glob("*.safetensors"))) > 1:
+                name = folder.relative_to(root).as_posix()
+                folders.setdefault(root.name if number and name == "." else name, folder)
+    return dict(sorted(folders.items()))
+
+
+def build(folder: str, name: str, config: BuildConfig) -> Built:
+    """Build a space from a folder below models/loras; it is saved in models/w2w.
 
     Raises:
-        VitrineError: layers this MODEL has not.
+        VitrineError: The folder is missing, or the name leaves models/w2w.
     """
-    keys = comfy.lora.model_lora_keys_unet(model.model, {})
-    found = comfy.lora.load_lora(comfy.lora_convert.convert_lora(kohya(lora)), keys)
-    clone = model.clone()
-    applied = set(clone.add_patches(found, strength))
-    if len(applied) < len(lora):
-        given = f"{len(applied)} of {len(lora)} layers fit"
-        raise refuse("model of the space", given, "the base model the LoRAs were trained on", "load that checkpoint")
-    return clone
+    known = lora_folders()
+    if folder not in known:
+        raise refuse("folder", folder, list(known), "put the LoRAs into a folder below models/loras")
+    work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # where a stopped build resumes
+    built = build_space(known[folder], config, progress(), work=work)
+    save_space(built.space, name)
+    shutil.rmtree(work, ignore_errors=True)
+    return built
 
 
+# --- on MODEL -----------------------------------------------------------------------------------------------------
 def applied(model: Any, space: Space, chosen: W2WModel, late: W2WModel | None, start: float, strength: float) -> Any:
     """A clone that is the chosen model of the space and, from timestep ``start`` on, the late one.
 
@@ -111,30 +95,20 @@ def applied(model: Any, space: Space, chosen: W2WModel, late: W2WModel | None, s
     """
     before = materialise(space, chosen.belongs(space).coefficients[0])
     if late is None:
-        return patched(model, before, strength)
+        return with_lora(model, before, strength)
     after = materialise(space, late.belongs(space).coefficients[0])
     if start >= 1000:
-        return patched(model, after, strength)
-    clone, change = patched(model, before, strength), difference(after, before)
+        return with_lora(model, after, strength)
+    clone, change = with_lora(model, before, strength), difference(after, before)
     if not change or start < 0:
         return clone
     change = {path: replace(layer, up=strength * layer.up) for path, layer in change.items()}
     manifest = Manifest.of(change)
     weights = manifest.flatten(change)[None]
 
-    def apply_model(executor: Any, x: Any, t: Any, *args: Any, **kwargs: Any) -> Any:
-        base = executor.class_obj
-        if float(base.model_sampling.timestep(t[:1])) > start:
-            return executor(x, t, *args, **kwargs)
-        with BatchedLora(base.diffusion_model, manifest, weights.to(x.device)):
-            return executor(x, t, *args, **kwargs)
+    def late_edit(forward: Forward) -> AbstractContextManager:
+        if forward.timestep > start:
+            return nullcontext()
+        return BatchedLora(forward.network, manifest, weights.to(forward.x.device))
 
-    clone.add_wrapper_with_key(comfy.patcher_extension.WrappersMP.APPLY_MODEL, _KEY, apply_model)
-    return clone
-
-
-def inverting(model: Any) -> Any:
-    """A Denoiser whose backbone lets gradients through; call it outside inference mode."""
-    denoiser = bridge.denoiser_of(model)
-    bridge.allow_gradients(model)
-    return denoiser
+    return around_forwards(clone, _KEY, late_edit)

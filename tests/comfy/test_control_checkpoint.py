@@ -12,7 +12,7 @@ from vitrine.engine.control import (
     GammaConfig,
     GuidanceConfig,
     PaddingConfig,
-    Told,
+    SizeCondition,
     control_width,
     pad_text,
     save_control,
@@ -89,7 +89,7 @@ def test_a_checkpoint_samples_as_in_the_pipeline(comfy, portraits, folder, beta)
     noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * scheduler.sigmas[0] / scheduler.init_noise_sigma
     try:
         ours = portraits.pipe(
-            PROMPT, "", checkpoint=own, told=Told((32, 48), (4, 6), None, True), guidance=GuidanceConfig(3.0, beta),
+            PROMPT, "", checkpoint=own, size_condition=SizeCondition((32, 48), (4, 6), None, True), guidance=GuidanceConfig(3.0, beta),
             latents=noise, num_inference_steps=4, output_type="latent",
         )  # fmt: skip
     finally:
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused(comfy, portraits, folder):
         with pytest.raises(ValueError, match="name = number"):
             comfy.call("VitrineControlValues", **values, extra=extra)
     (kept,) = comfy.call("VitrineControlValues", **values, extra="a = 1\nb: -2e-1")
-    assert kept[0][1]["vitrine_told"].extra == {"a": 1.0, "b": -0.2}
+    assert kept[0][1]["vitrine_sizes"].extra == {"a": 1.0, "b": -0.2}
 
 
 def test_a_graph_with_every_node(comfy, portraits, folder):

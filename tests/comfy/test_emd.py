@@ -139,9 +139,9 @@ def test_student_file_and_refusals(comfy, loaded, positive, folder):
 
 def test_correction_agrees_with_the_pipeline(comfy, loaded, pipe, positive, folder):
     lora(folder / "score.safetensors", StudentContract().to_metadata(), scale=0.5)
-    from vitrine.nodes.comfy import emd as bridge_emd
+    from vitrine.nodes.comfy.lora import with_student
 
-    score = bridge_emd.with_lora(loaded[0], "score.safetensors")
+    score = with_student(loaded[0], "score.safetensors")
     x0, z = generate(comfy, loaded[0], positive)
     told = {"teacher": loaded[0], "model": loaded[0], "positive": positive, "z": z, "seed": 5, "student": NONE}
     told |= {"contract": "manual", "timestep": 999.0, "noise": "unit", "chain_timestep": 399.0, "step_size": 0.16}

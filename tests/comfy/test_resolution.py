@@ -105,7 +105,7 @@ def test_what_the_network_is_told(comfy, loaded):
 
 def test_flow_models_compose_with_their_own_shift(comfy, loaded):
     import comfy.model_sampling as sampling
-    from vitrine.nodes.comfy import resolution as bridge_resolution
+    from vitrine.nodes.comfy.schedule import own_shift
 
     class Flow(sampling.ModelSamplingDiscreteFlow, sampling.CONST):
         pass
@@ -120,7 +120,7 @@ def test_flow_models_compose_with_their_own_shift(comfy, loaded):
         model.add_object_patch("model_sampling", own)
         made, _, report = transfer(comfy, model, 96, 96)
         new = made.get_model_object("model_sampling")
-        assert type(new) is type(own) and bridge_resolution.own_shift(new) == pytest.approx(wanted)
+        assert type(new) is type(own) and own_shift(new) == pytest.approx(wanted)
         assert f"{wanted:.4g}" in report
         tau = own.sigmas.double()
         torch.testing.assert_close(new.sigmas.double(), 1.5 * tau / (1 + 0.5 * tau), rtol=1e-5, atol=1e-7)
@@ -198,17 +198,17 @@ def test_stored_tables_are_replaced_on_the_clone_only(comfy):
 
 def test_rotary_stand_in(comfy):
     from comfy.ldm.flux.layers import EmbedND
-    from vitrine.engine.resolution import ModelFacts, Positions, plan
+    from vitrine.engine.resolution import ModelFacts, Positions, plan_transfer
     from vitrine.engine.schedule import NoiseSchedule
     from vitrine.nodes.comfy.resolution import _Rotary
 
     own, ids = EmbedND(16, 10000, [4, 6, 6]), torch.zeros(1, 24, 3)
     ids[0, :, 1], ids[0, :, 2] = torch.arange(24) // 6, torch.arange(24) % 6
     facts = ModelFacts("flux", NoiseSchedule.flow(), (96, 64), 8, 2, positions=Positions("rope"))
-    made = plan(facts, ResolutionTransferConfig((192, 128), pos_embed="rope_pi"))
+    made = plan_transfer(facts, ResolutionTransferConfig((192, 128), pos_embed="rope_pi"))
     found, wanted = _Rotary(own, made)(ids), own(ids / torch.tensor([1.0, 2.0, 2.0]))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
-    spread = plan(facts, ResolutionTransferConfig((192, 128), pos_embed="rope_ntk"))
+    spread = plan_transfer(facts, ResolutionTransferConfig((192, 128), pos_embed="rope_ntk"))
     found = _Rotary(own, spread)(ids)
     assert found.shape == wanted.shape and (found - own(ids)).abs().max() > 1e-3
 

@@ -1,0 +1,114 @@
+"""ComfyUI's CONDITIONING: as the engine's Condition, from prompts, and with the sizes a picture is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import node_helpers
+import torch
+
+from ...engine.condition import Condition
+from ...engine.control import SizeCondition
+from ...engine.errors import refuse
+
+PIXELS = 8
+"""ComfyUI tells models sizes as latent cells times 8, whatever the VAE."""
+SIZES, NULL = "vitrine_sizes", "vitrine_null"
+"""Keys of a conditioning: the SizeCondition a control checkpoint reads, and that control is left out."""
+_KEYS = ("width", "height", "crop_w", "crop_h", "target_width", "target_height", "aspect_ratio", SIZES)
+
+
+# --- as the engine's Condition ------------------------------------------------------------------------------------
+def condition_of(model: Any, conditioning: list, latents: torch.Tensor) -> Condition:
+    """CONDITIONING -> Condition for the rows of ``latents``, through the model's own ``extra_conds``.
+
+    Raises:
+        VitrineError: The conditioning is empty, or has areas or timestep ranges, which a single pass cannot honour.
+    """
+    if not conditioning:
+        raise refuse("conditioning", "empty", "the output of a text encode node", "connect CLIP Text Encode")
+    if len(conditioning) > 1 or {"area", "mask", "start_percent"} & set(conditioning[0][1]):
+        shown = f"{len(conditioning)} parts with {sorted(conditioning[0][1])}"
+        raise refuse("conditioning", shown, "one plain prompt", "remove Combine, Area, Mask and Timestep Range nodes")
+    text, settings = conditioning[0]
+    ratio = model.get_model_object("latent_format").spacial_downscale_ratio
+    sizes = {"width": latents.shape[-1] * ratio, "height": latents.shape[-2] * ratio}
+    call = {"cross_attn": text, "noise": latents, "device": latents.device, "prompt_type": "positive"}
+    model_conds = model.model.extra_conds(**sizes | settings | call)
+    values = {k: v.process_cond(batch_size=len(latents), area=None).cond for k, v in model_conds.items()}
+    tensors = {k: v.to(latents.device) for k, v in values.items() if isinstance(v, torch.Tensor)}
+    return Condition(tensors.pop("c_crossattn", None), None, tensors)
+
+
+def prompt_conditions(model: Any, clip: Any, prompts: list[str], latents: torch.Tensor) -> list[Condition]:
+    """One condition of one row for each prompt, through the model's own ``extra_conds``."""
+    encoded = (clip.encode_from_tokens_scheduled(clip.tokenize(prompt)) for prompt in prompts)
+    return [condition_of(model, conditioning, latents[:1]) for conditioning in encoded]
+
+
+# --- sizes --------------------------------------------------------------------------------------------------------
+def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] | None = None) -> list:
+    """CONDITIONING that is told sizes: SDXL's and PixArt's own keys, and what control checkpoints read.
+
+    Args:
+        size: (height, width) of the picture in pixels, for what ``sizes`` leaves open.
+
+    Raises:
+        VitrineError: The original or the target size is missing, and there is no ``size`` to take it from.
+    """
+    if size is None and (sizes.original is None or sizes.target is None):
+        raise refuse("sizes", sizes, "original and target", "give both")
+    height, width, top, left, target_height, target_width = (int(v) for v in sizes.time_ids(size or (1, 1)))
+    values = {
+        "width": width, "height": height, "crop_w": left, "crop_h": top, "target_width": target_width,
+        "target_height": target_height, "aspect_ratio": target_height / target_width, SIZES: sizes,
+    }  # fmt: skip
+    return node_helpers.conditioning_set_values(conditioning, values)
+
+
+def null_control(conditioning: list, prompt_type: str | None = None) -> list:
+    """The same prompt without control."""
+    role = {} if prompt_type is None else {"prompt_type": prompt_type}
+    return [[text, _without_sizes(settings) | {NULL: True} | role] for text, settings in conditioning]
+
+
+def same_control(conditioning: list, other: list, prompt_type: str) -> list:
+    """A prompt with the control of another's first part."""
+    values = {k: v for k, v in other[0][1].items() if k in _KEYS} | {"prompt_type": prompt_type}
+    return [[text, _without_sizes(settings) | values] for text, settings in conditioning]
+
+
+def _without_sizes(settings: dict) -> dict:
+    return {k: v for k, v in settings.items() if k not in _KEYS}
+
+
+def high_is_null(settings: dict, size: tuple[int, int]) -> bool:
+    """Whether only the original size differs from a picture of ``size`` (height, width) without control.
+
+    Read as the model reads the keys: a target that is missing is the original.
+    """
+    original = (settings.get("height", size[0]), settings.get("width", size[1]))
+    target = (settings.get("target_height", original[0]), settings.get("target_width", original[1]))
+    sizes = SizeCondition(original, (settings.get("crop_h", 0), settings.get("crop_w", 0)), target)
+    aspect = settings.get("aspect_ratio", original[0] / original[1])
+    return sizes.high_is_null(size) and aspect == size[0] / size[1]
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+def token_count(clip: Any, text: str) -> int:
+    """Tokens of a prompt with its start and end, as the first of the CLIP's text encoders sees it.
+
+    Raises:
+        VitrineError: The text encoder is not of CLIP or T5 kind.
+    """
+    tokens = clip.tokenize(text)
+    encoders = {k.removeprefix("clip_"): v for k, v in vars(clip.tokenizer).items() if hasattr(v, "end_token")}
+    name = next((n for n in encoders if n in tokens), None)
+    if name is None:
+        raise refuse("clip", sorted(tokens), "a text encoder of CLIP or T5 kind", "give the number of tokens yourself")
+    ids = [t[0] for chunk in tokens[name] for t in chunk]
+    last = len(ids) - 1
+    while last > 0 and ids[last - 1] == ids[-1]:
+        last -= 1
+    # Padded with the end token, the first of the run is the prompt's own; else the run is padding.
+    return last + 1 if ids[-1] == encoders[name].end_token else last

@@ -1,0 +1,141 @@
+"""Forwards of a MODEL: one outside a sampler, and context managers around each one that a clone runs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.conds
+import comfy.model_patcher
+import comfy.patcher_extension
+import comfy.sampler_helpers
+import comfy.samplers
+import torch
+
+from ...engine.condition import Condition
+
+_WRAPPERS = comfy.patcher_extension.WrappersMP
+
+
+# --- around a clone's forwards ------------------------------------------------------------------------------------
+@dataclass
+class Forward:
+    """One network call that is about to run. A context manager may change what it passes on.
+
+    Attributes:
+        base: ComfyUI's BaseModel around the network.
+        x: (B, C, H, W) noisy latents in ComfyUI's scale.
+        sigma: (B,) noise levels.
+        options: transformer_options, a dict of this call's own.
+        conditions: further conditions by keyword, such as ``y``; a dict of this call's own.
+    """
+
+    base: Any
+    x: torch.Tensor
+    sigma: torch.Tensor
+    options: dict[str, Any]
+    conditions: dict[str, Any]
+
+    @property
+    def network(self) -> torch.nn.Module:
+        """The network, whose places have addresses."""
+        return self.base.diffusion_model
+
+    @property
+    def timestep(self) -> float:
+        """The first row's timestep, as the network is told it."""
+        return float(self.base.model_sampling.timestep(self.sigma[:1]))
+
+    @property
+    def positive_rows(self) -> torch.Tensor:
+        """(B,) bool: rows that have the positive prompt. ComfyUI lists its chunks, unconditional ones as 1."""
+        chunks, batch = self.options.get("cond_or_uncond") or [0], len(self.x)
+        return torch.tensor([c == 0 for c in chunks]).repeat_interleave(max(1, batch // len(chunks)))[:batch]
+
+
+@dataclass
+class Run:
+    """A sampling run that is about to start. A context manager may change what it passes on.
+
+    Attributes:
+        guider: ComfyUI's guider; ``guider.conds`` are this run's own.
+        noise: (B, C, H, W).
+        sigmas: (steps + 1,) noise levels, the last one 0.
+    """
+
+    guider: Any
+    noise: torch.Tensor
+    sigmas: torch.Tensor
+
+
+def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractContextManager]) -> Any:
+    """A clone whose every forward runs inside ``context(forward)``. Nothing is on the network between forwards."""
+
+    def apply_model(
+        executor: Any, x: Any, t: Any, c_concat: Any = None, c_crossattn: Any = None, control: Any = None,
+        transformer_options: Any = None, **conditions: Any,
+    ) -> Any:  # fmt: skip
+        forward = Forward(executor.class_obj, x, t, dict(transformer_options or {}), conditions)
+        with context(forward):
+            return executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
+
+    return _wrapped(model, _WRAPPERS.APPLY_MODEL, key, apply_model, context)
+
+
+def around_sampling(model: Any, key: str, context: Callable[[Run], AbstractContextManager]) -> Any:
+    """A clone whose every sampling run happens inside ``context(run)``, which ends also when the run is interrupted."""
+
+    def outer_sample(
+        executor: Any, noise: Any, latent: Any, sampler: Any, sigmas: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        run = Run(executor.class_obj, noise, sigmas)
+        with context(run):
+            return executor(run.noise, latent, sampler, run.sigmas, *args, **kwargs)
+
+    return _wrapped(model, _WRAPPERS.OUTER_SAMPLE, key, outer_sample, context)
+
+
+def _wrapped(model: Any, kind: str, key: str, wrapper: Callable, context: Callable) -> Any:
+    wrapper.__module__ = context.__module__  # Active Patches names the module that asked for it, not this one
+    clone = model.clone()
+    clone.add_wrapper_with_key(kind, key, wrapper)
+    return clone
+
+
+def without(model: Any, key: str) -> Any:
+    """A clone without the wrappers and the attachment under a key."""
+    clone = model.clone()
+    for kind in (_WRAPPERS.APPLY_MODEL, _WRAPPERS.OUTER_SAMPLE):
+        clone.remove_wrappers_with_key(kind, key)
+    clone.remove_attachments(key)
+    return clone
+
+
+# --- one forward outside a sampler --------------------------------------------------------------------------------
+def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """x0 (B, C, H, W) from one network call at sigma (B,), through the same functions of core as a sampler's step.
+
+    So everything on the MODEL that acts on a forward acts here. What acts on a run does not, for there is none:
+    guidance, caches across steps, and context windows, which would take the rows for frames of one video.
+    """
+    options = comfy.model_patcher.create_model_options_clone(model.model_options)
+    options.pop("context_handler", None)
+    comfy.sampler_helpers.prepare_model_patcher(model, {}, options)
+    inner = options["transformer_options"]
+    for name, value in inner.items():
+        if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
+            inner[name] = value.clone()  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
+    inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
+    named = {"c_crossattn": cond.text} | cond.extra
+    model_conds = {k: comfy.conds.CONDRegular(v) for k, v in named.items() if v is not None}
+    model.pre_run()
+    try:
+        comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
+        part = {"model_conds": model_conds, "uuid": uuid.uuid4()}
+        return comfy.samplers.calc_cond_batch(model.model, [[part]], x, sigma, options)[0]
+    finally:
+        comfy.samplers.cast_to_load_options(options, model.offload_device)
+        model.cleanup()

@@ -1,0 +1,78 @@
+"""LoRAs as ordinary weight patches of a clone: files of one-step students, and models of a W2W space."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import comfy.lora
+import comfy.lora_convert
+import comfy.utils
+import folder_paths
+import torch
+
+from ...engine.emd import StudentContract, check_names, read_student
+from ...engine.errors import refuse
+from ...engine.portraits.shipped import STUDENT_FOLDER
+from ...engine.w2w import Lora
+from ...engine.w2w.export import kohya
+
+NO_STUDENT = "(the model is the student)"
+
+if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for this pack's nodes and for Load LoRA
+    folder_paths.add_model_folder_path("loras", str(STUDENT_FOLDER))
+
+
+def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> tuple[Any, int]:
+    """A clone with kohya tensors as patches, and how many layers of the model they reached."""
+    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    patches = comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys)
+    clone = model.clone()
+    return clone, len(set(clone.add_patches(patches, strength)))
+
+
+def student_files() -> list[str]:
+    """LoRA files on offer, after the entry that means none."""
+    return [NO_STUDENT, *folder_paths.get_filename_list("loras")]
+
+
+def contract_in(name: str) -> StudentContract:
+    """The contract in a LoRA file's header.
+
+    Raises:
+        VitrineError: No file is chosen, or it has no contract, or it has PEFT names.
+    """
+    if name == NO_STUDENT:
+        raise refuse("contract", "auto without a student file", "a student file with a header", "choose a preset")
+    return read_student(folder_paths.get_full_path_or_raise("loras", name))[0]
+
+
+def with_student(model: Any, name: str) -> Any:
+    """A clone with a LoRA file at strength 1; every key must fit.
+
+    Raises:
+        VitrineError: The file has PEFT names, or is a LoRA of another architecture.
+    """
+    if name == NO_STUDENT:
+        return model
+    tensors = comfy.utils.load_torch_file(folder_paths.get_full_path_or_raise("loras", name), safe_load=True)
+    check_names(tensors, os.path.basename(name))
+    layers = {k.split(".")[0] for k in tensors if k.endswith("lora_down.weight")}
+    clone, fitting = _patched(model, tensors, 1.0)
+    if not fitting or fitting < len(layers):
+        shown = f"{fitting} of {len(layers)} layers of {os.path.basename(name)} fit"
+        raise refuse("student LoRA", shown, "a LoRA of this base model", "load the base it was distilled from")
+    return clone
+
+
+def with_lora(model: Any, lora: Lora, strength: float = 1.0) -> Any:
+    """A clone with a LoRA as ordinary weight patches; every layer must fit.
+
+    Raises:
+        VitrineError: The MODEL lacks layers of the LoRA.
+    """
+    clone, fitting = _patched(model, kohya(lora), strength)
+    if fitting < len(lora):
+        shown = f"{fitting} of {len(lora)} layers fit"
+        raise refuse("model of the space", shown, "the base model the LoRAs were trained on", "load that checkpoint")
+    return clone
