@@ -15,7 +15,7 @@ from diffusers.utils import make_image_grid
 from vitrine.engine.activations import Activations, PCABasis, pca_rgb
 from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import caption, load_portraits, render, sample_scenes
-from vitrine.evidence.activations.page import part_agreement
+from vitrine.evidence.activations.measures import part_agreement
 from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())

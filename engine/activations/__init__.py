@@ -1,6 +1,6 @@
 """Activation Tap: read any inner activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
 
-``TapConfig`` or a preset says what; ``tap_latents`` taps given pictures, ``tap_steps`` taps a running sampler;
+``TapConfig`` or a preset says what to read; ``tap_latents`` taps given pictures, ``tap_steps`` taps a running sampler;
 ``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` draws them.
 """
 
@@ -10,11 +10,11 @@ from .during import DIFFUSERS_GUIDED, StepRecord, tap_steps
 from .images import encode_pixels, to_pixels
 from .pca import PCABasis, pca_rgb
 from .presets import PRESETS, Preset, preset
-from .tap import check_timestep, seeded_noise, tap_latents, tap_timesteps
+from .tap import check_timestep, gdf_noise, tap_latents, tap_timesteps
 from .writer import ActivationReader, ActivationWriter
 
 __all__ = [
     "DIFFUSERS_GUIDED", "PRESETS", "ActivationReader", "ActivationWriter", "Activations", "PCABasis", "Preset",
-    "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "pca_rgb", "preset",
-    "seeded_noise", "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
+    "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "gdf_noise", "pca_rgb", "preset",
+    "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
 ]  # fmt: skip

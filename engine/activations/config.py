@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from ..addresses import split_patterns
 from ..attention import MapReduction
+from ..config import Config
 from ..errors import refuse
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -19,7 +19,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 @dataclass(frozen=True)
-class TapConfig:
+class TapConfig(Config):
     """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, run, keep ``addresses``.
 
     Args:
@@ -27,17 +27,17 @@ class TapConfig:
         timestep: the network's own timestep, 0 <= t <= 999 for 1000-step models (flow time x 1000 for flow models).
         seeds: one noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).
         dtype: storage type of the result; statistics are float32 whatever it is.
-        size: pictures are resized to ``size x size`` pixels first; None keeps theirs.
+        size: pictures are resized to ``size x size`` pixels first; None keeps their size.
         early_exit: stop the network after the last wanted place. Never changes the values.
         posterior: the VAE's ``"mean"`` or one seeded ``"sample"`` (what the official GDF code draws).
         batch: the most rows (images x seeds x timesteps) in one forward. Never changes which noise a row sees.
-        variance: also keep the variance over the seeds, at least two of them.
+        variance: also keep the variance over the seeds; needs at least two of them.
         noise: False feeds the clean latent, as CleanDIFT's fine-tuned networks expect.
         map_heads: attention maps with their heads apart (``"each"``) or averaged (``"mean"``).
         map_tokens: keys of attention maps to keep, by position; None keeps all.
 
     Raises:
-        VitrineError: a value is outside what is listed above.
+        VitrineError: If a value is outside what is listed above.
     """
 
     addresses: tuple[str, ...]
@@ -55,7 +55,7 @@ class TapConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", tuple(split_patterns(self.addresses)))
-        object.__setattr__(self, "seeds", _whole_numbers(self.seeds))
+        object.__setattr__(self, "seeds", _integers(self.seeds))
         self._check_addresses()
         self._check_timestep()
         self._check_seeds()
@@ -72,8 +72,8 @@ class TapConfig:
         object.__setattr__(self, "timestep", float(t))
 
     def _check_seeds(self) -> None:
-        whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in self.seeds)
-        if not self.seeds or not whole:
+        valid = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in self.seeds)
+        if not self.seeds or not valid:
             raise refuse("seeds", self.seeds, "at least one integer in [0, 2**63)", "seeds=(0,) taps once")
         if len(set(self.seeds)) != len(self.seeds):
             raise refuse("seeds", self.seeds, "distinct seeds", "drop the repeated seed, it adds no information")
@@ -96,30 +96,11 @@ class TapConfig:
         if not isinstance(self.batch, int) or self.batch < 1:
             raise refuse("batch", self.batch, "an integer >= 1", "lower it when memory is short")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; ``TapConfig.from_dict`` undoes it."""
-        data = asdict(self)
-        tokens = None if self.map_tokens is None else list(self.map_tokens)
-        return {**data, "addresses": list(self.addresses), "seeds": list(self.seeds), "map_tokens": tokens}
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TapConfig:
-        """Rebuild a config.
-
-        Raises:
-            VitrineError: an unknown key, no addresses, or a value outside its range.
-        """
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(data) - known)
-        if unknown or "addresses" not in data:
-            raise refuse("tap config", sorted(data), sorted(known), "addresses are required; remove unknown keys")
-        return cls(**dict(data))
-
-
-def _whole_numbers(seeds: Any) -> tuple[int, ...]:
-    """Any integers (also a range, a numpy array, or one number) as a tuple of Python's own."""
-    listed = list(seeds) if isinstance(seeds, Iterable) else [seeds]
+def _integers(seeds: Iterable | int) -> tuple[int, ...]:
+    """Any integers (a range, a numpy array, one number) as a tuple of Python ints."""
+    entries = list(seeds) if isinstance(seeds, Iterable) else [seeds]
     try:
-        return tuple(s if isinstance(s, bool) else operator.index(s) for s in listed)
+        return tuple(s if isinstance(s, bool) else operator.index(s) for s in entries)
     except TypeError as error:
         raise refuse("seeds", seeds, "integers in [0, 2**63)", "seeds=(0,) taps once") from error

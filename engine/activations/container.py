@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ..config import Config
 from ..errors import refuse
 from ..files import check_tensors, named, open_artefact, save_artefact
 from ..hooks import Activation
@@ -30,14 +31,21 @@ def vitrine_version() -> str:
 
 
 @dataclass(frozen=True)
-class TapInfo:
+class TapInfo(Config):
     """How activations were made.
 
     Args:
-        timestep: the network's own timestep; sigma: its noise level (k-diffusion's, or the flow time).
-        seeds: averaged over; prompts: one for each row, or one for all; model: an id to print.
-        step: the sampling step they were recorded at, None for a tap of a given picture.
+        timestep: the network's own timestep.
+        sigma: the noise level there (k-diffusion's sigma, or the flow time).
+        seeds: of the noises that were averaged over.
+        prompts: one for each row, or one for all.
+        model: an id to print.
+        step: the sampling step they were recorded at, None for a tap of a picture.
+        vitrine: the version that made them.
         extra: anything JSON can hold.
+
+    Raises:
+        VitrineError: If seeds are not integers, prompts are not texts, or extra is no table.
     """
 
     timestep: float | None = None
@@ -49,26 +57,24 @@ class TapInfo:
     vitrine: str = field(default_factory=vitrine_version)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "seeds": list(self.seeds), "prompts": list(self.prompts), "extra": dict(self.extra)}
+    def __post_init__(self) -> None:
+        for name, kind in (("seeds", int), ("prompts", str)):
+            entries = getattr(self, name)
+            if isinstance(entries, str) or not all(isinstance(entry, kind) for entry in entries):
+                raise refuse(f"tap info {name}", entries, f"a list of {kind.__name__}", "write the file again")
+            object.__setattr__(self, name, tuple(entries))
+        if not isinstance(self.extra, Mapping):
+            raise refuse("tap info extra", self.extra, "a table", "write the file again")
+        object.__setattr__(self, "extra", dict(self.extra))
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TapInfo:
-        """Rebuild; keys of later versions are ignored, missing ones take their defaults.
+    def from_dict(cls, values: Mapping[str, Any]) -> TapInfo:
+        """Rebuild it; settings of later versions are ignored, missing ones take their defaults.
 
         Raises:
-            VitrineError: seeds that are not integers, prompts that are not texts, or an extra that is no table.
+            VitrineError: If the class refuses a value.
         """
-        known = {f.name for f in fields(cls)}
-        values = {k: v for k, v in data.items() if k in known}
-        for name, kind in (("seeds", int), ("prompts", str)):
-            values[name] = tuple(values.get(name, ()))
-            if isinstance(data.get(name), str) or not all(isinstance(v, kind) for v in values[name]):
-                raise refuse(f"tap info {name}", data[name], f"a list of {kind.__name__}", "write the file again")
-        if not isinstance(values.get("extra", {}), Mapping):
-            raise refuse("tap info extra", values["extra"], "a table", "write the file again")
-        return cls(**values)
+        return super().from_dict({name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 
 class Activations(Mapping[str, Activation]):
@@ -115,28 +121,28 @@ class Activations(Mapping[str, Activation]):
         return next(iter(self._items.values())).tensor.shape[0] if self._items else 0
 
     def select(self, patterns: str | Sequence[str]) -> Activations:
-        """The part whose addresses match any of the globs.
+        """Those whose addresses match any of the globs.
 
         Raises:
-            VitrineError: a pattern matches nothing.
+            VitrineError: If a pattern matches nothing.
         """
         patterns = [patterns] if isinstance(patterns, str) else list(patterns)
         for pattern in patterns:
             if not fnmatch.filter(self._items, pattern):
                 raise refuse("address", pattern, ", ".join(self._items) or "nothing was tapped", "tap it first")
-        keep = [a for a in self._items if any(fnmatch.fnmatchcase(a, p) for p in patterns)]
-        spread = {a: self.variance[a] for a in keep if a in self.variance}
-        return Activations({a: self._items[a] for a in keep}, self.info, spread)
+        chosen = [a for a in self._items if any(fnmatch.fnmatchcase(a, p) for p in patterns)]
+        variance = {a: self.variance[a] for a in chosen if a in self.variance}
+        return Activations({a: self._items[a] for a in chosen}, self.info, variance)
 
     def row(self, index: int) -> Activations:
         """One picture's activations, batch size 1. Prompts follow when there is one for each row."""
-        part = slice(index, index + 1) if index != -1 else slice(index, None)
+        only = slice(index, index + 1) if index != -1 else slice(index, None)
         if not -self.rows <= index < self.rows:
             raise refuse("row", index, f"0 <= row < {self.rows}", "this many pictures were tapped")
-        items = {a: replace(v, tensor=v.tensor[part]) for a, v in self._items.items()}
-        several = len(self.info.prompts) == self.rows
-        info = replace(self.info, prompts=self.info.prompts[part]) if several else self.info
-        return Activations(items, info, {a: v[part] for a, v in self.variance.items()})
+        items = {a: replace(v, tensor=v.tensor[only]) for a, v in self._items.items()}
+        one_each = len(self.info.prompts) == self.rows
+        info = replace(self.info, prompts=self.info.prompts[only]) if one_each else self.info
+        return Activations(items, info, {a: v[only] for a, v in self.variance.items()})
 
     def to(self, target: torch.device | torch.dtype | str) -> Activations:
         """Every tensor on another device or in another dtype."""
@@ -146,7 +152,11 @@ class Activations(Mapping[str, Activation]):
     def concat(self, size: tuple[int, int] | None = None, mode: str = "bilinear") -> torch.Tensor:
         """All spatial activations as one (B, sum of C, H, W) map, in execution order, at ``size`` or the widest grid.
 
-        The aggregation of GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads, without normalisation.
+        This is how GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads join places: without
+        normalisation.
+
+        Raises:
+            VitrineError: If no place has a grid.
         """
         maps = [v.tensor for v in self._items.values() if v.grid is not None and v.tensor.ndim == 4]
         if not maps:
@@ -156,7 +166,7 @@ class Activations(Mapping[str, Activation]):
         return torch.cat([F.interpolate(m.float(), size=size, mode=mode, **smooth) for m in maps], dim=1)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, whole or not at all; its header has addresses, grids, how they were made."""
+        """Write one safetensors file, whole or not at all; its header holds addresses, grids and :attr:`info`."""
         return save_artefact(path, self.tensors(), KIND, VERSION, self.header())
 
     @classmethod
@@ -164,7 +174,8 @@ class Activations(Mapping[str, Activation]):
         """Read what :meth:`save` wrote.
 
         Raises:
-            VitrineError: missing, truncated or foreign file, another format version, or a header that does not fit.
+            VitrineError: If the file is missing, truncated, foreign or of a later format version, or its header does
+                not fit its tensors.
         """
         handle, header = open_artefact(path, KIND, VERSION)
         with handle as opened:
@@ -172,8 +183,8 @@ class Activations(Mapping[str, Activation]):
 
     def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
         """Flat names -> tensors, as stored in a file."""
-        named = {f"{prefix}{a}": v.tensor for a, v in self._items.items()}
-        return {**named, **{f"{prefix}{_VARIANCE}{a}": v for a, v in self.variance.items()}}
+        means = {f"{prefix}{a}": v.tensor for a, v in self._items.items()}
+        return {**means, **{f"{prefix}{_VARIANCE}{a}": v for a, v in self.variance.items()}}
 
     def header(self) -> dict[str, Any]:
         """What a file's JSON header says about these activations."""
@@ -182,7 +193,11 @@ class Activations(Mapping[str, Activation]):
 
     @classmethod
     def from_tensors(cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "") -> Activations:
-        """Rebuild from an open safetensors handle and a header as :meth:`header` gives."""
+        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it.
+
+        Raises:
+            VitrineError: If the header does not fit the tensors, or these are not finite; ``source`` is named.
+        """
         with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
             grids = {a: None if g is None else (int(g[0]), int(g[1])) for a, g in header["grids"].items()}
             items = {a: Activation(a, opened.get_tensor(f"{prefix}{a}"), g) for a, g in grids.items()}
@@ -192,14 +207,14 @@ class Activations(Mapping[str, Activation]):
 
 
 def _check(items: Mapping[str, Activation], variance: Mapping[str, torch.Tensor]) -> None:
-    """What was read is finite, of one batch, and of the shapes its grids say."""
+    """Refuse tensors that are not finite, not of one batch, or not of the shapes their grids say."""
     check_tensors({a: v.tensor for a, v in items.items()})
     check_tensors({_VARIANCE + a: v for a, v in variance.items()})
-    for address, found in items.items():
-        shape = tuple(found.tensor.shape)
-        spread = variance.get(address, found.tensor).shape
-        fits = len(shape) in (3, 4) and 0 not in shape and (found.grid is None or shape[2:] == found.grid)
-        if not fits or tuple(spread) != shape:
-            raise ValueError(f"{address} has shape {shape}, variance {tuple(spread)}, grid {found.grid}")
+    for address, activation in items.items():
+        shape = tuple(activation.tensor.shape)
+        of_variance = tuple(variance.get(address, activation.tensor).shape)
+        fits = len(shape) in (3, 4) and 0 not in shape and (activation.grid is None or shape[2:] == activation.grid)
+        if not fits or of_variance != shape:
+            raise ValueError(f"{address} has shape {shape}, variance {of_variance}, grid {activation.grid}")
     if len({len(v.tensor) for v in items.values()}) > 1 or set(variance) - set(items):
         raise ValueError("places of different batches")

@@ -19,7 +19,8 @@ class Matches:
     Attributes:
         points: (N, 2) x, y in [0, 1] of the target.
         similarity: (N,) cosine similarity of the two features.
-        mutual: (N,) bool, the target point's own nearest neighbour lies in the cell asked for, or one beside it.
+        mutual: (N,) bool, the nearest neighbour of the target point, looked for in the source, lies in the source
+            point's cell or in one beside it.
     """
 
     points: torch.Tensor
@@ -33,7 +34,7 @@ def feature_maps(taps: Activations, size: tuple[int, int] | None = None) -> torc
     Unit length first, so that no place outvotes the others by its scale.
 
     Raises:
-        VitrineError: no spatial place was tapped.
+        VitrineError: If no spatial place was tapped.
     """
     maps = [v.tensor.float() for v in taps.values() if v.grid is not None and v.tensor.ndim == 4]
     if not maps:
@@ -46,8 +47,8 @@ def feature_maps(taps: Activations, size: tuple[int, int] | None = None) -> torc
 def sample_points(features: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """(N, C) features of (C, H, W) at (N, 2) points x, y in [0, 1], bilinear between cell centres, clamped at edges."""
     grid = (points.to(features) * 2 - 1).view(1, 1, -1, 2)
-    found = F.grid_sample(features[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return found[0, :, 0].T
+    sampled = F.grid_sample(features[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return sampled[0, :, 0].T
 
 
 def find_correspondence(
@@ -62,19 +63,19 @@ def find_correspondence(
         window: in cells.
 
     Raises:
-        VitrineError: no points, points outside the picture, or maps of different widths.
+        VitrineError: If there are no points, points lie outside the picture, or the maps differ in channels.
     """
     _check(source, target, points)
     # Cosine similarity of every point with every cell.
-    asked = F.normalize(sample_points(source, points), dim=1)
+    queries = F.normalize(sample_points(source, points), dim=1)
     cells = F.normalize(target.flatten(1), dim=0)
-    table = asked @ cells
-    similarity, best = table.max(1)
+    cosines = queries @ cells
+    similarity, best = cosines.max(1)
     height, width = target.shape[-2:]
-    found = _centres(best, height, width)
+    matched = _centres(best, height, width)
     if temperature > 0:
-        found = _soft(table, best, height, width, temperature, window)
-    return Matches(found, similarity, _mutual(source, target, points, found))
+        matched = _soft(cosines, best, height, width, temperature, window)
+    return Matches(matched, similarity, _mutual(source, target, points, matched))
 
 
 def _centres(index: torch.Tensor, height: int, width: int) -> torch.Tensor:
@@ -83,19 +84,19 @@ def _centres(index: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def _soft(
-    table: torch.Tensor, best: torch.Tensor, height: int, width: int, temperature: float, window: int
+    cosines: torch.Tensor, best: torch.Tensor, height: int, width: int, temperature: float, window: int
 ) -> torch.Tensor:
     """Softmax-weighted centre of the cells near the best one."""
-    every = torch.arange(height * width, device=table.device)
-    away_x = (every % width)[None] - (best % width)[:, None]
-    away_y = (every // width)[None] - (best // width)[:, None]
+    cells = torch.arange(height * width, device=cosines.device)
+    away_x = (cells % width)[None] - (best % width)[:, None]
+    away_y = (cells // width)[None] - (best // width)[:, None]
     near = (away_x.abs() <= window) & (away_y.abs() <= window)
-    weights = torch.softmax((table / temperature).masked_fill(~near, float("-inf")), 1)
-    return weights @ _centres(every, height, width).to(weights)
+    weights = torch.softmax((cosines / temperature).masked_fill(~near, float("-inf")), 1)
+    return weights @ _centres(cells, height, width).to(weights)
 
 
-def _mutual(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    back = F.normalize(sample_points(target, found), dim=1) @ F.normalize(source.flatten(1), dim=0)
+def _mutual(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, matched: torch.Tensor) -> torch.Tensor:
+    back = F.normalize(sample_points(target, matched), dim=1) @ F.normalize(source.flatten(1), dim=0)
     height, width = source.shape[-2:]
     landed = _centres(back.argmax(1), height, width)
     cells = torch.tensor([width, height], device=points.device)
@@ -108,20 +109,20 @@ def _check(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor) -> 
     if not bool(((points >= 0) & (points <= 1)).all()):
         raise refuse("points", points.tolist(), "x, y in [0, 1]", "divide pixels by the picture's width and height")
     if source.ndim != 3 or target.ndim != 3 or source.shape[0] != target.shape[0]:
-        given = (tuple(source.shape), tuple(target.shape))
-        raise refuse("features", given, "(C, H, W) and (C, H, W)", "tap both pictures with the same addresses")
+        shapes = (tuple(source.shape), tuple(target.shape))
+        raise refuse("features", shapes, "(C, H, W) and (C, H, W)", "tap both pictures with the same addresses")
 
 
 def flip_ensemble(plain: torch.Tensor, flipped: torch.Tensor) -> torch.Tensor:
     """Mean of (B, C, H, W) features of pictures and of those of their mirror images, turned back.
 
-    It makes features blind to left and right: useful where parts come in one kind, harmful for left against right eye.
+    It makes features blind to left and right: it helps where a part comes once, and confuses left and right eyes.
     """
     return F.normalize(plain + flipped.flip(-1), dim=1)
 
 
 def pck(
-    found: Sequence[torch.Tensor],
+    predicted: Sequence[torch.Tensor],
     true: Sequence[torch.Tensor],
     scale: Sequence[float | torch.Tensor],
     alpha: float = 0.1,
@@ -129,17 +130,18 @@ def pck(
     """(PCK over all points, (P,) PCK of each pair): share of points within ``alpha`` * scale of the truth.
 
     Args:
-        found, true: for each of P pairs (N_i, 2) in one unit; rows with NaN in ``true`` are left out.
+        predicted, true: for each of P pairs (N_i, 2) in one unit; rows with NaN in ``true`` are left out.
         scale: for each pair, the larger side of the picture ("img") or of the object's box ("bbox"), same unit.
 
     Raises:
-        VitrineError: lists of different lengths.
+        VitrineError: If the lists are empty or differ in length.
     """
-    if not len(found) == len(true) == len(scale) or not len(found):
-        raise refuse("pairs", (len(found), len(true), len(scale)), "three lists of one length", "one entry a pair")
+    lengths = (len(predicted), len(true), len(scale))
+    if len(set(lengths)) != 1 or not len(predicted):
+        raise refuse("pairs", lengths, "three lists of one length", "one entry a pair")
     hits = []
-    for a, b, s in zip(found, true, scale, strict=True):
-        seen = ~torch.isnan(b).any(1)
-        hits.append(((a - b).norm(dim=1)[seen] <= alpha * float(s)).float())
-    each = torch.stack([h.mean() if len(h) else torch.tensor(float("nan")) for h in hits])
-    return float(torch.cat(hits).mean()), each
+    for ours, truth, side in zip(predicted, true, scale, strict=True):
+        visible = ~torch.isnan(truth).any(1)
+        hits.append(((ours - truth).norm(dim=1)[visible] <= alpha * float(side)).float())
+    by_pair = torch.stack([h.mean() if len(h) else torch.tensor(float("nan")) for h in hits])
+    return float(torch.cat(hits).mean()), by_pair

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..addresses import resolve
 from ..errors import refuse
+from ..forward_clock import timestep_of
 from ..hooks import Activation, Capture, capture
 from .config import DTYPES
 from .container import Activations, TapInfo
@@ -50,7 +50,11 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
         return len(self._steps)
 
     def contrast(self, step: int) -> dict[str, torch.Tensor]:
-        """Conditional minus unconditional activation at each address: what the prompt changes at this step."""
+        """Conditional minus unconditional activation at each address: what the prompt changes at this step.
+
+        Raises:
+            VitrineError: If the step was not recorded with both halves.
+        """
         halves = self[step]
         if not {"cond", "uncond"} <= set(halves):
             raise refuse("contrast", sorted(halves), "cond and uncond", "sample with guidance and give `rows`")
@@ -59,7 +63,7 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
 
 
 class _Recorder:
-    """Per-run state: which step this is, what its rows mean, and what has been kept."""
+    """Per-run state: which step this is, what its rows mean, and what has been recorded."""
 
     def __init__(self, wanted: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
         self.wanted, self.rows, self.count, self.dtype = wanted, rows, count, dtype
@@ -70,7 +74,7 @@ class _Recorder:
         self._last: float | None = None
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        t = _timestep(args, kwargs)
+        t = timestep_of(args, kwargs)
         if self.count == "calls" or t is None or t != self._last:
             self.step += 1
         self._last = t
@@ -83,15 +87,16 @@ class _Recorder:
             self.record.timesteps[self.step] = float("nan") if t is None else t
 
     def keep(self, activation: Activation) -> None:
-        rows, parts = activation.tensor.shape[0], len(self.layout)
-        if parts == 0 or rows % parts:
-            raise refuse("row layout", self.layout, f"parts that divide {rows} rows", "match it to the sampler's batch")
+        batch, count = activation.tensor.shape[0], len(self.layout)
+        if count == 0 or batch % count:
+            accepted = f"parts that divide {batch} rows"
+            raise refuse("row layout", self.layout, accepted, "match it to the sampler's batch")
         halves = self.record._steps.setdefault(self.step, {})
-        if parts < sum(activation.address in items for items in halves.values()):
-            return  # a pass beside guidance's, such as one with spoilt attention: not what the prompt does
-        for name, part in zip(self.layout, activation.tensor.chunk(parts), strict=True):
-            kept = store(part, part.dtype if self.dtype is None else self.dtype, activation.address)
-            halves.setdefault(name, {})[activation.address] = replace(activation, tensor=kept.clone())
+        if count < sum(activation.address in items for items in halves.values()):
+            return  # a pass beside guidance's, such as one with perturbed attention: not what the prompt does
+        for name, half in zip(self.layout, activation.tensor.chunk(count), strict=True):
+            stored = store(half, self.dtype, activation.address)
+            halves.setdefault(name, {})[activation.address] = replace(activation, tensor=stored.clone())
 
 
 @contextmanager
@@ -116,7 +121,8 @@ def tap_steps(
     Leaving the block removes every hook, also after an interruption.
 
     Raises:
-        VitrineError: unknown address, no or negative steps, a layout that does not divide the batch.
+        VitrineError: If an address is unknown, there are no steps or negative ones, or the layout does not divide the
+            batch.
     """
     sites = resolve(backbone, addresses)
     if not callable(steps):
@@ -134,11 +140,3 @@ def tap_steps(
             yield recorder.record
     finally:
         handle.remove()
-
-
-def _timestep(args: tuple, kwargs: dict[str, Any]) -> float | None:
-    """The call's timestep: the argument of that name, else the second positional one, as both libraries have it."""
-    value = kwargs.get("timestep", kwargs.get("timesteps", args[1] if len(args) > 1 else None))
-    if isinstance(value, torch.Tensor):
-        return float(value.flatten()[0]) if value.numel() else None
-    return float(value) if isinstance(value, (int, float)) else None

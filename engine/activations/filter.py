@@ -1,8 +1,9 @@
-"""GDF's qualitative filter with numbers instead of eyes: diffusion noise, granularity and locality of every place.
+"""GDF's qualitative filter as a measurement: diffusion noise, granularity and locality of every place.
 
 The authors look at PCA pictures of a few images and drop places that are noisy, over-refined or bound to position (GDF,
 section 4). Here each of the three is a score of the activations themselves, so the filter runs on any model, needs no
-labels, and says why a place was dropped.
+labels, and says why a place was dropped. What the authors kept themselves is in
+:mod:`vitrine.engine.activations.published_filter`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..files import named, parse_json, write_json
+from ..hooks import Activation
 from ..progress import Progress, silent
 from .config import TapConfig
 from .pca import PCABasis
@@ -33,9 +34,9 @@ class Properties:
     Attributes:
         noise: 1 - cosine between the activations under two noises, 0 (none) to about 1 (nothing but noise).
         granularity: spectral centroid of the three principal components, in cycles across the picture: the larger, the
-            finer. Half the side of the grid is the most a place can hold.
-        locality: Spearman correlation of feature distance and distance in the picture, -1 .. 1; near 1, features only
-            say where they are.
+            finer. A grid of side n holds n / 2 at most.
+        locality: Spearman correlation of feature distance and distance in the picture, -1 .. 1; near 1, features say
+            only where they are.
     """
 
     noise: float
@@ -45,15 +46,18 @@ class Properties:
 
 @dataclass(frozen=True)
 class FilterRule(Config):
-    """What is dropped; None is no bound. Noise and granularity are judged against the model's own median place.
+    """Which scores a place may have; None is no bound. Noise and granularity are relative to the model's median place.
 
     The defaults were chosen on 16 portraits of the reference model and checked on others (``vitrine reproduce
-    gdf.filter``). On another model look at the strips before you trust them.
+    gdf.filter``). On another model, look at the strips before you trust them.
 
     Attributes:
         noise: largest noise score, as a share of the median over all places.
-        granularity: largest centroid, in medians.
-        locality: smallest and largest. A place below the first has no spatial order at all.
+        granularity: largest centroid, as a multiple of the median.
+        locality: smallest and largest. A place below the smallest has no spatial order at all.
+
+    Raises:
+        VitrineError: If a share is not above 0, or the smallest locality is not below the largest.
     """
 
     noise: float | None = 0.8
@@ -63,31 +67,31 @@ class FilterRule(Config):
     def __post_init__(self) -> None:
         low, high = self.locality
         if any(v is not None and v <= 0 for v in (self.noise, self.granularity)):
-            given = (self.noise, self.granularity)
-            raise refuse("filter rule", given, "shares of the median above 0, or None", "0.8 and 2 are the defaults")
+            shares = (self.noise, self.granularity)
+            raise refuse("filter rule", shares, "shares of the median above 0, or None", "0.8 and 2 are the defaults")
         if low is not None and high is not None and low >= high:
             raise refuse("filter locality", self.locality, "smallest below largest", "(0.05, 0.6) is the default")
 
     def apply(self, properties: Mapping[str, Properties]) -> tuple[list[str], dict[str, list[str]]]:
-        """(places that stay, place -> why it was dropped), in the given order."""
-        values = list(properties.values())
-        noise = None if self.noise is None else self.noise * _median([p.noise for p in values])
-        fine = None if self.granularity is None else self.granularity * _median([p.granularity for p in values])
-        why = {a: self._reasons(p, noise, fine) for a, p in properties.items()}
-        return [a for a, r in why.items() if not r], {a: r for a, r in why.items() if r}
+        """(places that stay, place -> reasons why it was dropped), in the order of ``properties``."""
+        scores = list(properties.values())
+        noise = None if self.noise is None else self.noise * _median([p.noise for p in scores])
+        fine = None if self.granularity is None else self.granularity * _median([p.granularity for p in scores])
+        reasons = {a: self._reasons(p, noise, fine) for a, p in properties.items()}
+        return [a for a, why in reasons.items() if not why], {a: why for a, why in reasons.items() if why}
 
     def _reasons(self, p: Properties, noise: float | None, fine: float | None) -> list[str]:
         low, high = self.locality
-        found = []
+        reasons = []
         if noise is not None and p.noise > noise:
-            found.append(f"diffusion noise {p.noise:.3f} > {noise:.3f}")
+            reasons.append(f"diffusion noise {p.noise:.3f} > {noise:.3f}")
         if fine is not None and p.granularity > fine:
-            found.append(f"over-refined, {p.granularity:.2f} > {fine:.2f} cycles")
+            reasons.append(f"over-refined, {p.granularity:.2f} > {fine:.2f} cycles")
         if low is not None and p.locality < low:
-            found.append(f"no spatial order, locality {p.locality:.2f} < {low:g}")
+            reasons.append(f"no spatial order, locality {p.locality:.2f} < {low:g}")
         if high is not None and p.locality > high:
-            found.append(f"bound to position, locality {p.locality:.2f} > {high:g}")
-        return found
+            reasons.append(f"bound to position, locality {p.locality:.2f} > {high:g}")
+        return reasons
 
 
 def _median(values: list[float]) -> float:
@@ -103,15 +107,15 @@ def noise_score(first: torch.Tensor, second: torch.Tensor) -> float:
 
 def granularity_score(maps: torch.Tensor) -> float:
     """Spectral centroid of each picture's PCA-3 map, cycles across the picture (GDF, section 4.2)."""
-    found = []
-    for one in maps.float().split(1):
-        pca = PCABasis.fit(one).project(one)[0].float()
+    centroids = []
+    for single in maps.float().split(1):
+        pca = PCABasis.fit(single).project(single)[0].float()
         pca = pca - pca.mean((1, 2), keepdim=True)
         power = torch.fft.fft2(pca).abs().square().sum(0)
         rows, columns = (torch.fft.fftfreq(n) * n for n in power.shape)
         radius = (rows[:, None].square() + columns[None].square()).sqrt()
-        found.append((power * radius).sum() / power.sum().clamp_min(1e-30))
-    return float(torch.stack(found).mean())
+        centroids.append((power * radius).sum() / power.sum().clamp_min(1e-30))
+    return float(torch.stack(centroids).mean())
 
 
 def locality_score(maps: torch.Tensor, most: int = 144) -> float:
@@ -119,27 +123,26 @@ def locality_score(maps: torch.Tensor, most: int = 144) -> float:
 
     Args:
         maps: (B, C, h, w).
-        most: positions of each picture that are compared, spread evenly.
+        most: how many positions of each picture are compared at most, spread evenly.
     """
     batch, _, h, w = maps.shape
     rows, columns = torch.meshgrid(torch.arange(h) / h, torch.arange(w) / w, indexing="ij")
-    place = torch.stack([rows.flatten(), columns.flatten()], 1)
+    positions = torch.stack([rows.flatten(), columns.flatten()], 1)
     chosen = torch.linspace(0, h * w - 1, min(most, h * w)).round().long()
-    apart = torch.pdist(place[chosen])
-    ranks = _ranks(apart)
-    found = []
-    for one in maps.float():
-        features = F.normalize((one.flatten(1) - one.flatten(1).mean(1, keepdim=True)).T[chosen], dim=1)
-        found.append(torch.corrcoef(torch.stack([ranks, _ranks(torch.pdist(features))]))[0, 1].nan_to_num())
-    return float(torch.stack(found).mean()) if batch else 0.0
+    ranks = _ranks(torch.pdist(positions[chosen]))
+    correlations = []
+    for picture in maps.float():
+        cells = picture.flatten(1)
+        features = F.normalize((cells - cells.mean(1, keepdim=True)).T[chosen], dim=1)
+        correlations.append(torch.corrcoef(torch.stack([ranks, _ranks(torch.pdist(features))]))[0, 1].nan_to_num())
+    return float(torch.stack(correlations).mean()) if batch else 0.0
 
 
 def _ranks(values: torch.Tensor) -> torch.Tensor:
     """Ranks with ties sharing their mean: a grid has many equal distances."""
-    order = values.unique(return_inverse=True, return_counts=True)
-    counts = order[2].double()
-    middle = counts.cumsum(0) - (counts - 1) / 2
-    return middle[order[1]]
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    means = counts.double().cumsum(0) - (counts.double() - 1) / 2
+    return means[inverse]
 
 
 def measure_properties(
@@ -158,31 +161,32 @@ def measure_properties(
     Args:
         latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
         addresses: spatial places, of UNets and transformers alike.
-        state: a JSON file that keeps finished places; the same call resumes from it.
-        group: places tapped in one go, which bounds memory.
+        state: a JSON file that holds the scores of finished places; the same call resumes from it.
+        group: how many places are tapped together, which bounds memory.
 
     Raises:
-        VitrineError: fewer than two pictures, or a place without a grid.
+        VitrineError: If there are fewer than two pictures, or a place has no grid.
     """
     if len(latents) < 2:
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
-    known = _load(state)
-    left = [a for a in addresses if a not in known]
-    for start in range(0, len(left), group):
-        part = left[start : start + group]
-        config = TapConfig(tuple(part), timestep, (0,))
-        taps = [tap_latents(denoiser, latents, cond, TapConfig(tuple(part), timestep, (s,))) for s in (0, 1)]
+    properties = _load(state)
+    missing = [a for a in addresses if a not in properties]
+    for start in range(0, len(missing), group):
+        places = tuple(missing[start : start + group])
+        taps = [tap_latents(denoiser, latents, cond, TapConfig(places, timestep, (seed,))) for seed in (0, 1)]
         for address in taps[0]:
-            first, second = (t[address] for t in taps)
-            if first.grid is None:
-                raise refuse("address", address, "places with a grid", "attention maps and text tokens have none")
-            mean = (first.tensor.float() + second.tensor.float()) / 2
-            known[address] = Properties(
-                noise_score(first.tensor, second.tensor), granularity_score(mean), locality_score(mean)
-            )
-        _save(state, known, config)
-        progress(min(start + group, len(left)), len(left), None)
-    return {a: known[a] for a in addresses}
+            properties[address] = _score(*(t[address] for t in taps))
+        _save(state, properties, timestep)
+        progress(min(start + group, len(missing)), len(missing), None)
+    return {a: properties[a] for a in addresses}
+
+
+def _score(first: Activation, second: Activation) -> Properties:
+    """The scores of one place from its activations under two noises."""
+    if first.grid is None:
+        raise refuse("address", first.address, "places with a grid", "attention maps and text tokens have none")
+    mean = (first.tensor.float() + second.tensor.float()) / 2
+    return Properties(noise_score(first.tensor, second.tensor), granularity_score(mean), locality_score(mean))
 
 
 def _load(path: str | Path | None) -> dict[str, Properties]:
@@ -193,8 +197,6 @@ def _load(path: str | Path | None) -> dict[str, Properties]:
         return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}
 
 
-def _save(path: str | Path | None, known: Mapping[str, Properties], config: TapConfig) -> None:
-    if path is None:
-        return
-    table: dict[str, Any] = {"timestep": config.timestep, "properties": {a: asdict(p) for a, p in known.items()}}
-    write_json(path, table)
+def _save(path: str | Path | None, properties: Mapping[str, Properties], timestep: float) -> None:
+    if path is not None:
+        write_json(path, {"timestep": float(timestep), "properties": {a: asdict(p) for a, p in properties.items()}})

@@ -1,4 +1,7 @@
-"""Quantitative comparison (GDF, section 4.3): score every candidate alone, then add places greedily under a budget."""
+"""GDF's quantitative comparison (section 4.3) as a greedy search under a budget of channels.
+
+Every candidate is scored alone; then the place that helps the combination most is added, again and again.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ ScoreOf = Callable[[tuple[str, ...]], float]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What was found.
+class SearchResult:
+    """Scores of the candidates and the best combination.
 
     Attributes:
         singles: address -> score alone, best first.
-        chosen: the greedy combination, in the order added.
+        chosen: the combination, in the order its places were added.
         score: of the combination.
     """
 
@@ -29,7 +32,7 @@ class Comparison:
 
 
 class _Memory:
-    """Scores already computed, kept in a JSON file so that an interrupted comparison goes on."""
+    """Scores already computed, saved to a JSON file so that an interrupted search resumes."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = Path(path) if path else None
@@ -47,7 +50,7 @@ class _Memory:
         return self.table[key]
 
 
-def compare(
+def greedy_search(
     candidates: Sequence[str],
     score_of: ScoreOf,
     *,
@@ -57,18 +60,19 @@ def compare(
     pool: int = 12,
     state: str | Path | None = None,
     progress: Progress = silent,
-) -> Comparison:
-    """Rank places alone and combine them greedily.
+) -> SearchResult:
+    """Rank places by their score alone, then combine them greedily.
 
     Args:
         score_of: larger is better; called once for each combination tried.
-        channels, budget: width of each place, and the largest sum allowed.
+        channels: width of each place.
+        budget: largest sum of channels of the combination; None is no bound.
         most: places in the combination at most.
         pool: only the best ``pool`` singles are tried as additions.
-        state: a JSON file that keeps scores; the same call resumes from it.
+        state: a JSON file that holds the scores; the same call resumes from it.
 
     Raises:
-        VitrineError: no candidates, or none within the budget.
+        VitrineError: If there are no candidates, or none within the budget.
     """
     widths = dict(channels or {})
     allowed = [c for c in candidates if budget is None or widths.get(c, 0) <= budget]
@@ -84,11 +88,11 @@ def compare(
     best = ranked[chosen[0]]
     while len(chosen) < most:
         used = sum(widths.get(c, 0) for c in chosen)
-        room = [c for c in list(ranked)[:pool] if c not in chosen]
-        room = [c for c in room if budget is None or used + widths.get(c, 0) <= budget]
-        scores = {c: memory.score((*chosen, c), score_of) for c in room}
+        additions = [c for c in list(ranked)[:pool] if c not in chosen]
+        additions = [c for c in additions if budget is None or used + widths.get(c, 0) <= budget]
+        scores = {c: memory.score((*chosen, c), score_of) for c in additions}
         if not scores or max(scores.values()) <= best:
             break
         added = max(scores, key=lambda c: scores[c])
         chosen, best = (*chosen, added), scores[added]
-    return Comparison(ranked, chosen, best)
+    return SearchResult(ranked, chosen, best)

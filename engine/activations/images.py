@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..noise import seeded_noise
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -27,16 +28,16 @@ def to_pixels(image: Any, size: int | None = None, factor: int = 8) -> torch.Ten
     of that tensor is negative. ``size`` resizes to a square, bicubic, aspect ratio not kept, as GDF does.
 
     Raises:
-        VitrineError: another form or range, pictures of different sizes, or sides that ``factor`` does not divide.
+        VitrineError: If a picture has another form or range, sizes differ, or ``factor`` does not divide the sides.
     """
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     if not images:
         raise refuse("image", image, _FORMS, "give at least one picture")
-    parts = [_resize(_one(i), size) for i in images]
-    shapes = {tuple(p.shape[-2:]) for p in parts}
+    batches = [_resize(_single(i), size) for i in images]
+    shapes = {tuple(b.shape[-2:]) for b in batches}
     if len(shapes) > 1:
         raise refuse("image sizes", sorted(shapes), "one common size", "set size=..., or tap them one by one")
-    pixels = torch.cat(parts)
+    pixels = torch.cat(batches)
     height, width = pixels.shape[-2:]
     if height % factor or width % factor:
         near = (max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor))
@@ -44,25 +45,16 @@ def to_pixels(image: Any, size: int | None = None, factor: int = 8) -> torch.Ten
     return pixels
 
 
-def _one(image: Any) -> torch.Tensor:
+def _single(image: Any) -> torch.Tensor:
     """(B, 3, H, W) in [-1, 1] from a single entry."""
     if isinstance(image, torch.Tensor):
-        return _from_tensor(image)
+        return _scale(image.detach(), signed=True)
     if isinstance(image, np.ndarray):
         tensor = torch.from_numpy(np.ascontiguousarray(image))
         return _scale(tensor.movedim(-1, -3) if tensor.ndim >= 3 else tensor, signed=False)
-    if hasattr(image, "convert"):
-        return _from_pil(image)
+    if hasattr(image, "convert"):  # PIL
+        return _scale(torch.from_numpy(np.array(image.convert("RGB"))).movedim(-1, -3), signed=False)
     raise refuse("image", type(image).__name__, _FORMS, "convert it first")
-
-
-def _from_pil(image: Any) -> torch.Tensor:
-    array = np.array(image.convert("RGB"))
-    return _scale(torch.from_numpy(array).movedim(-1, -3), signed=False)
-
-
-def _from_tensor(image: torch.Tensor) -> torch.Tensor:
-    return _scale(image.detach(), signed=True)
 
 
 def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
@@ -93,10 +85,10 @@ def encode_pixels(vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "me
     """Scaled latents (B, C, h, w), float32, of (B, 3, H, W) in [-1, 1]: one call of the encoder.
 
     ``posterior="sample"`` draws each picture's sample from the first numbers of ``seed``. A VAE whose config says
-    ``force_upcast`` runs in float32 and is put back.
+    ``force_upcast`` runs in float32 and gets its own dtype back.
 
     Raises:
-        VitrineError: the encoder returned NaN or infinite values.
+        VitrineError: If the encoder returns NaN or infinite values.
     """
     dtype, upcast = vae.dtype, vae.dtype == torch.float16 and getattr(vae.config, "force_upcast", False)
     try:
@@ -108,7 +100,7 @@ def encode_pixels(vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "me
             vae.to(dtype)
     latents = posteriors.mean.float()
     if posterior == "sample":
-        noise = torch.randn(*latents.shape[1:], generator=torch.Generator().manual_seed(seed))
+        noise = seeded_noise([seed], latents.shape[1:])  # the same for all pictures
         latents = latents + posteriors.std.float() * noise.to(latents.device)
     if not torch.isfinite(latents).all():
         raise refuse("VAE latents", "NaN or infinite values", "finite values", "run the VAE in float32")
@@ -120,7 +112,7 @@ def per_picture(values: str | Sequence[str], count: int, what: str) -> list[str]
     """One string for all pictures, or one for each.
 
     Raises:
-        VitrineError: another number of strings, or something that is not a string.
+        VitrineError: If their number is another, or one is not a string.
     """
     texts: list[str] = [*values] if isinstance(values, (list, tuple)) else [values]  # type: ignore[list-item]
     if len(texts) not in (1, count) or not all(isinstance(v, str) for v in texts):

@@ -46,28 +46,28 @@ class LabelledFolder:
         """(H, W) int64 classes of one picture; ``size`` resizes to a square, nearest.
 
         Raises:
-            VitrineError: a mask that is not one channel of whole numbers, or a label beyond the classes.
+            VitrineError: If the mask is not one channel of whole numbers, or has a label beyond the classes.
         """
         labels = self.relabel(_read_mask(self.masks[index]))
         known = labels[labels != IGNORE]
         if len(known) and (int(known.min()) < 0 or int(known.max()) >= self.classes):
-            given = sorted(set(known.unique().tolist()) - set(range(self.classes)))
+            strange = sorted(set(known.unique().tolist()) - set(range(self.classes)))
             accepted = f"0 .. {self.classes - 1}, or {IGNORE}"
-            raise refuse(f"labels in {self.masks[index].name}", given, accepted, "choose the layout of this data set")
+            raise refuse(f"labels in {self.masks[index].name}", strange, accepted, "choose the layout of this data set")
         return labels if size is None else _square(labels, size)
 
     def read(self, indices: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """((B, 3, size, size) pictures in [-1, 1], (B, size, size) masks), both squeezed to a square as GDF does.
 
         Raises:
-            VitrineError: a mask of another size than its picture.
+            VitrineError: If a mask has another size than its picture.
         """
         pictures, masks = [], []
         for index in indices:
             picture, labels = _read_picture(self.pictures[index]), self.mask(index)
             if picture.shape[:2] != tuple(labels.shape):
-                given = (tuple(picture.shape[:2]), tuple(labels.shape))
-                raise refuse(f"mask {self.masks[index].name}", given, "the picture's size", "resize it, nearest")
+                sizes = (tuple(picture.shape[:2]), tuple(labels.shape))
+                raise refuse(f"mask {self.masks[index].name}", sizes, "the picture's size", "resize it, nearest")
             pictures.append(to_pixels(picture, size, 1))
             masks.append(_square(labels, size))
         return torch.cat(pictures), torch.stack(masks)
@@ -80,11 +80,11 @@ def _square(labels: torch.Tensor, size: int) -> torch.Tensor:
 
 def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
     """(B, H, W) masks in which classes with fewer than ``least`` pixels in a picture are unknown there (GDF, C.3)."""
-    kept = []
+    cleaned = []
     for mask in masks:
-        numbers, counts = mask.unique(return_counts=True)
-        kept.append(torch.where(torch.isin(mask, numbers[counts < least]), IGNORE, mask))
-    return torch.stack(kept)
+        classes, counts = mask.unique(return_counts=True)
+        cleaned.append(torch.where(torch.isin(mask, classes[counts < least]), IGNORE, mask))
+    return torch.stack(cleaned)
 
 
 def _read_picture(path: Path) -> np.ndarray:
@@ -104,25 +104,25 @@ def _read_mask(path: Path) -> torch.Tensor:
         with named(path, "mask", "a picture that Pillow opens", "save it again"), Image.open(path) as picture:
             table = np.array(picture)
     if table.ndim != 2 or not (np.issubdtype(table.dtype, np.integer) or (table == np.round(table)).all()):
-        given = f"{table.dtype} of shape {table.shape}"
-        raise refuse(f"mask {path.name}", given, "one channel of whole numbers", "save class numbers, not colours")
+        shown = f"{table.dtype} of shape {table.shape}"
+        raise refuse(f"mask {path.name}", shown, "one channel of whole numbers", "save class numbers, not colours")
     return torch.from_numpy(table.astype(np.int64))
 
 
 def _read_array(path: Path) -> np.ndarray:
     remedy = "save it with numpy.save as an integer array; objects are never unpickled"
     with named(path, "mask", "a plain array", remedy):
-        found = np.load(path, allow_pickle=False)
-        if not isinstance(found, np.ndarray):
+        array = np.load(path, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
             raise TypeError("an archive")
-        return found
+        return array
 
 
 def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder:
     """ADEChallengeData2016: ``images/<split>/*.jpg``, ``annotations/<split>/*.png``; 150 classes, stored 0 unknown.
 
     Raises:
-        VitrineError: another layout, or a picture without its mask.
+        VitrineError: If the layout is another, or a picture has no mask.
     """
     root = Path(folder)
     pictures = _listed(root / "images" / split)
@@ -138,7 +138,7 @@ def read_cityscapes(folder: str | Path, split: str = "val") -> LabelledFolder:
     """``leftImg8bit/<split>/<city>/*_leftImg8bit.png`` with ``gtFine/.../*_gtFine_labelIds.png``; 19 classes.
 
     Raises:
-        VitrineError: another layout, or a picture without its mask.
+        VitrineError: If the layout is another, or a picture has no mask.
     """
     root, ending = Path(folder), "_leftImg8bit.png"
     pictures = sorted((root / "leftImg8bit" / split).glob(f"*/*{ending}"))
@@ -158,22 +158,23 @@ def read_horse21(folder: str | Path, split: str = "train", classes: int = 21) ->
     """DatasetDDPM's layout, ``real/<split>/`` with each picture's mask beside it as ``.npy``; Bedroom-28 likewise.
 
     Raises:
-        VitrineError: another layout, or a picture without its mask.
+        VitrineError: If the layout is another, or a picture has no mask.
     """
     pictures = _listed(Path(folder) / "real" / split)
     return _folder(pictures, [p.with_suffix(".npy") for p in pictures], classes, _as_stored)
 
 
 def read_masks(pictures: str | Path, masks: str | Path, classes: int) -> LabelledFolder:
-    """Your own: two folders with files of the same name; masks are PNG or .npy with class numbers.
+    """Two folders of your own with files of the same name; masks are PNG or .npy with class numbers.
 
     Raises:
-        VitrineError: no pictures, or a picture without its mask.
+        VitrineError: If there are no pictures, or one has no mask.
     """
-    found = _listed(Path(pictures))
-    sought = [next((f for f in (Path(masks) / f"{p.stem}{e}" for e in (".png", ".npy")) if f.is_file()),
-                   Path(masks) / f"{p.stem}.png") for p in found]  # fmt: skip
-    return _folder(found, sought, classes, _as_stored)
+    files, folder = _listed(Path(pictures)), Path(masks)
+    arrays = [folder / f"{p.stem}.npy" for p in files]
+    images = [folder / f"{p.stem}.png" for p in files]
+    chosen = [a if a.is_file() and not i.is_file() else i for a, i in zip(arrays, images, strict=True)]
+    return _folder(files, chosen, classes, _as_stored)
 
 
 def _as_stored(stored: torch.Tensor) -> torch.Tensor:
@@ -181,10 +182,10 @@ def _as_stored(stored: torch.Tensor) -> torch.Tensor:
 
 
 def _listed(folder: Path) -> list[Path]:
-    found = sorted(p for p in folder.glob("*") if p.suffix.lower() in _PICTURES)
-    if not found:
+    pictures = sorted(p for p in folder.glob("*") if p.suffix.lower() in _PICTURES)
+    if not pictures:
         raise refuse("folder", str(folder), f"pictures ({', '.join(_PICTURES)})", "give the data set's top folder")
-    return found
+    return pictures
 
 
 def _folder(
@@ -196,8 +197,8 @@ def _folder(
 ) -> LabelledFolder:
     if not pictures:
         raise refuse("folder", str(where), "pictures of this data set", "give the data set's top folder")
-    lost = [m.name for m in masks if not m.is_file()]
-    if lost:
-        raise refuse("masks", f"{len(lost)} of {len(masks)} are missing, e.g. {lost[0]}", "one for each picture",
+    missing = [m.name for m in masks if not m.is_file()]
+    if missing:
+        raise refuse("masks", f"{len(missing)} of {len(masks)} are missing, e.g. {missing[0]}", "one for each picture",
                      "unpack the annotations beside the pictures")  # fmt: skip
     return LabelledFolder(tuple(pictures), tuple(masks), classes, relabel)

@@ -33,20 +33,18 @@ def shared_taps(
     state, gather = _processes()
     if state is None or state.num_processes == 1 or len(latents) < state.num_processes:
         return tap_latents(denoiser, latents, cond, config, progress)
-    mine = torch.arange(len(latents))[state.process_index :: state.num_processes]
-    own = tap_latents(denoiser, latents[mine.to(latents.device)], cond.take(mine), config, progress)
-    parts = gather([(mine, {a: v.tensor for a, v in own.items()})])
-    order = torch.cat([rows for rows, _ in parts]).argsort()
-    items = {
-        a: Activation(a, torch.cat([tensors[a] for _, tensors in parts])[order], found.grid) for a, found in own.items()
-    }
-    return Activations(items, own.info)
+    share = torch.arange(len(latents))[state.process_index :: state.num_processes]
+    taps = tap_latents(denoiser, latents[share.to(latents.device)], cond.take(share), config, progress)
+    shares = gather([(share, {a: v.tensor for a, v in taps.items()})])
+    order = torch.cat([pictures for pictures, _ in shares]).argsort()
+    joined = {a: torch.cat([tensors[a] for _, tensors in shares])[order] for a in taps}
+    return Activations({a: Activation(a, joined[a], v.grid) for a, v in taps.items()}, taps.info)
 
 
 def _processes() -> tuple[Any, Callable]:
     """accelerate's state if a launcher started this process; without one nothing is imported."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return None, lambda parts: parts
+        return None, lambda shares: shares
     from accelerate.utils import gather_object
 
     return processes(), gather_object

@@ -36,7 +36,7 @@ class PCABasis:
         Signs are fixed (the largest weight of each component is positive), so equal data give equal colours.
 
         Raises:
-            VitrineError: no grid, different channel counts, or values that are not finite.
+            VitrineError: If there are no maps or one has no grid, channel counts differ, or values are not finite.
         """
         maps = [maps] if isinstance(maps, (Activation, torch.Tensor)) else list(maps)
         flat = [_positions(_as_maps(m)) for m in maps]
@@ -52,7 +52,11 @@ class PCABasis:
         return cls(mean, components, scores.amin(0), scores.amax(0))
 
     def project(self, maps: Maps) -> torch.Tensor:
-        """(B, 3, h, w) float64 scores, not yet scaled."""
+        """(B, 3, h, w) float64 scores, not yet scaled.
+
+        Raises:
+            VitrineError: If the channel count is not the basis's.
+        """
         tensor = _as_maps(maps)
         if tensor.shape[1] != len(self.mean):
             raise refuse("PCA channels", tensor.shape[1], len(self.mean), "use the basis of the same place")
@@ -75,11 +79,12 @@ def pca_rgb(maps: Maps, basis: PCABasis | None = None, size: int | tuple[int, in
         size: enlarge by nearest neighbour to (height, width), or to a square.
 
     Raises:
-        VitrineError: text tokens or attention maps (no grid), another channel count than the basis, non-finite values.
+        VitrineError: If the place has no grid (text tokens, attention maps), its channel count is not the basis's, or
+            values are not finite.
     """
     tensor = _as_maps(maps)
     if basis is None:
-        pictures = torch.cat([PCABasis.fit(one).rgb(one) for one in tensor.split(1)])
+        pictures = torch.cat([PCABasis.fit(single).rgb(single) for single in tensor.split(1)])
     else:
         pictures = basis.rgb(tensor)
     if size is None:
@@ -107,12 +112,12 @@ def _principal(centred: torch.Tensor) -> torch.Tensor:
     count, channels = centred.shape
     if channels <= count:
         values, vectors = torch.linalg.eigh(centred.T @ centred)
-        rows = vectors.T
+        axes = vectors.T
     else:  # fewer positions than channels: the small Gram matrix has the same non-zero spectrum
         values, vectors = torch.linalg.eigh(centred @ centred.T)
-        rows = (centred.T @ vectors).T / values.clamp_min(1e-300).sqrt()[:, None]
-    rows, values = rows.flip(0)[:3], values.flip(0)[:3]
-    rows = torch.where((values > _RELATIVE_RANK * values[0].clamp_min(1e-20))[:, None], rows, torch.zeros_like(rows))
-    pivot = rows.gather(1, rows.abs().argmax(1, keepdim=True))
-    rows = rows * torch.where(pivot < 0, -1.0, 1.0)
-    return F.pad(rows, (0, 0, 0, 3 - len(rows)))
+        axes = (centred.T @ vectors).T / values.clamp_min(1e-300).sqrt()[:, None]
+    axes, values = axes.flip(0)[:3], values.flip(0)[:3]
+    axes = torch.where((values > _RELATIVE_RANK * values[0].clamp_min(1e-20))[:, None], axes, torch.zeros_like(axes))
+    pivot = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    axes = axes * torch.where(pivot < 0, -1.0, 1.0)
+    return F.pad(axes, (0, 0, 0, 3 - len(axes)))

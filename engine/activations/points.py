@@ -1,4 +1,4 @@
-"""Points as people give them (lines of numbers, painted spots), and matches drawn for people to look at."""
+"""Points as people enter them (lines of numbers, painted spots), and matches drawn for people to look at."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ def parse_points(text: str, width: int, height: int) -> torch.Tensor:
     """(N, 2) in [0, 1] from lines ``x y``: fractions, or pixels where any number is above 1.
 
     Raises:
-        VitrineError: no points, a line that is not two numbers, or points outside the picture.
+        VitrineError: If there are no points, a line is not two numbers, or a point lies outside the picture.
     """
-    rows = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
     try:
-        values = torch.tensor([[float(v) for v in row] for row in rows])
-        good = values.ndim == 2 and values.shape[1] == 2 and bool(torch.isfinite(values).all())
+        values = torch.tensor([[float(number) for number in line] for line in lines])
+        valid = values.ndim == 2 and values.shape[1] == 2 and bool(torch.isfinite(values).all())
     except ValueError:
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         raise refuse("points", text, "lines of two numbers: x y", "e.g. 0.5 0.4")
     if bool((values > 1).any()):
         values = values / torch.tensor([width, height])
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise refuse(
-            "points", text, f"inside the picture of {width} x {height}", "x counts from the left, y from above"
-        )
+        raise refuse("points", text, f"inside the picture of {width} x {height}",
+                     "x counts from the left, y from above")  # fmt: skip
     return values
 
 
 def mask_points(mask: torch.Tensor) -> torch.Tensor:
-    """(N, 2) middles of the connected spots of a mask (H, W) or (1, H, W), in reading order.
+    """(N, 2) centres, x and y in [0, 1], of the connected spots of a mask (H, W) or (1, H, W), in reading order.
 
     Raises:
-        VitrineError: nothing painted.
+        VitrineError: If nothing is painted.
     """
     painted = (mask[0] if mask.ndim == 3 else mask) > 0.5
     if not bool(painted.any()):
@@ -45,8 +44,8 @@ def mask_points(mask: torch.Tensor) -> torch.Tensor:
     height, width = painted.shape
     numbers = _labels(painted)
     spots = [torch.nonzero(numbers == k).float() for k in numbers.unique().tolist() if k]
-    middles = [(s.mean(0).flip(0) + 0.5) / torch.tensor([width, height]) for s in spots]
-    return torch.stack(sorted(middles, key=lambda p: (float(p[1]), float(p[0]))))
+    centres = [(s.mean(0).flip(0) + 0.5) / torch.tensor([width, height]) for s in spots]
+    return torch.stack(sorted(centres, key=lambda p: (float(p[1]), float(p[0]))))
 
 
 def _labels(painted: torch.Tensor) -> torch.Tensor:
@@ -62,23 +61,28 @@ def _labels(painted: torch.Tensor) -> torch.Tensor:
         numbers = grown
 
 
-def draw_matches(source: torch.Tensor, target: torch.Tensor, asked: torch.Tensor, found: Matches) -> torch.Tensor:
-    """(H, 2 W, 3) in [0, 1]: both pictures side by side, each pair of points in one colour, doubtful ones hollow."""
+def draw_matches(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, matches: Matches) -> torch.Tensor:
+    """(H, 2 W, 3) in [0, 1]: both pictures side by side, each pair of points in one colour, doubtful ones hollow.
+
+    Args:
+        source, target: (H, W, 3) in [0, 1].
+        points: (N, 2) x, y in [0, 1] of the source; ``matches`` are theirs in the target.
+    """
     height = source.shape[0]
     radius = max(1.5, height / 40)
     pictures = []
-    for picture, points, sure in ((source, asked, None), (target, found.points, found.mutual)):
-        drawn = picture[..., :3].detach().clone().cpu().float()
-        for n, point in enumerate(points.cpu()):
-            _dot(drawn, point, COLOURS[n % len(COLOURS)], radius, hollow=sure is not None and not bool(sure[n]))
-        pictures.append(drawn)
+    for picture, dots, mutual in ((source, points, None), (target, matches.points, matches.mutual)):
+        canvas = picture[..., :3].detach().clone().cpu().float()
+        for n, point in enumerate(dots.cpu()):
+            _dot(canvas, point, COLOURS[n % len(COLOURS)], radius, hollow=mutual is not None and not bool(mutual[n]))
+        pictures.append(canvas)
     return torch.cat(pictures, 1)
 
 
 def _dot(picture: torch.Tensor, point: torch.Tensor, colour: tuple[float, ...], radius: float, hollow: bool) -> None:
     height, width = picture.shape[:2]
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
-    away = torch.hypot(x - point[0] * width, y - point[1] * height)
-    picture[(away <= radius + 1) & (away > radius)] = 1.0
-    inside = away <= radius if not hollow else (away <= radius) & (away > 0.5 * radius)
+    distance = torch.hypot(x - point[0] * width, y - point[1] * height)
+    picture[(distance <= radius + 1) & (distance > radius)] = 1.0
+    inside = distance <= radius if not hollow else (distance <= radius) & (distance > 0.5 * radius)
     picture[inside] = torch.tensor(colour)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class FeaturePreset:
 
     Attributes:
         preset: addresses, timestep, seeds, scores.
-        fingerprint: of the model; empty is not checked.
+        fingerprint: of the model; an empty one is not checked.
         info: how it was chosen: rule, budget, what was dropped and why.
     """
 
@@ -32,43 +32,43 @@ class FeaturePreset:
     info: dict[str, Any] = field(default_factory=dict)
 
     def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
-        """Refuse a model the places were not chosen on.
+        """Refuse a model on which the places were not chosen.
 
         Args:
-            fingerprint: of the model, where its modules carry patches at the moment.
+            fingerprint: of the model; needed while its modules carry patches.
 
         Raises:
-            VitrineError: another fingerprint, or an address this model does not have.
+            VitrineError: If the fingerprint differs, or the model lacks one of the addresses.
         """
-        table = sites_of(backbone)
-        missing = [a for a in self.preset.addresses if a not in table]
-        own = fingerprint or fingerprint_of(backbone)
-        if missing or (self.fingerprint and self.fingerprint != own):
-            given = f"{self.preset.name!r} for model {self.fingerprint or self.preset.model}"
-            given += f", whose places {missing[:3]} are not here" if missing else ""
-            raise refuse("feature preset", given, f"one of this model, {own}", "rank the places of this model")
+        sites = sites_of(backbone)
+        missing = [a for a in self.preset.addresses if a not in sites]
+        actual = fingerprint or fingerprint_of(backbone)
+        if missing or (self.fingerprint and self.fingerprint != actual):
+            shown = f"{self.preset.name!r} for model {self.fingerprint or self.preset.model}"
+            shown += f", whose places {missing[:3]} are not here" if missing else ""
+            raise refuse("feature preset", shown, f"one of this model, {actual}", "rank the places of this model")
 
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        return write_json(path, table | {"preset": asdict(self.preset)})
+        return write_json(path, table | {"preset": self.preset.to_dict()})
 
     @classmethod
     def load(cls, path: str | Path) -> FeaturePreset:
         """Read such a file.
 
         Raises:
-            VitrineError: missing, no JSON, of another kind, or with settings that are not a preset's.
+            VitrineError: If the file is missing, no JSON, of another kind, or has settings that no preset has.
         """
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "feature preset", accepted, "save it again, or download it again"):
             table = parse_table(Path(path).read_text(encoding="utf-8"))
             if table["format"] != FORMAT or table["version"] != VERSION:
                 raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            told = {f.name: table["preset"][f.name] for f in fields(Preset) if f.name in table["preset"]}
-            if not isinstance(told["addresses"], list) or not isinstance(told["name"], str):
+            settings = {name: value for name, value in table["preset"].items() if name in Preset.__dataclass_fields__}
+            if not isinstance(settings["addresses"], list) or not isinstance(settings["name"], str):
                 raise ValueError("a preset has a name and a list of addresses")
-            told |= {"addresses": tuple(map(str, told["addresses"])), "seeds": tuple(map(int, told["seeds"]))}
-            preset = Preset(**told)
+            settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": [*map(int, settings["seeds"])]}
+            preset = Preset.from_dict(settings)
             preset.config()  # refuses values that no tap would take
             return cls(preset, str(table["fingerprint"]), dict(table["info"]))

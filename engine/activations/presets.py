@@ -12,13 +12,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import Config
 from ..errors import refuse
 from .config import TapConfig
 
 
 @dataclass(frozen=True)
-class Preset:
-    """A named selection: addresses, the network's own timestep, model and picture size it was made for, its source."""
+class Preset(Config):
+    """A named choice of places.
+
+    Attributes:
+        name: to look it up by.
+        addresses: the places, in execution order.
+        timestep: the network's own.
+        model, size: the model and the side of its pictures in pixels that it was chosen for; 0 is not known.
+        source: paper and section.
+        numbers: what it reached there, by data set.
+        channels: of all places together; 0 is not known.
+        seeds: noises to average over.
+        noise: False where the network takes the clean latent.
+        note: what else the source does.
+    """
 
     name: str
     addresses: tuple[str, ...]
@@ -33,7 +47,11 @@ class Preset:
     note: str = ""
 
     def config(self, **changes: Any) -> TapConfig:
-        """The preset as a :class:`TapConfig`; keyword arguments replace its settings."""
+        """The preset as a :class:`TapConfig`; keyword arguments replace its settings.
+
+        Raises:
+            VitrineError: If a value is outside what :class:`TapConfig` accepts.
+        """
         settings = {"addresses": self.addresses, "timestep": self.timestep, "seeds": self.seeds, "noise": self.noise}
         return TapConfig(**{**settings, **changes})
 
@@ -148,7 +166,7 @@ def preset(name: str) -> Preset:
     """Look a preset up; capitals do not matter.
 
     Raises:
-        VitrineError: no such preset; the nearest names are listed.
+        VitrineError: If there is no such preset; the nearest names are listed.
     """
     folded = {key.lower(): value for key, value in PRESETS.items()}
     if str(name).lower() in folded:

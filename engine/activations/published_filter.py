@@ -1,7 +1,8 @@
-"""GDF's qualitative filter as an exact rule: which addresses deserve a measurement (arXiv 2410.03558, section 5.1).
+"""What GDF's qualitative filter kept, written as a rule (arXiv 2410.03558, section 5.1).
 
-The authors judged PCA pictures by eye; the rule below was derived from their result and reproduces it: 63 candidates of
-SDXL (Tables 4 and 5) and 33 of SD 1.5 (Table 6).
+The authors judged PCA pictures by eye. The rule was derived from their result and reproduces it: 63 candidates of SDXL
+(Tables 4 and 5) and 33 of SD 1.5 (Table 6). For other models :mod:`vitrine.engine.activations.filter` measures the same
+properties.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from ..errors import refuse
 _INCREMENTS = ("-res-increment", "-ffn-inner")
 _EXTENSIONS = ("-map", "-v", "-cross-k", "-self-out", "-cross-out", "-ffn-out")
 _DEEP_BLOCKS = {0, 1, 3, 5, 7, 9}
-"""Of ten basic blocks the authors looked at these; neighbours look alike."""
+"""The authors examined these of ten basic blocks; neighbours look alike."""
 
 
-def candidates(addresses: Iterable[str], family: str) -> list[str]:
-    """The addresses of a UNet that survive the filter, in their given order.
+def published_candidates(addresses: Iterable[str], family: str) -> list[str]:
+    """The addresses of a UNet that the authors kept, in the order of ``addresses``.
 
     Args:
-        addresses: all of the model's, e.g. ``sites_of(unet)``.
+        addresses: all those of the model, e.g. ``sites_of(unet)``.
         family: "SD 1.5" (also SD 2.x: same shape) or "SDXL" (also Playground v2).
 
     Raises:
-        VitrineError: another family; the paper gives no selection for it.
+        VitrineError: If the family is another; the paper gives no candidates for it.
     """
     rules = {"SD 1.5": _keep_sd15, "SDXL": _keep_sdxl}
     if family not in rules:
@@ -34,10 +35,10 @@ def candidates(addresses: Iterable[str], family: str) -> list[str]:
 
 
 def _common(address: str) -> bool:
-    """Up stage only (asymmetric noise), no increments, no maps, no text tokens, none of our own extra addresses."""
+    """Up stage only (asymmetric noise); no increments, maps or text tokens, nothing that only Vitrine addresses."""
     block = re.search(r"-block(\d+)-", address)
-    looked_at = block is None or int(block[1]) in _DEEP_BLOCKS
-    return address.startswith("up-") and not address.endswith(_INCREMENTS + _EXTENSIONS) and looked_at
+    examined = block is None or int(block[1]) in _DEEP_BLOCKS
+    return address.startswith("up-") and not address.endswith(_INCREMENTS + _EXTENSIONS) and examined
 
 
 def _keep_sdxl(address: str) -> bool:
@@ -51,7 +52,7 @@ def _keep_sd15(address: str) -> bool:
     """No lowest resolution (8 x 8); at the top one only self-attention, whose locality suppresses the noise."""
     if address.startswith("up-level0") or address == "up-level1-upsampler-out":
         return False
-    inside = "-self-" in address
+    self_attention = "-self-" in address
     if address.startswith("up-level3"):
-        return inside
-    return not inside or address.startswith("up-level2-repeat2")
+        return self_attention
+    return not self_attention or address.startswith("up-level2-repeat2")

@@ -1,4 +1,4 @@
-"""Which places of a model to tap: the filter's three scores, then a comparison on labelled pictures if there are any.
+"""Which places of a model to tap: the filter's three scores, then a greedy search if pictures are labelled.
 
 This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model whose places have addresses.
 """
@@ -13,6 +13,7 @@ import torch
 
 from ..addresses import resolve
 from ..condition import Condition
+from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
@@ -21,7 +22,7 @@ from .config import TapConfig
 from .container import Activations
 from .correspondence import feature_maps
 from .filter import FilterRule, Properties, measure_properties
-from .greedy_search import Comparison, compare
+from .greedy_search import SearchResult, greedy_search
 from .parallel import first_process, shared_taps
 from .pca import PCABasis, pca_rgb
 from .preset_files import FeaturePreset
@@ -29,41 +30,69 @@ from .presets import Preset
 from .segmentation import IGNORE, fit_probe, mean_iou
 from .tap import tap_latents
 
-LOOKED_AT = 16
-"""Pictures the filter looks at; with eight, localities differ by 0.04 between sets of pictures."""
+PICTURES_SCORED = 16
+"""The filter scores so many pictures at most; with eight, localities differ by 0.04 between sets of pictures."""
+
+
+@dataclass(frozen=True)
+class RankingConfig(Config):
+    """How places are ranked.
+
+    Attributes:
+        patterns: addresses or globs to rank.
+        timestep: the network's own timestep; GDF takes 50.
+        rule: which scores the filter accepts.
+        budget: most channels of the chosen places together; None is no bound.
+        most: most places in the choice.
+        strips: also tap the scored pictures at every place, for :meth:`Ranking.strip`.
+
+    Raises:
+        VitrineError: If ``most`` is below 1.
+    """
+
+    patterns: str | tuple[str, ...] = "*"
+    timestep: float = 50.0
+    rule: FilterRule = FilterRule()
+    budget: int | None = None
+    most: int = 4
+    strips: bool = False
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise refuse("most places", self.most, "1 or more", "GDF chooses four")
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What was found out about a model's places.
+    """A model's places, scored and chosen from.
 
     Attributes:
         properties: address -> the three scores.
         dropped: address -> why the filter dropped it.
-        comparison: scores of the kept places on the labelled pictures; None without labels.
+        search: scores on the labelled pictures of the places that the filter kept; None without labels.
         chosen: the places to tap.
-        taps: of the first pictures, at every place, for strips; may be empty.
+        taps: of the first pictures, at every place, for strips; None if they were not wanted.
     """
 
     properties: dict[str, Properties]
     dropped: dict[str, list[str]]
-    comparison: Comparison | None
+    search: SearchResult | None
     chosen: tuple[str, ...]
     taps: Activations | None = field(default=None, repr=False)
 
     @property
     def kept(self) -> list[str]:
-        """Places the filter kept, best first where they were compared."""
-        if self.comparison is not None:
-            return list(self.comparison.singles)
+        """Places the filter kept, best first if they were searched."""
+        if self.search is not None:
+            return list(self.search.singles)
         return [a for a in self.properties if a not in self.dropped]
 
-    def text(self) -> str:
+    def summary(self) -> str:
         """A table to read: kept places with their figures, then the dropped ones with reasons."""
         lines = [f"{len(self.kept)} of {len(self.properties)} places kept", "chosen: " + ", ".join(self.chosen), ""]
         for a in self.kept:
             p = self.properties[a]
-            score = f"  score {self.comparison.singles[a]:.3f}" if self.comparison else ""
+            score = f"  score {self.search.singles[a]:.3f}" if self.search else ""
             figures = f"noise {p.noise:.2f}  cycles {p.granularity:.2f}  locality {p.locality:.2f}"
             lines.append(f"{a}: {figures}{score}")
         return "\n".join([*lines, "", *(f"dropped {a}: {'; '.join(why)}" for a, why in self.dropped.items())])
@@ -71,13 +100,17 @@ class Ranking:
     def preset(self, name: str, backbone: torch.nn.Module, timestep: float, fingerprint: str = "") -> FeaturePreset:
         """The chosen places as a preset to save."""
         numbers: dict = {"properties": {a: asdict(self.properties[a]) for a in self.chosen}}
-        if self.comparison is not None:
-            numbers |= {"score": self.comparison.score, "single": {a: self.comparison.singles[a] for a in self.chosen}}
-        made = Preset(name, self.chosen, timestep, type(backbone).__name__, 0, "ranked by Vitrine", numbers)
-        return FeaturePreset(made, fingerprint or fingerprint_of(backbone), {"dropped": self.dropped})
+        if self.search is not None:
+            numbers |= {"score": self.search.score, "single": {a: self.search.singles[a] for a in self.chosen}}
+        preset = Preset(name, self.chosen, timestep, type(backbone).__name__, 0, "ranked by Vitrine", numbers)
+        return FeaturePreset(preset, fingerprint or fingerprint_of(backbone), {"dropped": self.dropped})
 
     def strip(self, address: str, size: int = 96) -> torch.Tensor:
-        """(3, size, B size) in [0, 1]: the place's principal components as colours, one basis for all pictures."""
+        """(3, size, B size) in [0, 1]: the place's principal components as colours, one basis for all pictures.
+
+        Raises:
+            VitrineError: If the ranking was made without strips, or without this place.
+        """
         if self.taps is None or address not in self.taps:
             raise refuse("strip", address, "places that were tapped", "rank with strips=True")
         pictures = pca_rgb(self.taps[address], PCABasis.fit(self.taps[address]), size)
@@ -85,7 +118,11 @@ class Ranking:
 
 
 def spatial_places(backbone: torch.nn.Module, patterns: str | Sequence[str] = "*") -> list[str]:
-    """Addresses with a grid among those that match, without the network's own input and output."""
+    """Addresses that match and have a grid, without the network's own input and output.
+
+    Raises:
+        VitrineError: If a pattern matches nothing.
+    """
     kinds = ("spatial", "tokens")
     return [s.address for s in resolve(backbone, patterns) if s.kind in kinds and not s.address.startswith("unet-")]
 
@@ -94,76 +131,73 @@ def rank_places(
     denoiser: Denoiser,
     latents: torch.Tensor,
     cond: Condition,
+    config: RankingConfig | None = None,
     *,
     masks: torch.Tensor | None = None,
-    patterns: str | Sequence[str] = "*",
-    timestep: float = 50.0,
-    rule: FilterRule | None = None,
-    budget: int | None = None,
-    most: int = 4,
     state: str | Path | None = None,
-    strips: bool = False,
     progress: Progress = silent,
 ) -> Ranking:
-    """Filter all places, then compare those that stay by a pixel probe on the masks.
+    """Filter all places, then search among those it keeps with a pixel probe on the masks.
 
     Args:
-        latents: (B, C, h, w) clean latents; the filter looks at the first sixteen.
+        latents: (B, C, h, w) clean latents; the filter scores the first sixteen.
         masks: (B, H, W) class numbers, 255 where nobody knows; the first half fits probes, the second judges them.
             None ranks by the filter alone, the least noisy places first.
-        budget: most channels of the combination.
         state: a folder for finished scores; the same call resumes from it.
 
     Raises:
-        VitrineError: fewer than four labelled pictures, one class only, or nothing left after the filter.
+        VitrineError: If there are fewer than four labelled pictures, only one class, or the filter keeps nothing.
     """
+    config = config or RankingConfig()
     if masks is not None:
         _check(latents, masks)
-    names = spatial_places(denoiser.backbone, patterns)
+    places = spatial_places(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and first_process() else None
-    first = min(LOOKED_AT, len(latents))
-    rows = torch.arange(first)
-    seen = cond.take(rows) if len(latents) > 1 else cond
+    scored = latents[:PICTURES_SCORED]
+    cond_scored = cond.take(torch.arange(len(scored))) if len(latents) > 1 else cond
     properties = measure_properties(
-        denoiser, latents[:first], seen, names, timestep, progress=progress,
+        denoiser, scored, cond_scored, places, config.timestep, progress=progress,
         state=None if folder is None else folder / "filter.json",
     )  # fmt: skip
-    kept, dropped = (rule or FilterRule()).apply(properties)
-    if not kept:
-        raise refuse("filter", f"all {len(names)} places dropped", "a rule that keeps some", "loosen its bounds")
-    comparison = None
+    candidates, dropped = config.rule.apply(properties)
+    if not candidates:
+        raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
+    search = None
     if masks is not None:
-        comparison = _compare(denoiser, latents, cond, masks, kept, timestep, budget, most, folder, progress)
-        chosen = comparison.chosen
+        search = _search(denoiser, latents, cond, masks, candidates, config, folder, progress)
+        chosen = search.chosen
     else:
-        chosen = tuple(sorted(kept, key=lambda a: properties[a].noise)[:most])
-    taps = tap_latents(denoiser, latents[:first], seen, TapConfig(tuple(names), timestep)) if strips else None
-    return Ranking(properties, dropped, comparison, chosen, taps)
+        chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
+    everywhere = TapConfig(tuple(places), config.timestep)
+    taps = tap_latents(denoiser, scored, cond_scored, everywhere) if config.strips else None
+    return Ranking(properties, dropped, search, chosen, taps)
 
 
-def _compare(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, masks: torch.Tensor, kept: list[str], timestep: float,
-    budget: int | None, most: int, folder: Path | None, progress: Progress,
-) -> Comparison:  # fmt: skip
-    taps = shared_taps(denoiser, latents, cond, TapConfig(tuple(kept), timestep), progress)
+def _search(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, masks: torch.Tensor, candidates: list[str],
+    config: RankingConfig, folder: Path | None, progress: Progress,
+) -> SearchResult:  # fmt: skip
+    taps = shared_taps(denoiser, latents, cond, TapConfig(tuple(candidates), config.timestep), progress)
     half, classes = len(latents) // 2, int(masks[masks != IGNORE].max()) + 1
     size = (int(masks.shape[-2]), int(masks.shape[-1]))
     widths = {a: int(v.tensor.shape[1]) for a, v in taps.items()}
 
-    def score(picked: tuple[str, ...]) -> float:
-        features = feature_maps(taps.select(list(picked)))
+    def score(places: tuple[str, ...]) -> float:
+        features = feature_maps(taps.select(list(places)))
         probe = fit_probe(features[:half], masks[:half], classes)
         return mean_iou(probe.predict(features[half:], size), masks[half:], classes)[0]
 
     state = None if folder is None else folder / "scores.json"
-    return compare(kept, score, channels=widths, budget=budget, most=most, state=state, progress=progress)
+    return greedy_search(
+        candidates, score, channels=widths, budget=config.budget, most=config.most, state=state, progress=progress
+    )
 
 
 def _check(latents: torch.Tensor, masks: torch.Tensor) -> None:
     if len(masks) != len(latents) or len(masks) < 4:
-        given = (len(masks), len(latents))
-        raise refuse("masks, pictures", given, "one mask a picture, four or more", "half of them judges the probes")
-    for name, part in (("first", masks[: len(masks) // 2]), ("second", masks[len(masks) // 2 :])):
-        found = part[part != IGNORE].unique()
-        if len(found) < 2:
-            raise refuse(f"masks of the {name} half", f"classes {found.tolist()}", "two or more", "mix the pictures")
+        counts = (len(masks), len(latents))
+        raise refuse("masks, pictures", counts, "one mask a picture, four or more", "half of them judges the probes")
+    for name, half in (("first", masks[: len(masks) // 2]), ("second", masks[len(masks) // 2 :])):
+        classes = half[half != IGNORE].unique()
+        if len(classes) < 2:
+            raise refuse(f"masks of the {name} half", f"classes {classes.tolist()}", "two or more", "mix the pictures")

@@ -12,8 +12,10 @@ from torch import nn
 from ..config import Config
 from ..errors import refuse
 from ..progress import Progress, silent
+from .correspondence import sample_points
 
 IGNORE = 255
+"""The class number of pixels nobody labelled."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,12 @@ class ProbeSettings(Config):
     Attributes:
         hidden: width of one hidden layer; 0 is a linear probe (multinomial logistic regression).
         weight_decay: L2 penalty on the weights.
-        pixels: at most this many labelled pixels of each picture are used.
+        pixels: labelled pixels of each picture that are used at most.
         steps: L-BFGS iterations (linear) or Adam steps (MLP).
         seed: of the pixel choice and the initial weights.
+
+    Raises:
+        VitrineError: If a value is negative, or ``pixels`` or ``steps`` is 0.
     """
 
     hidden: int = 0
@@ -74,7 +79,8 @@ def fit_probe(
         classes: K; by default one more than the largest label.
 
     Raises:
-        VitrineError: another number of masks than pictures, labels beyond K, only one class labelled, or none of some.
+        VitrineError: If masks and pictures differ in number, a label is beyond K, only one class is labelled, or a
+            class has no label at all.
     """
     settings = settings or ProbeSettings()
     count = _check(features, masks, classes)
@@ -90,18 +96,18 @@ def fit_probe(
 
 def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> int:
     if features.ndim != 4 or masks.ndim != 3 or len(features) != len(masks):
-        given = (tuple(features.shape), tuple(masks.shape))
-        raise refuse("features, masks", given, "(B, C, h, w) and (B, H, W)", "one mask for each picture")
+        shapes = (tuple(features.shape), tuple(masks.shape))
+        raise refuse("features, masks", shapes, "(B, C, h, w) and (B, H, W)", "one mask for each picture")
     known = masks[masks != IGNORE].unique()
     if len(known) < 2:
         raise refuse("labels", known.tolist(), "two classes at least", "label some background, too")
     count = classes or int(known.max()) + 1
     if int(known.max()) >= count or int(known.min()) < 0:
         raise refuse("labels", known.tolist(), f"0 .. {count - 1}, or {IGNORE}", "raise classes or relabel")
-    lost = sorted(set(range(count)) - set(known.tolist()))
-    if lost:
+    missing = sorted(set(range(count)) - set(known.tolist()))
+    if missing:
         remedy = "label some of it in one picture, or number the classes without gaps"
-        raise refuse("unlabelled classes", lost, f"pixels of each of the {count} classes", remedy)
+        raise refuse("unlabelled classes", missing, f"pixels of each of the {count} classes", remedy)
     return count
 
 
@@ -110,13 +116,11 @@ def _pixels(features: torch.Tensor, masks: torch.Tensor, settings: ProbeSettings
     g = torch.Generator().manual_seed(settings.seed)
     cells, labels = [], []
     height, width = masks.shape[-2:]
-    for one, mask in zip(features, masks, strict=True):
+    for maps, mask in zip(features, masks, strict=True):
         known = torch.nonzero(mask.flatten() != IGNORE).flatten()
         chosen = known[torch.randperm(len(known), generator=g)[: settings.pixels].to(known.device)]
-        points = torch.stack([(chosen % width + 0.5) / width, (chosen // width + 0.5) / height], 1).to(one)
-        grid = (points * 2 - 1).view(1, 1, -1, 2)
-        found = F.grid_sample(one[None], grid, mode="bilinear", padding_mode="border", align_corners=False)
-        cells.append(found[0, :, 0].T)
+        points = torch.stack([(chosen % width + 0.5) / width, (chosen // width + 0.5) / height], 1)
+        cells.append(sample_points(maps, points))
         labels.append(mask.flatten()[chosen])
     return torch.cat(cells), torch.cat(labels)
 
@@ -141,11 +145,13 @@ def _optimise(
 
     if settings.hidden:
         optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-        rounds, each = settings.steps, 1
+        rounds, steps_a_round = settings.steps, 1
     else:
-        each = 10
-        optimizer = torch.optim.LBFGS(net.parameters(), max_iter=each, history_size=10, line_search_fn="strong_wolfe")
-        rounds = -(-settings.steps // each)
+        steps_a_round = 10
+        optimizer = torch.optim.LBFGS(
+            net.parameters(), max_iter=steps_a_round, history_size=10, line_search_fn="strong_wolfe"
+        )
+        rounds = -(-settings.steps // steps_a_round)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -155,20 +161,21 @@ def _optimise(
 
     for step in range(rounds):
         optimizer.step(closure)  # type: ignore[arg-type]  # torch itself passes the tensor on
-        progress(min((step + 1) * each, settings.steps), settings.steps, None)
+        progress(min((step + 1) * steps_a_round, settings.steps), settings.steps, None)
 
 
-def mean_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> tuple[float, torch.Tensor]:  # both (B, H, W)
-    """(mIoU, (K,) IoU of each class, NaN where neither has it) over a whole set of pictures; label 255 is left out."""
+def mean_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> tuple[float, torch.Tensor]:
+    """(mIoU, (K,) IoU of each class, NaN where neither has it) over (B, H, W) class numbers; label 255 is left out."""
     return iou(confusion(predicted, true, classes).sum(0))
 
 
 def confusion(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> torch.Tensor:
-    """(B, K, K) pixel counts of each picture, rows are the truth."""
+    """(B, K, K) pixel counts of each of B pictures (B, H, W), rows are the truth; label 255 is left out."""
     tables = []
-    for p, t in zip(predicted, true, strict=True):
-        seen = t != IGNORE
-        tables.append(torch.bincount(t[seen].long() * classes + p[seen].long(), minlength=classes**2))
+    for ours, truth in zip(predicted, true, strict=True):
+        labelled = truth != IGNORE
+        pairs = truth[labelled].long() * classes + ours[labelled].long()
+        tables.append(torch.bincount(pairs, minlength=classes**2))
     return torch.stack(tables).view(-1, classes, classes)
 
 
@@ -176,15 +183,15 @@ def iou(table: torch.Tensor) -> tuple[float, torch.Tensor]:
     """(mIoU, (K,) IoU) of one (K, K) confusion table."""
     hit = table.diagonal().double()
     union = table.sum(0) + table.sum(1) - table.diagonal()
-    each = torch.where(union > 0, hit / union.clamp_min(1), torch.nan)
-    return float(each.nanmean()), each
+    by_class = torch.where(union > 0, hit / union.clamp_min(1), torch.nan)
+    return float(by_class.nanmean()), by_class
 
 
 def bootstrap_iou(tables: torch.Tensor, draws: int = 500, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of mIoU when pictures are drawn anew; ``tables`` from :func:`confusion`.
+    """95 % bootstrap interval of mIoU, pictures resampled; ``tables`` from :func:`confusion`.
 
     Raises:
-        VitrineError: one picture only, which has no spread.
+        VitrineError: If there is only one picture, which has no spread.
     """
     return _span([iou(tables[p].sum(0))[0] for p in _draws(len(tables), draws, seed)])
 
@@ -192,10 +199,10 @@ def bootstrap_iou(tables: torch.Tensor, draws: int = 500, seed: int = 0) -> tupl
 def bootstrap_iou_gain(
     ours: torch.Tensor, theirs: torch.Tensor, draws: int = 500, seed: int = 0
 ) -> tuple[float, float]:
-    """95 % interval of mIoU(ours) - mIoU(theirs) on the same pictures, drawn anew together.
+    """95 % bootstrap interval of mIoU(ours) - mIoU(theirs), the same pictures resampled for both.
 
     Raises:
-        VitrineError: one picture only, or tables of different pictures.
+        VitrineError: If there is only one picture, or the tables are of different pictures.
     """
     if ours.shape != theirs.shape:
         raise refuse("tables", (tuple(ours.shape), tuple(theirs.shape)), "one shape", "predict the same pictures")
@@ -204,10 +211,10 @@ def bootstrap_iou_gain(
 
 
 def bootstrap_mean(values: Sequence[float] | torch.Tensor, draws: int = 2000, seed: int = 0) -> tuple[float, float]:
-    """95 % interval of a mean over pictures or pairs.
+    """95 % bootstrap interval of a mean over pictures or pairs.
 
     Raises:
-        VitrineError: one value only, which has no spread.
+        VitrineError: If there is only one value, which has no spread.
     """
     v = torch.as_tensor(values).float()
     return _span(v[_draws(len(v), draws, seed)].nanmean(1))

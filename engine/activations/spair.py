@@ -1,4 +1,7 @@
-"""SPair-71k (Min et al. 2019, arXiv 1908.10543) read from the folder as its authors ship it."""
+"""SPair-71k (Min et al. 2019, arXiv 1908.10543), read from the folder as its authors ship it.
+
+For a command that scores a model's places on SPair-71k as GDF's Table 1 does.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ class SPairPair:
     source_box: Box
     target_box: Box
 
-    def asked(self) -> torch.Tensor:
+    def query_points(self) -> torch.Tensor:
         """(N, 2) source points as x, y in [0, 1], for :func:`find_correspondence`."""
         return (self.source_points / torch.tensor(self.source_size)).clamp(0, 1)
 
-    def in_pixels(self, found: torch.Tensor) -> torch.Tensor:
+    def in_pixels(self, points: torch.Tensor) -> torch.Tensor:
         """(N, 2) target points in pixels from x, y in [0, 1]."""
-        return found.cpu() * torch.tensor(self.target_size)
+        return points.cpu() * torch.tensor(self.target_size)
 
 
 def read_spair(folder: str | Path, split: str = "test", category: str | None = None) -> list[SPairPair]:
@@ -55,15 +58,15 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
     ``folder`` holds ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Pictures are not opened.
 
     Raises:
-        VitrineError: an unknown split or category, another layout, or a broken annotation.
+        VitrineError: If the split or category is unknown, the layout is another, or an annotation is damaged.
     """
     if split not in SPLITS:
         raise refuse("split", split, ", ".join(SPLITS), "SPair-71k calls training 'trn'")
     root = Path(folder)
     files = sorted((root / "PairAnnotation" / split).glob("*.json"))
     if not files:
-        wanted = f"PairAnnotation/{split}/*.json below it"
-        raise refuse("SPair-71k folder", str(folder), wanted, "unpack SPair-71k and give the folder of that name")
+        accepted = f"PairAnnotation/{split}/*.json below it"
+        raise refuse("SPair-71k folder", str(folder), accepted, "unpack SPair-71k and give the folder of that name")
     pairs = [_pair(root, file) for file in files]
     if category is None:
         return pairs
@@ -75,22 +78,24 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
 
 def _pair(root: Path, file: Path) -> SPairPair:
     with named(file, "SPair-71k annotation", "the keys of SPair-71k", "unpack the data set again"):
-        told = parse_table(file.read_text(encoding="utf-8"))
-        ends = [_end(root, told, prefix) for prefix in ("src", "trg")]
-    (source, points, size, box), (target, others, other_size, other_box) = ends
-    if points.shape != others.shape or points.ndim != 2 or points.shape[1] != 2:
-        given = (tuple(points.shape), tuple(others.shape))
-        raise refuse("SPair-71k points", given, "(N, 2) twice", f"look into {file.name}")
+        annotation = parse_table(file.read_text(encoding="utf-8"))
+        (source, points, size, box), (target, target_points, target_size, target_box) = (
+            _end(root, annotation, prefix) for prefix in ("src", "trg")
+        )
+    if points.shape != target_points.shape or points.ndim != 2 or points.shape[1] != 2:
+        shapes = (tuple(points.shape), tuple(target_points.shape))
+        raise refuse("SPair-71k points", shapes, "(N, 2) twice", f"look into {file.name}")
     return SPairPair(
-        file.stem, told["category"], source, target, points, others, size, other_size, box, other_box
-    )  # fmt: skip
+        file.stem, annotation["category"], source, target, points, target_points, size, target_size, box, target_box
+    )
 
 
-def _end(root: Path, told: dict[str, Any], prefix: str) -> tuple[Path, torch.Tensor, tuple[int, int], Box]:
-    width, height = (int(v) for v in told[f"{prefix}_imsize"][:2])
-    left, top, right, bottom = (float(v) for v in told[f"{prefix}_bndbox"])
-    picture = root / "JPEGImages" / told["category"] / told[f"{prefix}_imname"]
-    points = torch.tensor(told[f"{prefix}_kps"], dtype=torch.float32)
+def _end(root: Path, annotation: dict[str, Any], prefix: str) -> tuple[Path, torch.Tensor, tuple[int, int], Box]:
+    """Picture, points, size and box of the source (``src``) or the target (``trg``)."""
+    width, height = (int(v) for v in annotation[f"{prefix}_imsize"][:2])
+    left, top, right, bottom = (float(v) for v in annotation[f"{prefix}_bndbox"])
+    picture = root / "JPEGImages" / annotation["category"] / annotation[f"{prefix}_imname"]
+    points = torch.tensor(annotation[f"{prefix}_kps"], dtype=torch.float32)
     return picture, points, (width, height), (left, top, right, bottom)
 
 
@@ -120,32 +125,32 @@ def score_spair(
         find: gives the (N, 2) target points x, y in [0, 1] of one pair.
 
     Raises:
-        VitrineError: no pairs, or another number of points than asked for.
+        VitrineError: If there are no pairs, or ``find`` gives another number of points than the pair has.
     """
     if not pairs:
         raise refuse("pairs", 0, "at least one", "read a split with read_spair")
-    found = [_checked(pair, find(pair)) for pair in pairs]
-    img, each_img = _scores(pairs, found, alpha, box=False)
-    bbox, each_bbox = _scores(pairs, found, alpha, box=True)
+    predicted = [_checked(pair, find(pair)) for pair in pairs]
+    img, each_img = _scores(pairs, predicted, alpha, box=False)
+    bbox, each_bbox = _scores(pairs, predicted, alpha, box=True)
     categories = {}
     for name in sorted({p.category for p in pairs}):
-        rows = [i for i, p in enumerate(pairs) if p.category == name]
-        mine, places = [pairs[i] for i in rows], [found[i] for i in rows]
-        categories[name] = (_scores(mine, places, alpha, False)[0], _scores(mine, places, alpha, True)[0])
+        chosen = [i for i, p in enumerate(pairs) if p.category == name]
+        members, points = [pairs[i] for i in chosen], [predicted[i] for i in chosen]
+        categories[name] = (_scores(members, points, alpha, False)[0], _scores(members, points, alpha, True)[0])
     return SPairScore(img, bbox, each_img, each_bbox, categories)
 
 
 def _checked(pair: SPairPair, points: torch.Tensor) -> torch.Tensor:
     if points.shape != pair.target_points.shape:
-        given = (tuple(points.shape), tuple(pair.target_points.shape))
-        raise refuse("found points", given, "as many as asked for", f"see pair {pair.name}")
+        shapes = (tuple(points.shape), tuple(pair.target_points.shape))
+        raise refuse("found points", shapes, "as many as asked for", f"see pair {pair.name}")
     return pair.in_pixels(points)
 
 
 def _scores(
-    pairs: Sequence[SPairPair], found: Sequence[torch.Tensor], alpha: float, box: bool
+    pairs: Sequence[SPairPair], predicted: Sequence[torch.Tensor], alpha: float, box: bool
 ) -> tuple[float, torch.Tensor]:
-    return pck(found, [p.target_points for p in pairs], [_longer_side(p, box) for p in pairs], alpha)
+    return pck(predicted, [p.target_points for p in pairs], [_longer_side(p, box) for p in pairs], alpha)
 
 
 def _longer_side(pair: SPairPair, box: bool) -> float:

@@ -31,8 +31,9 @@ class RunningMoments:
         return cls(activation.address, activation.grid, zeros, zeros.clone() if variance else None, [0] * pictures)
 
     def add(self, picture: int, value: torch.Tensor) -> None:
-        """One more sample of one picture. Welford 1962: m += (x - m) / n, S += (x - m_old)(x - m_new)."""
+        """One more sample of one picture."""
         self.counts[picture] += 1
+        # Welford 1962: m += (x - m) / n, S += (x - m_old)(x - m_new).
         difference = value.float() - self.mean[picture]
         self.mean[picture] += difference / self.counts[picture]
         if self.deviations is not None:
@@ -50,7 +51,7 @@ def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tenso
     """Cast for storage and move to the CPU.
 
     Raises:
-        VitrineError: NaN or infinite values, or values that float16 cannot hold.
+        VitrineError: If a value is NaN or infinite, or float16 cannot hold it.
     """
     if not torch.isfinite(tensor).all():
         remedy = "the network overflowed; run it in float32 or bfloat16, and check its weights"

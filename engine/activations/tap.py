@@ -17,6 +17,7 @@ import torch
 from ..addresses import resolve
 from ..errors import refuse
 from ..hooks import Activation, capture
+from ..noise import RowNoise
 from ..progress import Progress, silent
 from .config import DTYPES, TapConfig
 from .container import Activations, TapInfo
@@ -30,15 +31,15 @@ Row = tuple[int, int, int]
 """(timestep index, seed index, picture index)."""
 
 
-def seeded_noise(seed: int, shape: Sequence[int], posterior: str = "mean") -> torch.Tensor:
-    """Float32 CPU noise that depends on the seed alone, so results do not depend on batch size or device.
+def gdf_noise(seed: int, shape: Sequence[int], posterior: str = "mean") -> torch.Tensor:
+    """Noise of one latent by GDF's convention: float32 on the CPU, a function of the seed alone.
 
     With ``posterior="sample"`` the seed's first draw belongs to the VAE's posterior, so the noise is the second.
     """
-    generator = torch.Generator().manual_seed(seed)
+    noise = RowNoise([seed])
     if posterior == "sample":
-        torch.randn(*shape, generator=generator)
-    return torch.randn(*shape, generator=generator)
+        noise(shape)
+    return noise(shape)[0]
 
 
 def tap_latents(
@@ -63,8 +64,8 @@ def tap_latents(
         Activations on the CPU in ``config.dtype``, averaged over seeds, in execution order.
 
     Raises:
-        VitrineError: timestep out of the model's range, unknown address, wrong shapes (all before any forward), or
-            values that are not finite or do not fit float16.
+        VitrineError: If the timestep is out of the model's range, an address is unknown or a shape is wrong (all before
+            any forward), or values are not finite or do not fit float16.
     """
     return tap_timesteps(
         denoiser, latents, cond, config, (config.timestep,), progress, noise=noise, prompts=prompts, model=model
@@ -84,12 +85,16 @@ def tap_timesteps(
     prompts: Sequence[str] = (),
     model: str = "",
 ) -> list[Activations]:
-    """As :func:`tap_latents` at several timesteps, batched together; each replaces ``config.timestep``."""
+    """As :func:`tap_latents`, at several timesteps batched together; each replaces ``config.timestep``.
+
+    Raises:
+        VitrineError: As :func:`tap_latents`, or if there are no timesteps.
+    """
     configs = [replace(config, timestep=t) for t in timesteps]
     sites = resolve(denoiser.backbone, list(config.addresses))
     _check(denoiser, latents, cond, configs, noise)
     if noise is None:
-        noise = torch.stack([_same_for_all(s, latents, config) for s in config.seeds])
+        noise = torch.stack([_shared_noise(s, latents, config) for s in config.seeds])
     rows: list[Row] = list(product(range(len(configs)), range(len(config.seeds)), range(len(latents))))
     tables: list[dict[str, RunningMoments]] = [{} for _ in configs]
     current: list[Row] = []
@@ -127,9 +132,10 @@ def _forward(
     denoiser.forward(x_t, t.to(clean.device), cond.take(pictures))
 
 
-def _same_for_all(seed: int, latents: torch.Tensor, config: TapConfig) -> torch.Tensor:
-    one = seeded_noise(seed, latents.shape[1:], config.posterior)
-    return one.expand(len(latents), *one.shape)
+def _shared_noise(seed: int, latents: torch.Tensor, config: TapConfig) -> torch.Tensor:
+    """(B, C, h, w): all pictures get the same noise."""
+    noise = gdf_noise(seed, latents.shape[1:], config.posterior)
+    return noise.expand(len(latents), *noise.shape)
 
 
 def _finish(
@@ -145,8 +151,8 @@ def _finish(
     if missing:
         raise refuse("address", missing, "places that run in this model", "the network never reached them")
     items = {a: Activation(a, store(table[a].mean, dtype, a), table[a].grid) for a in order}
-    found = {a: table[a].variance() for a in order}
-    spread = {a: store(v, torch.float32, a) for a, v in found.items() if v is not None}
+    variances = {a: table[a].variance() for a in order}
+    variance = {a: store(v, torch.float32, a) for a, v in variances.items() if v is not None}
     info = TapInfo(
         timestep=config.timestep,
         sigma=float(denoiser.schedule.sigma(config.timestep)),
@@ -155,7 +161,7 @@ def _finish(
         model=model,
         extra={"config": config.to_dict()},
     )
-    return Activations(items, info, spread)
+    return Activations(items, info, variance)
 
 
 def _check(
@@ -179,5 +185,9 @@ def _check(
 
 
 def check_timestep(denoiser: Denoiser, t: float) -> None:
-    """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models)."""
+    """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models).
+
+    Raises:
+        VitrineError: If it is outside.
+    """
     denoiser.schedule.sigma(t)

@@ -1,7 +1,7 @@
-"""The label-scarce head that GDF scores Horse-21 with (section 1.7 there; DatasetDDPM's): ten small MLPs that vote.
+"""DatasetDDPM's label-scarce head, with which GDF scores Horse-21: ten small MLPs that vote.
 
-:func:`vitrine.engine.activations.segmentation.fit_probe` is far cheaper and does for masks in a graph; this head is for
-figures that shall be comparable with Table 2 of the paper.
+:func:`vitrine.engine.activations.segmentation.fit_probe` is far cheaper and good enough for masks in a graph. This head
+is for figures comparable with GDF's Table 2, and for correspondence by vote.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ class VoteSettings(Config):
 
     Attributes:
         voters: networks, with seeds ``seed``, ``seed`` + 1 ...
-        epochs: at most; a voter stops earlier when its loss has made no new
-            minimum for 50 steps, watched from the fifth epoch on.
-        batch: pixels for each step; rate: of Adam.
+        epochs: at most; a voter stops earlier when its loss has made no new minimum for 50 steps, watched from the
+            fifth epoch on.
+        batch: pixels for each step.
+        rate: Adam's learning rate.
+        seed: of the first voter.
+
+    Raises:
+        VitrineError: If a number is too small.
     """
 
     voters: int = 10
@@ -74,13 +79,13 @@ def fit_voters(
         labels: (N,) their classes, 255 where nobody knows.
 
     Raises:
-        VitrineError: another number of labels than cells, or labels beyond the classes.
+        VitrineError: If labels and cells differ in number, or a label is beyond the classes.
     """
     settings = settings or VoteSettings()
     known = labels != IGNORE
     if cells.ndim != 2 or labels.shape != cells.shape[:1] or int(known.sum()) < 2:
-        given = (tuple(cells.shape), tuple(labels.shape))
-        raise refuse("cells, labels", given, "(N, C) and (N,) with two known labels", "one label for each pixel")
+        shapes = (tuple(cells.shape), tuple(labels.shape))
+        raise refuse("cells, labels", shapes, "(N, C) and (N,) with two known labels", "one label for each pixel")
     if int(labels[known].max()) >= classes or int(labels.min()) < 0:
         raise refuse("labels", labels[known].unique().tolist(), f"0 .. {classes - 1}, or {IGNORE}", "raise classes")
     voters = []
@@ -98,8 +103,8 @@ def _train(cells: torch.Tensor, labels: torch.Tensor, classes: int, settings: Vo
         cells, labels, best, waited = cells.clone(), labels.clone(), float("inf"), 0
         steps = max(1, len(cells) // settings.batch)  # the incomplete last batch of an epoch is left out
         for epoch in range(settings.epochs):
-            for rows in torch.randperm(len(cells)).split(settings.batch)[:steps]:
-                value = _step(net, optimizer, cells[rows], labels[rows])
+            for picked in torch.randperm(len(cells)).split(settings.batch)[:steps]:
+                value = _step(net, optimizer, cells[picked], labels[picked])
                 if epoch <= _WARM_EPOCHS:
                     continue
                 best, waited = (value, 0) if value < best else (best, waited + 1)
@@ -118,7 +123,7 @@ def _step(net: nn.Module, optimizer: torch.optim.Optimizer, cells: torch.Tensor,
 
 @torch.no_grad()
 def vote(voters: Sequence[nn.Module], cells: torch.Tensor) -> torch.Tensor:
-    """(N,) the class most voters choose for each of (N, C) cells; the smaller number where votes are even."""
+    """(N,) the class that most voters choose for each of (N, C) cells; the smaller number where votes are even."""
     ballots = torch.stack([v(cells.float()).argmax(1) for v in voters], dim=-1)
     return ballots.mode(dim=-1).values
 
@@ -131,6 +136,6 @@ def published_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> 
     """
     scores = []
     for k in range(classes):
-        said, is_so = predicted == k, true == k
-        scores.append(float((said & is_so).sum()) / (float((said | is_so).sum()) + 1e-8))
+        ours, truth = predicted == k, true == k
+        scores.append(float((ours & truth).sum()) / (float((ours | truth).sum()) + 1e-8))
     return sum(scores) / classes

@@ -1,4 +1,4 @@
-"""Activations of data sets larger than memory: shards on disk, an index, resumable, never a half-written file.
+"""Activations of data sets larger than memory, in shards on disk: resumable, never a half-written file.
 
 Each shard is one safetensors file whose header lists its items, and appears by rename. So the folder itself is the
 truth; ``index.json`` only spares opening every header, and is repaired from the shards after a crash.
@@ -37,7 +37,7 @@ class ActivationWriter:
                     writer.add(name, tap(picture))
 
     Args:
-        folder: made when missing.
+        folder: created if it is missing.
         config: stored in the index; a folder started with another config is refused, so shards never mix settings.
         shard_bytes: flush when this much is buffered; the memory bound.
 
@@ -45,7 +45,7 @@ class ActivationWriter:
     processes may write different items to one folder: shard names never collide.
 
     Raises:
-        VitrineError: a folder of another config or format, or the same key added twice.
+        VitrineError: If the folder has another config or format, or a key is added twice.
     """
 
     def __init__(self, folder: str | Path, config: TapConfig | None = None, shard_bytes: int = 256 * 2**20) -> None:
@@ -74,7 +74,11 @@ class ActivationWriter:
         self.close()  # buffered items are complete, so they are kept also when the loop was interrupted
 
     def add(self, key: str, activations: Activations) -> None:
-        """Store one item under a unique key."""
+        """Store one item under a unique key.
+
+        Raises:
+            VitrineError: If the key is empty or was added before.
+        """
         if not isinstance(key, str) or not key or key in self:
             raise refuse("key", key, "a new, non-empty string", "test `key in writer` first to resume")
         self._buffer[key] = activations.to("cpu")
@@ -83,7 +87,11 @@ class ActivationWriter:
             self.flush()
 
     def add_rows(self, keys: list[str], activations: Activations) -> None:
-        """Store each row of a batch as an item of its own."""
+        """Store each row of a batch as an item of its own.
+
+        Raises:
+            VitrineError: If there is not one new key for each row.
+        """
         if len(keys) != activations.rows:
             raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each row", "name every picture")
         for i, key in enumerate(keys):
@@ -120,7 +128,7 @@ class ActivationReader(Mapping[str, Activations]):
     """Key -> :class:`Activations`, read lazily through memory maps, in the order written.
 
     Raises:
-        VitrineError: no such folder, or a damaged or foreign shard (named).
+        VitrineError: If there is no such folder, or a shard is damaged or foreign; it is named.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -134,7 +142,7 @@ class ActivationReader(Mapping[str, Activations]):
 
     @property
     def config(self) -> TapConfig | None:
-        """The config that the folder was written with, if it was given."""
+        """The config that the folder was written with, None where it had none."""
         data, source = _stored_config(self.folder)
         with named(source, "file", "a config that a tap can have", "write the folder again"):
             return None if data is None else TapConfig.from_dict(data)
@@ -165,11 +173,11 @@ def _sweep(folder: Path) -> None:
 def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[str]]:
     """Shard name -> keys, from the index where it is right and from shard headers where it lags."""
     index = _read_index(folder)
-    known = index.get("shards", {})
-    known = known if isinstance(known, dict) else {}
+    indexed = index.get("shards", {})
+    indexed = indexed if isinstance(indexed, dict) else {}
     shards: dict[str, list[str]] = {}
     for path in sorted(folder.glob("shard-*.safetensors")):
-        keys = known.get(path.name)
+        keys = indexed.get(path.name)
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             header = open_artefact(path, SHARD_KIND, VERSION)[1]
             with named(path, "file", "a shard with its keys", "delete it; its items are written again"):
@@ -177,8 +185,8 @@ def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[
         shards[path.name] = keys
     stored = _stored_config(folder)[0] if shards else None
     if config is not None and stored is not None and stored != config:
-        given = {k: v for k, v in config.items() if stored.get(k) != v}
-        raise refuse("config", given, {k: stored.get(k) for k in given}, "use a new folder for other settings")
+        changed = {k: v for k, v in config.items() if stored.get(k) != v}
+        raise refuse("config", changed, {k: stored.get(k) for k in changed}, "use a new folder for other settings")
     return shards
 
 
@@ -189,10 +197,12 @@ def _read_index(folder: Path) -> dict[str, Any]:
     except ValueError:
         index = {}  # repaired from the shards
     if not isinstance(index, dict) or index.get("kind", INDEX_KIND) != INDEX_KIND:
-        raise refuse("folder", str(folder), "an empty folder or one of ours", "index.json belongs to something else")
+        raise refuse(
+            "folder", str(folder), "an empty folder or one of Vitrine's", "index.json belongs to something else"
+        )
     if index and index.get("version") != VERSION:
-        given = f"{index.get('version')!r} in {path}"
-        raise refuse("format version", given, VERSION, "update Vitrine, or use a new folder")
+        shown = f"{index.get('version')!r} in {path}"
+        raise refuse("format version", shown, VERSION, "update Vitrine, or use a new folder")
     return index
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,24 +47,22 @@ class Rank:
         from ..pipelines import SegmentationPipeline
         from ..processes import processes
         from ..progress import TqdmProgress
+        from .models import load_pipeline
 
-        mine = processes()
-        if self.model == "portraits":
-            from ..portraits import load_portraits
-
-            pipe: Any = SegmentationPipeline.from_pipe(load_portraits().pipeline())
-        else:
-            pipe = SegmentationPipeline.from_pretrained(self.model)
-        pipe.to(mine.device)
+        if not self.pictures.is_dir():
+            raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
+        process = processes()
+        pipe = load_pipeline(self.model, SegmentationPipeline)
+        pipe.to(process.device)
         side = self.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
         pixels, labels = self._read(side)
         ranking = pipe.rank(
             pixels, labels, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
             progress=TqdmProgress("ranking"),
         )  # fmt: skip
-        if mine.is_main_process:
+        if process.is_main_process:
             ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
-            print(ranking.text())
+            print(ranking.summary())
             print(f"preset -> {self.out}")
         return 0
 
@@ -87,4 +84,4 @@ class Rank:
         return torch.cat([to_pixels(Image.open(p).convert("RGB"), side) for p in files]), None
 
 
-COMMANDS: dict[str, Callable] = {"rank": Rank}
+COMMANDS: dict[str, type] = {"rank": Rank}

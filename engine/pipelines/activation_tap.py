@@ -94,7 +94,8 @@ class _TapPipeline(DiffusionPipeline):
             :class:`ActivationTapPipelineOutput`, or the tuple (activations, pictures).
 
         Raises:
-            VitrineError: bad addresses, timestep, seeds, sizes, or NaN weights, all before any forward.
+            VitrineError: If addresses, timestep, seeds or sizes are not accepted, or weights are NaN; always before any
+                forward.
         """
         settings = {"size": size, "posterior": posterior, "dtype": dtype, "variance": variance, "batch": batch}
         config = _config(addresses, preset, timestep, seeds, generator, {**settings, "early_exit": early_exit})
@@ -115,8 +116,8 @@ class _TapPipeline(DiffusionPipeline):
             activations = self._tap(denoiser, latents, cond, config, prompts, generators, callback)
         finally:  # offloaded models go back also after an interruption
             self.maybe_free_model_hooks()
-        drawn = [s.address for s in sites] if output_type == "pil" else []
-        pictures = _pictures(activations, drawn, basis, height, width)
+        shown = [s.address for s in sites] if output_type == "pil" else []
+        pictures = _pictures(activations, shown, basis, height, width)
         return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
 
     def _denoiser(self) -> Denoiser:
@@ -135,11 +136,11 @@ class _TapPipeline(DiffusionPipeline):
         device = self._execution_device
         if inputs.shape[1] == self.vae.config.latent_channels:
             return inputs.to(device)
-        parts = [
-            encode_pixels(self.vae, part.to(device), config.posterior, config.seeds[0])
-            for part in inputs.split(config.batch)
+        latents = [
+            encode_pixels(self.vae, pixels.to(device), config.posterior, config.seeds[0])
+            for pixels in inputs.split(config.batch)
         ]
-        return torch.cat(parts).to(device)
+        return torch.cat(latents).to(device)
 
     def _tap(
         self,
@@ -166,14 +167,14 @@ class _TapPipeline(DiffusionPipeline):
             result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in generators))
         return result
 
-    def _text(self, tokenizer: CLIPTokenizer, encoder: Any, prompts: list[str], **wanted: bool) -> Any:
+    def _text(self, tokenizer: CLIPTokenizer, encoder: Any, prompts: list[str], **options: bool) -> Any:
         """One text encoder's output for padded prompts."""
         length = tokenizer.model_max_length
         tokens = tokenizer(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
         longest = max(len(ids) for ids in tokenizer(prompts).input_ids)
         if longest > length:
             logger.warning(f"A prompt has {longest} tokens; this text encoder reads the first {length}.")
-        return encoder(tokens.input_ids.to(self._execution_device), **wanted)
+        return encoder(tokens.input_ids.to(self._execution_device), **options)
 
 
 class ActivationTapPipeline(_TapPipeline):
@@ -199,8 +200,8 @@ class ActivationTapPipeline(_TapPipeline):
     ) -> None:
         super().__init__()
         if unet.config.addition_embed_type is not None:
-            given = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
-            raise refuse("unet", given, "SD 1.x or 2.x", "use ActivationTapXLPipeline for SDXL")
+            shown = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
+            raise refuse("unet", shown, "SD 1.x or 2.x", "use ActivationTapXLPipeline for SDXL")
         self.register_modules(vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
@@ -224,8 +225,8 @@ class ActivationTapXLPipeline(_TapPipeline):
     ) -> None:
         super().__init__()
         if unet.config.addition_embed_type != "text_time":
-            given = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
-            raise refuse("unet", given, "an SDXL base UNet ('text_time')", "use ActivationTapPipeline for SD 1.x, 2.x")
+            shown = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
+            raise refuse("unet", shown, "an SDXL base UNet ('text_time')", "use ActivationTapPipeline for SD 1.x, 2.x")
         self.register_modules(
             vae=vae, text_encoder=text_encoder, text_encoder_2=text_encoder_2, tokenizer=tokenizer,
             tokenizer_2=tokenizer_2, unet=unet, scheduler=scheduler,
@@ -247,29 +248,30 @@ def _config(
     generator: Generators | None,
     settings: dict[str, Any],
 ) -> TapConfig:
-    """What was given, over the preset's settings, over the defaults."""
+    """The caller's settings over the preset's over the defaults."""
     if addresses is None and preset is None:
         raise refuse("addresses", None, "addresses, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
     if seeds is not None and generator is not None:
         raise refuse("seeds and generator", "both", "one of them", "a generator draws one noise a picture")
-    given = dict(settings)
+    chosen = dict(settings)
     if addresses is not None:
-        given["addresses"] = addresses
+        chosen["addresses"] = addresses
     if timestep is not None:
-        given["timestep"] = timestep
+        chosen["timestep"] = timestep
     if seeds is not None or generator is not None:
-        given["seeds"] = (0,) if generator is not None else seeds
-    return TapConfig(**given) if preset is None else find_preset(preset).config(**given)
+        chosen["seeds"] = (0,) if generator is not None else seeds
+    return TapConfig(**chosen) if preset is None else find_preset(preset).config(**chosen)
 
 
 def _generators(generator: Generators | None, count: int) -> list[torch.Generator]:
     """One for each picture; a single generator is drawn from in turn, as everywhere in diffusers."""
     if generator is None:
         return []
-    listed = generator if isinstance(generator, list) else [generator] * count
-    if len(listed) != count or not all(isinstance(g, torch.Generator) for g in listed):
-        raise refuse("generator", f"{len(listed)} entries", f"one torch.Generator, or {count}", "one for each picture")
-    return listed
+    generators = generator if isinstance(generator, list) else [generator] * count
+    if len(generators) != count or not all(isinstance(g, torch.Generator) for g in generators):
+        shown = f"{len(generators)} entries"
+        raise refuse("generator", shown, f"one torch.Generator, or {count}", "one for each picture")
+    return generators
 
 
 def _draw(generator: torch.Generator, shape: torch.Size) -> torch.Tensor:
@@ -280,15 +282,15 @@ def _pictures(
     activations: Activations, addresses: list[str], basis: dict[str, PCABasis] | None, height: int, width: int
 ) -> dict[str, list[Image.Image]]:
     """PCA pictures of every place that has a grid, as large as the input."""
-    found = {}
+    pictures = {}
     for address in addresses:
         activation = activations[address]
         if activation.grid is None or activation.tensor.ndim != 4:
             continue
         rgb = pca_rgb(activation, (basis or {}).get(address), (height, width))
         arrays = (rgb * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        found[address] = [Image.fromarray(a) for a in arrays]
-    return found
+        pictures[address] = [Image.fromarray(a) for a in arrays]
+    return pictures
 
 
 def _model_id(pipe: DiffusionPipeline) -> str:

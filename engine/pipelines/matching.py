@@ -12,7 +12,7 @@ import torch
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
 from ..activations.filter import FilterRule
 from ..activations.images import encode_pixels, to_pixels
-from ..activations.ranking import Ranking, rank_places
+from ..activations.ranking import Ranking, RankingConfig, rank_places
 from ..activations.segmentation import PixelProbe, ProbeSettings, fit_probe
 from ..errors import refuse
 from ..progress import Progress, silent
@@ -44,25 +44,25 @@ class _Correspondence(_TapPipeline):
             tap: addresses or preset, timestep, seeds ... as in :class:`ActivationTapPipeline`.
 
         Raises:
-            VitrineError: pictures of different sizes, points outside the picture, unknown addresses.
+            VitrineError: If pictures differ in size, a point lies outside the picture, or an address is unknown.
         """
-        one, several = to_pixels(source), to_pixels(target)
-        if len(one) != 1 or one.shape[-2:] != several.shape[-2:]:
-            given = (tuple(one.shape), tuple(several.shape))
-            raise refuse("pictures", given, "one source, targets of its size", "resize them first")
-        asked = torch.as_tensor(points, dtype=torch.float32)
-        features = self._features(torch.cat([one, several]), prompt, flip, tap)
-        found = asked.to(features)
-        return [find_correspondence(features[0], f, found, temperature=temperature) for f in features[1:]]
+        first, others = to_pixels(source), to_pixels(target)
+        if len(first) != 1 or first.shape[-2:] != others.shape[-2:]:
+            shapes = (tuple(first.shape), tuple(others.shape))
+            raise refuse("pictures", shapes, "one source, targets of its size", "resize them first")
+        queries = torch.as_tensor(points, dtype=torch.float32)
+        features = self._features(torch.cat([first, others]), prompt, flip, tap)
+        queries = queries.to(features)
+        return [find_correspondence(features[0], f, queries, temperature=temperature) for f in features[1:]]
 
     def _features(self, pixels: torch.Tensor, prompt: str, flip: bool, tap: dict) -> torch.Tensor:
         """(B, C, H, W) joined unit features."""
         call: Any = super().__call__
-        made = feature_maps(call(pixels, prompt, output_type="none", **tap).activations)
+        features = feature_maps(call(pixels, prompt, output_type="none", **tap).activations)
         if flip:
             mirrored = call(pixels.flip(-1), prompt, output_type="none", **tap).activations
-            made = flip_ensemble(made, feature_maps(mirrored))
-        return made
+            features = flip_ensemble(features, feature_maps(mirrored))
+        return features
 
 
 class CorrespondencePipeline(_Correspondence, ActivationTapPipeline):
@@ -97,18 +97,20 @@ class _Segmentation(_TapPipeline):
         """(B, H, W) int64 class of every pixel of ``images``.
 
         Args:
-            examples: 1 to 50 labelled pictures; images: pictures to label, of the same size.
+            examples: 1 to 50 labelled pictures.
             masks: (N, H, W) integers, 255 where nobody knows.
+            images: pictures to label, of the same size.
+            classes: number of classes; by default one more than the largest label.
             probe: linear by default; ``ProbeSettings(hidden=64)`` for a small MLP.
             tap: addresses or preset, timestep, seeds ... as in :class:`ActivationTapPipeline`.
 
         Raises:
-            VitrineError: another number of masks than examples, masks of another size, one class only.
+            VitrineError: If masks and examples differ in number or size, or only one class is labelled.
         """
         known, new = to_pixels(examples), to_pixels(images)
         if known.shape[-2:] != new.shape[-2:] or tuple(masks.shape[-2:]) != tuple(known.shape[-2:]):
-            given = (tuple(known.shape), tuple(masks.shape), tuple(new.shape))
-            raise refuse("examples, masks, images", given, "one picture size", "resize them first")
+            shapes = (tuple(known.shape), tuple(masks.shape), tuple(new.shape))
+            raise refuse("examples, masks, images", shapes, "one picture size", "resize them first")
         fitted, features = self.fit(known, masks, prompt, classes, probe, new, tap)
         return fitted.predict(features, (new.shape[-2], new.shape[-1]))
 
@@ -119,8 +121,8 @@ class _Segmentation(_TapPipeline):
         """The probe, and the features of the new pictures: all pictures are tapped together."""
         call: Any = super().__call__
         taps = call(torch.cat([known, new]), prompt, output_type="none", **tap).activations
-        labelled, rest = feature_maps(taps).split([len(known), len(new)])
-        return fit_probe(labelled, masks.to(labelled.device), classes, probe), rest
+        labelled, unlabelled = feature_maps(taps).split([len(known), len(new)])
+        return fit_probe(labelled, masks.to(labelled.device), classes, probe), unlabelled
 
     @torch.no_grad()
     def rank(
@@ -128,21 +130,25 @@ class _Segmentation(_TapPipeline):
         rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
         state: str | Path | None = None, strips: bool = False, progress: Progress = silent,
     ) -> Ranking:  # fmt: skip
-        """Which places to tap: filter by noise, granularity and locality, then compare on the masks (GDF, section 5).
+        """Which places to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
         Args:
-            images: two pictures or more, four or more with masks; the more the surer.
+            images: at least two pictures, at least four with masks; more give steadier scores.
             masks: (N, H, W) integers, 255 where nobody knows; None runs the filter alone.
-            rule, budget, most, patterns, state, strips: as in :func:`vitrine.engine.activations.ranking.rank_places`.
+            prompt: one for all pictures.
+            timestep, rule, budget, most, patterns, strips: as in
+                :class:`vitrine.engine.activations.ranking.RankingConfig`.
+            state: a folder for finished scores; the same call resumes from it.
+
+        Raises:
+            VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
         """
         pixels = to_pixels(images)
         latents = encode_pixels(self.vae, pixels)
         height, width = pixels.shape[-2:]
         cond = self._condition([prompt], height, width)
-        return rank_places(
-            self._denoiser(), latents, cond, masks=masks, patterns=patterns, timestep=timestep, rule=rule,
-            budget=budget, most=most, state=state, strips=strips, progress=progress,
-        )  # fmt: skip
+        config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips)
+        return rank_places(self._denoiser(), latents, cond, config, masks=masks, state=state, progress=progress)
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 
-from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
-from ...engine.activations.greedy_search import Comparison, compare
+from ...engine.activations.filter import FilterRule
+from ...engine.activations.greedy_search import ScoreOf, SearchResult, greedy_search
+from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import (
+    ProbeSettings,
     bootstrap_iou,
     bootstrap_iou_gain,
     bootstrap_mean,
@@ -19,106 +21,86 @@ from ...engine.activations.segmentation import (
     iou,
     mean_iou,
 )
+from ...engine.portraits import PARTS
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
+from .measures import by_pair, correspondence_score
+from .world import CHOOSING, LABELLED, PAPER, SHOTS, TESTING, Pictures, score_places, tap_pictures
 
-PAPER = "GDF (arXiv 2410.03558)"
-CHOOSING, TESTING, LABELLED = 7_100_000, 7_200_000, 7_300_000
-TEST, HELD_OUT, SHOTS, SIDE, ALPHA = 200, 60, 20, 16, 0.1
+if TYPE_CHECKING:
+    from ...engine.portraits import Portraits
+
+HELD_OUT, TEST = 60, 200
+QUICK_HELD_OUT, QUICK_TEST, QUICK_PIXELS = 40, 60, 256
+LEGACY = PRESETS["portraits-legacy"].addresses
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Held-out renders with their truth, and taps of every candidate place at t = 50, four seeds."""
+class Choice:
+    """Places chosen on held-out portraits, beside those that were used before GDF.
 
-    images: torch.Tensor
-    parts: torch.Tensor
-    keypoints: torch.Tensor
-    taps: Any
+    Attributes:
+        candidates: what the filter keeps.
+        search: the greedy search among them.
+        narrow: the same search with no more channels than legacy has, because more channels alone help a probe.
+        widths: channels of each place.
+    """
 
-    def features(self, addresses: tuple[str, ...]) -> torch.Tensor:
-        """(B, C, 16, 16); the word "pixels" stands for 4 x 4 patches of the picture."""
-        if addresses == ("pixels",):
-            patches = F.pixel_unshuffle(self.images, self.images.shape[-1] // SIDE)
-            return F.normalize(patches - patches.mean((0, 2, 3), keepdim=True), dim=1)
-        return feature_maps(self.taps.select(list(addresses)), (SIDE, SIDE))
+    candidates: list[str]
+    search: SearchResult
+    narrow: SearchResult
+    widths: dict[str, int]
 
+    @property
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """Name of each choice -> its places."""
+        return {"legacy": LEGACY, "chosen": self.search.chosen, "chosen, legacy's width": self.narrow.chosen}
 
-def tap_pictures(portraits: Any, first: int, count: int, addresses: list[str], progress: Progress) -> Pictures:
-    """Render and tap identities that training never saw."""
-    from ...engine.activations.config import TapConfig
-    from ...engine.activations.images import encode_pixels
-    from ...engine.activations.tap import tap_latents
-    from ...engine.condition import Condition
-    from ...engine.denoiser import Denoiser
-    from ...engine.portraits import caption, render, sample_scenes
+    @property
+    def addresses(self) -> list[str]:
+        """All places that must be tapped to test the choice."""
+        return list(dict.fromkeys((*self.search.chosen, *self.narrow.chosen, *LEGACY)))
 
-    scenes = sample_scenes(range(first, first + count))
-    drawn = render(scenes)
-    with torch.no_grad():
-        cond = Condition(text=portraits.encode(caption(scenes)))
-    latents = encode_pixels(portraits.vae, drawn.images * 2 - 1)
-    config = TapConfig(tuple(addresses), 50.0, (0, 1, 2, 3))
-    taps = tap_latents(Denoiser.from_diffusers(portraits.pipeline()), latents, cond, config, progress)
-    return Pictures(drawn.images, drawn.parts.long(), drawn.keypoints, taps)
-
-
-def candidates(portraits: Any) -> list[str]:
-    """Every spatial place of the network but its input and output."""
-    from ...engine.addresses import sites_of
-
-    kinds = ("spatial", "tokens")
-    return [a for a, s in sites_of(portraits.unet).items() if s.kind in kinds and a not in ("unet-in", "unet-out")]
+    def details(self) -> dict[str, Any]:
+        """For the claim's result: places, their channels, the best singles."""
+        best = list(self.search.singles.items())[:5]
+        return {
+            "places": {name: list(addresses) for name, addresses in self.places.items()},
+            "channels": {name: sum(self.widths[a] for a in addresses) for name, addresses in self.places.items()},
+            "places after the filter": len(self.candidates),
+            "best alone": {address: round(score, 3) for address, score in best},
+        }
 
 
-def filtered(portraits: Any, progress: Progress) -> list[str]:
-    """What the qualitative filter leaves, from the pictures that places are chosen on."""
-    from ...engine.activations.filter import FilterRule
-    from .filter_claims import properties_of
-
-    return FilterRule().apply(properties_of(portraits, candidates(portraits), CHOOSING, progress))[0]
-
-
-def correspondence_score(pictures: Pictures, features: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """PCK@0.1 of the picture's side, between each picture and the one half a set away."""
-    count = len(features)
-    found, true = [], []
-    for i in range(count):
-        j = (i + count // 2) % count
-        seen = ~torch.isnan(pictures.keypoints[i]).any(1)
-        found.append(
-            find_correspondence(features[i], features[j], pictures.keypoints[i][seen], temperature=0.02).points
-        )
-        true.append(pictures.keypoints[j][seen])
-    return pck(found, true, [1.0] * count, ALPHA)
+def choose_places(
+    portraits: Portraits, count: int, score: Callable[[Pictures, tuple[str, ...]], float], pool: int, progress: Progress
+) -> Choice:
+    """Filter, then search by ``score`` on ``count`` portraits that no claim tests on."""
+    candidates, _ = FilterRule().apply(score_places(portraits, CHOOSING, progress))
+    held_out = tap_pictures(portraits, CHOOSING, count, [*dict.fromkeys((*candidates, *LEGACY))], progress)
+    score_of = _remembered(lambda places: score(held_out, places))
+    search = greedy_search(candidates, score_of, most=3, pool=pool, progress=progress)
+    widths = held_out.widths
+    budget = sum(widths[a] for a in LEGACY)
+    narrow = greedy_search(candidates, score_of, channels=widths, budget=budget, most=4, pool=len(candidates))
+    return Choice(candidates, search, narrow, widths)
 
 
-def by_pair(each: torch.Tensor) -> torch.Tensor:
-    """(B / 2,) from (B,): picture i to j and j to i are one pair, so that a bootstrap does not count it twice."""
-    return each.view(2, -1).nanmean(0)
-
-
-def _widths(taps: Any) -> dict[str, int]:
-    return {a: v.tensor.shape[1] for a, v in taps.items()}
-
-
-def _as_wide_as(legacy: tuple[str, ...], names: list[str], widths: dict[str, int], score: Any) -> Comparison:
-    """The same search with no more channels than legacy has: more channels alone help a probe."""
-    budget = sum(widths[a] for a in legacy)
-    return compare(names, score, channels=widths, budget=budget, most=4, pool=len(names))
-
-
-def _remember(score: Any) -> Any:
+def _remembered(score_of: ScoreOf) -> ScoreOf:
     """Both searches ask for the same singles."""
-    known: dict[tuple[str, ...], float] = {}
+    scores: dict[tuple[str, ...], float] = {}
 
-    def asked(picked: tuple[str, ...]) -> float:
-        key = tuple(sorted(picked))
-        if key not in known:
-            known[key] = score(picked)
-        return known[key]
+    def score(places: tuple[str, ...]) -> float:
+        key = tuple(sorted(places))
+        if key not in scores:
+            scores[key] = score_of(places)
+        return scores[key]
 
-    return asked
+    return score
+
+
+def _rounded(interval: tuple[float, float]) -> list[float]:
+    return [round(bound, 4) for bound in interval]
 
 
 @claim(
@@ -126,50 +108,48 @@ def _remember(score: Any) -> Any:
     paper=PAPER,
     figure="Table 1: better places beat the places used before (there SPair-71k; here keypoints of 200 portraits)",
     target="PCK@0.1 of the chosen places above legacy ones, outside the 95 % bootstrap interval of the difference",
+    minutes=0.3,
+    quick_minutes=0.15,
 )
-def correspondence(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Raw pixels, legacy places, and places chosen by filter and comparison on held-out portraits, on 200 pairs."""
-    from ...engine.activations.presets import PRESETS
+def correspondence(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """Raw pixels, legacy places, and places chosen by filter and search on held-out portraits, on 200 pairs."""
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
-    names, legacy = filtered(portraits, progress), PRESETS["portraits-legacy"].addresses
-    held_out = tap_pictures(portraits, CHOOSING, HELD_OUT, [*dict.fromkeys((*names, *legacy))], progress)
-    score = _remember(lambda picked: correspondence_score(held_out, held_out.features(picked))[0])
-    comparison = compare(names, score, most=3, pool=8, progress=progress)
-    widths = _widths(held_out.taps)
-    narrow = _as_wide_as(legacy, names, widths, score)
-    wanted = [*dict.fromkeys((*comparison.chosen, *narrow.chosen, *legacy))]
-    test = tap_pictures(portraits, TESTING, TEST, wanted, progress)
-    rows = {name: correspondence_score(test, test.features(places)) for name, places in
-            {"raw pixels": ("pixels",), "legacy": legacy, "chosen": comparison.chosen,
-             "chosen, legacy's width": narrow.chosen}.items()}  # fmt: skip
-    gain = bootstrap_mean(by_pair(rows["chosen"][1] - rows["legacy"][1]))
-    same_width = bootstrap_mean(by_pair(rows["chosen, legacy's width"][1] - rows["legacy"][1]))
+    held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
+    choice = choose_places(portraits, held_out, lambda p, a: correspondence_score(p, p.features(a))[0], 8, progress)
+    test = tap_pictures(portraits, TESTING, tested, choice.addresses, progress)
+    places = {"raw pixels": ("pixels",), **choice.places}
+    scores = {name: correspondence_score(test, test.features(addresses)) for name, addresses in places.items()}
+    by_picture = {name: score[1] for name, score in scores.items()}
+    gain = bootstrap_mean(by_pair(by_picture["chosen"] - by_picture["legacy"]))
+    same_width = bootstrap_mean(by_pair(by_picture["chosen, legacy's width"] - by_picture["legacy"]))
+    low, high = _rounded(bootstrap_mean(by_pair(by_picture["chosen"])))
     return ClaimResult(
-        value=round(rows["chosen"][0], 4),
-        interval=tuple(round(v, 4) for v in bootstrap_mean(by_pair(rows["chosen"][1]))),  # type: ignore[arg-type]
+        value=round(scores["chosen"][0], 4),
+        interval=(low, high),
         holds=gain[0] > 0,
         details={
-            "PCK@0.1": {name: round(value, 4) for name, (value, _) in rows.items()},
-            "gain over legacy, 95 %": [round(v, 4) for v in gain],
-            "gain over legacy at its width, 95 %": [round(v, 4) for v in same_width],
-            **_places(legacy, comparison, narrow, widths),
-            "places after the filter": len(names),
-            "best alone": dict(list({k: round(v, 3) for k, v in comparison.singles.items()}.items())[:5]),
+            "PCK@0.1": {name: round(value, 4) for name, (value, _) in scores.items()},
+            "gain over legacy, 95 %": _rounded(gain),
+            "gain over legacy at its width, 95 %": _rounded(same_width),
+            **choice.details(),
         },
     )
 
 
-def _places(
-    legacy: tuple[str, ...], comparison: Comparison, narrow: Comparison, widths: dict[str, int]
-) -> dict[str, Any]:
-    """Which places stand behind the rows, and how many channels they have."""
-    rows = {"legacy": legacy, "chosen": comparison.chosen, "chosen, legacy's width": narrow.chosen}
-    return {
-        "places": {name: list(picked) for name, picked in rows.items()},
-        "channels": {name: sum(widths[a] for a in picked) for name, picked in rows.items()},
-    }
+def _predict(
+    train: Pictures, test: Pictures, addresses: tuple[str, ...], settings: ProbeSettings | None = None
+) -> torch.Tensor:
+    """(B, 64, 64) parts of the test pictures, by a linear probe fitted on the training pictures."""
+    probe = fit_probe(train.features(addresses), train.parts, len(PARTS), settings)
+    return probe.predict(test.features(addresses), (64, 64))
+
+
+def _score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeSettings | None = None) -> float:
+    """mIoU, the first twenty portraits labelled."""
+    train, test = held_out.take(slice(0, SHOTS)), held_out.take(slice(SHOTS, None))
+    return mean_iou(_predict(train, test, addresses, settings), test.parts, len(PARTS))[0]
 
 
 @claim(
@@ -177,58 +157,36 @@ def _places(
     paper=PAPER,
     figure="Table 2, few labels: better places beat the places used before (here parts of 200 portraits, 20 labelled)",
     target="mIoU of the chosen places above legacy ones, bootstrap intervals apart (chosen may have more channels)",
+    minutes=0.7,
+    quick_minutes=0.5,
 )
 def segmentation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """A linear probe on 20 labelled portraits, tested on 200 others."""
-    from ...engine.activations.presets import PRESETS
-    from ...engine.portraits import PARTS, load_portraits
+    from ...engine.portraits import load_portraits
 
-    portraits, classes = load_portraits(model), len(PARTS)
-
-    def tables(train: Pictures, test: Pictures, picked: tuple[str, ...]) -> torch.Tensor:
-        probe = fit_probe(train.features(picked), train.parts, classes)
-        predicted = probe.predict(test.features(picked), (64, 64))
-        return confusion(predicted, test.parts, classes)
-
-    names, legacy = filtered(portraits, progress), PRESETS["portraits-legacy"].addresses
-    half = tap_pictures(portraits, CHOOSING, HELD_OUT, [*dict.fromkeys((*names, *legacy))], progress)
-
-    def part(pictures: Pictures, rows: slice) -> Pictures:
-        items = {a: v for a, v in pictures.taps.items()}
-        cut = type(pictures.taps)({a: type(v)(a, v.tensor[rows], v.grid) for a, v in items.items()}, pictures.taps.info)
-        return Pictures(pictures.images[rows], pictures.parts[rows], pictures.keypoints[rows], cut)
-
-    fit_on, judge_on = part(half, slice(0, SHOTS)), part(half, slice(SHOTS, None))
-
-    def alone(picked: tuple[str, ...]) -> float:
-        probe = fit_probe(fit_on.features(picked), fit_on.parts, classes)
-        return mean_iou(probe.predict(judge_on.features(picked), (64, 64)), judge_on.parts, classes)[0]
-
-    score = _remember(alone)
-    comparison = compare(names, score, most=3, pool=6, progress=progress)
-    widths = _widths(half.taps)
-    narrow = _as_wide_as(legacy, names, widths, score)
-    wanted = [*dict.fromkeys((*comparison.chosen, *narrow.chosen, *legacy))]
-    train = tap_pictures(portraits, LABELLED, SHOTS, wanted, progress)
-    test = tap_pictures(portraits, TESTING, TEST, wanted, progress)
-    places = {"raw pixels": ("pixels",), "legacy": legacy, "chosen": comparison.chosen,
-              "chosen, legacy's width": narrow.chosen}  # fmt: skip
-    found = {name: tables(train, test, picked) for name, picked in places.items()}
-    values = {name: iou(table.sum(0))[0] for name, table in found.items()}
-    spans = {name: bootstrap_iou(table) for name, table in found.items()}
+    portraits = load_portraits(model)
+    held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
+    settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; what it chose is tested in full
+    choice = choose_places(portraits, held_out, lambda p, a: _score_parts(p, a, settings), 6, progress)
+    train = tap_pictures(portraits, LABELLED, SHOTS, choice.addresses, progress)
+    test = tap_pictures(portraits, TESTING, tested, choice.addresses, progress)
+    places = {"raw pixels": ("pixels",), **choice.places}
+    tables = {
+        name: confusion(_predict(train, test, addresses), test.parts, len(PARTS)) for name, addresses in places.items()
+    }
+    spans = {name: bootstrap_iou(table) for name, table in tables.items()}
+    values = {name: round(iou(table.sum(0))[0], 4) for name, table in tables.items()}
+    low, high = _rounded(spans["chosen"])
+    same_width = bootstrap_iou_gain(tables["chosen, legacy's width"], tables["legacy"])
     return ClaimResult(
-        value=round(values["chosen"], 4),
-        interval=(round(spans["chosen"][0], 4), round(spans["chosen"][1], 4)),
+        value=values["chosen"],
+        interval=(low, high),
         holds=spans["chosen"][0] > spans["legacy"][1],
         details={
-            "mIoU": {name: round(v, 4) for name, v in values.items()},
-            "95 %": {name: [round(v, 4) for v in span] for name, span in spans.items()},
-            "gain over legacy, 95 %": [round(v, 4) for v in bootstrap_iou_gain(found["chosen"], found["legacy"])],
-            "gain over legacy at its width, 95 %": [
-                round(v, 4) for v in bootstrap_iou_gain(found["chosen, legacy's width"], found["legacy"])
-            ],
-            **_places(legacy, comparison, narrow, widths),
-            "places after the filter": len(names),
-            "best alone": dict(list({k: round(v, 3) for k, v in comparison.singles.items()}.items())[:5]),
+            "mIoU": values,
+            "95 %": {name: _rounded(span) for name, span in spans.items()},
+            "gain over legacy, 95 %": _rounded(bootstrap_iou_gain(tables["chosen"], tables["legacy"])),
+            "gain over legacy at its width, 95 %": _rounded(same_width),
+            **choice.details(),
         },
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,11 +11,12 @@ from ...engine.activations.points import draw_matches
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import fit_probe, mean_iou
 from ...engine.progress import Progress, silent
-from .matching_claims import LABELLED, SHOTS, TESTING, Pictures, correspondence_score, tap_pictures
+from ..report import Report
+from .drawing import colour_parts, to_pil
+from .measures import correspondence_score
+from .world import LABELLED, SHOTS, TESTING, Pictures, tap_pictures
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from ...engine.portraits import Portraits
 
 POINTS = "up-level0-repeat0-res-out"
@@ -24,15 +25,10 @@ POINTS = "up-level0-repeat0-res-out"
 _SHOWN = 4
 _MEASURED = 24
 _SCALE = 3
-_COLOURS = (
-    (0.93, 0.92, 0.90), (0.96, 0.78, 0.62), (0.35, 0.25, 0.20), (0.60, 0.42, 0.25), (0.16, 0.47, 0.71),
-    (0.20, 0.20, 0.20), (0.89, 0.55, 0.42), (0.84, 0.19, 0.25), (0.50, 0.36, 0.65), (0.17, 0.63, 0.45),
-    (0.98, 0.80, 0.10),
-)  # fmt: skip
 
 
-def add_matching(report: Any, model: Portraits, progress: Progress = silent) -> None:
-    """Two tables with a row of pictures each, on portraits that training never saw; legacy places beside others."""
+def add_matching(report: Report, model: Portraits, progress: Progress = silent) -> None:
+    """Two tables, each with rows of pictures, on portraits that training never saw; legacy places beside others."""
     legacy, ours = PRESETS["portraits-legacy"].addresses, PRESETS["portraits"].addresses
     places = [*dict.fromkeys((POINTS, *legacy, *ours))]
     labelled = tap_pictures(model, LABELLED, SHOTS, places, progress)
@@ -41,30 +37,31 @@ def add_matching(report: Any, model: Portraits, progress: Progress = silent) -> 
     _parts(report, labelled, test, {"portraits-legacy": legacy, "portraits": ours})
 
 
-def _points(report: Any, test: Pictures, legacy: tuple[str, ...]) -> None:
-    rows = {POINTS: (POINTS,), "portraits-legacy": legacy}
+def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
+    choices = {POINTS: (POINTS,), "portraits-legacy": legacy}
     report.add_heading("Find Correspondence: the same point in another picture")
     report.add_paragraph(
         "Keypoints of the first portrait are looked for in the others by nearest activations. A hollow dot is "
         f"doubtful: the way back leads elsewhere. Share within a tenth of the picture, {_MEASURED} portraits."
     )
-    scores = {name: correspondence_score(test, test.features(addresses))[0] for name, addresses in rows.items()}
+    scores = {name: correspondence_score(test, test.features(addresses))[0] for name, addresses in choices.items()}
     report.add_table([("places", "PCK@0.1"), *((name, f"{score:.3f}") for name, score in scores.items())])
-    for name, addresses in rows.items():
-        drawn = match_pictures(test, test.features(addresses))
-        report.add_images([(_pil(picture), name) for picture in drawn], width=220)
+    for name, addresses in choices.items():
+        pairs = match_pictures(test, test.features(addresses))
+        report.add_images([(to_pil(pair), name) for pair in pairs], width=220)
 
 
 def match_pictures(pictures: Pictures, features: torch.Tensor) -> list[torch.Tensor]:
-    """The first portrait's keypoints in each of the next ones: (H, 2 W, 3) in [0, 1] each."""
-    asked = pictures.keypoints[0]
-    asked = asked[~torch.isnan(asked).any(1)]
+    """The first portrait's keypoints in each of the next ones: (3, H, 2 W) in [0, 1] each."""
+    points = pictures.keypoints[0]
+    points = points[~torch.isnan(points).any(1)]
     large = torch.nn.functional.interpolate(pictures.images, scale_factor=_SCALE).permute(0, 2, 3, 1)
-    found = [find_correspondence(features[0], f, asked, temperature=0.02) for f in features[1:_SHOWN]]
-    return [draw_matches(large[0], large[i + 1], asked, match) for i, match in enumerate(found)]
+    matches = [find_correspondence(features[0], f, points, temperature=0.02) for f in features[1:_SHOWN]]
+    pairs = [draw_matches(large[0], large[i + 1], points, match) for i, match in enumerate(matches)]
+    return [pair.permute(2, 0, 1) for pair in pairs]
 
 
-def _parts(report: Any, labelled: Pictures, test: Pictures, rows: dict[str, tuple[str, ...]]) -> None:
+def _parts(report: Report, labelled: Pictures, test: Pictures, choices: dict[str, tuple[str, ...]]) -> None:
     from ...engine.portraits import PARTS
 
     report.add_heading("Segment Like This: twenty masks are enough")
@@ -72,26 +69,15 @@ def _parts(report: Any, labelled: Pictures, test: Pictures, rows: dict[str, tupl
         f"A linear probe on the activations of {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. "
         f"First row: the renderer's own parts. Mean IoU over {_MEASURED} portraits; more channels alone help a probe."
     )
-    report.add_images([(_pil(colour_parts(p)), "truth") for p in test.parts[:_SHOWN]], width=128)
+    report.add_images([(to_pil(colour_parts(p)), "truth") for p in test.parts[:_SHOWN]], width=128)
     table: list[tuple[object, ...]] = [("places", "channels", "mIoU")]
     painted = []
-    for name, addresses in rows.items():
+    for name, addresses in choices.items():
         probe = fit_probe(labelled.features(addresses), labelled.parts, len(PARTS))
         predicted = probe.predict(test.features(addresses), (test.parts.shape[-2], test.parts.shape[-1]))
-        channels = sum(test.taps[a].tensor.shape[1] for a in addresses)
+        channels = sum(test.widths[a] for a in addresses)
         table.append((name, channels, f"{mean_iou(predicted, test.parts, len(PARTS))[0]:.3f}"))
-        painted.append([(_pil(colour_parts(p)), name) for p in predicted[:_SHOWN]])
+        painted.append([(to_pil(colour_parts(p)), name) for p in predicted[:_SHOWN]])
     for row in painted:
         report.add_images(row, width=128)
     report.add_table(table)
-
-
-def colour_parts(parts: torch.Tensor) -> torch.Tensor:
-    """(H, W, 3) in [0, 1]: one colour for each of the eleven parts of (H, W)."""
-    return torch.tensor(_COLOURS)[parts]
-
-
-def _pil(image: torch.Tensor) -> Image:
-    from PIL import Image
-
-    return Image.fromarray((image.clamp(0, 1) * 255).round().byte().cpu().numpy())

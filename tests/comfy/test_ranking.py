@@ -40,7 +40,7 @@ def test_the_node_ranks_as_the_pipeline_does(comfy, parts, pictures):
     )  # fmt: skip
     assert addresses.split("\n") == list(ours.chosen) and preset.preset.addresses == ours.chosen
     for address, score in preset.preset.numbers["single"].items():
-        assert abs(score - ours.comparison.singles[address]) < 1e-3
+        assert abs(score - ours.search.singles[address]) < 1e-3
     for address, found in preset.preset.numbers["properties"].items():
         assert abs(found["noise"] - ours.properties[address].noise) < 1e-4
     assert kept.shape == (len(ours.kept), 64, 6 * 64, 3) and dropped.shape[0] == len(ours.dropped)

@@ -246,7 +246,7 @@ def test_the_papers_filter_gives_the_papers_counts() -> None:
 
 
 def test_part_agreement_of_perfect_and_of_useless_features() -> None:
-    from vitrine.evidence.activations.page import part_agreement
+    from vitrine.evidence.activations.measures import part_agreement
 
     parts = torch.randint(0, 4, (3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     perfect = torch.nn.functional.one_hot(parts.long()).movedim(-1, 1).float()

@@ -78,8 +78,8 @@ def test_a_matcher_walks_the_whole_way(folder):
     y, x = torch.meshgrid(torch.linspace(-1, 1, 20), torch.linspace(-1, 1, 20), indexing="ij")
     code = torch.stack([torch.cos(x), torch.sin(x), torch.cos(y), torch.sin(y)])
     for pair in read_spair(folder[0]):
-        found = find_correspondence(code, code, pair.asked()).points
-        assert float((found - pair.asked()).abs().max()) <= 0.5 / 20 + 1e-5
+        found = find_correspondence(code, code, pair.query_points()).points
+        assert float((found - pair.query_points()).abs().max()) <= 0.5 / 20 + 1e-5
 
 
 def test_nearest_cell_is_the_published_one_where_both_work_on_pixels():
@@ -103,9 +103,9 @@ def test_bad_folders_are_explained(folder, tmp_path):
     with pytest.raises(VitrineError, match="bus"):
         read_spair(root, category="cow")
     with pytest.raises(VitrineError, match="at least one"):
-        score_spair([], lambda pair: pair.asked())
+        score_spair([], lambda pair: pair.query_points())
     with pytest.raises(VitrineError, match="as many"):
-        score_spair(read_spair(root), lambda pair: pair.asked()[:1])
+        score_spair(read_spair(root), lambda pair: pair.query_points()[:1])
     bad = root / "PairAnnotation" / "trn"
     bad.mkdir()
     (bad / "broken.json").write_text("{")

@@ -1,0 +1,72 @@
+"""What the claims and pages of this room measure on activations whose truth is known."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ...engine.activations.correspondence import find_correspondence, pck
+from .world import SIDE, Pictures
+
+ALPHA = 0.1
+"""A match within this share of the picture's side is right."""
+
+_NEIGHBOURS = 6
+
+
+def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
+    """Share of foreground positions whose nearest feature (cosine) in other pictures has the same part label.
+
+    Args:
+        maps: (B, C, h, w) activations of B >= 2 pictures, resized to 16 x 16 so that all places face the same task.
+        parts: (B, H, W) part indices, 0 is the background.
+
+    Returns:
+        Mean over pictures, in [0, 1].
+    """
+    return part_agreement_by_picture(maps, parts).mean().item()
+
+
+def part_agreement_by_picture(maps: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    """(B,) as :func:`part_agreement`: each picture searched in the six that follow it in a ring."""
+    labels = _labels(parts)
+    maps = F.interpolate(maps.float(), size=(SIDE, SIDE), mode="bilinear", align_corners=False)
+    features = F.normalize(maps.flatten(2) - maps.mean((0, 2, 3))[:, None], dim=1)
+    scores = []
+    for i in range(len(maps)):
+        foreground = labels[i] > 0
+        others = [(i + step) % len(maps) for step in range(1, min(_NEIGHBOURS, len(maps) - 1) + 1)]
+        nearest = [(features[i].T @ features[j]).argmax(1) for j in others]
+        hits = [labels[j][n][foreground] == labels[i][foreground] for j, n in zip(others, nearest, strict=True)]
+        scores.append(torch.stack(hits).float().mean())
+    return torch.stack(scores)
+
+
+def _labels(parts: torch.Tensor) -> torch.Tensor:
+    """(B, 256): the part that covers most of each cell."""
+    one_hot = F.one_hot(parts.long()).movedim(-1, 1).float()
+    return F.adaptive_avg_pool2d(one_hot, (SIDE, SIDE)).argmax(1).flatten(1)
+
+
+def correspondence_score(pictures: Pictures, features: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """PCK@0.1 of the picture's side over all points, and (B,) by picture; each is matched with the one B / 2 away."""
+    count = len(features)
+    predicted, true = [], []
+    for i in range(count):
+        j = (i + count // 2) % count
+        visible = ~torch.isnan(pictures.keypoints[i]).any(1)
+        points = pictures.keypoints[i][visible]
+        predicted.append(find_correspondence(features[i], features[j], points, temperature=0.02).points)
+        true.append(pictures.keypoints[j][visible])
+    return pck(predicted, true, [1.0] * count, ALPHA)
+
+
+def by_pair(scores: torch.Tensor) -> torch.Tensor:
+    """(B / 2,) from (B,): picture i to j and j to i are one pair, so that a bootstrap does not count it twice."""
+    return scores.view(2, -1).nanmean(0)
+
+
+def mean_interval(values: torch.Tensor) -> tuple[float, float]:
+    """95 % interval of a mean over pictures, by the normal approximation."""
+    half = 1.96 * values.std().item() / len(values) ** 0.5
+    return round(values.mean().item() - half, 4), round(values.mean().item() + half, 4)
