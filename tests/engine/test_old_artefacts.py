@@ -1,0 +1,122 @@
+"""Files as earlier versions wrote them, made by hand here, still load; so do settings that stood in their headers."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vitrine.engine.control import ControlEmbedder, ControlSpec, GammaConfig, PaddingConfig, load_control
+from vitrine.engine.emd.contract import StudentContract, read_student
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo.neurons import NeuronSet
+from vitrine.engine.nemo.statistics import NeuronStatistics
+
+PLACE = "mid-vit-block0-cross-v"
+KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+
+
+def test_nemo_statistics(tmp_path):
+    """The header's entry said ``format`` where later files say ``kind``."""
+    path = tmp_path / "statistics.safetensors"
+    means, stds = torch.arange(6.0), torch.arange(6.0) + 1
+    info = {"format": "vitrine-nemo-statistics", "version": 1, "count": 12, "fingerprint": "SD1.4"}
+    save_file({f"mean/{PLACE}": means, f"std/{PLACE}": stds}, path, metadata={"vitrine": json.dumps(info)})
+    read = NeuronStatistics.load(path)
+    assert torch.equal(read.means[PLACE], means) and torch.equal(read.stds[PLACE], stds)
+    assert (read.count, read.fingerprint) == (12, "SD1.4")
+
+
+def test_neurons(tmp_path):
+    path = tmp_path / "neurons.json"
+    table = {"format": "vitrine-neurons", "version": 1, "fingerprint": "SD1.4", "info": {"tau": 0.4}}
+    path.write_text(json.dumps(table | {"neurons": {PLACE: [1, 5]}}, indent=1), encoding="utf-8")
+    read = NeuronSet.load(path)
+    assert read.neurons == {PLACE: (1, 5)} and read.fingerprint == "SD1.4" and read.info == {"tau": 0.4}
+
+
+CONTROL = {
+    "base_hash": "", "base_model": "tiny", "crop": [1.0, 1.0], "dim": 16, "family": "DiTTransformer2DModel",
+    "gamma": {"alpha": 2.0, "clock": "native", "form": "power_cos", "step_at": 0.5, "steps": 1000}, "licence": "",
+    "null": "zero", "padding": {"axis": "channel", "beta_txt": 0.01, "mode": "replicate", "scope": "copies"},
+    "pos_embed": {}, "prediction": "eps", "schedule": {"T": 1000, "kind": "scaled_linear"},
+    "spec": {"fields": [
+        {"group": "high", "kind": "flag", "least": 0.0, "most": 1.0, "name": "flip", "ref": 0.0, "scale": 1000.0},
+        {"group": "high", "kind": "scalar", "least": 0.0, "most": 1.0, "name": "crop_top", "ref": 0.0, "scale": 1000.0},
+        {"group": "high", "kind": "scalar", "least": 0.0, "most": 1.0, "name": "crop_left", "ref": 0.0,
+         "scale": 1000.0},
+        {"group": "high", "kind": "log_scalar", "least": 0.0625, "most": 16.0, "name": "aspect", "ref": 1.0,
+         "scale": 1000.0},
+        {"group": "low", "kind": "scalar", "least": 16.0, "most": 16384.0, "name": "height", "ref": 256.0,
+         "scale": 1.0},
+        {"group": "low", "kind": "scalar", "least": 16.0, "most": 16384.0, "name": "width", "ref": 256.0, "scale": 1.0},
+    ]},
+    "steps": 7,
+}  # fmt: skip
+
+
+def test_control_checkpoint(tmp_path):
+    path = tmp_path / "control.safetensors"
+    shapes = {"h.0": (16, 1024), "h.2": (16, 16), "l.0": (16, 512), "l.2": (16, 16)}
+    weights = {f"ctrl.{k}.weight": torch.full(v, 0.5) for k, v in shapes.items()}
+    weights |= {f"ctrl.{k}.bias": torch.zeros(16) for k in shapes}
+    header = {"ccs_format": "1", "ccs": json.dumps(CONTROL, sort_keys=True)}
+    save_file(weights | {"base.conv_out.bias": torch.ones(4)}, path, metadata=header)
+    read = load_control(path)
+    assert set(read.extra) == {"base.conv_out.bias"} and isinstance(read.embedder, ControlEmbedder)
+    assert read.metadata.spec == ControlSpec() and read.metadata.padding == PaddingConfig("replicate")
+    assert read.metadata.gamma == GammaConfig(alpha=2.0) and read.metadata.steps == 7
+    assert read.metadata.to_dict() == CONTROL, "and is written as it was read"
+
+
+def test_student_contract(tmp_path):
+    path = tmp_path / "student.safetensors"
+    contract = {
+        "base": "portraits", "betas": [], "ge": 0.0, "guidance": 1.0, "gz": 0.0, "latent_scale": 0.0, "noise": "unit",
+        "prediction": "model", "shape": [4, 16, 16], "steps": 0, "timestep": 999.0, "trained_guidance": 0.0,
+        "version": 1,
+    }  # fmt: skip
+    tensors = {f"{KOHYA}.lora_down.weight": torch.ones(2, 8), f"{KOHYA}.lora_up.weight": torch.ones(8, 2)}
+    save_file(tensors, path, metadata={"vitrine.student": json.dumps(contract)})
+    read, weights = read_student(path)
+    assert read == StudentContract("portraits", shape=(4, 16, 16)) and set(weights) == set(tensors)
+    assert json.loads(read.to_metadata()["vitrine.student"]) == contract
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+CONFIGS = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text(encoding="utf-8"))
+"""class -> the defaults of its first version as it wrote them: flat, and whole."""
+HOMES = {
+    "TrainConfig": "evidence.portraits.train_config", "TapConfig": "engine.activations", "ProbeConfig": "engine.nemo",
+    "SearchConfig": "engine.nemo", "BlockConfig": "engine.nemo", "AttackConfig": "engine.nemo",
+    "SampleConfig": "engine.w2w", "PCAConfig": "engine.w2w", "InvertConfig": "engine.w2w",
+    "SliderConfig": "evidence.w2w.concept_sliders", "EditConfig": "engine.w2w", "BuildConfig": "engine.w2w",
+    "LoraTrainConfig": "engine.w2w.train", "GuidanceConfig": "engine.control", "AugmentConfig": "engine.control",
+    "GammaConfig": "engine.control", "PaddingConfig": "engine.control", "ControlTrainConfig": "engine.control",
+    "EStepConfig": "engine.emd", "CorrectConfig": "engine.emd", "EMDTrainConfig": "engine.emd.train_config",
+    "TransferConfig": "evidence.resolution.world", "ResolutionTransferConfig": "engine.resolution",
+}  # fmt: skip
+
+
+def other(value):
+    """A value of the same kind that differs, or None where there is no telling."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return type(value)(value / 2) if value not in (0, 1, float("inf")) else None
+    return None
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_flat_settings(name):
+    kind = getattr(importlib.import_module(f"vitrine.{HOMES[name]}"), name)
+    old = CONFIGS[name]
+    first = kind.from_dict(old)
+    assert kind.from_dict(json.loads(json.dumps(first.to_dict()))) == first
+    for key, value in old.items():
+        if (changed := other(value)) is not None:
+            try:
+                assert kind.from_dict(old | {key: changed}) != first, f"{key} is not read"
+            except VitrineError as error:
+                assert "field" not in str(error), key  # the value is refused, not the name

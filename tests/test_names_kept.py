@@ -1,0 +1,40 @@
+"""Nodes, their inputs, and workflows that once existed still do: people's saved graphs name them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+KEPT = json.loads((ROOT / "tests" / "data" / "names.json").read_text(encoding="utf-8"))
+"""nodes: id -> inputs by name, number of outputs. workflows: name -> nodes of the pack. Entries are only ever added."""
+DEFINITIONS = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+SOURCE = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "nodes").rglob("*.py"))
+IDS = set(re.findall(r'node_id="(\w+)"', SOURCE))
+
+
+@pytest.mark.parametrize("node_id", KEPT["nodes"])
+def test_node(node_id):
+    """tests/comfy/test_locales.py holds the definitions to what real ComfyUI is told."""
+    kept, now = KEPT["nodes"][node_id], DEFINITIONS[node_id]
+    assert node_id in IDS
+    assert set(kept["inputs"]) <= set(now.get("inputs", {})) and kept["outputs"] <= len(now.get("outputs", {}))
+
+
+@pytest.mark.parametrize("name", KEPT["workflows"])
+def test_workflow(name):
+    page = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    of_page = {node["type"] for node in page["nodes"]}
+    of_graph = {node["class_type"] for node in graph.values()}
+    assert set(KEPT["workflows"][name]) <= of_page
+    assert {kind for kind in of_page | of_graph if kind.startswith("Vitrine")} <= IDS
+    for node in graph.values():
+        if node["class_type"] in KEPT["nodes"]:
+            assert set(node["inputs"]) <= set(DEFINITIONS[node["class_type"]]["inputs"]), node["class_type"]
+
+
+def test_new_names_are_kept_too():
+    assert set(KEPT["nodes"]) == IDS == set(DEFINITIONS), "add the new ones to tests/data/names.json"
+    assert set(KEPT["workflows"]) == {p.stem for p in (ROOT / "workflows").glob("*.json")}
