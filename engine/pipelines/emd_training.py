@@ -78,10 +78,11 @@ def training_parts(
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
-    if isinstance(prompts, (str, Path)) and prompts:
-        with named(prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
-            prompts = Path(prompts).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in prompts or () if line.strip()]
+    lines = prompts or ()
+    if isinstance(lines, (str, Path)):
+        with named(lines, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
+            lines = Path(lines).read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip()]
 
 
 def _pipeline_and_prompts(model: str, prompts: list[str]) -> tuple[StableDiffusionPipeline, list[str]]:

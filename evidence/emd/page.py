@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,9 +17,12 @@ from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.progress import Progress, silent
 from .toys import train_mixture
 
+if TYPE_CHECKING:
+    from ..report import Report
 
-def section(report: Any, progress: Progress = silent) -> None:
-    """Add the section; a few seconds on one core."""
+
+def section(report: Report, progress: Progress = silent) -> None:
+    """Add the section; it takes a few seconds on one core."""
     report.add_heading("EM Distillation: one-step generators")
     report.add_paragraph(
         "A student too small for its teacher must cover two modes badly or drop one. Diff-Instruct (reverse KL) drops "
@@ -30,8 +33,8 @@ def section(report: Any, progress: Progress = silent) -> None:
     runs = {"Diff-Instruct": EStepConfig.diff_instruct(), "EMD K = 4, z frozen": EStepConfig(4)}
     runs |= {f"EMD K = {k}": EStepConfig(k, 0.16, 0.01) for k in (2, 4, 8)}
     for i, (name, config) in enumerate(runs.items()):
-        found = train_mixture(config)
-        rows.append([name, f"{found.minor_mass:.3f}", f"{found.forward_kl:.2f}"])
+        run = train_mixture(config)
+        rows.append([name, f"{run.minor_mass:.3f}", f"{run.forward_kl:.2f}"])
         progress(i + 1, len(runs) + 1, None)
     report.add_table(rows)
     _conventions(report)
@@ -39,20 +42,20 @@ def section(report: Any, progress: Progress = silent) -> None:
     progress(len(runs) + 1, len(runs) + 1, None)
 
 
-def _conventions(report: Any) -> None:
+def _conventions(report: Report) -> None:
     from ...engine.schedule import NoiseSchedule
 
     report.add_paragraph("What each published student expects; a plain sampler feeds all of them the vp column.")
     rows: list[list[object]] = [["student", "t*", "noise", "network input / z", "vp"]]
     schedule = NoiseSchedule.scaled_linear()
-    for name, told in PRESETS.items():
-        vp = noise_scale(schedule, StudentContract(timestep=told.timestep, noise="vp"))
-        rows.append([name, f"{told.timestep:.0f}", told.noise, f"{noise_scale(schedule, told):.4f}", f"{vp:.4f}"])
+    for name, preset in PRESETS.items():
+        vp = noise_scale(schedule, StudentContract(timestep=preset.timestep, noise="vp"))
+        rows.append([name, f"{preset.timestep:.0f}", preset.noise, f"{noise_scale(schedule, preset):.4f}", f"{vp:.4f}"])
     report.add_table(rows)
 
 
 @torch.no_grad()
-def _side_by_side(report: Any) -> None:
+def _side_by_side(report: Report) -> None:
     from ...engine.condition import Condition
     from ...engine.denoiser import Denoiser
     from ...engine.portraits import caption, load_portraits, sample_scenes
