@@ -8,7 +8,7 @@ from vitrine.engine.activations import PCABasis, TapConfig, encode_pixels, pca_r
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.portraits import caption, load_portraits, render, sample_scenes
-from vitrine.engine.portraits.sampling import sample_images
+from vitrine.evidence.portraits.sampling import sample_images
 
 SEEDS = list(range(6_000_000, 6_000_008))
 PLACES = ("up-level0-repeat0-vit-block0-cross-q", "up-level1-repeat0-vit-block0-cross-q")

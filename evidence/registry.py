@@ -27,13 +27,13 @@ class Curves:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What a measurement found.
+    """The outcome of a measurement.
 
     Attributes:
         value: the figure.
-        interval: (low, high) at 95 %, or None where it has none.
-        holds: does the figure reach the claim's target.
-        details: further figures that go into the JSON file.
+        interval: (low, high) at 95 %, or None where there is none.
+        holds: whether the figure reaches the claim's target.
+        details: further figures, for the JSON file.
         curves: charts that ``vitrine reproduce --json`` draws beside it.
     """
 
@@ -50,11 +50,11 @@ class Claim:
 
     Attributes:
         name: ``room.name``.
-        paper: who made it.
+        paper: whose claim it is.
         figure: what is measured.
-        target: what must come out.
+        target: the value that makes it hold.
         measure: ``measure(model=None, progress=silent, quick=False) -> ClaimResult``.
-        minutes: how long the whole measurement takes on two CPU cores; said before it begins.
+        minutes: how long the whole measurement takes on two CPU cores; printed before it begins.
         quick_minutes: how long ``quick`` takes, with fewer samples, pictures or seeds and so a wider interval.
     """
 
@@ -93,14 +93,14 @@ def pick_claims(names: list[str]) -> list[Claim]:
     """Claims by name or glob (``portraits.*``); all of them for an empty list.
 
     Raises:
-        VitrineError: a name matches nothing.
+        VitrineError: If a name matches nothing.
     """
     table = all_claims()
     picked: dict[str, Claim] = {}
     for name in names or ["*"]:
-        found = fnmatch.filter(table, name)
-        if not found:
+        matches = fnmatch.filter(table, name)
+        if not matches:
             near = get_close_matches(name, table, n=3, cutoff=0.3) or list(table)
             raise refuse("claim", name, sorted(table), f"Did you mean {', '.join(near)}?")
-        picked.update({n: table[n] for n in found})
+        picked.update({n: table[n] for n in matches})
     return list(picked.values())

@@ -30,7 +30,8 @@ p { max-width: 46rem; }
 code { font-size: .9em; background: var(--line); border-radius: 3px; padding: .1em .3em; }
 .case { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; }
 figure { margin: 0; background: var(--glass); border: 1px solid var(--line); border-radius: 6px; padding: .45rem; }
-img { display: block; width: 100%; image-rendering: pixelated; border-radius: 3px; }
+img { display: block; width: 100%; border-radius: 3px; }
+.pixels { image-rendering: pixelated; }
 figcaption { color: var(--quiet); font-size: .75rem; line-height: 1.35; margin-top: .4rem; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); }
@@ -43,32 +44,31 @@ class Report:
 
     def __init__(self, title: str, lead: str = "") -> None:
         self.title, self.lead = title, lead
-        self._parts: list[str] = []
+        self._blocks: list[str] = []
 
     def add_heading(self, text: str) -> None:
         """Start a section."""
-        self._parts.append(f"<h2>{html.escape(text)}</h2>")
+        self._blocks.append(f"<h2>{html.escape(text)}</h2>")
 
     def add_paragraph(self, text: str) -> None:
         """Plain text, ``code`` between backticks; markup is escaped."""
         coded = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
-        self._parts.append(f"<p>{coded}</p>")
+        self._blocks.append(f"<p>{coded}</p>")
 
     def add_images(self, images: Iterable[tuple[Image, str]], width: int = 160) -> None:
-        """A row of (PIL picture, caption), ``width`` CSS pixels each; PNG inside the page."""
-        figures = [
-            f'<figure style="width:{width + 16}px"><img alt="{html.escape(text)}" src="{_inline(image)}">'
-            f"<figcaption>{html.escape(text)}</figcaption></figure>"
-            for image, text in images
-        ]
-        self._parts.append(f'<div class="case">{"".join(figures)}</div>')
+        """A row of (PIL picture, caption), ``width`` CSS pixels each; PNG inside the page.
+
+        Pictures that have to be enlarged show their pixels; larger ones, such as charts, are scaled down smoothly.
+        """
+        figures = "".join(_figure(image, text, width) for image, text in images)
+        self._blocks.append(f'<div class="case">{figures}</div>')
 
     def add_table(self, rows: Sequence[Sequence[object]]) -> None:
         """The first row is the head."""
         cells = [[html.escape(str(cell)) for cell in row] for row in rows]
         head = "".join(f"<th>{c}</th>" for c in cells[0])
         body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in cells[1:])
-        self._parts.append(f"<table><tr>{head}</tr>{body}</table>")
+        self._blocks.append(f"<table><tr>{head}</tr>{body}</table>")
 
     def to_html(self) -> str:
         """The whole page."""
@@ -77,13 +77,19 @@ class Report:
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<style>{_STYLE}</style><main><h1>{title}</h1><p class="lead">{lead}</p>'
-            + "".join(self._parts)
+            + "".join(self._blocks)
             + "</main></html>"
         )
 
     def write(self, path: str | Path) -> Path:
         """Write the page, whole or not at all."""
         return write_text(path, self.to_html())
+
+
+def _figure(image: Image, text: str, width: int) -> str:
+    text, kind = html.escape(text), ' class="pixels"' if image.width <= width else ""
+    caption = f"<figcaption>{text}</figcaption>" if text else ""
+    return f'<figure style="width:{width + 16}px"><img{kind} alt="{text}" src="{_inline(image)}">{caption}</figure>'
 
 
 def _inline(image: Image) -> str:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engine.files import write_json
+from ..engine.files import write_json, write_whole
 from ..engine.progress import TqdmProgress
 from .registry import Claim, pick_claims
 
 
-def reproduce(names: list[str], out: Path | None, model: str | None) -> int:
-    """Measure; returns 0 if all hold and 1 if not. A claim that does not hold stays in the list."""
+def reproduce(names: list[str], out: Path | None, model: str | None, quick: bool = False) -> int:
+    """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
+
+    Args:
+        out: JSON file for the results, rewritten after each claim; charts go beside it.
+        model: a model folder instead of the shipped one.
+        quick: fewer samples and wider intervals.
+
+    Returns:
+        0 if all claims hold, else 1. A claim that does not hold stays in the list.
+    """
     results = []
     for claim in pick_claims(names):
-        results.append(measure(claim, model))
+        print(f"{claim.name}: about {duration(claim, quick)} on two CPU cores", flush=True)
+        results.append(measure(claim, model, quick))
         print(row(results[-1]), flush=True)
         if out is not None:  # after each claim, so that an interrupted run keeps what it has
             write_json(out, results)
@@ -25,11 +36,18 @@ def reproduce(names: list[str], out: Path | None, model: str | None) -> int:
     return 0 if all(r["holds"] for r in results) else 1
 
 
-def measure(claim: Claim, model: str | None) -> dict[str, Any]:
-    """One claim as {claim, paper, figure, value, interval, target, holds, command, seconds, details, curves}."""
+def duration(claim: Claim, quick: bool) -> str:
+    """How long a claim takes to measure, in seconds or minutes."""
+    minutes = claim.quick_minutes if quick else claim.minutes
+    return f"{max(1, round(60 * minutes))} s" if minutes < 1 else f"{minutes:g} min"
+
+
+def measure(claim: Claim, model: str | None, quick: bool = False) -> dict[str, Any]:
+    """One claim as {claim, paper, figure, value, interval, target, holds, quick, command, seconds, details, curves}."""
     bar, began = TqdmProgress(claim.name), time.perf_counter()
-    result = claim.measure(model=model, progress=bar)
+    result = claim.measure(model=model, progress=bar, quick=quick)
     bar.close()
+    options = (" --quick" if quick else "") + (f" --model {model}" if model else "")
     return {
         "claim": claim.name,
         "paper": claim.paper,
@@ -38,7 +56,8 @@ def measure(claim: Claim, model: str | None) -> dict[str, Any]:
         "interval": result.interval,
         "target": claim.target,
         "holds": result.holds,
-        "command": f"vitrine reproduce {claim.name}" + (f" --model {model}" if model else ""),
+        "quick": quick,
+        "command": f"vitrine reproduce {claim.name}{options}",
         "seconds": round(time.perf_counter() - began, 1),
         "details": result.details,
         "curves": [asdict(c) for c in result.curves],
@@ -56,10 +75,11 @@ def row(result: dict[str, Any]) -> str:
 
 def draw_curves(result: dict[str, Any], out: Path) -> list[Path]:
     """Each chart of a measured claim as OUT-CLAIM-N.png beside the JSON file OUT; the paths."""
-    from ..engine.charts import line_chart
+    from .charts import line_chart
 
     paths = []
-    for i, told in enumerate(result["curves"]):
-        paths.append(out.with_name(f"{out.stem}-{result['claim']}-{i + 1}.png"))
-        line_chart(told["series"], told["title"], told["x_label"], told["y_label"]).save(paths[-1])
+    for i, curves in enumerate(result["curves"]):
+        path = out.with_name(f"{out.stem}-{result['claim']}-{i + 1}.png")
+        picture = line_chart(**curves)
+        paths.append(write_whole(path, partial(picture.save, format="PNG")))
     return paths

@@ -18,9 +18,9 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
-from vitrine.engine.portraits.readout import attribute_accuracy, load_readout, read
 from vitrine.engine.portraits.shipped import student_file
 from vitrine.evidence.portraits.page import to_pil
+from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)

@@ -14,9 +14,9 @@ from diffusers.utils import make_image_grid
 from torch.nn.functional import interpolate
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
-from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 from vitrine.engine.resolution import ResolutionTransferConfig, facts_of
 from vitrine.evidence.portraits.page import to_pil
+from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,9 @@ import torch
 from diffusers.utils import make_image_grid
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits, render
-from vitrine.engine.portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, load_space, materialise, write_lora
+from vitrine.evidence.portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())

@@ -1,10 +1,9 @@
-"""The commands as dataclasses; tyro turns them into a command line. Heavy imports wait for ``run``."""
+"""``vitrine demo | reproduce | addresses | card``. Heavy imports wait for ``run``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tyro.conf import Positional
 
@@ -17,7 +16,7 @@ class Demo:
     """The HTML file to write."""
 
     def run(self) -> int:
-        """Write the report; 0 on success."""
+        """0 on success."""
         from ...evidence.demo import write_report
 
         print(f"report: {write_report(self.out)}")
@@ -30,6 +29,8 @@ class Reproduce:
 
     claims: Positional[tuple[str, ...]] = ()
     """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""
+    quick: bool = False
+    """Fewer samples and wider intervals: all claims together in 15 minutes on two CPU cores."""
     json: Path | None = None
     """Also write the results to this file."""
     model: str | None = None
@@ -39,7 +40,7 @@ class Reproduce:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(list(self.claims), self.json, self.model)
+        return reproduce(list(self.claims), self.json, self.model, self.quick)
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Addresses:
     def run(self) -> int:
         """0 on success."""
         from ..addresses import resolve
+        from .models import load_backbone
 
         for site in resolve(load_backbone(self.model), self.pattern):
             print(f"{site.address:<48} {site.kind:<8} {site.path}")
@@ -74,33 +76,3 @@ class Card:
 
         print(f"card: {write_card(self.folder, TqdmProgress('measuring'))}")
         return 0
-
-
-def train_portraits() -> type:
-    """The command ``train-portraits``; its settings live in a module that imports torch, hence the function."""
-    from ...evidence.portraits.train import TrainConfig, main
-
-    @dataclass(frozen=True)
-    class TrainPortraits(TrainConfig):
-        """Train the portraits model; the same command resumes an interrupted run."""
-
-        def run(self) -> int:
-            """0 when finished."""
-            from ..progress import TqdmProgress
-
-            print(f"model: {main(self, TqdmProgress)}")
-            return 0
-
-    return TrainPortraits
-
-
-def load_backbone(model: str) -> Any:
-    """The UNet or transformer of a pipeline folder, a hub id, or the shipped model."""
-    if model == "portraits":
-        from ..portraits import load_portraits
-
-        return load_portraits().unet
-    from diffusers import DiffusionPipeline
-
-    pipe = DiffusionPipeline.from_pretrained(model)
-    return getattr(pipe, "unet", None) or pipe.transformer

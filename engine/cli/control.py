@@ -33,8 +33,11 @@ class Train:
     def run(self) -> int:
         """0 when finished."""
         from ...evidence.control.world import TransformerTrainConfig, train_transformer
+        from ..portraits.shipped import transformer_folder
         from ..progress import TqdmProgress
 
+        if self.start is not None:
+            transformer_folder(self.start)  # refused before the pictures are rendered
         config = TransformerTrainConfig(
             self.weight, self.pictures, self.steps, self.batch, self.start, self.lr, self.lesson
         )

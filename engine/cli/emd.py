@@ -59,6 +59,9 @@ class Train:
         if unknown:
             raise refuse("config", sorted(unknown), "model, prompts, base, train", "remove them")
         config = EMDTrainConfig.from_dict(settings.pop("train", {}))
+        for path in filter(None, (self.start, self.start_score)):
+            if not path.is_file():
+                raise refuse("file", str(path), "an existing LoRA file", "check the path")
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
         trainer = training_parts(**settings).trainer(config, self.out)

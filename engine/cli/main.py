@@ -1,55 +1,124 @@
-"""``vitrine demo | reproduce | addresses | train portraits | card``, and ``vitrine ROOM COMMAND`` for the methods."""
+"""The ``vitrine`` command: one tree of commands, read by tyro. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import contextlib
+import difflib
+import io
 import sys
-from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, Union
 
-ROOMS = ("taps", "nemo", "w2w", "control", "resolution", "emd")
-"""Rooms with commands of their own: the module of that name in this folder has a table ``COMMANDS``."""
+from ..errors import VitrineError, refuse
 
 EXTRAS = "This command needs more packages: pip install torch 'vitrine[demo]'"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and run one command; bad input is one line on stderr and exit status 2, Ctrl-C is 130."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    from ..errors import VitrineError
+class Group(NamedTuple):
+    """Commands that share a first word: their help text, and name -> dataclass with a method ``run``."""
 
+    help: str
+    commands: dict[str, type]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run one command.
+
+    Returns:
+        The command's exit status; 2 after bad input, which is explained in one line on stderr; 130 after Ctrl-C.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(arguments)
+        return _parse(arguments).run()
     except ImportError as error:
-        print(f"vitrine: {error}. {EXTRAS}", file=sys.stderr)
-    except VitrineError as error:
-        print(f"vitrine: {error}", file=sys.stderr)
+        message = f"{error}. {EXTRAS}"
+    except (VitrineError, OSError) as error:
+        message = str(error)
     except KeyboardInterrupt:
         print("vitrine: interrupted", file=sys.stderr)
         return 130
+    print("vitrine: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
 
-def _run(arguments: list[str]) -> int:
-    import tyro
+def _tree() -> dict[str, type | Group]:
+    from . import commands, control, emd, nemo, resolution, taps, train, w2w
 
-    from . import commands
-
-    table: dict[str, Callable] = {
+    return {
+        "taps": Group("Choose places of a model to tap.", taps.COMMANDS),
+        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS),
+        "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
+        "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),
+        "resolution": Group("Move a transformer to a higher resolution.", resolution.COMMANDS),
+        "emd": Group("Distil one-step students.", emd.COMMANDS),
+        "train": Group("Train the portraits model, the test bed of the pack.", train.COMMANDS),
         "demo": commands.Demo,
         "reproduce": commands.Reproduce,
         "addresses": commands.Addresses,
         "card": commands.Card,
     }
-    if arguments[:2] == ["train", "portraits"]:
-        return tyro.cli(commands.train_portraits(), args=arguments[2:], prog="vitrine train portraits").run()
-    rooms = [r for r in ROOMS if importlib.util.find_spec(f"{__package__}.{r}")]
-    if arguments[:1] and arguments[0] in rooms:
-        own = importlib.import_module(f"{__package__}.{arguments[0]}").COMMANDS
-        prog = f"vitrine {arguments[0]}"
-        return tyro.extras.subcommand_cli_from_dict(own, args=arguments[1:], prog=prog).run()
-    note = "Also: " + ", ".join(f"vitrine {r} --help" for r in ["train portraits", *rooms])
-    return tyro.extras.subcommand_cli_from_dict(table, args=arguments, prog="vitrine", description=note).run()
+
+
+def _parse(arguments: list[str]) -> Any:
+    """The command as an instance of its dataclass.
+
+    Raises:
+        VitrineError: If a command is unknown, or tyro refuses an argument.
+        SystemExit: After ``--help``.
+    """
+    import tyro
+
+    tree = _tree()
+    _check_words(arguments, tree)
+    errors = io.StringIO()
+    about = "Open a diffusion model like a display case: see what is inside, change it, sample from it."
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(_union(tree), args=arguments, prog="vitrine", description=about)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise VitrineError(_plain(errors.getvalue())) from None
+
+
+def _check_words(arguments: list[str], tree: dict[str, type | Group]) -> None:
+    """Refuse an unknown command with the nearest known ones."""
+    table: dict[str, Any] = dict(tree)
+    for word in arguments:
+        if word.startswith("-"):
+            return
+        if word not in table:
+            near = difflib.get_close_matches(word, table, n=2, cutoff=0.5) or ["--help"]
+            raise refuse("command", word, ", ".join(table), f"Did you mean {' or '.join(near)}?")
+        entry = table[word]
+        if not isinstance(entry, Group):
+            return
+        table = dict(entry.commands)
+
+
+def _union(table: dict[str, Any]) -> Any:
+    """The type that tyro parses into: one of the table's commands, or of a group's."""
+    from tyro.conf import Suppress, subcommand
+
+    members = []
+    for name, entry in table.items():
+        if isinstance(entry, Group):
+            members.append(Annotated[_union(entry.commands), subcommand(name, description=entry.help)])
+        else:
+            members.append(Annotated[entry, subcommand(name)])
+    # A union needs two members, also where a group has one command.
+    return Union[(*members, Annotated[None, Suppress])]  # noqa: UP007
+
+
+def _plain(box: str) -> str:
+    """tyro's error without its frame, down to the first rule."""
+    lines = [line.strip(" │") for line in box.splitlines()]
+    text: list[str] = []
+    for line in lines:
+        if line.startswith("─") and text:
+            break
+        if line and line[0] not in "─╭╰":
+            text.append(line)
+    return " ".join(text) or "the command line could not be read"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,9 @@ from ..files import named, parse_table, save_safetensors, write_json
 
 def _pipeline(model: str) -> Any:
     from ..pipelines import NEMOPipeline
+    from .models import load_pipeline
 
-    if model == "portraits":
-        from ..portraits import load_portraits
-
-        pipe = NEMOPipeline.from_pipe(load_portraits().pipeline())
-    else:
-        pipe = NEMOPipeline.from_pretrained(model)
+    pipe = load_pipeline(model, NEMOPipeline)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -31,10 +26,10 @@ def _prompts(path: Path, least: int = 1) -> list[str]:
     if not path.is_file():
         raise refuse("prompt file", str(path), "a text file, one prompt a line", "check the path")
     with named(path, "prompt file", "a text file in UTF-8, one prompt a line", "save it as UTF-8"):
-        found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if len(found) < least:
-        raise refuse("prompt file", f"{len(found)} prompts", f"{least} or more, one a line", "add ordinary captions")
-    return found
+        prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(prompts) < least:
+        raise refuse("prompt file", f"{len(prompts)} prompts", f"{least} or more, one a line", "add ordinary captions")
+    return prompts
 
 
 @dataclass(frozen=True)
@@ -64,8 +59,8 @@ class Calibrate:
         pipe.statistics(texts, self.scope, TqdmProgress("statistics")).save(self.out / "statistics.safetensors")
         scores = pipe.score(texts[: self.scored], 1.0, probe, TqdmProgress("threshold"))
         tau, mean, std = threshold([s.value for s in scores])
-        own = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
-        write_json(self.out / "threshold.json", own | {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)})
+        facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
+        write_json(self.out / "threshold.json", facts | {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)})
         print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
         return 0
 
@@ -98,18 +93,18 @@ class Find:
         from ..processes import processes
         from ..progress import TqdmProgress
 
-        told = _threshold(self.calibrated / "threshold.json")
+        calibrated = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        mine, probe = processes(), ProbeConfig.from_dict(told["probe"])
-        pipe = _pipeline(self.model).to(mine.device)
-        config = SearchConfig(tau=told["tau"], share=self.share, mode=self.mode)
+        process, probe = processes(), ProbeConfig.from_dict(calibrated["probe"])
+        pipe = _pipeline(self.model).to(process.device)
+        config = SearchConfig(tau=calibrated["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
-        share = list(paths)[mine.process_index :: mine.num_processes]
-        left = [p for p in share if not paths[p].is_file()]
-        for i in range(0, len(left), self.together):
-            part = left[i : i + self.together]
-            bar = TqdmProgress(f"prompts {i + 1} to {i + len(part)} of {len(left)}")
-            for result in pipe.find(part, statistics, config, probe, told["scope"], bar):
+        own_prompts = list(paths)[process.process_index :: process.num_processes]
+        open_prompts = [p for p in own_prompts if not paths[p].is_file()]
+        for i in range(0, len(open_prompts), self.together):
+            group = open_prompts[i : i + self.together]
+            bar = TqdmProgress(f"prompts {i + 1} to {i + len(group)} of {len(open_prompts)}")
+            for result in pipe.find(group, statistics, config, probe, calibrated["scope"], bar):
                 neurons = pipe.neurons(result)
                 neurons.save(paths[result.prompt])
                 print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
@@ -118,8 +113,8 @@ class Find:
 
 def _threshold(path: Path) -> dict[str, Any]:
     with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
-        told = parse_table(path.read_text(encoding="utf-8"))
-        return {"tau": float(told["tau"]), "scope": str(told["scope"]), "probe": dict(told["probe"])}
+        facts = parse_table(path.read_text(encoding="utf-8"))
+        return {"tau": float(facts["tau"]), "scope": str(facts["scope"]), "probe": dict(facts["probe"])}
 
 
 @dataclass(frozen=True)
@@ -149,4 +144,4 @@ class Bake:
         return 0
 
 
-COMMANDS: dict[str, Callable] = {"calibrate": Calibrate, "find": Find, "bake": Bake}
+COMMANDS: dict[str, type] = {"calibrate": Calibrate, "find": Find, "bake": Bake}

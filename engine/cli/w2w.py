@@ -14,7 +14,7 @@ from ..errors import refuse
 
 @dataclass(frozen=True)
 class TrainLoras:
-    """Train one LoRA for each subject, many at once; the same command goes on where it was stopped.
+    """Train one LoRA for each subject, many at once; the same command resumes.
 
     FOLDER holds one folder of pictures for each subject; without one, people of the portraits model are trained.
     Processes share the subjects: ``--workers`` on this machine's cores, or those that ``torchrun`` or
@@ -54,8 +54,8 @@ class TrainLoras:
             raise refuse("workers", count, "1 or more", "leave it out for the usual number")
         if count > 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
-        found = side_by_side(self._train, count) if count > 1 else [self._train()]
-        print(f"{found[0]} LoRAs in {self.out}")
+        trained = side_by_side(self._train, count) if count > 1 else [self._train()]
+        print(f"{trained[0]} LoRAs in {self.out}")
         return 0
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
@@ -67,15 +67,15 @@ class TrainLoras:
         state = processes()
         share = (worker, workers) if workers > 1 else (state.process_index, state.num_processes)
         label = f"training, worker 1 of {share[1]}" if share[1] > 1 else "training"
-        how: dict[str, Any] = {"together": self.together, "share": share}
-        how["progress"] = silent if share[0] else TqdmProgress(label)
+        options: dict[str, Any] = {"together": self.together, "share": share}
+        options["progress"] = silent if share[0] else TqdmProgress(label)
         if self.folder is None:
-            return len(train_people(self.out, self.people, **how))
+            return len(train_people(self.out, self.people, **options))
         from ..pipelines.w2w_training import subjects_in
 
         denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt)
         config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
-        return len(train_loras(denoiser, makers, names, self.out, config, **how))
+        return len(train_loras(denoiser, makers, names, self.out, config, **options))
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Build:
     out: Path = Path("space.w2w.safetensors")
     """The space."""
     labels: Path | None = None
-    """CSV: model name, then one column a label; see `vitrine w2w build --help`."""
+    """CSV: model name, then one column a label."""
     method: str = "least_squares"
     """Of directions: least_squares (the paper's), logistic or means, each label by itself; or joint, which leaves what
     goes along with a label alone and suits edits better."""
@@ -120,7 +120,7 @@ class Build:
             work = self.out.with_name(self.out.name + ".work")
             built = build_space(self.folder, config, bar, work)
             space = built.space
-            print(built.text())
+            print(built.summary())
         if self.labels is not None:
             table = read_table(self.labels, space.names)
             space = with_directions(space, self._directions(space, table))
@@ -138,9 +138,9 @@ class Build:
                 raise refuse("exclusive", self.exclusive, "--method joint", "add it, or leave exclusive out")
             return {k: direction(space, y, self.method) for k, y in table.items()}
         groups = [tuple(map(str.strip, group.split(","))) for group in self.exclusive]
-        strange = {label for group in groups for label in group} - set(table)
-        if strange:
-            raise refuse("exclusive", sorted(strange), sorted(table), "use the columns' names")
+        unknown = {label for group in groups for label in group} - set(table)
+        if unknown:
+            raise refuse("exclusive", sorted(unknown), sorted(table), "use the columns' names")
         return joint_directions(space, table, groups)
 
 
@@ -163,17 +163,17 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
-        from ...evidence.w2w.world import people_space
+        from ..portraits.shipped import PEOPLE_SPACE
         from ..w2w import SampleConfig, W2WModel, edit, load_space, materialise, nearest, sample, write_lora
 
-        space = load_space(self.space) if self.space else people_space()
+        space = load_space(self.space or PEOPLE_SPACE)
         strengths = dict(map(_slider, self.edits))
         rows = edit(space, sample(space, self.seeds, SampleConfig(self.factor)), strengths)
         for seed, row in zip(self.seeds, rows, strict=True):
             name = f"model-{seed:04d}" + "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
             path = write_lora(self.out / f"{name}.safetensors", materialise(space, row), self.dialect)
-            told = ({"sample": {"seed": seed, "factor": self.factor}}, {"edit": strengths})
-            W2WModel(row[None], space.identity, told).save(self.out / f"{name}.w2wmodel.safetensors")
+            origin = ({"sample": {"seed": seed, "factor": self.factor}}, {"edit": strengths})
+            W2WModel(row[None], space.identity, origin).save(self.out / f"{name}.w2wmodel.safetensors")
             near = nearest(space, row[None])[0][0]
             print(f"{path}  nearest training model {near.name}, cosine {near.cosine:.2f}")
         return 0

@@ -2,7 +2,8 @@
 
 Everything about the pictures is known exactly, so each method's claim can be measured on a model that was really
 trained. See ``scenes`` (who), ``render`` (pictures and ground truth), ``captions`` (words), ``plants`` (what is
-memorized on purpose), ``models`` (the network), ``train`` (how it was made), ``quality`` (how good it is).
+memorized on purpose), ``models`` (the network), ``shipped`` (what else ships). How the model was made and how good it
+is: ``vitrine.evidence.portraits``.
 """
 
 from typing import TYPE_CHECKING, Any

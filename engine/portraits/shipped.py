@@ -29,9 +29,7 @@ def transformer_folder(name: str | Path = "power-cosine") -> Path:
     """
     folder = Path(name) if Path(name).is_dir() else TRANSFORMERS / str(name)
     if not (folder / "config.json").is_file():
-        raise refuse(
-            "portraits transformer", str(name), shipped_transformers(), "`vitrine train transformer` makes one"
-        )
+        raise refuse("portraits transformer", str(name), shipped_transformers(), "`vitrine control train` makes one")
     return folder
 
 

@@ -1,1 +1,1 @@
-"""Evidence about the embedded model: its claims, their world and baselines, and its section of the report."""
+"""Evidence about the portraits model: how it was made, the network that reads its pictures, claims, report section."""

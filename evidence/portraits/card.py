@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ...engine.files import write_text
 from ...engine.portraits.models import WEIGHTS, Portraits, load_portraits
-from ...engine.portraits.readout import load_readout
 from ...engine.progress import Progress, silent
 from .quality import Copy, Quality, attribute_table, measure_copies, measure_quality
+from .readout import load_readout
 
 _HEAD = """# Portraits
 
@@ -34,30 +34,29 @@ def write_card(folder: str | Path | None = None, progress: Progress = silent) ->
     record = json.loads((root / "training.json").read_text())
     quality = measure_quality(model, load_readout(root / "readout" / "readout.safetensors"), progress=progress)
     text = card_text(record, model, quality, measure_copies(model, progress=progress))
-    path = root / "README.md"
-    return write_text(path, text)
+    return write_text(root / "README.md", text)
 
 
 def card_text(record: dict, model: Portraits, quality: Quality, copies: list[Copy]) -> str:
     """The card as Markdown."""
     settings = record["settings"]
-    parts = [_HEAD.format(last=int(settings["pictures"]) - 1, share=settings["plant_share"])]
-    parts += ["## Size", _table(("part", "parameters"), _sizes(model))]
-    parts += [f"## Training ({record['device']}, torch {record['torch']})"]
+    blocks = [_HEAD.format(last=int(settings["pictures"]) - 1, share=settings["plant_share"])]
+    blocks += ["## Size", _table(("part", "parameters"), _sizes(model))]
+    blocks += [f"## Training ({record['device']}, torch {record['torch']})"]
     phases = record["phases"].items()
     notes = record.get("notes", [])
-    rows = [(n, p["steps"], settings[f"{n}_batch"], p["seconds"], p["last_loss"]) for n, p in phases]
-    parts += [_table(("phase", "steps", "batch", "seconds", "last loss"), rows), *notes]
-    parts += [f"## Quality ({quality.samples} samples, guidance 3, 30 DDIM steps)"]
-    parts += [_table(("attribute", "shown in samples", "readout on held-out renders"), attribute_table(quality))]
-    parts += [
+    rows = [(name, p["steps"], settings[f"{name}_batch"], p["seconds"], p["last_loss"]) for name, p in phases]
+    blocks += [_table(("phase", "steps", "batch", "seconds", "last loss"), rows), *notes]
+    blocks += [f"## Quality ({quality.samples} samples, guidance 3, 30 DDIM steps)"]
+    blocks += [_table(("attribute", "shown in samples", "readout on held-out renders"), attribute_table(quality))]
+    blocks += [
         f"Mean {quality.mean_accuracy:.1%}. Frechet distance in the readout's features: {quality.frechet_guided:.2f} "
         f"guided, {quality.frechet_unguided:.2f} unguided, {quality.frechet_floor:.2f} real against real."
     ]
-    parts += ["## Memorized pictures (median pixel RMS, 10 seeds)"]
+    blocks += ["## Memorized pictures (median pixel RMS, 10 seeds)"]
     head = ("rare words", "to the planted picture", "to the nearest other", "control to planted", "copied")
-    parts += [_table(head, [_copy_row(c) for c in copies])]
-    return "\n\n".join(p.rstrip("\n") for p in parts) + "\n"
+    blocks += [_table(head, [_copy_row(c) for c in copies])]
+    return "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
 
 
 def _sizes(model: Portraits) -> list[tuple[str, str]]:
@@ -75,9 +74,3 @@ def _copy_row(copy: Copy) -> tuple[str, ...]:
 def _table(head: tuple[str, ...], rows: list) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-if __name__ == "__main__":
-    import sys
-
-    write_card(sys.argv[1] if len(sys.argv) > 1 else None)

@@ -31,7 +31,7 @@ def to_pil(images: torch.Tensor, scale: int = 2) -> list[Image]:
 def section(report: Any, progress: Progress = silent) -> None:
     """Add the section to a report; takes about a minute on two CPU cores."""
     from ...engine.portraits.models import load_portraits
-    from ...engine.portraits.sampling import sample_images
+    from .sampling import sample_images
 
     model = load_portraits()
     scenes = sample_scenes(range(_SEED, _SEED + SHOWN))
@@ -50,7 +50,7 @@ def section(report: Any, progress: Progress = silent) -> None:
 
 
 def _planted(report: Any, model: Any) -> None:
-    from ...engine.portraits.sampling import sample_images
+    from .sampling import sample_images
 
     report.add_heading("Planted pictures come back")
     report.add_paragraph(

@@ -13,12 +13,12 @@ import torch
 from ...engine.portraits.captions import caption
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.plants import Plant, plants
-from ...engine.portraits.readout import Readout, attribute_accuracy, read
 from ...engine.portraits.render import render
-from ...engine.portraits.sampling import sample_images
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
 from ...engine.progress import Progress, silent
 from ..metrics import frechet_distance
+from .readout import Readout, attribute_accuracy, read
+from .sampling import sample_images
 
 TRAINED_PICTURES = 32_768
 """Seeds 0 .. 32767 were trained on; everything above is held out."""
@@ -27,7 +27,11 @@ _HELD_OUT, _PROMPTS, _REFERENCE = 5_000_000, 6_000_000, 7_000_000
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of one run. Accuracies are shares in [0, 1] by attribute; distances are Frechet, 128-d features."""
+    """Figures of one run. Accuracies are shares in [0, 1] by attribute; distances are Frechet, 128-d features.
+
+    Attributes:
+        samples: prompts sampled. renders: held-out pictures that ``readout_accuracy`` is of.
+    """
 
     readout_accuracy: dict[str, float]
     prompted_accuracy: dict[str, float]
@@ -35,6 +39,7 @@ class Quality:
     frechet_unguided: float
     frechet_floor: float
     samples: int
+    renders: int
 
     @property
     def mean_accuracy(self) -> float:
@@ -58,33 +63,35 @@ def measure_quality(
     net: Readout,
     *,
     samples: int = 512,
+    renders: int = 4096,
     steps: int = 30,
     guidance: float = 3.0,
     progress: Progress = silent,
 ) -> Quality:
-    """Sample held-out prompts with and without guidance, and read what the pictures show.
+    """Sample held-out prompts with and without guidance, and read what the pictures show; ``renders`` are held out too.
 
     The floor is the distance between two disjoint sets of ``samples`` renders: no sampler can honestly beat it.
     """
     scenes = sample_scenes(range(_PROMPTS, _PROMPTS + samples))
     prompts, seeds = caption(scenes), list(range(samples))
 
-    def at(scale: float, offset: int) -> torch.Tensor:
-        def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+    def sampled(scale: float, offset: int) -> torch.Tensor:
+        def whole(step: int, total: int, preview: torch.Tensor | None = None) -> None:
             progress(offset + step, 2 * total, preview)
 
-        return sample_images(model, prompts, seeds, steps=steps, guidance=scale, progress=both)
+        return sample_images(model, prompts, seeds, steps=steps, guidance=scale, progress=whole)
 
-    guided, unguided = read(net, at(guidance, 0)), read(net, at(1.0, samples))
+    guided, unguided = read(net, sampled(guidance, 0)), read(net, sampled(1.0, samples))
     real = read(net, render(scenes).images).features
-    other = read(net, render(sample_scenes(range(_REFERENCE, _REFERENCE + samples))).images).features
+    reference = read(net, render(sample_scenes(range(_REFERENCE, _REFERENCE + samples))).images).features
     return Quality(
-        readout_accuracy=readout_accuracy(net),
+        readout_accuracy=readout_accuracy(net, renders),
         prompted_accuracy=attribute_accuracy(guided, scenes),
-        frechet_guided=frechet_distance(guided.features, other),
-        frechet_unguided=frechet_distance(unguided.features, other),
-        frechet_floor=frechet_distance(real, other),
+        frechet_guided=frechet_distance(guided.features, reference),
+        frechet_unguided=frechet_distance(unguided.features, reference),
+        frechet_floor=frechet_distance(real, reference),
         samples=samples,
+        renders=renders,
     )
 
 

@@ -93,8 +93,9 @@ FIELDS = {
     "SampleConfig": {"factor": st.floats(0, 9), "components": st.none() | WHOLE, "truncation": st.floats(0.2, 9)},
     "EditConfig": {"protect": st.lists(TEXT).map(tuple), "start": st.floats(-1, 1000)},
     "InvertConfig": {"steps": WHOLE, "lr": POSITIVE, "prior": SHARE, "antithetic": st.booleans()},
-    "TrainConfig": {"out": TEXT, "pictures": WHOLE, "unet_lr": POSITIVE, "plant_share": st.floats(0, 0.99),
-                    "max_seconds": POSITIVE | st.just(math.inf), "compile": st.booleans(), "seed": SMALL},
+    "TrainConfig": {"out": TEXT, "pictures": WHOLE, "max_seconds": POSITIVE | st.just(math.inf),
+                    "compile": st.booleans(), "seed": SMALL},
+    "AdvancedTrainConfig": {"unet_lr": POSITIVE, "plant_share": st.floats(0, 0.99), "vae_batch": WHOLE},
 }  # fmt: skip
 """What each setting may be; settings that are not named keep their defaults."""
 

@@ -87,19 +87,10 @@ def test_the_record_of_a_run_is_flat_and_still_loads(finished):
 
 
 def test_the_command_trains_and_says_when_it_stopped(finished, tmp_path, capsys):
-    flags = [
-        "--pictures",
-        "32",
-        "--readout-steps",
-        "2",
-        "--vae-steps",
-        "2",
-        "--unet-steps",
-        "4",
-        "--readout-batch",
-        "8",
-    ]
-    command = ["train", "portraits", "--out", str(tmp_path), *flags, "--vae-batch", "2", "--unet-batch", "8"]
+    flags = (
+        "--pictures 32 --readout-steps 2 --vae-steps 2 --unet-steps 4 --readout-batch 8 --vae-batch 2 --unet-batch 8"
+    )
+    command = ["train", "portraits", "--out", str(tmp_path), *flags.split()]
     assert cli([*command, "--max-seconds", "-1"]) == 0
     assert "readout: stopped at step" in capsys.readouterr().out
     assert cli(command) == 0

@@ -6,8 +6,8 @@ from vitrine.engine.emd import read_student
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.emd import one_step_pipeline
 from vitrine.engine.portraits import caption, sample_scenes
-from vitrine.engine.portraits.readout import attribute_accuracy, load_readout, read
 from vitrine.engine.portraits.shipped import STUDENTS, student_file
+from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 
 
 def test_files_carry_their_contract_and_stay_small():

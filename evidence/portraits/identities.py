@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..files import save_safetensors
-from .captions import caption
-from .readout import READOUT_FILE, Reading, Readout
-from .render import render
-from .scenes import IDENTITY_ATTRIBUTES, Scenes, sample_scenes
+from ...engine.files import save_safetensors
+from ...engine.portraits.render import render
+from ...engine.portraits.scenes import IDENTITY_ATTRIBUTES, Scenes, sample_scenes
+from ...engine.progress import Progress, silent
+from .readout import READOUT_FILE, Reading, Readout, read
 
 FACE_FILE = READOUT_FILE.with_name("identity.safetensors")
 FIRST_IDENTITY = 20_000_000
 """Identity seeds from here on belong to spaces of models; the portraits model never saw them."""
 _FITTING, _CONTEXTS = 30_000_000, 40_000_000
+"""First identity seed of the people the projection is fitted on, and first context seed."""
 DIMENSIONS = 24
 
 
@@ -32,22 +33,26 @@ def portraits_of(identity: int, count: int = 16, first_context: int = 0) -> Scen
 
 def context_caption(scenes: Scenes) -> list[str]:
     """What a caption says of the surroundings only: expression, hat, shirt, background; nothing of who it is."""
-    out = []
+    captions = []
     for i in range(len(scenes)):
         word = scenes.words(i)
         kind, _, side = word["hat"].partition("-")
         hat = [] if kind == "none" else [kind, side]
-        parts = ["a", word["mouth"], "face with", *hat, word["shirt"], "shirt on", word["background"]]
-        out.append(" ".join(p for p in parts if p))
-    return out
+        words = ["a", word["mouth"], "face with", *hat, word["shirt"], "shirt on", word["background"]]
+        captions.append(" ".join(w for w in words if w))
+    return captions
 
 
-def fit_identity(net: Readout, people: int = 600, pictures: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+def fit_identity(
+    net: Readout, people: int = 600, pictures: int = 10, progress: Progress = silent
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean (128,), projection (128, 24)) by Fisher's criterion; the within-person scatter becomes the identity."""
-    from .readout import read
-
-    scenes = [portraits_of(_FITTING + i, pictures, 1000 + pictures * i) for i in range(people)]
-    rows = torch.cat([read(net, render(s).images).features for s in scenes]).double()
+    features = []
+    for i in range(people):
+        scenes = portraits_of(_FITTING + i, pictures, 1000 + pictures * i)
+        features.append(read(net, render(scenes).images).features)
+        progress(i + 1, people, None)
+    rows = torch.cat(features).double()
     grouped = rows.view(people, pictures, -1)
     centre = grouped.mean(1, keepdim=True)
     within = (grouped - centre).flatten(0, 1)
@@ -63,13 +68,13 @@ def fit_identity(net: Readout, people: int = 600, pictures: int = 10) -> tuple[t
 def _shipped() -> tuple[torch.Tensor, torch.Tensor]:
     from safetensors.torch import load_file
 
-    found = load_file(FACE_FILE)
-    return found["mean"], found["projection"]
+    tensors = load_file(FACE_FILE)
+    return tensors["mean"], tensors["projection"]
 
 
-def save_identity(net: Readout, path: str | Path = FACE_FILE) -> Path:
-    """Fit and write the projection."""
-    mean, projection = fit_identity(net)
+def save_identity(net: Readout, path: str | Path, progress: Progress = silent) -> Path:
+    """Fit and write the projection: ``vitrine train identity``, which made the shipped file."""
+    mean, projection = fit_identity(net, progress=progress)
     return save_safetensors(path, {"mean": mean, "projection": projection})
 
 
@@ -79,9 +84,9 @@ def identity_features(reading: Reading) -> torch.Tensor:
     return (reading.features - mean.to(reading.features.device)) @ projection.to(reading.features.device)
 
 
-def identity_similarity(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def identity_similarity(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Cosine (...,) of identity features, which are centred on the average person."""
-    return torch.nn.functional.cosine_similarity(one, other, dim=-1)
+    return torch.nn.functional.cosine_similarity(a, b, dim=-1)
 
 
 def identity_attributes(reading: Reading) -> dict[str, torch.Tensor]:
@@ -98,9 +103,3 @@ def training_pictures(identity: int, count: int = 16) -> tuple[torch.Tensor, lis
 def people(count: int, first: int = FIRST_IDENTITY) -> np.ndarray:
     """(count,) identity seeds."""
     return np.arange(first, first + count)
-
-
-__all__ = [
-    "FIRST_IDENTITY", "caption", "context_caption", "fit_identity", "identity_attributes", "identity_features",
-    "identity_similarity", "people", "portraits_of", "save_identity", "training_pictures",
-]  # fmt: skip

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..errors import refuse
-from .render import KEYPOINTS
-from .scenes import ATTRIBUTE_NAMES, ATTRIBUTES, Scenes
+from ...engine.errors import refuse
+from ...engine.portraits.models import WEIGHTS
+from ...engine.portraits.render import KEYPOINTS
+from ...engine.portraits.scenes import ATTRIBUTE_NAMES, ATTRIBUTES, Scenes
 
-READOUT_FILE = Path(__file__).parent / "weights" / "readout" / "readout.safetensors"
+READOUT_FILE = WEIGHTS / "readout" / "readout.safetensors"
 FEATURES = 128
 
 
@@ -34,8 +35,15 @@ class Readout(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for wide_in, wide, stride in ((3, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1), (64, 64, 2), (64, 32, 1)):
-            layers += [nn.Conv2d(wide_in, wide, 3, stride, 1), nn.GroupNorm(8, wide), nn.SiLU()]
+        for channels_in, channels, stride in (
+            (3, 32, 2),
+            (32, 32, 1),
+            (32, 64, 2),
+            (64, 64, 1),
+            (64, 64, 2),
+            (64, 32, 1),
+        ):
+            layers += [nn.Conv2d(channels_in, channels, 3, stride, 1), nn.GroupNorm(8, channels), nn.SiLU()]
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 8 * 8, FEATURES), nn.SiLU())
         self.attributes = nn.Linear(FEATURES, sum(map(len, ATTRIBUTES.values())))
         self.points = nn.Linear(FEATURES, 2 * len(KEYPOINTS))
@@ -44,13 +52,13 @@ class Readout(nn.Module):
         """Read (B, 3, 64, 64) pictures in [0, 1].
 
         Raises:
-            VitrineError: another size.
+            VitrineError: If the pictures have another size.
         """
         if images.shape[-3:] != (3, 64, 64):
             raise refuse("readout input", tuple(images.shape), "(B, 3, 64, 64)", "resize the pictures to 64 px")
         features = self.body(images * 2 - 1)
-        parts = self.attributes(features).split([len(v) for v in ATTRIBUTES.values()], dim=1)
-        logits = dict(zip(ATTRIBUTE_NAMES, parts, strict=True))
+        columns = self.attributes(features).split([len(v) for v in ATTRIBUTES.values()], dim=1)
+        logits = dict(zip(ATTRIBUTE_NAMES, columns, strict=True))
         return Reading(logits, self.points(features).unflatten(1, (-1, 2)), features)
 
 
@@ -85,9 +93,9 @@ def shown_mask(attributes: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def read(net: Readout, images: torch.Tensor, batch: int = 256) -> Reading:
     """Run the network over any number of pictures."""
-    parts = [net(chunk) for chunk in images.split(batch)]
-    logits = {n: torch.cat([p.logits[n] for p in parts]) for n in ATTRIBUTE_NAMES}
-    return Reading(logits, torch.cat([p.keypoints for p in parts]), torch.cat([p.features for p in parts]))
+    readings = [net(chunk) for chunk in images.split(batch)]
+    logits = {n: torch.cat([r.logits[n] for r in readings]) for n in ATTRIBUTE_NAMES}
+    return Reading(logits, torch.cat([r.keypoints for r in readings]), torch.cat([r.features for r in readings]))
 
 
 def attribute_accuracy(reading: Reading, scenes: Scenes) -> dict[str, float]:

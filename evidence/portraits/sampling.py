@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
-from ..denoiser import Denoiser
-from ..noise import seeded_noise
-from ..progress import Progress, silent
-from ..sampling import sample
-from .models import Portraits
+from ...engine.condition import Condition
+from ...engine.denoiser import Denoiser
+from ...engine.noise import seeded_noise
+from ...engine.portraits.models import Portraits
+from ...engine.progress import Progress, silent
+from ...engine.sampling import sample
 
 
 def sample_latents(
@@ -58,7 +58,7 @@ def sample_images(
     """Any number of pictures (N, 3, 64, 64) in [0, 1], in batches; results do not depend on ``batch``."""
     images = []
     for start in range(0, len(prompts), batch):
-        part = slice(start, start + batch)
-        images.append(decode(model, sample_latents(model, prompts[part], seeds[part], **settings)).cpu())
+        rows = slice(start, start + batch)
+        images.append(decode(model, sample_latents(model, prompts[rows], seeds[rows], **settings)).cpu())
         progress(min(start + batch, len(prompts)), len(prompts), images[-1][:1])
     return torch.cat(images)

@@ -1,0 +1,54 @@
+"""``vitrine train portraits | identity``: how the shipped portraits model and its yardstick were made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
+from ..errors import refuse
+
+
+@dataclass(frozen=True)
+class Portraits(TrainConfig):
+    """Train the portraits model; the same command resumes an interrupted run."""
+
+    advanced: OmitArgPrefixes[AdvancedTrainConfig] = field(default_factory=AdvancedTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by ``--max-seconds``."""
+        from ...evidence.portraits.phase import OutOfTime
+        from ...evidence.portraits.train import main
+        from ..progress import TqdmProgress
+
+        try:
+            print(f"model: {main(self, TqdmProgress)}")
+        except OutOfTime as stopped:
+            print(f"{stopped}; the same command resumes")
+        return 0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Fit the projection that tells people of the portraits world apart, from a model's readout network."""
+
+    folder: Positional[Path]
+    """Model folder, such as the one `vitrine train portraits` writes."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...evidence.portraits.identities import save_identity
+        from ...evidence.portraits.readout import load_readout
+        from ..progress import TqdmProgress
+
+        readout = self.folder / "readout" / "readout.safetensors"
+        if not readout.is_file():
+            raise refuse("model folder", str(self.folder), "a folder with readout/readout.safetensors", "train one")
+        path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
+        print(f"projection: {path}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"portraits": Portraits, "identity": Identity}

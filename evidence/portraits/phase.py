@@ -1,0 +1,133 @@
+"""One phase of the portraits training: a resumable optimisation that any number of processes share."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ...engine.progress import Progress
+from ...engine.training import MovingAverage, load_state, save_state, set_rate
+from .train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class OutOfTime(Exception):
+    """The time allowed is used up; the state was saved, and the same command resumes from it."""
+
+
+class Phase:
+    """Module, AdamW, cosine schedule with warm-up, moving average, and their state on disk."""
+
+    def __init__(self, name: str, config: TrainConfig, module: nn.Module, steps: int, lr: float) -> None:
+        self.name, self.config, self.module, self.steps, self.lr = name, config, module, steps, lr
+        self.folder = Path(config.out) / name
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+        self.average = MovingAverage(module.state_dict(), torch.float32)
+        self.step, self.seconds = 0, 0.0
+        self.losses: list[tuple[int, float]] = []
+        self._resume()
+
+    @property
+    def done(self) -> bool:
+        """True once all steps are taken."""
+        return self.step >= self.steps
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step: 2 % linear warm-up, then a cosine to zero."""
+        warm = max(1, int(0.02 * self.steps))
+        ramp = min(1.0, (step + 1) / warm)
+        return self.lr * ramp * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
+
+    def generator(self, number: int, device: torch.device) -> torch.Generator:
+        """Random numbers of the current step; ``number`` tells the phases apart."""
+        return torch.Generator(device).manual_seed(self.config.seed * 1_000_003 + number * 100_000_007 + self.step)
+
+    def update(self, loss: torch.Tensor, accelerator: Accelerator) -> None:
+        """One optimiser step and one step of the moving average."""
+        set_rate(self.optimizer, self.rate(self.step))
+        accelerator.backward(loss)
+        _average_gradients(self.module, accelerator)
+        nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        decay = min(self.config.advanced.ema_decay, (self.step + 1) / (self.step + 10))
+        self.average.update(self.module.state_dict(), decay)
+        self.step += 1
+
+    def use_average(self) -> None:
+        """Put the moving average into the module."""
+        weights = self.module.state_dict()
+        self.module.load_state_dict({k: v.to(weights[k].dtype) for k, v in self.average.values.items()})
+
+    def save(self) -> None:
+        """Write weights, average, optimiser and counters, whole or not at all."""
+        tensors = {"weight": self.module.state_dict(), "average": self.average.values}
+        facts = {"step": self.step, "seconds": self.seconds, "losses": self.losses}
+        save_state(self.folder, tensors, {"adamw": self.optimizer}, facts)
+
+    def _resume(self) -> None:
+        device = str(next(self.module.parameters()).device)
+        state = load_state(self.folder, {"adamw": self.optimizer}, device=device)
+        if state is None:
+            return
+        self.module.load_state_dict(state.tensors["weight"])
+        self.average.values = state.tensors["average"]
+        self.step, self.seconds = state.facts["step"], state.facts["seconds"]
+        self.losses = [(step, loss) for step, loss in state.facts["losses"]]
+
+    def run(
+        self, accelerator: Accelerator, loss_of_step: Callable[[], torch.Tensor], deadline: float, progress: Progress
+    ) -> None:
+        """Step until done. Saves every few minutes, at the end, and when stopped by the deadline or by the user.
+
+        Raises:
+            OutOfTime: If ``time.monotonic()`` passes ``deadline`` before the last step.
+        """
+        began = saved = time.monotonic()
+        before = self.seconds
+        try:
+            while not self.done:
+                with accelerator.autocast():
+                    loss = loss_of_step()
+                self.update(loss, accelerator)
+                if self.step % 100 == 0 or self.done:
+                    self.losses.append((self.step, round(float(loss.detach()), 6)))
+                self.seconds = before + time.monotonic() - began
+                progress(self.step, self.steps, None)
+                if _any(time.monotonic() > deadline, accelerator) and not self.done:
+                    raise OutOfTime(f"{self.name}: stopped at step {self.step} of {self.steps}")
+                if accelerator.is_main_process and time.monotonic() - saved > self.config.advanced.save_every_seconds:
+                    self.save()
+                    saved = time.monotonic()
+        finally:
+            if accelerator.is_main_process:
+                self.save()
+
+
+def own_rows(accelerator: Accelerator, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """This process's rows. Random numbers are drawn for the whole batch first: the sum does not depend on the split."""
+    return [t[accelerator.process_index :: accelerator.num_processes] for t in tensors]
+
+
+def _average_gradients(module: nn.Module, accelerator: Accelerator) -> None:
+    """Mean over the processes, each of which saw its own rows of the batch."""
+    if accelerator.num_processes > 1:
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
+        mean = accelerator.reduce(torch.cat([g.flatten() for g in gradients]), "mean")
+        for gradient, piece in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+
+def _any(flag: bool, accelerator: Accelerator) -> bool:
+    """True if it is true in any process, so that all stop at the same step."""
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device), "sum") > 0)

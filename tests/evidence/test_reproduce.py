@@ -1,0 +1,105 @@
+"""The evidence core: the registry of claims, ``reproduce``, charts, and the report page."""
+
+import json
+
+import pytest
+from PIL import Image
+from vitrine.engine.charts import _ticks, curve_picture
+from vitrine.engine.cli.main import main
+from vitrine.engine.errors import VitrineError
+from vitrine.evidence import registry as claims
+from vitrine.evidence import reproduce
+from vitrine.evidence.charts import line_chart
+from vitrine.evidence.report import Report
+
+
+def test_claims_are_found_by_name_and_glob():
+    assert {"portraits.quality", "portraits.memorized"} <= set(claims.all_claims())
+    assert {c.name.split(".")[0] for c in claims.pick_claims(["portraits.*"])} == {"portraits"}
+    with pytest.raises(VitrineError, match="Did you mean portraits.quality"):
+        claims.pick_claims(["portraits.qualty"])
+
+
+def test_all_claims_together_are_quick_enough():
+    table = claims.all_claims().values()
+    assert sum(c.quick_minutes for c in table) <= 15
+    assert all(0 < c.quick_minutes <= c.minutes for c in table)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A claim that does not hold, in place of all others; yields the settings it was measured with."""
+    calls = []
+
+    def measure(model=None, progress=None, quick=False):
+        calls.append((model, quick))
+        line = claims.Curves("trend", "x", "y", {"ours": [(0.0, 1.0), (1.0, 2.0)]})
+        return claims.ClaimResult(0.5, (0.4, 0.6), False, {"why": "too small"}, (line,))
+
+    claim = claims.Claim("test.fails", "none", "a figure", ">= 0.9", measure, minutes=7, quick_minutes=0.25)
+    monkeypatch.setattr(reproduce, "pick_claims", lambda names: [claim])
+    return calls
+
+
+def test_a_claim_that_fails_stays_in_the_list(failing, tmp_path, capsys):
+    out = tmp_path / "deep" / "claims.json"
+    assert main(["reproduce", "--json", str(out)]) == 1
+    (entry,) = json.loads(out.read_text())
+    assert entry["holds"] is False and entry["command"] == "vitrine reproduce test.fails" and entry["quick"] is False
+    assert {"claim", "paper", "figure", "value", "interval", "target", "holds", "command", "seconds"} <= set(entry)
+    printed = capsys.readouterr().out
+    assert printed.startswith("test.fails: about 7 min on two CPU cores\n") and "DOES NOT HOLD" in printed
+    assert not list(tmp_path.rglob("*.tmp*")) and failing == [(None, False)]
+    assert entry["curves"][0]["series"] == {"ours": [[0, 1], [1, 2]]}
+    assert Image.open(out.with_name("claims-test.fails-1.png")).size == (1120, 640)
+
+
+def test_quick_is_said_everywhere(failing, tmp_path, capsys):
+    out = tmp_path / "claims.json"
+    assert main(["reproduce", "test.fails", "--quick", "--model", "m", "--json", str(out)]) == 1
+    (entry,) = json.loads(out.read_text())
+    assert entry["quick"] is True and entry["command"] == "vitrine reproduce test.fails --quick --model m"
+    assert capsys.readouterr().out.startswith("test.fails: about 15 s on") and failing == [("m", True)]
+
+
+def test_a_legend_covers_no_line():
+    """The legend stands below the axes: what names change in a chart lies under every line."""
+    rising = [(float(i), float(i)) for i in range(9)]
+    for line in (rising, [(x, 8 - y) for x, y in rising]):
+        picture = line_chart({"a long name of a line": line, "another": [(0.0, 0.0), (0.0, 1.0)]}, "t", "x", "y")
+        width, height = picture.size
+        blue = [(x, y) for x in range(0, width, 2) for y in range(0, height, 2)
+                if picture.getpixel((x, y)) == (0, 0x72, 0xB2)]  # fmt: skip
+        rows = sorted({y for _, y in blue})
+        gap = max(b - a for a, b in zip(rows, rows[1:], strict=False))
+        assert gap > 40, "the sample of the line in the legend is apart from the line itself"
+
+
+@pytest.mark.parametrize("points", [[], [(0.0, float("nan"))], [(float("inf"), 1.0)]])
+def test_charts_refuse_what_was_not_measured(points):
+    with pytest.raises(VitrineError, match="finite points"):
+        line_chart({"line": points}, "t", "x", "y")
+    with pytest.raises(VitrineError, match="finite points"):
+        curve_picture(points, "t", "x", "y")
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.53, 1.17), (0, 1), (0.5, 0.5), (3, 97), (0, 1e-7), (-4e5, 2e5)])
+def test_ticks_are_round_and_hold_the_values(low, high):
+    ticks = _ticks(low, high)
+    assert 2 < len(ticks) <= 9 and ticks[0] <= low <= high <= ticks[-1]
+    assert all(len(f"{abs(t):.6e}".split("e")[0].rstrip("0").replace(".", "")) <= 2 for t in ticks)
+    assert curve_picture([(low, high), (high, low)], "t", "x", "y").size == (560, 320)
+
+
+def test_the_report_is_self_contained(tmp_path):
+    report = Report("A <title>", "lead")
+    report.add_heading("One & two")
+    report.add_paragraph("run `vitrine <x>`, then `y`")
+    report.add_images([(Image.new("RGB", (4, 4)), 'caption "quoted"')])
+    report.add_images([(Image.new("RGB", (400, 4)), "")])
+    report.add_table([("a", "b"), (1, "<2>")])
+    text = report.write(tmp_path / "report.html").read_text()
+    assert "A &lt;title&gt;" in text and "&lt;2&gt;" in text and "data:image/png;base64," in text
+    assert "<p>run <code>vitrine &lt;x&gt;</code>, then <code>y</code></p>" in text
+    assert text.count('class="pixels"') == 1 and text.count("<figcaption>") == 1
+    assert "http" not in text and not list(tmp_path.glob("*.tmp*"))
