@@ -1,6 +1,6 @@
 """weights2weights as a diffusers pipeline: sample, edit, invert and blend models of a space, and draw with them.
 
-Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+Annotations are not postponed here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,14 @@ from diffusers import StableDiffusionPipeline
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..noise import generators
 from ..progress import Progress, silent
 from ..w2w import (
     EditConfig,
     Inversion,
     InvertConfig,
+    Lora,
+    LoraLayer,
     Manifest,
     SampleConfig,
     Space,
@@ -42,37 +45,43 @@ class W2WPipeline(StableDiffusionPipeline):
     """
 
     def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
-        """New models, one for each seed."""
-        told = {"sample": {"seeds": list(seeds), "factor": (config or SampleConfig()).factor}}
-        return W2WModel(sample(space, seeds, config), space.identity, (told,))
+        """New models, one per seed."""
+        history = {"sample": {"seeds": list(seeds), "factor": (config or SampleConfig()).factor}}
+        return W2WModel(sample(space, seeds, config), space.identity, (history,))
 
     def edit_model(
         self, space: Space, model: W2WModel, strengths: Mapping[str, float], config: EditConfig | None = None
     ) -> W2WModel:
-        """The models with sliders applied, strengths in standard deviations."""
-        moved = edit(space, model.belongs(space).coefficients, strengths, config)
-        return model.told(moved, edit=dict(strengths))
+        """The models with sliders applied; ``strengths`` in standard deviations of the training models.
+
+        Raises:
+            VitrineError: As :func:`~vitrine.engine.w2w.edit`, and if the model is of another space.
+        """
+        coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
+        return model.moved_to(coefficients, edit=dict(strengths))
 
     def blend_models(
         self, space: Space, models: Sequence[W2WModel], weights: Sequence[float] | None = None
     ) -> W2WModel:
-        """One model between several."""
-        rows = [row for m in models for row in m.belongs(space).coefficients]
-        return W2WModel(blend(rows, weights)[None], space.identity, ({"blend": list(weights or [])},))
+        """One model between several; ``weights`` (default equal) are normalised to sum 1."""
+        coefficients = [row for m in models for row in m.belongs(space).coefficients]
+        return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
 
     def invert_image(
         self, space: Space, image: torch.Tensor, prompt: str, config: InvertConfig | None = None,
         mask: torch.Tensor | None = None, progress: Progress = silent,
     ) -> tuple[W2WModel, Inversion]:  # fmt: skip
-        """Models for pictures.
+        """A model for each picture.
 
         Args:
-            image: (B, 3, H, W) in [0, 1], one model for each.
-            prompt: the one the space was trained with, or what the picture shows beside the subject.
-            mask: (B, H, W) in [0, 1], white where the subject is.
+            image: (B, 3, H, W) in [0, 1].
+            prompt: the one the space was trained with, or what the pictures show beside the subject.
+            mask: (B, H, W) in [0, 1], 1 where the subject is.
 
         Raises:
-            VitrineError: see :func:`~vitrine.engine.w2w.invert`.
+            VitrineError: If ``image`` is not a batch of pictures, and as :func:`~vitrine.engine.w2w.invert`.
+            BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
+                result so far.
         """
         if image.ndim != 4 or image.shape[1] != 3:
             raise refuse("image", tuple(image.shape), "(B, 3, H, W) in [0, 1]", "add the batch dimension")
@@ -80,17 +89,17 @@ class W2WPipeline(StableDiffusionPipeline):
             pixels = image.to(self.vae.device, self.vae.dtype) * 2 - 1
             latents = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
             text = self.encode_prompt([prompt], self._execution_device, 1, False)[0]
-        small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
-        kept = [p for p in self.unet.parameters() if p.requires_grad]
+        latent_size = None if mask is None else latent_mask(mask, *latents.shape[-2:])
+        trainable = [p for p in self.unet.parameters() if p.requires_grad]
         try:
-            for p in kept:
+            for p in trainable:
                 p.requires_grad_(False)
             denoiser = Denoiser.from_diffusers(self)
-            found = invert(denoiser, space, latents.float(), Condition(text), config, small, progress=progress)
+            result = invert(denoiser, space, latents.float(), Condition(text), config, latent_size, progress)
         finally:
-            for p in kept:
+            for p in trainable:
                 p.requires_grad_(True)
-        return W2WModel(found.coefficients, space.identity, ({"invert": {"steps": found.steps}},)), found
+        return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]
@@ -98,15 +107,15 @@ class W2WPipeline(StableDiffusionPipeline):
         edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
         seeds: Sequence[int] | None = None, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """Sample as StableDiffusionPipeline does, each picture with its own model.
+        """Samples as StableDiffusionPipeline does, each picture with its own model.
 
         Args:
             space, model: B models for B pictures, or one for all; without them the base model draws.
-            edits: label -> strength; in force from timestep ``edit_config.start`` on.
-            seeds: one for each picture, instead of ``generator``.
+            edits: label -> strength; they act from timestep ``edit_config.start`` down.
+            seeds: one per picture, instead of ``generator``.
 
         Raises:
-            VitrineError: a model of another space, or counts that do not match.
+            VitrineError: If the model is of another space, or counts do not match.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         count = max(len(prompts), len(model) if model else 1, len(seeds) if seeds else 1)
@@ -114,7 +123,7 @@ class W2WPipeline(StableDiffusionPipeline):
         if seeds is not None:
             if len(seeds) != count:
                 raise refuse("seeds", len(seeds), f"{count} pictures", "give one seed for each picture")
-            kwargs["generator"] = [torch.Generator().manual_seed(int(s)) for s in seeds]
+            kwargs["generator"] = generators(seeds)
         if model is None or space is None:
             return super().__call__(prompts, *args, **kwargs)
         if len(prompts) != count or len(model) not in (1, count):
@@ -128,20 +137,18 @@ class W2WPipeline(StableDiffusionPipeline):
     def _weights(
         self, space: Space, model: W2WModel, edits: Mapping[str, float], config: EditConfig
     ) -> tuple[torch.Tensor, torch.Tensor, Manifest]:
-        """Flat weights of the models before and after the edit, (B, D) each, and their manifest."""
+        """Flat weights (B, D) of the models before and after the edit, and their manifest."""
         plain = [edited_lora(space, row, {}) for row in model.coefficients]
         moved = [edited_lora(space, row, edits, config) for row in model.coefficients]
         ranks = {path: max(x[path].rank for x in plain + moved) for path in plain[0]}
-        filled = [[_padded(x, ranks) for x in rows] for rows in (plain, moved)]
-        manifest = Manifest.of(filled[0][0])
-        before, after = (torch.stack([manifest.flatten(x) for x in rows]) for rows in filled)
+        padded = [[_padded(x, ranks) for x in loras] for loras in (plain, moved)]
+        manifest = Manifest.of(padded[0][0])
+        before, after = (torch.stack([manifest.flatten(x) for x in loras]) for loras in padded)
         return before, after, manifest
 
 
-def _padded(lora: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Layers brought to common ranks with zero rows, so that models of a delta space share one manifest."""
-    from ..w2w import LoraLayer
-
+def _padded(lora: Lora, ranks: Mapping[str, int]) -> dict[str, LoraLayer]:
+    """Layers padded with zeros to common ranks, so that models of a delta space share one manifest."""
     out = {}
     for path, layer in lora.items():
         missing = ranks[path] - layer.rank

@@ -1,4 +1,4 @@
-"""From folders of pictures to what the batched LoRA trainer wants."""
+"""From folders of pictures to the subjects of the batched LoRA trainer."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 def subjects_in(
     folder: str | Path, model: str, prompt: str, size: int | None = None
 ) -> tuple[Denoiser, list[str], list[Callable[[], Subject]]]:
-    """(frozen denoiser, names, makers): one subject for each folder of pictures below ``folder``, by name.
+    """A frozen denoiser, the names of the subjects, and functions that make them: one for each folder of pictures.
 
-    Every subject draws with the same numbers, as the paper's do; a maker encodes its pictures when its turn comes.
+    Every subject draws with the same random numbers, as in the paper; its pictures are encoded when its turn comes.
 
     Args:
+        folder: holds the folders of pictures; their names become the subjects'.
         model: a Stable Diffusion folder or hub id, or ``portraits``.
-        prompt: what every picture is called.
+        prompt: the caption of every picture.
         size: side in pixels, centre-cropped; default the model's own.
 
     Raises:
-        VitrineError: no folder, no folder with pictures in it.
+        VitrineError: If ``folder`` holds no folder with pictures, or (from a maker) a picture cannot be read.
     """
     root = Path(folder)
-    found = sorted(p for p in root.iterdir() if p.is_dir() and _pictures(p)) if root.is_dir() else []
-    if not found:
-        given = f"{root.name}: no folder with pictures"
-        raise refuse("folder", given, "one folder for each subject", f"put {', '.join(ENDINGS)} files into folders")
+    folders = sorted(p for p in root.iterdir() if p.is_dir() and _pictures(p)) if root.is_dir() else []
+    if not folders:
+        shown = f"{root.name}: no folder with pictures"
+        raise refuse("folder", shown, "one folder for each subject", f"put {', '.join(ENDINGS)} files into folders")
     pipe = _pipeline(model)
     side = size or _side(pipe)
     text = pipe.encode_prompt([prompt], pipe.device, 1, False)[0].float().cpu()
 
-    def maker(place: Path) -> Callable[[], Subject]:
-        return lambda: _subject(pipe, place, side, Condition(text))
+    def maker(pictures: Path) -> Callable[[], Subject]:
+        return lambda: _subject(pipe, pictures, side, Condition(text))
 
-    return Denoiser.from_diffusers(pipe), [p.name for p in found], [maker(p) for p in found]
+    return Denoiser.from_diffusers(pipe), [p.name for p in folders], [maker(p) for p in folders]
 
 
 def _pipeline(model: str) -> Any:
@@ -84,17 +85,17 @@ def _subject(pipe: Any, folder: Path, side: int, cond: Condition) -> Subject:
 
 
 def _read(path: Path, side: int) -> torch.Tensor:
-    """(1, 3, side, side) in [-1, 1]: the short side scaled to ``side``, the middle cut out."""
+    """(1, 3, side, side) in [-1, 1]: the short side resized to ``side``, then centre-cropped."""
     from PIL import Image
 
     try:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
     except OSError as error:
-        given = f"{path.parent.name}/{path.name}: {error}"
-        raise refuse("picture", given, "a readable picture", "remove it") from error
+        shown = f"{path.parent.name}/{path.name}: {error}"
+        raise refuse("picture", shown, "a readable picture", "remove it") from error
     ratio = side / min(image.size)
     image = image.resize((max(side, round(image.width * ratio)), max(side, round(image.height * ratio))))
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    cut = image.crop((left, top, left + side, top + side))
-    return torch.from_numpy(np.asarray(cut, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
+    square = image.crop((left, top, left + side, top + side))
+    return torch.from_numpy(np.asarray(square, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]

@@ -1,4 +1,4 @@
-"""A space over the products B A: for LoRAs of any ranks and starts. The products themselves are never formed.
+"""A space over the products B A, for LoRAs of any ranks and starts. The products themselves are never formed.
 
 A model is mean + sum_k beta_k v_k with v_k = D^T q_k / S_k, so it is a weighted sum of the training LoRAs:
 Delta W = sum_i c_i s_i B_i A_i with c = 1/N + Q (beta / S).
@@ -19,15 +19,15 @@ from ..errors import refuse
 from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ..progress import Progress, silent
 from .manifest import Lora, LoraLayer
-from .pca import _top
-from .space import DTYPES, KIND, VERSION
+from .pca import top_components
+from .space import DTYPES, KIND, VERSION, WeightSpace
 
-PARTS = ("down/", "up/", "ranks/")
+STACK_KEYS = ("down/", "up/", "ranks/")
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One layer of all training LoRAs side by side: down (R, in), up (out, R) with the scales in it, ranks (N,)."""
+    """One layer of all training LoRAs side by side: down (R, in), up (out, R), scales included, and ranks (N,)."""
 
     down: torch.Tensor
     up: torch.Tensor
@@ -35,7 +35,7 @@ class Stack:
 
     @classmethod
     def of(cls, path: str, loras: Sequence[Lora]) -> Stack:
-        """A LoRA without this layer has rank 0 here."""
+        """Stacks layer ``path``; a LoRA without it has rank 0 here."""
         present = [x[path] for x in loras if path in x]
         ranks = torch.tensor([x[path].rank if path in x else 0 for x in loras])
         up = torch.cat([(v.up * v.scale).flatten(2) if v.up.ndim > 2 else v.up * v.scale for v in present], dim=1)
@@ -43,48 +43,50 @@ class Stack:
 
     @property
     def owner(self) -> torch.Tensor:
-        """(R,) index of the LoRA each rank belongs to."""
+        """(R,) index of the LoRA that each of the R factors belongs to."""
         return torch.repeat_interleave(torch.arange(len(self.ranks)), self.ranks)
 
     def check(self, path: str, count: int) -> None:
-        """Refuse factors that are not of ``count`` LoRAs with these ranks.
+        """Checks that the factors are those of ``count`` LoRAs with these ranks.
 
         Raises:
-            VitrineError: shapes that do not fit each other.
+            VitrineError: If the shapes do not fit each other.
         """
         down, up, ranks = tuple(self.down.shape), tuple(self.up.shape), self.ranks
-        whole = ranks.shape == (count,) and len(down) > 1 and 0 not in down + up and bool((ranks >= 0).all())
-        if not whole or len(up) != 2 or not int(ranks.sum()) == down[0] == up[1]:
-            given = f"{path}: {down}, {up}, ranks {ranks.flatten()[:9].tolist()}"
-            raise refuse("space", given, f"(R, in), (out, R) of {count} LoRAs", "build it anew")
+        sound = ranks.shape == (count,) and len(down) > 1 and 0 not in down + up and bool((ranks >= 0).all())
+        if not sound or len(up) != 2 or not int(ranks.sum()) == down[0] == up[1]:
+            shown = f"{path}: {down}, {up}, ranks {ranks.flatten()[:9].tolist()}"
+            raise refuse("space", shown, f"(R, in), (out, R) of {count} LoRAs", "build it anew")
 
 
 def gram(stacks: Mapping[str, Stack], progress: Progress = silent, rows: int = 2048) -> torch.Tensor:
-    """(N, N) float64 inner products of the weight changes, from r x r pieces.
+    """(N, N) float64 inner products of the weight changes, ``rows`` factors at a time.
 
     G_ij = sum over layers of s_i s_j sum((B_i^T B_j) * (A_i A_j^T)): <BA, B'A'> = tr(A^T B^T B' A').
     """
     n = len(next(iter(stacks.values())).ranks)
-    found = torch.zeros(n, n, dtype=torch.float64)
+    products = torch.zeros(n, n, dtype=torch.float64)
     for index, stack in enumerate(stacks.values()):
         down, up, owner = stack.down.flatten(1).double(), stack.up.double(), stack.owner
         for start in range(0, len(owner), rows):
-            part = slice(start, start + rows)
-            pieces = (up[:, part].T @ up) * (down[part] @ down.T)
-            columns = torch.zeros(len(pieces), n, dtype=torch.float64).index_add_(1, owner, pieces)
-            found.index_add_(0, owner[part], columns)
+            block = slice(start, start + rows)
+            pairs = (up[:, block].T @ up) * (down[block] @ down.T)
+            by_model = torch.zeros(len(pairs), n, dtype=torch.float64).index_add_(1, owner, pairs)
+            products.index_add_(0, owner[block], by_model)
         progress(index + 1, len(stacks))
-    return found
+    return products
 
 
 @dataclass(frozen=True)
 class DeltaSpace:
-    """A space in ``delta`` mode; the same handling as :class:`~.space.WeightSpace`, but for ``decode``.
+    """A space in ``delta`` mode: handled as a :class:`~.space.WeightSpace`, but it has no ``decode``.
 
     Attributes:
         stacks: layer path -> the training LoRAs' factors.
         vectors: (N, K) left singular vectors Q of the centred products.
-        singular_values: (K,) S; ``names``, ``directions``, ``total_variance``, ``info``: as in ``WeightSpace``.
+        singular_values: (K,) S.
+        gram: (N, N) inner products of the weight changes, not centred.
+        names, directions, total_variance, info: as in ``WeightSpace``.
     """
 
     stacks: Mapping[str, Stack]
@@ -106,17 +108,17 @@ class DeltaSpace:
         """PCA of the products of LoRAs of any ranks.
 
         Raises:
-            VitrineError: more components than N - 1, or LoRAs that are all equal.
+            VitrineError: If more than N - 1 components are asked for, or all LoRAs are equal.
         """
         n = len(loras)
         if components is not None and not 0 < components < n:
             raise refuse("components", components, f"1 .. {n - 1} for {n} models", "leave it out for all")
         stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
-        plain = gram(stacks, progress)
-        centred = plain - plain.mean(0) - plain.mean(1, keepdim=True) + plain.mean()  # H G H
-        values, vectors = _top(centred, components)
-        spread = float(centred.diagonal().sum()) / (n - 1)
-        return cls(stacks, vectors.float(), values.float(), plain, tuple(names), {}, spread, dict(info or {}))
+        products = gram(stacks, progress)
+        centred = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()  # H G H
+        values, vectors = top_components(centred, components)
+        variance = float(centred.diagonal().sum()) / (n - 1)
+        return cls(stacks, vectors.float(), values.float(), products, tuple(names), {}, variance, dict(info or {}))
 
     @property
     def dimension(self) -> int:
@@ -130,12 +132,12 @@ class DeltaSpace:
 
     @property
     def coefficients(self) -> torch.Tensor:
-        """(N, K) of the training set, Q S."""
+        """(N, K) of the training models, Q S."""
         return self.vectors * self.singular_values
 
     @property
     def deviations(self) -> torch.Tensor:
-        """(K,) standard deviation of each coefficient over the training set."""
+        """(K,) standard deviation of each coefficient over the training models."""
         return self.singular_values / (self.count - 1) ** 0.5
 
     @property
@@ -145,22 +147,27 @@ class DeltaSpace:
 
     @property
     def identity(self) -> str:
-        """A short hash of what coefficients mean here."""
+        """A short hash of what coefficients mean in this space."""
         digest = hashlib.sha256(json.dumps([list(self.stacks), list(self.names)]).encode())
         digest.update(self.singular_values.float().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def weights(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """(..., k) -> (..., N), the share each training LoRA has in the model; differentiable."""
+        """(..., k) -> (..., N), the share of each training LoRA in the model; differentiable.
+
+        Raises:
+            VitrineError: If there are more coefficients than components.
+        """
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
             raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space they were made in")
         q = self.vectors[:, :k].to(coefficients.device)
         s = self.singular_values[:k].to(coefficients.device)
+        # c = 1 / N + Q (beta / S)
         return 1 / self.count + (coefficients.float() / s) @ q.T
 
     def stacked(self, coefficients: torch.Tensor) -> dict[str, LoraLayer]:
-        """(k,) -> the exact LoRA of rank R = sum of all ranks in each layer; differentiable."""
+        """(k,) -> the exact LoRA, of rank R = sum of all ranks in each layer; differentiable."""
         c = self.weights(coefficients)
         return {
             path: LoraLayer(stack.down.to(c.device), stack.up.to(c.device) * c[stack.owner.to(c.device)],
@@ -169,18 +176,18 @@ class DeltaSpace:
         }  # fmt: skip
 
     def lora(self, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: as many as it needs to be exact)."""
+        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: as many as exactness needs)."""
         return {path: refactor(layer, rank) for path, layer in self.stacked(coefficients).items()}
 
     def encode_lora(self, lora: Lora) -> torch.Tensor:
-        """A LoRA of any rank -> (K,): the nearest point of the space. Layers the space has not are passed over."""
+        """A LoRA of any rank -> (K,): the nearest point of the space. Layers unknown to the space are ignored."""
         cross = torch.zeros(self.count, dtype=torch.float64)
         for path, stack in self.stacks.items():
             if path in lora:
                 other = lora[path]
                 up = (stack.up.double().T @ other.up.flatten(1).double()) * other.scale
-                pieces = (up * (stack.down.flatten(1).double() @ other.down.flatten(1).double().T)).sum(1)
-                cross.index_add_(0, stack.owner, pieces)
+                products = (up * (stack.down.flatten(1).double() @ other.down.flatten(1).double().T)).sum(1)
+                cross.index_add_(0, stack.owner, products)
         centred = cross - self.gram.mean(1)
         return ((centred - centred.mean()) @ self.vectors.double() / self.singular_values).float()
 
@@ -192,7 +199,11 @@ class DeltaSpace:
         )  # fmt: skip
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
-        """Write one safetensors file; ``dtype`` is that of the LoRAs' factors."""
+        """Writes one safetensors file, whole or not at all; ``dtype`` is that of the LoRAs' factors.
+
+        Raises:
+            VitrineError: If the dtype is unknown.
+        """
         if dtype not in DTYPES:
             raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
         narrow = DTYPES[dtype]
@@ -201,27 +212,27 @@ class DeltaSpace:
             tensors |= {f"down/{name}": stack.down.to(narrow), f"up/{name}": stack.up.to(narrow)}
             tensors[f"ranks/{name}"] = stack.ranks.to(torch.int32)
         tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
-        head = {"mode": self.mode, "names": json.dumps(list(self.names)), "info": json.dumps(dict(self.info))}
-        head |= {"identity": self.identity, "total_variance": repr(self.total_variance)}
-        return save_artefact(path, tensors, KIND, VERSION, head)
+        header = {"mode": self.mode, "names": json.dumps(list(self.names)), "info": json.dumps(dict(self.info))}
+        header |= {"identity": self.identity, "total_variance": repr(self.total_variance)}
+        return save_artefact(path, tensors, KIND, VERSION, header)
 
     @classmethod
     def load(cls, path: str | Path) -> DeltaSpace:
-        """Read what :meth:`save` wrote.
+        """Reads what :meth:`save` wrote.
 
         Raises:
-            VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
+            VitrineError: If the file is missing, truncated, not a space, of a later version, or holds NaN or infinity.
         """
-        tensors, head = read_artefact(path, KIND, VERSION)
+        tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "space", "a header that fits its tensors", "build it anew"):
-            return cls._rebuilt(tensors, head)
+            return cls._rebuilt(tensors, header)
 
     @classmethod
-    def _rebuilt(cls, tensors: dict[str, torch.Tensor], head: dict[str, str]) -> DeltaSpace:
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> DeltaSpace:
         check_tensors({k: v for k, v in tensors.items() if not k.startswith("ranks/")})
-        if head.get("mode") != cls.mode:
-            raise refuse("space", f"mode {head.get('mode')!r}", cls.mode, "load it with load_space")
-        paths, *others = ({k.split("/", 1)[1] for k in tensors if k.startswith(part)} for part in PARTS)
+        if header.get("mode") != cls.mode:
+            raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
+        paths, *others = ({k.split("/", 1)[1] for k in tensors if k.startswith(prefix)} for prefix in STACK_KEYS)
         if not paths or any(other != paths for other in others):
             raise ValueError(f"down, up and ranks of {len(paths)}, {', '.join(str(len(o)) for o in others)} layers")
         stacks = {
@@ -229,27 +240,31 @@ class DeltaSpace:
             for p in sorted(paths)
         }
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
-        parts = (stacks, tensors["Q"].float(), tensors["S"].float(), tensors["G"].double())
-        more = (directions, float(head["total_variance"]), parse_table(head["info"]))
+        vectors, singular, products = tensors["Q"].float(), tensors["S"].float(), tensors["G"].double()
         for path, stack in stacks.items():
-            stack.check(path, len(parts[1]))
-        if parts[1].ndim != 2 or parts[2].shape != parts[1].shape[1:] or parts[3].shape != 2 * parts[1].shape[:1]:
-            raise ValueError(f"Q {tuple(parts[1].shape)}, S {tuple(parts[2].shape)}, G {tuple(parts[3].shape)}")
-        return cls(*parts, tuple(parse_json(head["names"])), *more)
+            stack.check(path, len(vectors))
+        if vectors.ndim != 2 or singular.shape != vectors.shape[1:] or products.shape != 2 * vectors.shape[:1]:
+            raise ValueError(f"Q {tuple(vectors.shape)}, S {tuple(singular.shape)}, G {tuple(products.shape)}")
+        names, variance = tuple(parse_json(header["names"])), float(header["total_variance"])
+        return cls(stacks, vectors, singular, products, names, directions, variance, parse_table(header["info"]))
+
+
+Space = WeightSpace | DeltaSpace
+"""A space of either mode."""
 
 
 def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
     """The same weight change in fewer factors, by QR of both stacks and an SVD of the small middle (R x R).
 
-    With ``rank`` None, singular values below ``tolerance`` of the largest go. Scale 1 afterwards (alpha = rank).
+    With ``rank`` None, singular values below ``tolerance`` of the largest are dropped. The result has alpha = rank.
     """
     down, up = layer.down.flatten(1).double(), layer.up.flatten(1).double() * layer.scale
     q_up, r_up = torch.linalg.qr(up)
     q_down, r_down = torch.linalg.qr(down.T)
     u, s, v = torch.linalg.svd(r_up @ r_down.T)
-    wanted = max(1, int((s > tolerance * s[0]).sum())) if rank is None else min(rank, len(s))
-    root = s[:wanted].sqrt()
-    new_up = (q_up @ u[:, :wanted] * root).float()
-    new_down = (root[:, None] * (v[:wanted] @ q_down.T)).float()
-    tail = layer.down.shape[1:]
-    return LoraLayer(new_down.view(wanted, *tail), new_up.view(-1, wanted, *[1] * (len(tail) - 1)), float(wanted))
+    r = max(1, int((s > tolerance * s[0]).sum())) if rank is None else min(rank, len(s))
+    root = s[:r].sqrt()
+    new_up = (q_up @ u[:, :r] * root).float()
+    new_down = (root[:, None] * (v[:r] @ q_down.T)).float()
+    shape = layer.down.shape[1:]  # (in,), or (in, k, k) of a convolution
+    return LoraLayer(new_down.view(r, *shape), new_up.view(-1, r, *[1] * (len(shape) - 1)), float(r))

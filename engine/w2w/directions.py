@@ -1,22 +1,21 @@
-"""Attribute directions in a space of models: least squares, logistic or group means, in units of one deviation.
+"""Attribute directions in a space of models (weights2weights, section 3.3): least squares, logistic or group means.
 
-weights2weights, section 3.3. A direction of length 1 here moves a model by one standard deviation of the training
-models along it, so a slider at 2 is two deviations whatever the space.
+Adding a direction once moves a model by one standard deviation of the training models along it, so a slider at 2 is
+two deviations in every space.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 
 from ..errors import refuse
-from .delta import DeltaSpace
-from .space import WeightSpace
+from .delta import Space
 
-Space = WeightSpace | DeltaSpace
+S = TypeVar("S", bound=Space)
 METHODS = ("least_squares", "logistic", "means")
 MODES = ("joint", "official_sequential")
 
@@ -24,14 +23,14 @@ MODES = ("joint", "official_sequential")
 def published_direction(space: Space, labels: torch.Tensor, components: int | None = None) -> torch.Tensor:
     """The official ``get_direction``: least squares without intercept on the coefficients, (K,), not normalised.
 
-    Coefficient columns are orthogonal, so pinv(P) y needs no inverse; components beyond ``components`` stay zero.
+    Coefficient columns are orthogonal, so pinv(P) y needs no inverse. Components beyond ``components`` stay zero.
     """
     p = _coefficients(space).double()
     used = min(components or space.dimension, space.dimension)
-    found = torch.zeros(space.dimension, dtype=torch.float64)
+    normal = torch.zeros(space.dimension, dtype=torch.float64)
     # weights2weights, editing: n = pinv(P) y = diag(1 / S^2) P^T y
-    found[:used] = (p[:, :used].T @ _labels(space, labels).double()) / space.singular_values[:used].double() ** 2
-    return found.float()
+    normal[:used] = (p[:, :used].T @ _labels(space, labels).double()) / space.singular_values[:used].double() ** 2
+    return normal.float()
 
 
 def direction(
@@ -40,28 +39,27 @@ def direction(
     """(K,) direction of an attribute, one standard deviation long.
 
     Args:
-        labels: (N,) one number for each training model: classes 0 / 1 or -1 / +1, or any score. NaN leaves a model out.
+        labels: (N,) one number per training model: classes 0 / 1 or -1 / +1, or any score. NaN leaves a model out.
         method: ``least_squares`` (the paper's) and ``logistic`` (scikit-learn; classes only) find what tells the
             classes apart best; ``means``, the difference of their means, moves a model from one to the other.
-        components: how many to use; None takes a third of the models, at most all.
+        components: how many to use; None takes a third of the number of models.
 
     Raises:
-        VitrineError: another count of labels, one class only, an unknown method.
+        VitrineError: If there are not N labels, they are all equal, or the method is unknown.
     """
     if method not in METHODS:
         raise refuse("method", method, METHODS, "least_squares is the paper's")
     y, used = _labels(space, labels), components or usual_components(space)
     known = ~y.isnan()
     if len(set(y[known].tolist())) < 2:
-        given = f"{int(known.sum())} labels, all equal"
-        raise refuse("labels", given, "two classes or more", "label models on both sides")
+        shown = f"{int(known.sum())} labels, all equal"
+        raise refuse("labels", shown, "two classes or more", "label models on both sides")
     used = min(used, space.dimension)
     if method == "least_squares" and bool(known.all()):
         return _unit(space, published_direction(space, y, used))
     p, y = _coefficients(space)[known][:, :used], y[known]
-    found = torch.zeros(space.dimension)
-    found[:used] = _logistic(p, y) if method == "logistic" else _means(p, y) if method == "means" else _solve(p, y)
-    return _unit(space, found)
+    fit = {"logistic": _logistic, "means": _means, "least_squares": _least_squares}[method]
+    return _unit(space, torch.nn.functional.pad(fit(p, y), (0, space.dimension - used)))
 
 
 def joint_directions(
@@ -69,23 +67,23 @@ def joint_directions(
 ) -> dict[str, torch.Tensor]:
     """Label -> (K,) direction: how coefficients change with each label while the others stay the same.
 
-    All labels are regressed at once on the coefficients' side (coefficients ~ labels). Where ``least_squares`` gives
-    the weights that *read* an attribute best, this gives what *has* it: the pattern to the filter of Haufe et al.
-    2014. Moving along it arrives where models with the attribute are, and leaves the other labels alone. Each
-    component is then shrunk by what chance alone would give it (James and Stein 1961, positive part), so that few
-    models do not make a direction that also turns one person into another.
+    Coefficients are regressed on all labels at once. Where ``least_squares`` gives the weights that *read* an attribute
+    best (a filter), this gives what models with the attribute *have* (a pattern; Haufe et al. 2014): moving along it
+    leads to where they are and leaves the other labels alone. Each component is then shrunk by what chance alone would
+    give it (James and Stein 1961, positive part), so that a direction from few models does not also turn one person
+    into another.
 
     Args:
         table: label -> (N,) numbers; unknown ones (NaN) count as average.
-        exclusive: groups of labels of which a model trades one for another, as hair for other hair: they are not
-            among what stays the same.
+        exclusive: groups of labels of which a model trades one for another, such as kinds of hair: these are not held
+            constant for each other.
 
     Raises:
-        VitrineError: another count of labels, a label that is the same for all, or too few models for the labels.
+        VitrineError: If there are not N labels, a label is the same for all models, or models are too few.
     """
     columns: dict[str, torch.Tensor] = {}
-    for label, given in table.items():
-        y = _labels(space, given)
+    for label, values in table.items():
+        y = _labels(space, values)
         y = torch.where(y.isnan(), y.nanmean(), y)
         if float(y.std()) == 0:
             raise refuse(f"labels of {label}", "all equal", "two values or more", "label models on both sides")
@@ -94,29 +92,29 @@ def joint_directions(
     p = p - p.mean(0)
     if len(p) < len(columns) + 2:
         raise refuse("models", len(p), f"more than {len(columns) + 1} for {len(columns)} labels", "train them singly")
-    found = {}
+    directions = {}
     for label in columns:
         rivals = {other for group in exclusive if label in group for other in group} - {label}
-        kept = [y for other, y in columns.items() if other not in rivals and other != label]
-        found[label] = _unit(space, _pattern(p, torch.stack([columns[label], *kept], 1)).float())
-    return found
+        constant = [y for other, y in columns.items() if other not in rivals and other != label]
+        directions[label] = _unit(space, _pattern(p, torch.stack([columns[label], *constant], 1)).float())
+    return directions
 
 
 def _pattern(p: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(K,) change of centred coefficients (N, K) with the first of centred labels (N, L), less what is chance."""
+    """(K,) change of centred coefficients (N, K) with the first of centred labels (N, L), less chance."""
     slopes = torch.linalg.lstsq(labels, p).solution
-    left = (p - labels @ slopes).square().sum(0) / (len(p) - labels.shape[1] - 1)
-    chance = left * torch.linalg.pinv(labels.T @ labels)[0, 0]
+    residual = (p - labels @ slopes).square().sum(0) / (len(p) - labels.shape[1] - 1)
+    chance = residual * torch.linalg.pinv(labels.T @ labels)[0, 0]
     shrunk = slopes[0] * (1 - chance / slopes[0].square().clamp_min(1e-30)).clamp_min(0)
     return shrunk if bool(shrunk.any()) else slopes[0]
 
 
 def usual_components(space: Space) -> int:
-    """A third of the number of models: the paper uses 1,000 of 10,000 for directions, lest they fit single models."""
+    """A third of the number of models: as the paper uses 1,000 components, lest directions fit single models."""
     return max(1, min(int((space.singular_values > 0).sum()), space.count // 3))
 
 
-def _solve(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _least_squares(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     centred = (y - y.mean()).double()
     return torch.linalg.lstsq(p.double() - p.double().mean(0), centred[:, None]).solution[:, 0].float()
 
@@ -146,7 +144,7 @@ def _unit(space: Space, vector: torch.Tensor) -> torch.Tensor:
 
 
 def reach(space: Space, vector: torch.Tensor) -> float:
-    """The paper's step length (section 4.3) in deviations: the farthest training model along the direction."""
+    """The farthest training model along a direction, in deviations: the paper's step length (section 4.3)."""
     unit = vector / vector.norm().clamp_min(1e-30)
     return float((_coefficients(space) @ unit).abs().max()) / spread_along(space, vector)
 
@@ -157,10 +155,13 @@ def score(vector: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
 
 
 def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "joint") -> torch.Tensor:
-    """A direction cleared of others: moving along it leaves their scores alone.
+    """A direction cleared of others: moving along it leaves their scores unchanged.
 
-    ``official_sequential`` is the published ``debias``, one after another in the caller's order, which is exact for
-    the last one only; ``joint`` projects onto the complement of their span.
+    ``official_sequential`` is the published ``debias``: one after another in the caller's order, exact for the last
+    one only. ``joint`` projects onto the complement of their span.
+
+    Raises:
+        VitrineError: If the mode is unknown.
     """
     if mode not in MODES:
         raise refuse("mode", mode, MODES, "joint clears all of them")
@@ -177,12 +178,12 @@ def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "j
 
 @dataclass(frozen=True)
 class Quality:
-    """What directions are worth.
+    """How well directions tell attributes apart.
 
     Attributes:
-        accuracy: label -> share of held-out models on the right side (5 folds); 0.5 is chance for even classes.
-        balanced: the same with both classes counting equally.
-        entanglement: (L, L) |cosine| between directions, the quantity of the paper's Fig. 9.
+        accuracy: label -> share of held-out models on the right side; 0.5 is chance for even classes.
+        balanced: the same with both classes weighted equally.
+        entanglement: (L, L) |cosine| between directions (weights2weights, Fig. 9).
         labels: the order of its rows.
     """
 
@@ -196,47 +197,51 @@ def quality(
     space: Space, table: Mapping[str, torch.Tensor], method: str = "least_squares", components: int | None = None,
     folds: int = 5,
 ) -> Quality:  # fmt: skip
-    """Held-out accuracy of each label's direction, and how much the directions share."""
-    accuracy, balanced, found = {}, {}, []
-    for label, given in table.items():
-        y = _labels(space, given)
+    """Cross-validated accuracy of each label's direction, and how much the directions share.
+
+    Raises:
+        VitrineError: As :func:`direction`.
+    """
+    accuracy, balanced, directions = {}, {}, []
+    for label, values in table.items():
+        y = _labels(space, values)
         high = y > (y[~y.isnan()].min() + y[~y.isnan()].max()) / 2
         hits = _held_out(space, y, high, method, components, folds)
         sides = [hits[side].nanmean() for side in (high, ~high)]
         accuracy[label], balanced[label] = float(hits.nanmean()), float(sum(sides) / 2)
-        found.append(direction(space, y, method, components))
-    unit = torch.nn.functional.normalize(torch.stack(found), dim=1)
+        directions.append(direction(space, y, method, components))
+    unit = torch.nn.functional.normalize(torch.stack(directions), dim=1)
     return Quality(accuracy, balanced, (unit @ unit.T).abs(), tuple(table))
 
 
 def _held_out(
     space: Space, y: torch.Tensor, high: torch.Tensor, method: str, components: int | None, folds: int
 ) -> torch.Tensor:
-    """(N,) 1 where a model left out of the fit falls on its own side of the training models' middle."""
+    """(N,) 1 where a held-out model lies on its own side of the midpoint of the fitted models, 0 where not, or NaN."""
     p, fold = _coefficients(space), torch.arange(len(y)) % folds
     hits = torch.full((len(y),), float("nan"))
     for i in range(folds):
-        kept = (fold != i) & ~y.isnan()
-        if len(set(high[kept].tolist())) < 2:  # too few labels for this fold to tell anything
+        fitted = (fold != i) & ~y.isnan()
+        if len(set(high[fitted].tolist())) < 2:  # one class only: nothing to fit
             continue
-        d = direction(space, torch.where(kept, y, torch.nan), method, components)
+        d = direction(space, torch.where(fitted, y, torch.nan), method, components)
         scores = p @ d
-        middle = (scores[kept & high].mean() + scores[kept & ~high].mean()) / 2
-        out = (fold == i) & ~y.isnan()
-        hits[out] = ((scores[out] > middle) == high[out]).float()
+        midpoint = (scores[fitted & high].mean() + scores[fitted & ~high].mean()) / 2
+        held_out = (fold == i) & ~y.isnan()
+        hits[held_out] = ((scores[held_out] > midpoint) == high[held_out]).float()
     return hits
 
 
-def with_directions(space: Space, found: Mapping[str, torch.Tensor]) -> Any:
-    """The space with these directions added (same labels are replaced)."""
-    return replace(space, directions={**space.directions, **{k: v.float() for k, v in found.items()}})
+def with_directions(space: S, directions: Mapping[str, torch.Tensor]) -> S:
+    """The space with these directions added; existing labels are replaced."""
+    return replace(space, directions={**space.directions, **{k: v.float() for k, v in directions.items()}})
 
 
-def named(space: Space, label: str) -> torch.Tensor:
+def direction_named(space: Space, label: str) -> torch.Tensor:
     """A direction of the space by label.
 
     Raises:
-        VitrineError: no such direction; the nearest labels are named.
+        VitrineError: If there is no such direction; the message names the nearest labels.
     """
     from difflib import get_close_matches
 
@@ -256,6 +261,6 @@ def _coefficients(space: Space) -> torch.Tensor:
 def _labels(space: Space, labels: torch.Tensor) -> torch.Tensor:
     y = torch.as_tensor(labels, dtype=torch.float32).flatten()
     if len(y) != len(space.coefficients):
-        given = f"{len(y)} labels"
-        raise refuse("labels", given, f"one for each of {len(space.coefficients)} models", "see space.names")
+        shown = f"{len(y)} labels"
+        raise refuse("labels", shown, f"one for each of {len(space.coefficients)} models", "see space.names")
     return y

@@ -1,4 +1,4 @@
-"""Editing a model: sliders along directions, what changes as a small LoRA of its own, and edits that begin late."""
+"""Editing models: sliders along directions, and the change that an edit makes, as a LoRA of its own."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 
 from ..config import Config
 from ..errors import refuse
-from .delta import DeltaSpace
-from .directions import MODES, Space, named, without
+from .delta import DeltaSpace, Space
+from .directions import MODES, direction_named, without
 from .manifest import Lora, LoraLayer
 
 
 @dataclass(frozen=True)
 class EditConfig(Config):
-    """How sliders are read.
+    """How sliders act.
 
     Attributes:
-        protect: labels whose scores an edit must leave alone.
-        mode: of protecting, ``joint`` or ``official_sequential``.
-        start: the edit is in force while the network's timestep is at most this (weights2weights, appendix I): 1000 is
-            the whole run, 700 keeps the layout, below 0 never.
-        blocks: prefixes of layer paths the edit may change, e.g. ``up_blocks``; empty means all.
+        protect: labels whose scores an edit must not change.
+        mode: how they are protected, ``joint`` or ``official_sequential``.
+        start: the edit acts from this timestep down (weights2weights, appendix I): 1000 is the whole run, 700 keeps the
+            layout, -1 is never.
+        blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
     """
 
     protect: tuple[str, ...] = ()
@@ -41,12 +41,13 @@ class EditConfig(Config):
 
 
 def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> torch.Tensor:
-    """(K,) sum of strength times direction. Sums commute, so the order of sliders is without effect.
+    """(K,) sum of strength times direction; the order of sliders does not matter.
 
-    Strengths are in standard deviations of the training models.
+    Args:
+        strengths: label -> standard deviations of the training models, about -3 .. 3.
 
     Raises:
-        VitrineError: an unknown label, a strength that is no number, or a slider on a protected label.
+        VitrineError: If a label is unknown or protected, or a strength is not a number.
     """
     config = config or EditConfig()
     total = torch.zeros(space.dimension, dtype=torch.float64)
@@ -55,26 +56,32 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
             raise refuse(f"strength of {label}", strength, "-1000 .. 1000 deviations", "the training models span +-3")
         if label in config.protect:
             raise refuse("protect", label, "labels without a slider of their own", "drop it from one of the two")
-        vector = without(named(space, label), [named(space, p) for p in config.protect], config.mode)
-        total += float(strength) * vector.double()  # weights2weights, Eq. 2: theta + a n
+        protected = [direction_named(space, p) for p in config.protect]
+        vector = without(direction_named(space, label), protected, config.mode)
+        # weights2weights, Eq. 2: theta_edit = theta + a n, here in coefficients: a n = sum of strength x direction
+        total += float(strength) * vector.double()
     return total.float()
 
 
 def edit(
     space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None
 ) -> torch.Tensor:
-    """Coefficients (..., K) moved by sliders. All strengths 0: the very same tensor values."""
+    """Coefficients (..., K) moved by sliders; where all strengths are 0, the same bits.
+
+    Raises:
+        VitrineError: As :func:`shift`, or if there are more coefficients than components.
+    """
     if not any(strengths.values()):
         return coefficients.clone()
-    moved = shift(space, strengths, config)
-    return _whole(space, coefficients) + moved.to(coefficients.device)
+    # weights2weights, Eq. 2: theta + a n
+    return _padded(space, coefficients) + shift(space, strengths, config).to(coefficients.device)
 
 
 def edited_lora(
     space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None,
     rank: int | None = None,
 ) -> dict[str, LoraLayer]:  # fmt: skip
-    """The LoRA of one edited model (K,), the edit limited to ``config.blocks``. ``rank``: of delta spaces."""
+    """The LoRA of one edited model (K,), the edit limited to ``config.blocks``; ``rank`` as in :func:`materialise`."""
     config = config or EditConfig()
     after = materialise(space, edit(space, coefficients, strengths, config), rank)
     if not config.blocks:
@@ -84,31 +91,32 @@ def edited_lora(
 
 
 def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-    """The LoRA of one model; delta spaces are re-factored to ``rank``."""
+    """The LoRA of one model (K,). In delta spaces it is re-factored to ``rank``; None keeps it exact."""
     return space.lora(coefficients, rank) if isinstance(space, DeltaSpace) else space.lora(coefficients)
 
 
 def difference(after: Lora, before: Lora) -> dict[str, LoraLayer]:
     """The LoRA that turns one model into another on top of it: up = [B', -B], down = [A'; A], rank r' + r.
 
-    Its product is B'A' - BA exactly; layers that did not change are left out.
+    Its product is B'A' - BA exactly; unchanged layers are left out.
     """
     out = {}
     for path in {**after, **before}:
         a, b = after.get(path), before.get(path)
         if a is not None and b is not None and torch.equal(a.down, b.down) and torch.equal(a.up, b.up):
             continue
-        parts = [(x.down, sign * x.scale * x.up) for x, sign in ((a, 1.0), (b, -1.0)) if x is not None]
-        down, up = torch.cat([d for d, _ in parts]), torch.cat([u for _, u in parts], 1)
+        signed = [(layer, sign) for layer, sign in ((a, 1.0), (b, -1.0)) if layer is not None]
+        down = torch.cat([layer.down for layer, _ in signed])
+        up = torch.cat([sign * layer.scale * layer.up for layer, sign in signed], 1)
         out[path] = LoraLayer(down, up, float(len(down)))
     return out
 
 
 def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
-    """A weighted mean of models (K,) of one space; weights are normalised to sum 1 (default equal).
+    """A weighted mean of models (K,) of one space; weights (default equal) are normalised to sum 1.
 
     Raises:
-        VitrineError: other lengths, or weights that sum to 0.
+        VitrineError: If lengths differ, there is no model, or the weights sum to 0.
     """
     if not models or len({m.shape for m in models}) != 1:
         raise refuse("models", [tuple(m.shape) for m in models], "one or more of one space", "use models of one space")
@@ -120,24 +128,24 @@ def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None
 
 
 def share_inside(space: Space, lora: Lora) -> float:
-    """The part of a foreign LoRA's distance from the mean model that lies in the space's span, 0 .. 1 (squared).
+    """The share, 0 .. 1, of a foreign LoRA's squared distance from the mean model that lies in the space's span.
 
-    Near 0 it adds to a model of the space without touching what the space says (weights2weights, appendix H). Measured
-    in standardised numbers in factors mode, in weight changes in delta mode.
+    A LoRA near 0 can be added to a model of the space without changing what the space describes (weights2weights,
+    appendix H). Distances are of standardised weights in factors mode, of weight changes in delta mode.
     """
     inside = float(space.encode_lora(lora).double().square().sum())
     if isinstance(space, DeltaSpace):
-        apart = difference(lora, space.lora(torch.zeros(space.dimension)))
-        whole = sum(float(layer.delta().double().square().sum()) for layer in apart.values())
+        offset = difference(lora, space.lora(torch.zeros(space.dimension)))
+        whole = sum(float(layer.delta().double().square().sum()) for layer in offset.values())
     else:
         whole = float(((space.flatten(lora) - space.mean) / space.scale).double().square().sum())
     return min(1.0, inside / max(whole, 1e-30))
 
 
-def _whole(space: Space, coefficients: torch.Tensor) -> torch.Tensor:
-    """Coefficients padded with zeros to all K, so that edits of a short model keep what they add."""
+def _padded(space: Space, coefficients: torch.Tensor) -> torch.Tensor:
+    """Coefficients padded with zeros to K, so that an edit of a short model keeps all it adds."""
     missing = space.dimension - coefficients.shape[-1]
     if missing < 0:
-        given = coefficients.shape[-1]
-        raise refuse("coefficients", given, f"up to {space.dimension}", "use the space they were made in")
+        shown = coefficients.shape[-1]
+        raise refuse("coefficients", shown, f"up to {space.dimension}", "use the space they were made in")
     return torch.nn.functional.pad(coefficients, (0, missing)) if missing else coefficients

@@ -16,7 +16,7 @@ DIALECTS = ("kohya", "diffusers", "peft")
 
 
 def kohya(lora: Lora) -> dict[str, torch.Tensor]:
-    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha``: accepted by ComfyUI, A1111 and diffusers."""
+    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha``, which ComfyUI, A1111 and diffusers read."""
     out: dict[str, torch.Tensor] = {}
     for path, layer in lora.items():
         stem = "lora_unet_" + path.replace(".", "_")
@@ -26,7 +26,7 @@ def kohya(lora: Lora) -> dict[str, torch.Tensor]:
 
 
 def diffusers_names(lora: Lora, prefix: str = "unet.") -> dict[str, torch.Tensor]:
-    """``unet.<module>.lora_A|B.weight``, the scale multiplied into B: without an alpha, diffusers applies scale 1."""
+    """``unet.<module>.lora_A|B.weight``, the scale multiplied into B: diffusers assumes scale 1 without alpha."""
     out: dict[str, torch.Tensor] = {}
     for path, layer in lora.items():
         out[f"{prefix}{path}.lora_A.weight"] = layer.down
@@ -35,12 +35,12 @@ def diffusers_names(lora: Lora, prefix: str = "unet.") -> dict[str, torch.Tensor
 
 
 def peft_config(lora: Lora) -> dict:
-    """PEFT's adapter_config.json for factors whose scale is multiplied in, so that alpha equals each layer's rank."""
+    """PEFT's adapter_config.json for factors that contain their scale, so that alpha equals each layer's rank."""
     ranks = {path: layer.rank for path, layer in lora.items()}
-    usual = Counter(ranks.values()).most_common(1)[0][0]
-    pattern = {path: rank for path, rank in ranks.items() if rank != usual}
+    common = Counter(ranks.values()).most_common(1)[0][0]
+    pattern = {path: rank for path, rank in ranks.items() if rank != common}
     return {
-        "peft_type": "LORA", "task_type": None, "r": usual, "lora_alpha": usual, "rank_pattern": pattern,
+        "peft_type": "LORA", "task_type": None, "r": common, "lora_alpha": common, "rank_pattern": pattern,
         "alpha_pattern": pattern, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(ranks),
         "inference_mode": True,
     }  # fmt: skip
@@ -53,10 +53,10 @@ def write_lora(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Write a LoRA file, whole or not at all; for ``peft``, ``path`` is the folder. Existing files are replaced.
+    """Writes a LoRA file, whole or not at all; for ``peft``, ``path`` is the folder. Existing files are replaced.
 
     Raises:
-        VitrineError: an unknown dialect, or an empty LoRA.
+        VitrineError: If the dialect is unknown, or the LoRA has no layers.
     """
     if dialect not in DIALECTS:
         raise refuse("dialect", dialect, DIALECTS, "kohya loads in most programs")

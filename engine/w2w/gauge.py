@@ -1,7 +1,7 @@
 """Can raw LoRA factors be compared at all? (A, B) and (cA, B / c) are the same LoRA, so only a shared start fixes them.
 
-PCA over factors, as in the paper, is meaningful for LoRAs trained from one and the same initial A. Files from different
-people are not; their products B A are comparable whatever the factors.
+PCA over factors, as in the paper, means something for LoRAs trained from one initial A. LoRAs by different authors have
+different ones; their products B A can be compared all the same.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import torch
 from .manifest import Lora
 
 COSINE = 0.5
-"""Least 5th percentile of cosines between the A factors of two models for them to count as one gauge. Independent
-starts give 0 on average (0.18 deviation at 32 inputs); a flipped sign gives -1."""
+"""Factors share a gauge if the 5th percentile of cosines between two models' A factors is at least this. Independent
+starts give 0 on average (standard deviation 0.18 at 32 inputs), a flipped sign gives -1."""
 SPREAD = 3.0
 """Largest ratio between the 95th and 5th percentile of |A| in a layer: more means factors were rescaled."""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """Result of the test. ``cosine``: median over layers and pairs of models; ``low``: their 5th percentile."""
+    """Result of the test.
+
+    Attributes:
+        cosine, low: median and 5th percentile of cosines between A factors, over layers and pairs of models.
+        spread: largest ratio, over layers, between the 95th and 5th percentile of |A|.
+    """
 
     cosine: float
     low: float
@@ -30,23 +35,23 @@ class Gauge:
 
     @property
     def shared(self) -> bool:
-        """Do the factors of different models mean the same."""
+        """Whether the factors of different models mean the same."""
         return self.low >= COSINE and self.spread <= SPREAD
 
     def reason(self) -> str:
-        """One line to print."""
-        said = f"cosine of A between models {self.cosine:.2f}, 5th percentile {self.low:.2f}"
+        """The verdict in one line."""
+        cosines = f"cosine of A between models {self.cosine:.2f}, 5th percentile {self.low:.2f}"
         if self.shared:
-            return f"factors are comparable ({said})"
+            return f"factors are comparable ({cosines})"
         if self.low < COSINE:
-            return f"factors start differently ({said})"
+            return f"factors start differently ({cosines})"
         return f"factors are scaled differently (|A| varies {self.spread:.1f}-fold between models)"
 
 
 def gauge_test(loras: Sequence[Lora], most: int = 48) -> Gauge:
-    """Compare the down factors of up to ``most`` models, layer by layer, in pairs.
+    """Compares the down factors of up to ``most`` models, layer by layer, in pairs.
 
-    Each layer that all these models have with one rank counts; without such a layer nothing is comparable.
+    Only layers that all these models have, with one rank, count; without any, nothing is comparable.
     """
     chosen = [loras[i] for i in torch.linspace(0, len(loras) - 1, min(most, len(loras))).round().long().tolist()]
     cosines, spreads = [], []
@@ -64,6 +69,6 @@ def gauge_test(loras: Sequence[Lora], most: int = 48) -> Gauge:
         spreads.append(high / max(low, 1e-30))
     if not cosines:
         return Gauge(0.0, 0.0, 1.0)
-    every = torch.cat(cosines)
-    every = every[:: max(1, len(every) // 1_000_000)]  # torch.quantile takes 16 million numbers at most
-    return Gauge(float(every.median()), float(torch.quantile(every, 0.05)), max(spreads))
+    pooled = torch.cat(cosines)
+    pooled = pooled[:: max(1, len(pooled) // 1_000_000)]  # torch.quantile takes 16 million numbers at most
+    return Gauge(float(pooled.median()), float(torch.quantile(pooled, 0.05)), max(spreads))

@@ -1,14 +1,13 @@
-"""One picture to one model: find the coefficients under which the network predicts the picture's noise best.
+"""From one picture to a model: the coefficients under which the network predicts the picture's noise best.
 
-min over beta of E |m * (eps_theta(beta)(x_t, c, t) - eps)|^2 (weights2weights, Eq. 3), Adam on beta only. The text
-states and the picture's latents are encoded once; the published code encodes the picture anew at every step.
+min over beta of E |m * (eps_theta(beta)(x_t, c, t) - eps)|^2 (weights2weights, Eq. 3), with Adam on beta only. Text
+states and latents are encoded once; the published code encodes the picture anew at every step.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -16,10 +15,13 @@ from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..noise import generators
 from ..progress import Progress, silent
+from ..training import set_rate
 from .batched_lora import BatchedLora
-from .directions import Space
+from .delta import Space
 from .space import WeightSpace
+from .train import learning_rate
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,19 @@ class InvertConfig(Config):
     """How a picture is inverted. ``photo()`` and ``out_of_distribution()`` are the paper's two presets.
 
     Attributes:
-        components: the first ones to train; None: all.
-        steps, lr: of Adam. batch: noise levels in each step; the paper takes one picture and one level.
+        components: how many to train, the first ones; None trains all.
+        steps, lr: of Adam.
+        batch: noise levels in each step; one in the paper.
         weight_decay: L2 in Adam, as in the published code.
-        prior: weight of mean((beta / sigma)^2), which pulls towards the mean model; 0 as in the paper.
-        schedule: of the learning rate, ``constant`` as in the paper or ``cosine``.
-        low, high: range of timesteps drawn.
-        antithetic: draw times evenly over the range within a batch, for less noise in the gradient.
-        seed: of times and noise.
-        check_every: steps between readings of the loss on held-out noise, by which the best so far is kept.
+        prior: weight of mean((beta / sigma)^2), which pulls towards the mean model; 0 in the paper.
+        schedule: of the learning rate, ``constant`` as in the paper, or ``cosine``.
+        low, high: range of the timesteps drawn, 0 .. 999.
+        antithetic: spread a batch's timesteps evenly over the range, for less noise in the gradient.
+        seed: of timesteps and noise.
+        check_every: steps between measurements of the loss on held-out noise, which decide what is best so far.
+
+    Raises:
+        VitrineError: If a value is outside its range.
     """
 
     components: int | None = None
@@ -58,8 +64,8 @@ class InvertConfig(Config):
         if not 0 <= self.low < self.high <= 999:
             raise refuse("timesteps", (self.low, self.high), "0 <= low < high <= 999", "0 and 999 are the paper's")
         if self.lr <= 0 or self.prior < 0 or self.schedule not in ("constant", "cosine"):
-            given = (self.lr, self.prior, self.schedule)
-            raise refuse("lr, prior, schedule", given, "lr > 0, prior >= 0, constant or cosine", "0.1, 0, constant")
+            shown = (self.lr, self.prior, self.schedule)
+            raise refuse("lr, prior, schedule", shown, "lr > 0, prior >= 0, constant or cosine", "0.1, 0, constant")
 
     @classmethod
     def photo(cls) -> InvertConfig:
@@ -74,7 +80,14 @@ class InvertConfig(Config):
 
 @dataclass(frozen=True)
 class Inversion:
-    """Result: (B, K) coefficients, the best by held-out loss; losses as (step, (B,) held-out loss); steps done."""
+    """Result of an inversion.
+
+    Attributes:
+        coefficients: (B, K), each picture's best by held-out loss.
+        losses: (step, (B,) held-out losses), one entry per check.
+        steps: how many were done.
+        interrupted: whether the run was stopped before its last step.
+    """
 
     coefficients: torch.Tensor
     losses: list[tuple[int, list[float]]] = field(default_factory=list)
@@ -84,118 +97,130 @@ class Inversion:
 
 def invert(
     model: Denoiser, space: Space, latents: torch.Tensor, cond: Condition, config: InvertConfig | None = None,
-    mask: torch.Tensor | None = None, deviations: torch.Tensor | None = None, progress: Progress = silent,
+    mask: torch.Tensor | None = None, progress: Progress = silent,
+    partial_on: tuple[type[BaseException], ...] = (),
 ) -> Inversion:  # fmt: skip
     """Coefficients for B pictures at once, each as if it were alone.
 
     Args:
         latents: (B, C, H, W) scaled posterior means.
-        cond: the prompt, one row for all or one for each picture.
+        cond: the prompt, one row for all or one per picture.
         mask: (B, 1, H, W) or (1, 1, H, W) weights in [0, 1] at latent size; 0 leaves a place out.
-        deviations: (B, C, H, W) posterior deviations; given, latents are drawn anew at each step.
-
-    An interruption raised by ``progress`` is caught: what was best so far is returned with ``interrupted`` set.
+        partial_on: exceptions, such as ``KeyboardInterrupt``, at which the best result so far is returned, marked as
+            interrupted.
 
     Raises:
-        VitrineError: a mask outside [0, 1] or of another size, a delta space, an empty mask.
+        VitrineError: If the mask is empty, outside [0, 1] or of another size, or the space is in delta mode.
+        BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
+            ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
     config = config or InvertConfig()
-    run = _Run(model, _factors(space), latents, cond, config, _mask(mask, latents), deviations)
-    done, stopped = 0, False
+    run = _Run(model, _factors(space), latents, cond, config, _mask(mask, latents))
+    done = 0
     try:
-        for done in range(1, config.steps + 1):
-            run.step(done)
+        for step in range(1, config.steps + 1):
+            run.step(step)
+            done = step
             progress(done, config.steps, None)
     except BaseException as error:
-        if isinstance(error, Exception) and not _is_interruption(error):
-            raise
-        stopped = True
+        partial = run.result(done, interrupted=True)
+        if isinstance(error, partial_on):
+            return partial
+        error.partial_inversion = partial  # type: ignore[attr-defined]
+        raise
     run.check(done)
-    return Inversion(run.best.cpu(), run.losses, done, stopped)
+    return run.result(done)
 
 
-def _is_interruption(error: Exception) -> bool:
-    """ComfyUI's own interruption, or ours; told by name, because the engine never imports ComfyUI."""
-    return "interrupt" in type(error).__name__.lower()
+def partial_inversion(error: BaseException) -> Inversion | None:
+    """The best result before ``error`` ended an inversion; None if it came from elsewhere."""
+    return getattr(error, "partial_inversion", None)
 
 
 class _Run:
+    """The state of one inversion.
+
+    Attributes:
+        beta: (B, k) the coefficients in training.
+        best: (B, K) the coefficients with the lowest held-out loss so far.
+        losses: as in :class:`Inversion`.
+    """
+
     def __init__(
         self, model: Denoiser, space: WeightSpace, latents: torch.Tensor, cond: Condition, config: InvertConfig,
-        mask: torch.Tensor, deviations: torch.Tensor | None,
+        mask: torch.Tensor,
     ) -> None:  # fmt: skip
         self.model, self.space, self.config, self.cond = model, space, config, cond
-        self.latents, self.mask, self.deviations = latents, mask, deviations
-        device, used = latents.device, min(config.components or space.dimension, space.dimension)
-        # float32 whatever the network is: with lr 0.1, bfloat16 coefficients stop moving at 32
-        self.beta = torch.zeros(len(latents), used, device=device, requires_grad=True)
+        self.latents, self.mask = latents, mask
+        device, k = latents.device, min(config.components or space.dimension, space.dimension)
+        # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
+        self.beta = torch.zeros(len(latents), k, device=device, requires_grad=True)
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
-        self.random = [torch.Generator().manual_seed(config.seed) for _ in latents]
-        self.sigma = space.deviations[:used].to(device)
+        self.sigma = space.deviations[:k].to(device)
         self.losses: list[tuple[int, list[float]]] = []
         self.best = torch.zeros(len(latents), space.dimension, device=device)
+        self._random = generators([config.seed] * len(latents))
         self._lowest = torch.full((len(latents),), math.inf)
-        self._held_out = self._draw([torch.Generator().manual_seed(config.seed + 77_777) for _ in latents], 8, True)
+        self._held_out = self._draw(generators([config.seed + 77_777] * len(latents)), 8, True)
 
     def step(self, number: int) -> None:
         """One Adam step on the coefficients."""
         config = self.config
         with torch.enable_grad():
-            loss = self.loss(*self._draw(self.random, config.batch, config.antithetic)).sum()
-            if config.prior:  # the negative log of the sampling Gaussian, up to constants
+            loss = self.loss(*self._draw(self._random, config.batch, config.antithetic)).sum()
+            if config.prior:  # negative log-density of the sampling Gaussian, up to constants
                 loss = loss + config.prior * (self.beta / self.sigma).square().mean(1).sum()
             (self.beta.grad,) = torch.autograd.grad(loss, [self.beta])
-        if config.schedule == "cosine":
-            rate = config.lr * 0.5 * (1 + math.cos(math.pi * (number - 1) / config.steps))
-            for group in self.adam.param_groups:
-                group["lr"] = rate
+        set_rate(self.adam, learning_rate(config.lr, config.schedule, number - 1, config.steps))
         self.adam.step()
         if number % config.check_every == 0:
             self.check(number)
 
     def loss(self, x0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """(B,) masked errors, the mean over all elements, masked zeros included, as published."""
+        """(B,) masked errors; as published, the mean is over all elements, masked ones included."""
         models = len(self.beta)
         each = len(x0) // models
-        rows = torch.arange(models).repeat_interleave(each)
+        picture = torch.arange(models).repeat_interleave(each)
         theta = self.space.decode(self.beta)
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
-            found = self.model.predict(x_t, t, self.cond.take(rows).to(x0.device)).eps
-        error = ((found - noise) * self.mask[rows]).square()
+            eps = self.model.predict(x_t, t, self.cond.take(picture).to(x0.device)).eps
+        # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2
+        error = ((eps - noise) * self.mask[picture]).square()
         return error.flatten(1).mean(1).view(models, each).mean(1)
 
     def _draw(
-        self, generators: list[torch.Generator], each: int, even: bool
+        self, random: list[torch.Generator], each: int, even: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        device, shape = self.latents.device, self.latents.shape[1:]
-        span, parts = self.config.high + 1 - self.config.low, []
-        for row, random in enumerate(generators):
-            x0 = self.latents[row : row + 1].expand(each, *shape)
-            if self.deviations is not None:
-                own = torch.randn(each, *shape, generator=random).to(device)
-                x0 = x0 + self.deviations[row : row + 1] * own
-            noise = torch.randn(each, *shape, generator=random).to(device)
+        """x0, t and noise of ``each`` rows per picture; ``even`` spreads the times over their range."""
+        config, device, shape = self.config, self.latents.device, self.latents.shape[1:]
+        span, noises, times = config.high + 1 - config.low, [], []
+        for generator in random:
+            noises.append(torch.randn(each, *shape, generator=generator))
             if even:
-                offset = torch.rand(1, generator=random)
-                t = self.config.low + ((torch.arange(each) + offset) * span / each).long()
+                offset = torch.rand(1, generator=generator)
+                times.append(config.low + ((torch.arange(each) + offset) * span / each).long())
             else:
-                t = torch.randint(self.config.low, self.config.high + 1, (each,), generator=random)
-            parts.append((x0, t.to(device), noise))
-        x0, t, noise = (torch.cat(part) for part in zip(*parts, strict=True))
-        return x0, t, noise
+                times.append(torch.randint(config.low, config.high + 1, (each,), generator=generator))
+        x0 = self.latents.repeat_interleave(each, 0)
+        return x0, torch.cat(times).to(device), torch.cat(noises).to(device)
 
     @torch.no_grad()
     def check(self, number: int) -> None:
-        """Read the loss on held-out noise and keep each picture's best coefficients."""
+        """Measures the loss on held-out noise and keeps each picture's best coefficients."""
         if self.losses and self.losses[-1][0] == number:
             return
-        found = self.loss(*self._held_out).cpu()
-        self.losses.append((number, [round(v, 6) for v in found.tolist()]))
-        better = (found < self._lowest).nonzero().flatten()
-        self._lowest[better] = found[better]
-        used = self.beta.shape[1]
-        self.best[better, :used] = self.beta.detach()[better.to(self.beta.device)]
+        losses = self.loss(*self._held_out).cpu()
+        self.losses.append((number, [round(v, 6) for v in losses.tolist()]))
+        better = (losses < self._lowest).nonzero().flatten()
+        self._lowest[better] = losses[better]
+        self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]
+
+    def result(self, done: int, interrupted: bool = False) -> Inversion:
+        """The best coefficients; the present ones where none have been checked yet."""
+        if not self.losses:
+            self.best[:, : self.beta.shape[1]] = self.beta.detach()
+        return Inversion(self.best.cpu(), self.losses, done, interrupted)
 
 
 def _factors(space: Space) -> WeightSpace:
@@ -204,7 +229,7 @@ def _factors(space: Space) -> WeightSpace:
         raise refuse("space", "delta mode", "factors mode", remedy)
     if not space.components.is_inference():
         return space
-    # loaded inside torch.inference_mode(), as ComfyUI's nodes are run; autograd takes copies only
+    # loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only
     return replace(
         space,
         mean=space.mean.clone(),
@@ -219,8 +244,8 @@ def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
         return torch.ones(len(latents), 1, 1, 1, device=latents.device)
     mask = mask.float().to(latents.device)
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2:] != latents.shape[-2:]:
-        given = tuple(mask.shape)
-        raise refuse("mask", given, f"(B, 1, {latents.shape[-2]}, {latents.shape[-1]})", "resize it to latent size")
+        shown = tuple(mask.shape)
+        raise refuse("mask", shown, f"(B, 1, {latents.shape[-2]}, {latents.shape[-1]})", "resize it to latent size")
     if float(mask.min()) < 0 or float(mask.max()) > 1:
         span = (float(mask.min()), float(mask.max()))
         raise refuse("mask values", span, "0 .. 1", "divide an 8-bit mask by 255")
@@ -232,20 +257,24 @@ def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
 def latent_mask(mask: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """An image-size mask (B, H, W) or (B, 1, H, W) in [0, 1] -> (B, 1, height, width) by area means.
 
-    Resize or crop it together with its picture first: the published code squeezes the mask to a square while the
-    picture is cropped at random.
+    Crop or resize it together with its picture first; the published code squeezes the mask to a square while it crops
+    the picture at random.
     """
     mask = mask[:, None] if mask.ndim == 3 else mask
     return torch.nn.functional.adaptive_avg_pool2d(mask.float(), (height, width))
 
 
 def preset(name: str) -> InvertConfig:
-    """``photo``, ``out_of_distribution``, or ``quick``: fewer steps of larger batches with evenly drawn times."""
-    table: dict[str, Any] = {
+    """``photo``, ``out_of_distribution``, or ``quick``: fewer steps, larger batches, evenly spread timesteps.
+
+    Raises:
+        VitrineError: If there is no such preset.
+    """
+    presets = {
         "photo": InvertConfig.photo(),
         "out_of_distribution": InvertConfig.out_of_distribution(),
         "quick": replace(InvertConfig.photo(), steps=100, batch=8, antithetic=True, schedule="cosine", lr=1.0),
     }
-    if name not in table:
-        raise refuse("preset", name, sorted(table), "photo is the paper's")
-    return table[name]
+    if name not in presets:
+        raise refuse("preset", name, sorted(presets), "photo is the paper's")
+    return presets[name]

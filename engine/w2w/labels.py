@@ -1,4 +1,4 @@
-"""Labels of models as text or CSV: file names or patterns, then numbers."""
+"""Labels of models, as text or CSV: a name or pattern, then a number."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import refuse
 
 
 def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
-    """(N,) numbers from lines ``name-or-pattern number``; later lines win, NaN where no line fits.
+    """(N,) numbers from lines ``name-or-pattern number``; later lines win, NaN where no line matches.
 
-    A comma, a colon or blanks stand between the two.
+    Name and number are separated by a comma, a colon or blanks.
 
     Raises:
-        VitrineError: a line without a number, or one that fits no model.
+        VitrineError: If a line has no number, or matches no model.
     """
-    found = torch.full((len(names),), float("nan"))
+    values = torch.full((len(names),), float("nan"))
     stems = [Path(n).name.removesuffix(".safetensors") for n in names]
     for line in filter(None, map(str.strip, text.splitlines())):
         pattern, _, number = line.replace(",", " ").replace(":", " ").rpartition(" ")
@@ -28,18 +28,18 @@ def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
             value = float(number)
         except ValueError:
             raise refuse("label line", line, "a name or pattern, then a number", "write old_* 1") from None
-        hits = [i for i, stem in enumerate(stems) if fnmatch.fnmatchcase(stem, pattern.removesuffix(".safetensors"))]
-        if not hits:
+        matches = [i for i, stem in enumerate(stems) if fnmatch.fnmatchcase(stem, pattern.removesuffix(".safetensors"))]
+        if not matches:
             raise refuse("label line", line, f"names such as {', '.join(stems[:3])}", "check the spelling")
-        found[hits] = value
-    return found
+        values[matches] = value
+    return values
 
 
 def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Label -> (N,) from a CSV: first column the model's name, one column a label; empty cells are unknown.
+    """Label -> (N,) from a CSV: the model's name, then one column per label; empty cells are unknown.
 
     Raises:
-        VitrineError: no such file, a cell that is no number, or a name that is not in the space.
+        VitrineError: If the file is missing or has no columns, a cell is not a number, or a name is not in the space.
     """
     import csv
 

@@ -1,4 +1,4 @@
-"""Which numbers of a flat weight vector belong to which LoRA factor: kept with a space, never found by walking modules.
+"""Which numbers of a flat weight vector belong to which LoRA factor; kept with a space, never derived from modules.
 
 Order: layers by name as strings, and in each layer the down factor (A), then the up factor (B), both row-major. For
 rank 1 adapters on the q and v projections of SD1.5 this is the order of the published space (99,648 numbers).
@@ -92,7 +92,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Manifest(Sequence[Layer]):
-    """The layers of a flat vector, in order, without gaps."""
+    """The layers of a flat vector, in order and without gaps.
+
+    Raises:
+        VitrineError: If the layers leave a gap or overlap, or the two factors of one differ in rank.
+    """
 
     layers: tuple[Layer, ...]
 
@@ -100,10 +104,10 @@ class Manifest(Sequence[Layer]):
         expected = 0
         for layer in self.layers:
             sides = (*layer.down, *layer.up)
-            plain = len(layer.down) > 1 and len(layer.up) > 1 and all(type(s) is int and s > 0 for s in sides)
-            if not plain or layer.offset != expected or layer.up[1] != layer.down[0]:
-                given = f"{layer.path} at {layer.offset}, {layer.down} and {layer.up}"
-                raise refuse("manifest", given, f"offset {expected} and one rank", "rebuild the space")
+            sound = len(layer.down) > 1 and len(layer.up) > 1 and all(type(s) is int and s > 0 for s in sides)
+            if not sound or layer.offset != expected or layer.up[1] != layer.down[0]:
+                shown = f"{layer.path} at {layer.offset}, {layer.down} and {layer.up}"
+                raise refuse("manifest", shown, f"offset {expected} and one rank", "rebuild the space")
             expected = layer.end
 
     @classmethod
@@ -111,8 +115,8 @@ class Manifest(Sequence[Layer]):
         """The manifest of one LoRA."""
         layers, offset = [], 0
         for path in sorted(lora):
-            found = lora[path]
-            layer = Layer(path, tuple(found.down.shape), tuple(found.up.shape), offset, float(found.alpha))
+            factors = lora[path]
+            layer = Layer(path, tuple(factors.down.shape), tuple(factors.up.shape), offset, float(factors.alpha))
             layers.append(layer)
             offset = layer.end
         return cls(tuple(layers))
@@ -120,7 +124,7 @@ class Manifest(Sequence[Layer]):
     def __len__(self) -> int:
         return len(self.layers)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:  # an int gives a Layer, a slice a tuple
         return self.layers[index]
 
     def __iter__(self) -> Iterator[Layer]:
@@ -132,23 +136,23 @@ class Manifest(Sequence[Layer]):
         return self.layers[-1].end if self.layers else 0
 
     def flatten(self, lora: Lora) -> torch.Tensor:
-        """(D,) float32. A LoRA with another alpha is brought to this manifest's by scaling its up factors.
+        """A LoRA -> (D,) float32; up factors are scaled where its alpha differs from the manifest's.
 
         Raises:
-            VitrineError: other layers or shapes than the manifest's.
+            VitrineError: If the LoRA's layers or shapes are not the manifest's.
         """
         if set(lora) != {layer.path for layer in self}:
-            odd = sorted(set(lora) ^ {layer.path for layer in self})[:3]
+            unmatched = sorted(set(lora) ^ {layer.path for layer in self})[:3]
             raise refuse(
-                "LoRA layers", f"{len(lora)}, among others {odd}", f"the space's {len(self)}", "use delta mode"
+                "LoRA layers", f"{len(lora)}, among others {unmatched}", f"the space's {len(self)}", "use delta mode"
             )
-        return torch.cat([part for layer in self for part in _pieces(layer, lora[layer.path])])
+        return torch.cat([factor for layer in self for factor in _flat_factors(layer, lora[layer.path])])
 
     def unflatten(self, flat: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """(D,) -> path -> (down, up), as views, so that gradients reach ``flat``.
 
         Raises:
-            VitrineError: another length.
+            VitrineError: If ``flat`` has another length.
         """
         if flat.shape != (self.size,):
             raise refuse("flat weights", tuple(flat.shape), (self.size,), "decode one row of coefficients at a time")
@@ -162,23 +166,23 @@ class Manifest(Sequence[Layer]):
 
     def lora(self, flat: torch.Tensor) -> dict[str, LoraLayer]:
         """(D,) -> path -> :class:`LoraLayer`."""
-        parts = self.unflatten(flat)
-        return {layer.path: LoraLayer(*parts[layer.path], layer.alpha) for layer in self}
+        factors = self.unflatten(flat)
+        return {layer.path: LoraLayer(*factors[layer.path], layer.alpha) for layer in self}
 
     def to_json(self) -> str:
-        """For a file's header."""
+        """The manifest as JSON, for a file's header."""
         return json.dumps([asdict(layer) for layer in self])
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """What :meth:`to_json` wrote."""
-        found = parse_json(text)
-        return cls(tuple(Layer(**(d | {"down": tuple(d["down"]), "up": tuple(d["up"])})) for d in found))
+        """Reads what :meth:`to_json` wrote."""
+        layers = parse_json(text)
+        return cls(tuple(Layer(**(d | {"down": tuple(d["down"]), "up": tuple(d["up"])})) for d in layers))
 
 
-def _pieces(layer: Layer, found: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    if tuple(found.down.shape) != layer.down or tuple(found.up.shape) != layer.up:
-        given = f"{layer.path}: {tuple(found.down.shape)} and {tuple(found.up.shape)}"
-        raise refuse("LoRA shapes", given, f"{layer.down} and {layer.up}", "use delta mode for mixed ranks")
-    up = found.up.reshape(-1).float()
-    return found.down.reshape(-1).float(), up if found.alpha == layer.alpha else up * (found.alpha / layer.alpha)
+def _flat_factors(layer: Layer, factors: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
+    if tuple(factors.down.shape) != layer.down or tuple(factors.up.shape) != layer.up:
+        shown = f"{layer.path}: {tuple(factors.down.shape)} and {tuple(factors.up.shape)}"
+        raise refuse("LoRA shapes", shown, f"{layer.down} and {layer.up}", "use delta mode for mixed ranks")
+    up = factors.up.reshape(-1).float()
+    return factors.down.reshape(-1).float(), up if factors.alpha == layer.alpha else up * (factors.alpha / layer.alpha)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..errors import refuse
-from ..files import read_artefact, save_artefact
-from .directions import Space
+from ..files import named, parse_json, read_artefact, save_artefact
+from .delta import Space
 
 KIND, VERSION = "vitrine.w2w.model", 1
 
@@ -25,6 +25,9 @@ class W2WModel:
         coefficients: (B, K) float32.
         space: the hash of the space they belong to.
         history: provenance, oldest first: {"sample": ...}, {"edit": ...}, {"invert": ...}, {"blend": ...}.
+
+    Raises:
+        VitrineError: If the coefficients are not a matrix.
     """
 
     coefficients: torch.Tensor
@@ -33,8 +36,7 @@ class W2WModel:
 
     def __post_init__(self) -> None:
         if self.coefficients.ndim != 2:
-            given = tuple(self.coefficients.shape)
-            raise refuse("coefficients", given, "(B, K)", "one row for each model")
+            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one row for each model")
 
     def __len__(self) -> int:
         return len(self.coefficients)
@@ -42,32 +44,33 @@ class W2WModel:
     def __getitem__(self, index: int) -> W2WModel:
         return W2WModel(self.coefficients[index : index + 1 or None], self.space, self.history)
 
-    def told(self, coefficients: torch.Tensor, **what: Any) -> W2WModel:
-        """The model after one more step of its history."""
-        return W2WModel(coefficients, self.space, (*self.history, what))
+    def moved_to(self, coefficients: torch.Tensor, **step: Any) -> W2WModel:
+        """These models moved to other coefficients (B, K), with one more step of history, such as ``edit={...}``."""
+        return W2WModel(coefficients, self.space, (*self.history, step))
 
     def belongs(self, space: Space) -> W2WModel:
-        """Itself, if it was made in this space.
+        """The model itself, if it was made in this space.
 
         Raises:
-            VitrineError: it was made in another one.
+            VitrineError: If it was made in another one.
         """
         if self.space != space.identity:
-            given, wanted = f"a model of space {self.space}", f"one of space {space.identity}"
-            raise refuse("model", given, wanted, "load the space it was made in, or encode its LoRA in this one")
+            shown, accepted = f"a model of space {self.space}", f"one of space {space.identity}"
+            raise refuse("model", shown, accepted, "load the space it was made in, or encode its LoRA in this one")
         return self
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, whole or not at all."""
-        head = {"space": self.space, "history": json.dumps(list(self.history))}
-        return save_artefact(path, {"beta": self.coefficients.float()}, KIND, VERSION, head)
+        """Writes one safetensors file, whole or not at all."""
+        header = {"space": self.space, "history": json.dumps(list(self.history))}
+        return save_artefact(path, {"beta": self.coefficients.float()}, KIND, VERSION, header)
 
     @classmethod
     def load(cls, path: str | Path) -> W2WModel:
-        """Read what :meth:`save` wrote.
+        """Reads what :meth:`save` wrote.
 
         Raises:
-            VitrineError: no such file, another kind, NaN, or cut short.
+            VitrineError: If the file is missing, truncated, of another kind, or holds NaN or infinity.
         """
-        tensors, head = read_artefact(path, KIND, VERSION)
-        return cls(tensors["beta"].float(), head["space"], tuple(json.loads(head["history"])))
+        tensors, header = read_artefact(path, KIND, VERSION)
+        with named(path, "model", "coefficients and their history", "save it again"):
+            return cls(tensors["beta"].float(), header["space"], tuple(parse_json(header["history"])))

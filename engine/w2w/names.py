@@ -2,7 +2,7 @@
 
 Read: kohya (``lora_unet_..``), ComfyUI (``diffusion_model..``), PEFT (``base_model.model..``), diffusers old
 (``..processor.to_q_lora..``) and new (``unet...lora_A..``), and the published w2w export (``.lora_A.identity1.weight``,
-which loads as nothing under any other adapter name).
+which PEFT silently ignores under any other adapter name).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OTHER_KINDS = {
 }  # fmt: skip
 _TEXT = re.compile(r"^(lora_te\d?_|text_encoder(_\d)?\.|te\d?\.|cond_stage_model\.)")
 
-# Module names that contain an underscore themselves, so that kohya's underscores can be told apart.
+# Module names that contain an underscore themselves; every other underscore of a kohya name separates modules.
 _WORDS = [
     "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "to_q", "to_k", "to_v", "to_out", "proj_in",
     "proj_out", "time_emb_proj", "conv_in", "conv_out", "conv_shortcut", "time_embedding", "add_embedding",
@@ -36,7 +36,7 @@ _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, re
 
 
 class Key(NamedTuple):
-    """What one key of a LoRA file says: module path, ``down | up | alpha``, spelling, and whether it is the UNet's."""
+    """One key of a LoRA file: module path, ``down | up | alpha``, spelling, and whether it belongs to the UNet."""
 
     path: str
     role: str
@@ -45,35 +45,35 @@ class Key(NamedTuple):
 
 
 def parse(key: str, layers_per_block: int = 2) -> Key | None:
-    """A key's meaning, or None when it is no LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
+    """A key's meaning, or None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
     for role, pattern in _ROLES:
-        found = pattern.search(key)
-        if found:
-            adapter = (found.groupdict().get("adapter") or "").strip(".")
-            stem, dialect = _bare(key[: found.start()], adapter)
+        match = pattern.search(key)
+        if match:
+            adapter = (match.groupdict().get("adapter") or "").strip(".")
+            stem, dialect = _bare(key[: match.start()], adapter)
             return Key(canonical(stem, layers_per_block), role, dialect, _TEXT.match(key) is None)
     return None
 
 
 def other_kind(key: str) -> str | None:
-    """The kind of adapter this key belongs to, if it is not a plain LoRA."""
+    """The kind of adapter this key belongs to, if that is not a plain LoRA."""
     return next((kind for mark, kind in _OTHER_KINDS.items() if mark in key), None)
 
 
 def _bare(stem: str, adapter: str) -> tuple[str, str]:
-    """Name without its prefix, and the spelling."""
+    """A name without its prefix, and its spelling."""
     if stem.startswith(("lora_unet_", "lycoris_")):
-        return ".".join(_TOKENS.findall(_without(_without(stem, "lora_unet_"), "lycoris_"))), "kohya"
+        return ".".join(_TOKENS.findall(_strip(_strip(stem, "lora_unet_"), "lycoris_"))), "kohya"
     if stem.startswith("diffusion_model."):
         return stem[16:], "ComfyUI"
     if stem.startswith("base_model.model."):
-        return _without(stem[17:], "unet."), f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
+        return _strip(stem[17:], "unet."), f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
     if ".processor." in stem:
-        return re.sub(r"\.to_out$", ".to_out.0", _without(stem, "unet.").replace(".processor.", ".")), "diffusers old"
-    return _without(_without(stem, "unet."), "transformer."), "diffusers"
+        return re.sub(r"\.to_out$", ".to_out.0", _strip(stem, "unet.").replace(".processor.", ".")), "diffusers old"
+    return _strip(_strip(stem, "unet."), "transformer."), "diffusers"
 
 
-def _without(text: str, prefix: str) -> str:
+def _strip(text: str, prefix: str) -> str:
     return text[len(prefix) :] if text.startswith(prefix) else text
 
 
@@ -86,27 +86,27 @@ _EDGES = {
 
 
 def canonical(path: str, layers: int = 2) -> str:
-    """ldm module names in diffusers' words, other names as they are.
+    """ldm module names in diffusers' words; other names as they are.
 
     A level has ``layers`` repeats on the way down and one more on the way up.
     """
     if path in _EDGES:
         return _EDGES[path]
-    found = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
-    if not found:
+    match = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
+    if not match:
         return path
-    stage, n = found[1], int(found[2])
+    stage, n = match[1], int(match[2])
     if stage == "middle_block":
-        return _child("mid_block", n // 2, n % 2 == 1, ".".join(filter(None, found.group(3, 4))))
-    child, rest = int(found[3] or 0), found[4]
+        return _child("mid_block", n // 2, n % 2 == 1, ".".join(filter(None, match.group(3, 4))))
+    child, tail = int(match[3] or 0), match[4]
     level, repeat = divmod(n - 1 if stage == "input_blocks" else n, layers + 1)
     block = f"{'down' if stage == 'input_blocks' else 'up'}_blocks.{level}"
-    if rest == "op":
+    if tail == "op":
         return f"{block}.downsamplers.0.conv"
-    if rest == "conv":
+    if tail == "conv":
         return f"{block}.upsamplers.0.conv"
-    return _child(block, repeat, child == 1, rest)
+    return _child(block, repeat, child == 1, tail)
 
 
-def _child(block: str, index: int, attention: bool, rest: str) -> str:
-    return f"{block}.attentions.{index}.{rest}" if attention else f"{block}.resnets.{index}.{_RESNET.get(rest, rest)}"
+def _child(block: str, index: int, attention: bool, tail: str) -> str:
+    return f"{block}.attentions.{index}.{tail}" if attention else f"{block}.resnets.{index}.{_RESNET.get(tail, tail)}"

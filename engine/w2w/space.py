@@ -1,4 +1,4 @@
-"""The space of models: mean, spread and principal directions of many LoRAs' flat weights, in one safetensors file.
+"""A space of models: mean, spread and principal directions of many LoRAs' flat weights, in one safetensors file.
 
 A model is a row of K coefficients beta: theta = mean + scale * (beta @ components) (weights2weights, section 3.1).
 """
@@ -30,15 +30,18 @@ class WeightSpace:
     Attributes:
         manifest: layers with module path, rank, shapes and offsets.
         mean: (D,) float32.
-        scale: (D,) float32, the standard deviation of each number; may be negative in the published files.
-        components: (K, D), orthonormal rows, so that the first m components are one contiguous slice.
+        scale: (D,) float32, the standard deviation of each weight; some are negative in the published files.
+        components: (K, D), orthonormal; as rows, so that the first m are one contiguous slice.
         singular_values: (K,) of the standardised, centred data; the deviation of coefficient k is S_k / sqrt(N - 1).
-        coefficients: (N, K) of the training set; (0, K) where a file holds none.
+        coefficients: (N, K) of the training models; (0, K) if the file holds none.
         count: N, the number of models the space was made from.
         names: of the models, in the order of ``coefficients``.
         directions: label -> (K,), one standard deviation long (see ``directions.py``).
         total_variance: of the standardised data (sum over all of S^2 / (N - 1)), for explained shares.
         info: provenance, anything JSON can hold ("base", "gauge", "source", ...).
+
+    Raises:
+        VitrineError: If the parts do not fit each other.
     """
 
     manifest: Manifest
@@ -63,10 +66,10 @@ class WeightSpace:
                 raise refuse(
                     f"space {name}", tuple(shape), (d,), "the file does not fit its own manifest: build it anew"
                 )
-        flat = self.singular_values.ndim == 1 and self.coefficients.ndim == 2
-        if not flat or len(self.singular_values) != k or self.coefficients.shape[1] != k or self.count < 2:
-            given = (len(self.singular_values), tuple(self.coefficients.shape), self.count)
-            raise refuse("space", given, f"{k} components of 2 or more models", "build it anew")
+        shaped = self.singular_values.ndim == 1 and self.coefficients.ndim == 2
+        if not shaped or len(self.singular_values) != k or self.coefficients.shape[1] != k or self.count < 2:
+            shown = (len(self.singular_values), tuple(self.coefficients.shape), self.count)
+            raise refuse("space", shown, f"{k} components of 2 or more models", "build it anew")
 
     @property
     def dimension(self) -> int:
@@ -75,7 +78,7 @@ class WeightSpace:
 
     @property
     def deviations(self) -> torch.Tensor:
-        """(K,) standard deviation of each coefficient over the training set, S_k / sqrt(N - 1)."""
+        """(K,) standard deviation of each coefficient over the training models, S_k / sqrt(N - 1)."""
         return self.singular_values / (self.count - 1) ** 0.5
 
     @property
@@ -86,17 +89,17 @@ class WeightSpace:
 
     @property
     def identity(self) -> str:
-        """A short hash of what coefficients mean here, to tie saved models to their space."""
+        """A short hash of what coefficients mean in this space; ties saved models to it."""
         digest = hashlib.sha256(self.manifest.to_json().encode())
-        for part in (self.mean, self.singular_values):
-            digest.update(part.detach().cpu().float().contiguous().numpy().tobytes())
+        for tensor in (self.mean, self.singular_values):
+            digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """(..., k) -> flat weights (..., D), differentiable; k may be smaller than K: the first k components.
+        """(..., k) -> flat weights (..., D), differentiable; with k < K, of the first k components.
 
         Raises:
-            VitrineError: more coefficients than components.
+            VitrineError: If there are more coefficients than components.
         """
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
@@ -108,7 +111,7 @@ class WeightSpace:
         return mean + scale * (coefficients.float() @ basis)
 
     def encode(self, flat: torch.Tensor) -> torch.Tensor:
-        """Flat weights (..., D) -> (..., K): the nearest point of the space in standardised numbers."""
+        """Flat weights (..., D) -> (..., K): the nearest point of the space, in standardised weights."""
         mean, scale = self.mean.to(flat.device), self.scale.to(flat.device)
         # weights2weights, official project(): beta = ((theta - mean) / std) V
         return ((flat.float() - mean) / scale) @ self.components.to(flat.device, torch.float32).T
@@ -122,7 +125,7 @@ class WeightSpace:
         return self.manifest.flatten(lora)
 
     def lora(self, coefficients: torch.Tensor) -> dict[str, LoraLayer]:
-        """(k,) -> the LoRA of that model."""
+        """Coefficients (k,) -> the LoRA of that model."""
         return self.manifest.lora(self.decode(coefficients))
 
     def encode_lora(self, lora: Mapping[str, LoraLayer]) -> torch.Tensor:
@@ -130,7 +133,7 @@ class WeightSpace:
         return self.encode(self.manifest.flatten(lora))
 
     def first(self, count: int) -> WeightSpace:
-        """The space of the first ``count`` components; ``count`` at or above K changes nothing."""
+        """The space of the first ``count`` components; itself if it has no more."""
         return self if count >= self.dimension else replace(
             self, components=self.components[:count], singular_values=self.singular_values[:count],
             coefficients=self.coefficients[:, :count],
@@ -138,10 +141,10 @@ class WeightSpace:
         )  # fmt: skip
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
-        """Write one safetensors file, whole or not at all; ``dtype`` is that of components and coefficients.
+        """Writes one safetensors file, whole or not at all; ``dtype`` is that of components and coefficients.
 
         Raises:
-            VitrineError: an unknown dtype.
+            VitrineError: If the dtype is unknown.
         """
         if dtype not in DTYPES:
             raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
@@ -149,30 +152,31 @@ class WeightSpace:
         tensors = {"mean": self.mean.float(), "std": self.scale.float(), "V": self.components.to(narrow)}
         tensors |= {"S": self.singular_values.float(), "proj": self.coefficients.to(narrow)}
         tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
-        head = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
-        head |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
-        head |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
-        return save_artefact(path, tensors, KIND, VERSION, head)
+        header = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
+        header |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
+        header |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
+        return save_artefact(path, tensors, KIND, VERSION, header)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightSpace:
-        """Read what :meth:`save` wrote; components stay in the file's dtype, the rest is float32.
+        """Reads what :meth:`save` wrote; components keep the file's dtype, everything else is float32.
 
         Raises:
-            VitrineError: no such file, no space, a later version, NaN, or a file that is cut short.
+            VitrineError: If the file is missing, truncated, not a space, of a later version, or holds NaN or infinity.
         """
-        tensors, head = read_artefact(path, KIND, VERSION)
+        tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "space", "a header that fits its tensors", "build it anew"):
-            return cls._rebuilt(tensors, head)
+            return cls._rebuilt(tensors, header)
 
     @classmethod
-    def _rebuilt(cls, tensors: dict[str, torch.Tensor], head: dict[str, str]) -> WeightSpace:
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> WeightSpace:
         check_tensors(tensors)
-        if head.get("mode") != cls.mode:
-            raise refuse("space", f"mode {head.get('mode')!r}", cls.mode, "load it with load_space")
+        if header.get("mode") != cls.mode:
+            raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
-        parts = (tensors["mean"].float(), tensors["std"].float(), tensors["V"], tensors["S"].float())
+        names, variance = tuple(parse_json(header["names"])), float(header["total_variance"])
         return cls(
-            Manifest.from_json(head["manifest"]), *parts, tensors["proj"].float(), int(head["count"]),
-            tuple(parse_json(head["names"])), directions, float(head["total_variance"]), parse_table(head["info"]),
+            Manifest.from_json(header["manifest"]), tensors["mean"].float(), tensors["std"].float(), tensors["V"],
+            tensors["S"].float(), tensors["proj"].float(), int(header["count"]), names, directions, variance,
+            parse_table(header["info"]),
         )  # fmt: skip

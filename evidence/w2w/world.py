@@ -1,4 +1,4 @@
-"""People of the portraits world as a space of models: how it is trained, labelled, and what claims measure it with."""
+"""People of the portraits world as a space of models: how it is trained and labelled, and how its people are drawn."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
+from ...engine.portraits.models import Portraits
 from ...engine.portraits.shipped import PEOPLE_SPACE
 from ...engine.progress import Progress, silent
 from ...engine.w2w.batched_lora import late_lora
-from ...engine.w2w.build import BuildConfig, Space, build_space
+from ...engine.w2w.build import BuildConfig, build_space
+from ...engine.w2w.delta import Space
 from ...engine.w2w.directions import joint_directions, with_directions
 from ...engine.w2w.editing import materialise
 from ...engine.w2w.manifest import Manifest
 from ...engine.w2w.pca import Matrix, PCAConfig, principal_components
 from ...engine.w2w.space import WeightSpace
 from ...engine.w2w.train import LoraTrainConfig, Subject, train_loras
+from ..portraits.identities import (
+    FIRST_IDENTITY,
+    context_caption,
+    identity_attributes,
+    identity_features,
+    people,
+    portraits_of,
+    training_pictures,
+)
+from ..portraits.readout import Readout, load_readout, read
+from ..portraits.sampling import decode, sample_latents
 
 PAPER = "weights2weights (Dravid et al., NeurIPS 2024)"
 PEOPLE, PICTURES = 520, 16
 RECIPE = LoraTrainConfig(rank=1, alpha=4.0, steps=160, batch=2, lr=1e-2, schedule="cosine", weighting="debiased")
-"""The paper's layers and rank; shorter, with a higher rate, as the network is small. 320 pictures seen by each LoRA."""
+"""The paper's layers and rank; shorter, with a higher rate, as the network is small. Each LoRA sees 320 pictures."""
 DIRECTION_COMPONENTS = 120
-"""For directions that read attributes (the paper's least squares): 1,000 of 65,000 models there."""
+"""For directions that read attributes (the paper's least squares); the paper uses 1,000 for 65,000 models."""
 GUIDANCE, STEPS = 2.0, 20
 
 LABELS: dict[str, tuple[str, str]] = {
@@ -38,20 +50,18 @@ LABELS: dict[str, tuple[str, str]] = {
     "black hair": ("hair_color", "black"), "blond hair": ("hair_color", "blond"), "red hair": ("hair_color", "red"),
     "white hair": ("hair_color", "white"), "mole left": ("mole", "left"), "mole right": ("mole", "right"),
 }  # fmt: skip
-"""Label of a direction -> (attribute, value) that the readout can classify."""
+"""Label of a direction -> the (attribute, value) that the readout classifies."""
 SHAPES = ("head_width", "eye_size", "eye_distance", "nose_width", "mouth_width", "hair_volume")
-"""Geometry that has a direction too; its labels are numbers."""
+"""Geometry with directions of its own; its labels are numbers."""
 EXCLUSIVE = (
     ("bald", "long hair", "curly hair"), ("dark skin", "pale skin"),
     ("black hair", "blond hair", "red hair", "white hair"),
 )  # fmt: skip
-"""Who gets curly hair gives up what hair there was. A mole on the other cheek may stay."""
+"""Curly hair replaces the hair there was. A mole on the other cheek may stay."""
 
 
-def subject(portraits: Any, identity: int, pictures: int = PICTURES, number: int = 0) -> Subject:
-    """One person as the trainer wants it: posterior means and captions of the surroundings."""
-    from ...engine.portraits.identities import training_pictures
-
+def subject(portraits: Portraits, identity: int, pictures: int = PICTURES, number: int = 0) -> Subject:
+    """One person for the trainer: posterior means and captions of the surroundings."""
     images, captions, _ = training_pictures(identity, pictures)
     with torch.no_grad():
         latents = portraits.vae.encode(images * 2 - 1).latent_dist.mean * portraits.vae.config.scaling_factor
@@ -61,12 +71,10 @@ def subject(portraits: Any, identity: int, pictures: int = PICTURES, number: int
 
 def name(identity: int) -> str:
     """File name of a person's LoRA."""
-    from ...engine.portraits.identities import FIRST_IDENTITY
-
     return f"person-{identity - FIRST_IDENTITY:04d}"
 
 
-def frozen(model: str | None = None) -> tuple[Any, Denoiser]:
+def frozen(model: str | None = None) -> tuple[Portraits, Denoiser]:
     """The portraits model without gradients of its own, and its denoiser."""
     from ...engine.portraits import load_portraits
 
@@ -80,31 +88,28 @@ def train_people(
     folder: str | Path, count: int = PEOPLE, *, together: int = 16, progress: Progress = silent,
     share: tuple[int, int] = (0, 1), model: str | None = None,
 ) -> list[Path]:  # fmt: skip
-    """One LoRA for each of ``count`` people; goes on where it was stopped."""
-    from ...engine.portraits.identities import people
-
+    """One LoRA for each of ``count`` people; the same call resumes an interrupted run."""
     portraits, denoiser = frozen(model)
     who = [int(i) for i in people(count)]
-    made = [lambda i=i: subject(portraits, i) for i in who]
+    makers = [lambda i=i: subject(portraits, i) for i in who]
     names = [name(i) for i in who]
-    return train_loras(denoiser, made, names, folder, RECIPE, together=together, progress=progress, share=share)
+    return train_loras(denoiser, makers, names, folder, RECIPE, together=together, progress=progress, share=share)
 
 
 def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Label -> (N,) of 0 / 1, or the number for ``SHAPES``; NaN where a bald head shows no hair."""
     from ...engine.portraits import sample_scenes
-    from ...engine.portraits.identities import FIRST_IDENTITY
     from ...engine.portraits.scenes import ATTRIBUTES, GEOMETRY_NAMES
 
     scenes = sample_scenes([FIRST_IDENTITY + int(n.rsplit("-", 1)[1]) for n in names])
     bald = torch.from_numpy(scenes.column("hair") == ATTRIBUTES["hair"].index("bald"))
-    found = {}
+    table = {}
     for label, (attribute, value) in LABELS.items():
         column = torch.from_numpy(scenes.column(attribute) == ATTRIBUTES[attribute].index(value)).float()
-        found[label] = torch.where(bald, torch.nan, column) if attribute == "hair_color" else column
+        table[label] = torch.where(bald, torch.nan, column) if attribute == "hair_color" else column
     for shape in SHAPES:
-        found[shape.replace("_", " ")] = torch.from_numpy(scenes.geometry[:, GEOMETRY_NAMES.index(shape)])
-    return found
+        table[shape.replace("_", " ")] = torch.from_numpy(scenes.geometry[:, GEOMETRY_NAMES.index(shape)])
+    return table
 
 
 def build_people(folder: str | Path, components: int = 300, progress: Progress = silent) -> Space:
@@ -123,25 +128,21 @@ def subspace(space: WeightSpace, count: int) -> WeightSpace:
     """The space of the first ``count`` models, from their weights as the space holds them."""
     if count >= space.count:
         return space
-    rows = space.decode(space.coefficients[:count])
-    found = principal_components(Matrix(rows), PCAConfig())
-    parts = (found.mean, found.scale, found.basis, found.singular_values, found.coefficients, count)
-    return WeightSpace(space.manifest, *parts, space.names[:count], {}, found.total_variance, dict(space.info))
+    components = principal_components(Matrix(space.decode(space.coefficients[:count])), PCAConfig())
+    return components.space(space.manifest, space.names[:count], space.info)
 
 
 @dataclass(frozen=True)
 class Studio:
-    """Draws people of a space and reads what the pictures show."""
+    """Draws people of a space and reads what their pictures show."""
 
-    portraits: Any
+    portraits: Portraits
     space: Space
-    readout: Any
+    readout: Readout
 
     @classmethod
     def open(cls, model: str | None = None, space: Space | None = None) -> Studio:
-        """With the shipped model, space and readout."""
-        from ...engine.portraits.readout import load_readout
-
+        """With the shipped space, unless another is given, and the shipped model and readout."""
         return cls(frozen(model)[0], space or people_space(), load_readout())
 
     def draw(
@@ -150,20 +151,19 @@ class Studio:
     ) -> torch.Tensor:  # fmt: skip
         """(M, pictures, 3, 64, 64) in [0, 1] of M models, the same contexts and seeds for each.
 
-        ``late`` models take over from timestep ``start`` on.
+        ``late`` models take over from timestep ``start`` down.
         """
-        before = self.flat(coefficients)
-        manifest = before[1]
-        after = before[0] if late is None else self.flat(late)[0]
-        return self.draw_weights(manifest, before[0], pictures, first_seed, after, start, prompts, first_context)
+        weights, manifest = self.flat(coefficients)
+        after = None if late is None else self.flat(late)[0]
+        return self.draw_weights(manifest, weights, pictures, first_seed, after, start, prompts, first_context)
 
     @property
     def manifest(self) -> Manifest:
-        """Of flat weights."""
+        """The layout of flat weights."""
         return self.flat(self.space.coefficients[:1])[1]
 
     def flat(self, coefficients: torch.Tensor) -> tuple[torch.Tensor, Manifest]:
-        """(M, D) weights of M models and their manifest."""
+        """(M, D) flat weights of M models, and their manifest."""
         if isinstance(self.space, WeightSpace):
             return self.space.decode(coefficients), self.space.manifest
         loras = [materialise(self.space, row, 8) for row in coefficients]
@@ -177,32 +177,36 @@ class Studio:
         first_context: int = 5000,
     ) -> torch.Tensor:  # fmt: skip
         """As :meth:`draw`, from flat weights (M, D)."""
-        from ...engine.portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
-        from ...engine.portraits.sampling import decode, sample_latents
+        captions = prompts or context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context))
+        seeds, batches = list(range(first_seed, first_seed + pictures)), []
+        together = 64 // pictures or 1
+        for first in range(0, len(weights), together):
+            before, after = (
+                None if w is None else w[first : first + together].repeat_interleave(pictures, 0)
+                for w in (weights, late)
+            )
+            models = len(weights[first : first + together])
+            with late_lora(self.portraits.unet, manifest, before, after, start):
+                text, every_seed = captions * models, seeds * models
+                latents = sample_latents(self.portraits, text, every_seed, steps=STEPS, guidance=GUIDANCE)
+            batches.append(decode(self.portraits, latents).view(models, pictures, 3, 64, 64))
+        return torch.cat(batches)
 
-        told = prompts or context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context))
-        seeds, out = list(range(first_seed, first_seed + pictures)), []
-        after = weights if late is None else late
-        for chunk, end in zip(weights.split(64 // pictures or 1), after.split(64 // pictures or 1), strict=True):
-            rows, ends = (w.repeat_interleave(pictures, 0) for w in (chunk, end))
-            with late_lora(self.portraits.unet, manifest, rows, ends, start):
-                told_all, seeds_all = told * len(chunk), seeds * len(chunk)
-                latents = sample_latents(self.portraits, told_all, seeds_all, steps=STEPS, guidance=GUIDANCE)
-            out.append(decode(self.portraits, latents).view(len(chunk), pictures, 3, 64, 64))
-        return torch.cat(out)
+    @torch.no_grad()
+    def latents(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, 4, 16, 16) scaled posterior means of (B, 3, 64, 64) in [0, 1]."""
+        vae = self.portraits.vae
+        return vae.encode(images * 2 - 1).latent_dist.mean * vae.config.scaling_factor
 
     def read(self, images: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """(M, P, 24) identity features and attribute -> (M, P, values) probabilities of (M, P, 3, 64, 64)."""
-        from ...engine.portraits.identities import identity_attributes, identity_features
-        from ...engine.portraits.readout import read
-
         reading = read(self.readout, images.flatten(0, 1))
         shape = images.shape[:2]
         attributes = {k: v.view(*shape, -1) for k, v in identity_attributes(reading).items()}
         return identity_features(reading).view(*shape, -1), attributes
 
     def likelihood(self, attributes: Mapping[str, torch.Tensor], label: str) -> torch.Tensor:
-        """(M, P) probability the classifier gives to a label of ``LABELS``."""
+        """(M, P) probability of a label of ``LABELS`` by the readout."""
         from ...engine.portraits.scenes import ATTRIBUTES
 
         attribute, value = LABELS[label]

@@ -17,7 +17,8 @@ from vitrine.engine.w2w.official import import_official
 
 def test_models_as_files(space, tmp_path):
     model = W2WModel(sample(space, [1, 2]), space.identity, ({"sample": {"seeds": [1, 2]}},))
-    path = model.told(edit(space, model.coefficients, {"odd": 1.0}), edit={"odd": 1.0}).save(tmp_path / "m.safetensors")
+    edited = edit(space, model.coefficients, {"odd": 1.0})
+    path = model.moved_to(edited, edit={"odd": 1.0}).save(tmp_path / "m.safetensors")
     back = W2WModel.load(path)
     assert len(back) == 2 and back.history[1]["edit"] == {"odd": 1.0} and len(back[1]) == 1
     assert back.belongs(space) is back
