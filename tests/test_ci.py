@@ -36,7 +36,19 @@ def test_lanes():
     assert "mypy" in commands(jobs["types"]) and "-p vitrine.engine -p vitrine.nodes" in commands(jobs["types"])
     lanes = {lane["diffusers"]: lane["constraints"] for lane in jobs["engine"]["strategy"]["matrix"]["include"]}
     assert set(lanes) == {"lowest", "newest"} and all((ROOT / file).is_file() for file in lanes.values())
+    settings = [lane.get("settings", "") for lane in jobs["engine"]["strategy"]["matrix"]["include"]]
+    for name in ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"):
+        assert len({kind for lane in settings for kind in re.findall(rf"{name}=(\w+)", lane)}) == 2, name
+    assert "env ${{ matrix.settings }} pytest" in commands(jobs["engine"])
     assert "pytest --ignore=tests/comfy" in commands(jobs["engine"]) and "pytest tests/comfy" in commands(jobs["comfy"])
+
+
+def test_the_local_run_rounds_as_another_processor_too():
+    second = next(line for line in (ROOT / ".ci" / "run").read_text().splitlines() if "-m rounding" in line)
+    assert all(name in second for name in ("ATEN_CPU_CAPABILITY=", "MKL_CBWR=", "ONEDNN_MAX_CPU_ISA="))
+    assert "rounding:" in (ROOT / "pyproject.toml").read_text()
+    marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.rounding" in p.read_text(encoding="utf-8")]
+    assert len(marked) >= 30
 
 
 def test_versions_are_those_the_project_names():

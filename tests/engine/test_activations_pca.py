@@ -8,6 +8,8 @@ from vitrine.engine.activations import PCABasis, pca_rgb
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import Activation
 
+pytestmark = pytest.mark.rounding
+
 
 def maps(*shape: int, seed: int = 0) -> torch.Tensor:
     noise = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))

@@ -13,6 +13,8 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import capture
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
+
 
 class Memory(TorchDispatchMode):
     """Bytes of tensors alive, and their peak, of everything made inside the block."""

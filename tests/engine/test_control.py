@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from diffusers import DDIMScheduler
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from vitrine.engine.control import (
     ControlEmbedder,
@@ -28,8 +29,10 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.guidance import scale_for_size
+from vitrine.engine.portraits.shipped import transformer_folder
 from vitrine.engine.schedule import NoiseSchedule
 
+pytestmark = pytest.mark.rounding
 TABLE = {  # u = 0, .1, .25, .5, .75, .9, 1
     ("power_cos", 1): (1, 0.9755, 0.8536, 0.5, 0.1464, 0.0245, 0),
     ("power_cos", 2): (1, 0.9135, 0.5975, 0.1464, 0.0096, 0.0002, 0),
@@ -315,6 +318,35 @@ def test_foreign_and_later_files_are_refused(tmp_path):
         load_control(path)
     with pytest.raises(VitrineError, match="base. or lora."):
         save_control(path, net.state_dict(), metadata(), {"odd": torch.ones(1)})
+
+
+@pytest.mark.parametrize("name", ["constant", "power-cosine", "power-cosine-flips", "power-cosine-128"])
+def test_shipped_checkpoints_load(name):
+    """Files in the form of the first release: their header is checked key by key."""
+    path = transformer_folder(name) / "control.safetensors"
+    loaded = load_control(path)
+    with safe_open(path, "pt") as file:
+        header = file.metadata()
+    assert header["ccs_format"] == "1" and loaded.metadata.to_dict() == json.loads(header["ccs"])
+    assert loaded.metadata.spec == ControlSpec() and not loaded.extra
+    added = loaded.embedder(ControlSpec().rows(ControlSpec().reference()), torch.zeros(1), loaded.metadata.gamma)
+    assert added.shape == (1, loaded.metadata.dim) and bool(torch.isfinite(added).all())
+
+
+def test_damaged_checkpoints_are_refused_by_name(tmp_path):
+    shipped = (transformer_folder("constant") / "control.safetensors").read_bytes()
+    for content in (shipped[:1000], b"", shipped[:-64]):
+        (tmp_path / "cut.safetensors").write_bytes(content)
+        with pytest.raises(VitrineError, match="cut.safetensors"):
+            load_control(tmp_path / "cut.safetensors")
+    with pytest.raises(VitrineError, match="not_there"):
+        load_control(tmp_path / "not_there.safetensors")
+    with pytest.raises(VitrineError, match="pickles"):
+        load_control(tmp_path / "pickle.pt")
+    tensors = {f"ctrl.{k}": torch.full_like(v, math.nan) for k, v in embedder().state_dict().items()}
+    save_file(tensors, tmp_path / "nan.safetensors", {"ccs_format": "1", "ccs": json.dumps(metadata().to_dict())})
+    with pytest.raises(VitrineError, match="NaN"):
+        load_control(tmp_path / "nan.safetensors")
 
 
 # --- the cross-size meter -------------------------------------------------------------------------------------------

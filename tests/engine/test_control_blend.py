@@ -20,6 +20,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine_tests import models
 from vitrine_tests.engine.control_networks import POOLED, SMALL, TEXT, T, X, build, seeded, seen
 
+pytestmark = pytest.mark.rounding
 IDS = torch.tensor([[300.0, 200, 0, 64, 1024, 768], [2000, 1500, 32, 0, 1024, 768]])
 REFERENCE = torch.cat([IDS[:, 4:], IDS[:, 2:]], 1)
 

@@ -19,6 +19,8 @@ from vitrine.engine.control import (
 from vitrine.engine.errors import VitrineError
 from vitrine_tests.engine.control_networks import MODELS, TEXT, TIME, T, X, build, seen, unet
 
+pytestmark = pytest.mark.rounding
+
 
 def controls(net, zero_init=False, **change):
     spec = ControlSpec()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.engine.control import (
+    AdvancedControlTrainConfig,
     AugmentConfig,
     ControlEmbedder,
     ControlMetadata,
@@ -23,6 +24,8 @@ from vitrine.engine.control import (
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests import models
+
+pytestmark = pytest.mark.rounding
 
 
 def tiny_dit():
@@ -166,6 +169,20 @@ def test_settings_round_trip_and_bad_ones_are_refused():
     for bad in ({"crop": (0.0, 1.0)}, {"aspect": 0.5}, {"size_from": "x"}):
         with pytest.raises(VitrineError):
             AugmentConfig(**bad)
+
+
+def test_flat_settings_of_old_states_are_read():
+    flat = {"steps": 7, "betas": [0.9, 0.95], "ema": 0.5, "drop_control": 0.2, "drop_semantics": 0.0, "save_every": 3,
+            "gamma": {"alpha": 2.0}, "augment": {"size": 8, "told": "crop"}}  # fmt: skip
+    config = ControlTrainConfig.from_dict(flat)
+    assert config.advanced == AdvancedControlTrainConfig((0.9, 0.95), 0.5, 0.2, 0.0, 3) and config.steps == 7
+    assert config.augment.size_from == "crop" and config.gamma == GammaConfig(alpha=2.0)
+
+
+def test_a_states_identity_is_as_flat_as_it_ever_was(tmp_path):
+    identity = trainer(tmp_path)._identity()
+    assert {"steps", "betas", "ema", "drop_control", "drop_semantics", "save_every"} <= set(identity)
+    assert "advanced" not in identity and identity["augment"]["told"] == "original"
 
 
 def test_augmentation_tells_what_it_did():

@@ -15,6 +15,7 @@ from vitrine.engine.hooks import capture, edit
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 EXTENDED = ("-self-out", "-cross-out", "-ffn-out", "-cross-k", "-cross-v")
 
 

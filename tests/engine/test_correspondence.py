@@ -9,6 +9,7 @@ from vitrine.engine.activations.correspondence import find_correspondence
 from vitrine.engine.activations.spair import read_spair, score_spair
 from vitrine.engine.errors import VitrineError
 
+pytestmark = pytest.mark.rounding
 SIZE = (40, 30)
 
 

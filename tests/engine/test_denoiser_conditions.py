@@ -13,6 +13,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 GENERATOR = torch.Generator().manual_seed(0)
 
 

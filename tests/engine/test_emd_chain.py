@@ -14,6 +14,7 @@ from vitrine.engine.noise import RowNoise
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine.evidence.emd.toys import LinearGaussian, train_mixture
 
+pytestmark = pytest.mark.rounding
 VP, FLOW = NoiseSchedule.scaled_linear(), NoiseSchedule.flow()
 ONE = torch.ones((), dtype=torch.float64)
 LEVELS = NoiseLevels(0.8 * ONE, 0.6 * ONE)

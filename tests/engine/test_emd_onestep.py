@@ -21,6 +21,7 @@ from vitrine.engine.noise import seeded_noise
 from vitrine.engine.progress import Interrupted
 from vitrine.engine.schedule import NoiseSchedule
 
+pytestmark = pytest.mark.rounding
 VP = NoiseSchedule.scaled_linear()
 KINDS = {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}
 

@@ -19,6 +19,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 BY_HAND = {
     "down-level0-repeat0-res-increment": "down_blocks.0.resnets.0.conv2",

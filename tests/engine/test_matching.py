@@ -25,6 +25,8 @@ from vitrine.engine.activations.segmentation import (
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import Activation
 
+pytestmark = pytest.mark.rounding
+
 
 def g(seed=0):
     return torch.Generator().manual_seed(seed)

@@ -6,6 +6,8 @@ from torch.nn import functional
 from vitrine.engine import narrow_heads
 from vitrine.engine.narrow_heads import NarrowHeads
 
+pytestmark = pytest.mark.rounding
+
 
 def operands(lead, queries, keys, width, dtype=torch.float32, seed=0):
     g = torch.Generator().manual_seed(seed)

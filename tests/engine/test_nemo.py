@@ -33,6 +33,7 @@ from vitrine.engine.nemo.search import candidates, search
 from vitrine.engine.nemo.ssim import betas_for, ms_ssim
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 SHAPE, SEEDS, TOKENS, WIDTH = (4, 44, 44), 3, 7, 24
 SCHEDULER = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)
 PARITY = ProbeConfig(seeds=SEEDS, data_range=None)

@@ -33,6 +33,7 @@ from vitrine.engine.nemo.statistics import import_official
 from vitrine.evidence.nemo.baselines import attention_scaling, without_padding
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 SHAPE, TEXT = (4, 16, 16), 24
 
 

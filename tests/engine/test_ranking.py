@@ -25,6 +25,8 @@ from vitrine.engine.pipelines import SegmentationPipeline
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
+
 
 def waves(cycles, size=16, channels=6):
     """(1, C, size, size): plane waves of so many cycles across the picture."""

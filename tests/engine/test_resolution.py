@@ -39,6 +39,7 @@ from vitrine.engine.resolution.shift import (
 )
 from vitrine.engine.schedule import NoiseSchedule
 
+pytestmark = pytest.mark.rounding
 SD = NoiseSchedule.scaled_linear()
 ABAR = 1 / (1 + (2 * SD.log_sigmas).exp())
 SIGMA = SD.log_sigmas.exp()

@@ -20,6 +20,8 @@ from vitrine.engine.resolution.rope import inverse_frequencies, ntk, scaled_ids,
 from vitrine.engine.resolution.transfer import rotary
 from vitrine.engine.schedule import NoiseSchedule
 
+pytestmark = pytest.mark.rounding
+
 
 # --- positions ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("base", "n", "scale"), [(16, 32, 1.0), (16, 24, 2.0), (16, 8, 1.0)])

@@ -19,6 +19,8 @@ from vitrine.engine.activations.segmentation import (
 from vitrine.engine.activations.votes import VoteSettings, fit_voters, published_iou, vote, voter
 from vitrine.engine.errors import VitrineError
 
+pytestmark = pytest.mark.rounding
+
 
 def g(seed=0):
     return torch.Generator().manual_seed(seed)

@@ -19,6 +19,8 @@ from vitrine.engine.w2w.delta import Stack, gram, refactor
 from vitrine.engine.w2w.export import kohya
 from vitrine_tests.engine.small_loras import SHAPES, deltas, lora, same
 
+pytestmark = pytest.mark.rounding
+
 
 # --- bad files ----------------------------------------------------------------------------------------------------
 @pytest.fixture

@@ -10,6 +10,7 @@ from vitrine.engine.w2w.manifest import LoraLayer, Manifest
 from vitrine.engine.w2w.pca import Matrix, principal_components
 from vitrine.engine.w2w.space import WeightSpace
 
+pytestmark = pytest.mark.rounding
 D, EXCLUSIVE = 600, [("bald", "curly")]
 
 

@@ -16,6 +16,8 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.inversion import preset
 
+pytestmark = pytest.mark.rounding
+
 
 def denoiser(unet):
     return Denoiser.from_diffusers(unet, build_models().scheduler)

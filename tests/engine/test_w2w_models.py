@@ -30,6 +30,8 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.directions import published_direction, spread_along
 
+pytestmark = pytest.mark.rounding
+
 
 # --- directions (checks 9, 10) ------------------------------------------------------------------------------------
 def test_closed_form_equals_the_pseudo_inverse(space):

@@ -12,6 +12,7 @@ from vitrine.engine.w2w.manifest import LoraLayer, Manifest
 from vitrine.engine.w2w.pca import Matrix, PCAConfig, Workers, principal_components, shards
 from vitrine.engine.w2w.space import WeightSpace
 
+pytestmark = pytest.mark.rounding
 N, D = 40, 6432
 
 

@@ -22,6 +22,9 @@ from vitrine.engine.w2w.export import diffusers_names
 from vitrine_tests import models
 from vitrine_tests.engine.small_loras import deltas, lora, same
 
+pytestmark = pytest.mark.rounding
+
+
 # --- spellings ----------------------------------------------------------------------------------------------------
 LDM = {"down_blocks.0.attentions.0": "input_blocks.1.1", "mid_block.attentions.0": "middle_block.1"}
 

@@ -15,6 +15,7 @@ from vitrine.engine.portraits import build_models, render, sample_scenes
 from vitrine.engine.progress import Interrupted
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 Q = "up-level0-repeat0-vit-block0-cross-q"
 
 

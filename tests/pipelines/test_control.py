@@ -34,6 +34,8 @@ from vitrine_tests.pipelines.controlled import (
     xl_pipeline,
 )
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.fixture
 def xl():

@@ -18,6 +18,8 @@ from vitrine.engine.control import (
 from vitrine.engine.guidance import scale_for_size
 from vitrine_tests.pipelines.controlled import FAR, NEVER, OFF, euler, ours, seeded, texts, xl_pipeline
 
+pytestmark = pytest.mark.rounding
+
 
 @pytest.fixture
 def xl():

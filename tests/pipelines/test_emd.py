@@ -11,6 +11,7 @@ from vitrine.engine.noise import seeded_noise
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline
 from vitrine.engine.portraits import build_models
 
+pytestmark = pytest.mark.rounding
 PROMPT = "a smiling pale face with curly red hair"
 
 

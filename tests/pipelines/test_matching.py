@@ -7,6 +7,7 @@ from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipelin
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 TAP = {"addresses": ["up-level0-repeat0-res-increment"], "timestep": 50, "seeds": [0]}
 
 

@@ -7,6 +7,7 @@ from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, fingerprint
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
+pytestmark = pytest.mark.rounding
 PLACE = "down-level1-repeat0-vit-block0-cross-v"
 KWARGS = {"num_inference_steps": 3, "guidance_scale": 3.0, "output_type": "latent", "height": 64, "width": 64}
 

@@ -19,6 +19,7 @@ from vitrine.engine.resolution import ResolutionTransferConfig, apply, facts_of,
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests import models
 
+pytestmark = pytest.mark.rounding
 PROMPT = "a smiling pale face with curly red hair"
 
 

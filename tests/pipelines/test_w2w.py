@@ -8,6 +8,7 @@ from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, WeightSpace, materialise, write_lora
 
+pytestmark = pytest.mark.rounding
 PROMPT = "a smiling face with cap left navy shirt on blue"
 HOW = {"num_inference_steps": 6, "guidance_scale": 2.0, "output_type": "latent"}
 
