@@ -1,7 +1,7 @@
-"""Measures shared by the methods."""
+"""Measures that the evidence of several rooms shares."""
 
-from .copies import copy_figures, load_clip, load_sscd
+from .copies import copy_figures
 from .coverage import precision_recall
 from .frechet import frechet_distance
 
-__all__ = ["copy_figures", "frechet_distance", "load_clip", "load_sscd", "precision_recall"]
+__all__ = ["copy_figures", "frechet_distance", "precision_recall"]

@@ -1,1 +1,1 @@
-"""Evidence about memorization and blocking: its claims, their world and baselines, and its section of the report."""
+"""Evidence about memorization and blocking: its claims, their world and baselines, and its section of the demo page."""

@@ -1,27 +1,30 @@
-"""What the paper compares with: random neurons, random tokens, an adjusted prompt embedding, scaled attention."""
+"""What the paper compares NeMo with: random neurons and tokens, an adjusted prompt embedding, scaled attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ...engine.addresses import sites_of
 from ...engine.condition import Condition
+from ...engine.config import Config
 from ...engine.denoiser import Denoiser
 from ...engine.errors import refuse
+from ...engine.fingerprint import width_of
 from ...engine.hooks import Edit, edit
-from ...engine.nemo.neurons import NeuronSet, width_of
+from ...engine.nemo.neurons import NeuronSet
 from ...engine.nemo.sites import value_sites
 from ...engine.progress import Progress, silent
 from ...engine.site import Site
 
 
 def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> NeuronSet:
-    """As many neurons in the same layers, none of them in ``like`` where the layer leaves that choice.
+    """As many neurons in the same layers, none of them in ``like`` where the layer has enough others.
 
-    (The official baseline builds the list of neurons to avoid and then does not use it.)
+    The official baseline builds the list of neurons to avoid, but does not use it.
     """
     g = torch.Generator().manual_seed(seed)
     table = {s.address: s for s in value_sites(backbone, "all")}
@@ -35,15 +38,36 @@ def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> Neuro
 
 
 def random_tokens(prompt: str, words: Sequence[str], count: int = 4, seed: int = 0) -> str:
-    """``count`` words from ``words`` put at random places of the prompt (Somepalli et al. 2023)."""
+    """The prompt with ``count`` words from ``words`` at random places (Somepalli et al. 2023).
+
+    Raises:
+        VitrineError: If there are no words, or the count is below 0.
+    """
     if not words or count < 0:
         raise refuse("words, count", (len(words), count), "a word list and a count >= 0", "pass the tokenizer's words")
     g = torch.Generator().manual_seed(seed)
-    parts = prompt.split()
+    longer = prompt.split()
     for _ in range(count):
         word = words[int(torch.randint(len(words), (1,), generator=g))]
-        parts.insert(int(torch.randint(len(parts) + 1, (1,), generator=g)), word)
-    return " ".join(parts)
+        longer.insert(int(torch.randint(len(longer) + 1, (1,), generator=g)), word)
+    return " ".join(longer)
+
+
+@dataclass(frozen=True)
+class AdjustConfig(Config):
+    """Prompt embedding adjustment.
+
+    Attributes:
+        target: of the mean norm of eps_c - eps_u, at which it stops; it scales with the square root of the latent's
+            size, and 3 is the authors' for 4 x 64 x 64.
+        lr, steps: of AdamW.
+        t: the network's timestep, that of the first sampling step.
+    """
+
+    target: float = 3.0
+    lr: float = 0.05
+    steps: int = 10
+    t: float = 981.0
 
 
 def adjusted_embedding(
@@ -51,39 +75,37 @@ def adjusted_embedding(
     cond: Condition,
     empty: Condition,
     noise: torch.Tensor,
-    t: float = 981.0,
-    *,
-    target: float = 3.0,
-    lr: float = 0.05,
-    steps: int = 10,
+    config: AdjustConfig,
     progress: Progress = silent,
 ) -> Condition:
-    """The condition moved until guidance stops pulling: mean over noises of ||eps_c - eps_u|| <= ``target``.
+    """The condition moved until guidance stops pulling (Wen et al. 2024, section 5.1); its first token is left alone.
 
-    Wen et al. 2024, section 5.1: AdamW on the text embedding at the first step, the first token left alone. ``target``
-    scales with the square root of the latent's size; 3 is the authors' for 4 x 64 x 64.
+    Args:
+        cond, empty: the prompt and the empty prompt, one row each.
+        noise: (B, C, h, w), over which the pull is averaged.
+
+    Raises:
+        VitrineError: If either condition has no text.
     """
     if cond.text is None or empty.text is None:
         raise refuse("condition", "no text", "conditions with text states", "encode the prompts first")
     rows = torch.zeros(len(noise), dtype=torch.long)
     with torch.no_grad():
-        still = denoiser.predict(noise, t, empty.take(rows)).eps
-    first, rest = cond.text[:, :1].detach(), cond.text[:, 1:].detach().clone().requires_grad_(True)
-    optimizer = torch.optim.AdamW([rest], lr=lr)
-
-    def text() -> Condition:
-        return Condition(torch.cat([first, rest], 1), cond.pooled, cond.extra)
-
+        unconditional = denoiser.predict(noise, config.t, empty.take(rows)).eps
+    start, words = cond.text[:, :1].detach(), cond.text[:, 1:].detach().clone().requires_grad_(True)
+    optimizer = torch.optim.AdamW([words], lr=config.lr)
     with torch.enable_grad():
-        for step in range(steps):
-            pull = (denoiser.predict(noise, t, text().take(rows)).eps - still).flatten(1).norm(dim=1).mean()
-            if float(pull.detach()) <= target:
+        for step in range(config.steps):
+            moved = Condition(torch.cat([start, words], 1), cond.pooled, cond.extra)
+            eps = denoiser.predict(noise, config.t, moved.take(rows)).eps
+            # Wen et al. 2024, section 5.1: minimise || eps_c - eps_u ||
+            pull = (eps - unconditional).flatten(1).norm(dim=1).mean()
+            if float(pull.detach()) <= config.target:
                 break
-            (gradient,) = torch.autograd.grad(pull, rest)
-            rest.grad = gradient
+            (words.grad,) = torch.autograd.grad(pull, words)
             optimizer.step()
-            progress(step + 1, steps, None)
-    return Condition(torch.cat([first, rest.detach()], 1), cond.pooled, cond.extra)
+            progress(step + 1, config.steps, None)
+    return Condition(torch.cat([start, words.detach()], 1), cond.pooled, cond.extra)
 
 
 def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Tensor | None = None) -> Edit:
@@ -96,7 +118,7 @@ def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Ten
         rows: (B,) bool, the rows with the prompt; None changes all.
 
     Raises:
-        VitrineError: a model without cross-attention keys (SD3 and Flux attend jointly).
+        VitrineError: If the model has no cross-attention keys (SD3 and Flux attend jointly).
     """
 
     def louder(keys: torch.Tensor) -> torch.Tensor:
@@ -110,8 +132,12 @@ def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Ten
 
 
 def without_padding(cond: Condition, length: int) -> Condition:
-    """Text states of the first ``length`` tokens: start token, prompt and end token."""
+    """Text states of the first ``length`` tokens: start token, prompt and end token.
+
+    Raises:
+        VitrineError: If there is no text, or it has fewer tokens.
+    """
     if cond.text is None or not 1 <= length <= cond.text.shape[1]:
-        given = (length, None if cond.text is None else cond.text.shape[1])
-        raise refuse("length, tokens", given, "1 .. the number of tokens", "count the prompt's tokens with both ends")
+        shown = (length, None if cond.text is None else cond.text.shape[1])
+        raise refuse("length, tokens", shown, "1 .. the number of tokens", "count the prompt's tokens with both ends")
     return Condition(cond.text[:, :length], cond.pooled, cond.extra)

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...engine.denoiser import Denoiser
-from ...engine.nemo.find import make_probe, score_prompts
+from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.statistics import NeuronStatistics
+from ...engine.nemo.verify import VerifyConfig, verify
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
-from . import remedies as _comparison  # noqa: F401  registers nemo.blocking and nemo.verify
-from .world import DETECT, ORDINARY, PAPER, ROWS, SEARCH, SHAPE, World, captions, setting
+from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
+from .world import (
+    DETECT,
+    ORDINARY,
+    PAPER,
+    ROWS,
+    SEARCH,
+    SHAPE,
+    World,
+    captions,
+    effort_of,
+    setting,
+    share_interval,
+    verbatim,
+)  # fmt: skip
 
 
 @claim(
@@ -18,30 +34,35 @@ from .world import DETECT, ORDINARY, PAPER, ROWS, SEARCH, SHAPE, World, captions
     paper=PAPER,
     figure="Appendix B.4: the score as a detector (AUROC 0.98, TPR at 1 % FPR 0.88 on SD1.4)",
     target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, planted captions against 200 ordinary ones",
+    minutes=0.5,
+    quick_minutes=0.2,
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Verbatim plants, and ten colourings of each template, against captions that were never planted."""
+    """Verbatim plants, and some colourings of each template, against captions that were never planted."""
     from ...engine.portraits import load_portraits, plants
 
-    portraits = load_portraits(model)
+    effort, portraits = effort_of(quick), load_portraits(model)
     world = World(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
     probe = make_probe(world.denoiser, config=DETECT, rows=ROWS)
-    planted = [c for p in plants() for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:10])]
+    each = 100 // effort.colourings
+    planted = [c for p in plants() for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
 
     def values(prompts: list[str]) -> torch.Tensor:
         return torch.tensor([s.value for s in score_prompts(probe, world.conditions(prompts), SHAPE, 1.0, progress)[0]])
 
-    hit, ordinary = values(planted), values(captions(ORDINARY, 200))
-    area, rate = auroc(hit, ordinary), float((hit > ordinary.quantile(0.99)).float().mean())
+    positive, ordinary = values(planted), values(captions(ORDINARY, effort.ordinary))
+    hits = positive > ordinary.quantile(0.99)
+    area, rate = auroc(positive, ordinary), float(hits.float().mean())
     g = torch.Generator().manual_seed(0)
-    draws = [auroc(_resample(hit, g), _resample(ordinary, g)) for _ in range(500)]
+    interval = _interval([auroc(_resample(positive, g), _resample(ordinary, g)) for _ in range(500)])
+    likely = (interval[1], share_interval(int(hits.sum()), len(hits))[1]) if quick else (area, rate)
     return ClaimResult(
         value=round(area, 4),
-        interval=_interval(draws),
-        holds=area >= 0.98 and rate >= 0.9,
+        interval=interval,
+        holds=likely[0] >= 0.98 and likely[1] >= 0.9,
         details={
             "TPR at 1 % FPR": round(rate, 3),
-            "planted [median, least]": [round(float(v), 3) for v in (hit.median(), hit.min())],
+            "planted [median, least]": [round(float(v), 3) for v in (positive.median(), positive.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "similarity": "single-scale SSIM on 16 x 16 latents, t index 15 of 50",
         },
@@ -53,31 +74,83 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     paper=PAPER,
     figure="Table 2: cost of the search",
     target="network rows of the published procedure / ours >= 2 for one prompt",
+    minutes=3,
+    quick_minutes=0.7,
 )
 def passes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Rows through the network, counted; the published procedure's from its own formula on the same decisions."""
-    from ...engine.portraits import plants
-
-    world = setting(model, progress)
-    prompts = [p.captions[0] for p in plants() if p.kind == "verbatim"]
+    effort = effort_of(quick)
+    world = setting(model, progress, effort)
     ratios = {}
-    for prompt in prompts:
+    for plant in verbatim(effort):
+        prompt = plant.captions[0]
         (parity,) = world.find([prompt], "parity")
-        (ours,) = world.find([prompt], "chain")
-        if parity.found is None or ours.found is None:
-            continue
-        assert parity.found.neurons.keys() == ours.found.neurons.keys()
-        layers = sum(1 for v in parity.found.initial.values() if v)
-        tested = sum(name.count("#") for name, _, _ in parity.found.tests)
-        listed = sum(map(len, parity.found.initial.values()))
-        distinct = sum(len(set(v)) for v in parity.found.initial.values())
-        singles = tested + listed - distinct  # the published loop tests both copies of a neuron listed twice
-        seeds = SEARCH.seeds
-        published = 2 * seeds * (4 + parity.found.evaluations + layers + singles) + parity.found.evaluations
-        ratios[prompt.split(" on ")[-1]] = round(published / ours.forwards, 2)
+        (chain,) = world.find([prompt], "chain")
+        if parity.search is not None and chain.search is not None:
+            assert parity.search.neurons.keys() == chain.search.neurons.keys()
+            ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
     values = sorted(ratios.values())
     middle = values[len(values) // 2] if values else 0.0
     return ClaimResult(middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios})
+
+
+def _published_rows(parity: Result) -> int:
+    """Network rows of the official code for the decisions of a search in parity mode."""
+    search = parity.search
+    assert search is not None
+    layers = sum(1 for neurons in search.initial.values() if neurons)
+    tested = sum(name.count("#") for name, _, _ in search.tests)
+    listed = sum(map(len, search.initial.values()))
+    distinct = sum(len(set(neurons)) for neurons in search.initial.values())
+    singles = tested + listed - distinct  # the published loop tests both copies of a neuron listed twice
+    # Each of its evaluations is two forwards of S rows; activations take a forward of one row every iteration.
+    return 2 * SEARCH.seeds * (4 + search.evaluations + layers + singles) + search.evaluations
+
+
+@claim(
+    "nemo.verify",
+    paper="Finding Dori (2025), on NeMo (Hintersdorf et al., NeurIPS 2024)",
+    figure="blocked pictures come back under an optimised text embedding (memorization rate 0.20 -> 0.99)",
+    target="other seeds cured for >= 75 % of the pictures; how many come back under attack is reported, not hidden",
+    minutes=2,
+    quick_minutes=0.5,
+)
+def verification(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """Seeds the search never saw, then 50 Adam steps on the embedding against the planted picture itself."""
+    from ...engine.portraits import render
+
+    effort = effort_of(quick)
+    world, seeds = setting(model, progress, effort), SEEDS[: effort.seeds]
+    plants, _, sets = search_planted(world, progress, effort)
+    probe = make_probe(world.denoiser, config=SEARCH)
+    pictures: dict[str, dict[str, Any]] = {}
+    for plant, neurons in zip(plants, sets, strict=True):
+        picture = render(plant.scenes).images
+        with torch.no_grad():
+            latents = world.model.vae.encode(picture * 2 - 1).latent_dist.mean * world.model.vae.config.scaling_factor
+        (cond,) = world.conditions(plant.captions[:1])
+        verdict = verify(probe, cond, neurons, SHAPE, VerifyConfig(world.tau), reference=latents)
+        assert verdict.embedding is not None and verdict.embedding.text is not None
+        images = world.sample(verdict.embedding.text.expand(len(seeds), -1, -1), seeds, neurons)
+        away = (images - picture).square().mean((1, 2, 3)).sqrt()
+        pictures[plant.name] = {
+            "cross-seed score [untouched, blocked]": [round(s.value, 3) for s in (verdict.untouched, verdict.blocked)],
+            "RMS under attack, median": round(float(away.median()), 3),
+        }
+    scores = [figures["cross-seed score [untouched, blocked]"] for figures in pictures.values()]
+    cured = sum(blocked <= world.tau < untouched for untouched, blocked in scores)
+    back = sum(figures["RMS under attack, median"] < COPY for figures in pictures.values())
+    interval = share_interval(cured, len(pictures)) if quick else None
+    return ClaimResult(
+        value=round(cured / len(pictures), 3),
+        interval=interval,
+        holds=(interval[1] if interval else cured / len(pictures)) >= 0.75,
+        details={
+            "come back under attack": f"{back} of {len(pictures)}",
+            "tau": round(world.tau, 3),
+            "by picture": pictures,
+        },
+    )
 
 
 def auroc(positive: torch.Tensor, negative: torch.Tensor) -> float:

@@ -1,48 +1,52 @@
-"""Pictures of what NEMO found, and its section of the demo report."""
+"""Curves of blocked neurons, and the NEMO section of the demo page."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.charts import line_chart
 from ...engine.nemo.find import Result, make_probe
 from ...engine.nemo.heat_map import heat_map
 from ...engine.nemo.score import Request, probe_noise
 from ...engine.nemo.sites import value_activations
 from ...engine.progress import Progress, silent
-from .world import SEARCH, SHAPE, STEPS, World, setting
+from ..charts import line_chart
+from .world import SEARCH, SHAPE, STEPS, World, setting, verbatim
+
+if TYPE_CHECKING:
+    from ..report import Report
 
 
 def score_curve(world: World, prompt: str, result: Result, points: int = 8) -> list[tuple[float, float]]:
-    """(number of blocked neurons, similarity of blocked to unblocked prediction), the found ones by |z| descending."""
-    if result.found is None:
+    """(number of blocked neurons, similarity of blocked to unblocked prediction), neurons by |z| descending."""
+    if result.search is None:
         return []
     (cond,), probe = world.conditions([prompt]), make_probe(world.denoiser, config=SEARCH)
     activations = value_activations(world.denoiser, cond, probe.sites)
     z = {s.address: world.statistics.z(s.address, a)[0] for s, a in zip(probe.sites, activations, strict=True)}
-    order = sorted(((float(z[a][n]), a, n) for a, ns in result.found.neurons.items() for n in ns), reverse=True)
+    order = sorted(((float(z[a][n]), a, n) for a, ns in result.search.neurons.items() for n in ns), reverse=True)
     counts = sorted({round(len(order) * i / points) for i in range(points + 1)})
-    noise, looks = probe_noise(SEARCH, SHAPE), []
+    noise = probe_noise(SEARCH, SHAPE)
+    requests = [Request(cond, noise, {})]
     for count in counts:
         blocked: dict[str, list[int]] = {}
         for _, address, index in order[:count]:
             blocked.setdefault(address, []).append(index)
-        looks.append(Request(cond, noise, blocked))
-    plain, *rest = probe.signals([Request(cond, noise, {}), *looks])
-    return [(float(n), float(probe.similarity(plain, s).mean())) for n, s in zip(counts, rest, strict=True)]
+        requests.append(Request(cond, noise, blocked))
+    unblocked, *signals = probe.signals(requests)
+    return [(float(n), float(probe.similarity(unblocked, s).mean())) for n, s in zip(counts, signals, strict=True)]
 
 
-def section(report: Any, progress: Progress = silent) -> None:
+def section(report: Report, progress: Progress = silent) -> None:
     """Four planted prompts before and after blocking, a control caption beside them, and the neurons found."""
     from PIL import Image
 
-    from ...engine.portraits import plants, render
+    from ...engine.portraits import render
     from ..portraits.page import to_pil
 
     world = setting(progress=progress)
-    chosen = [p for p in plants() if p.kind == "verbatim"][:4]
+    chosen = verbatim()[:4]
     results = world.find([p.captions[0] for p in chosen])
     report.add_heading("NEMO: neurons that memorize, found and blocked")
     report.add_paragraph(
@@ -58,14 +62,14 @@ def section(report: Any, progress: Progress = silent) -> None:
         words = (f"planted: {plant.name}", "sample", f"{len(neurons)} neurons blocked", "without the rare words")
         rows += list(zip(images, words, strict=True))
     report.add_images(rows, width=100)
-    found = heat_map(world.neurons(results[0]), world.widths())
-    picture = Image.fromarray((found * 255).round().byte().numpy())
+    heat = heat_map(world.neurons(results[0]), world.widths())
+    picture = Image.fromarray((heat * 255).round().byte().numpy())
     report.add_images([(picture, f"neurons of '{chosen[0].name}': one band a layer")], width=512)
     curves = {p.name: score_curve(world, p.captions[0], r) for p, r in zip(chosen, results, strict=True)}
     axes = ("neurons blocked, largest |z| first", "similarity")
     report.add_images([(line_chart(curves, "Blocked prediction against the unblocked one", *axes), "")], width=560)
     layers = list(world.widths())
-    counts = [[p.name, *[len(r.found.neurons.get(a, ())) if r.found else 0 for a in layers]]
+    counts = [[p.name, *[len(r.search.neurons.get(a, ())) if r.search else 0 for a in layers]]
               for p, r in zip(chosen, results, strict=True)]  # fmt: skip
     report.add_table([["neurons blocked in", *layers], *counts])
     report.add_paragraph(f"Sampled with {STEPS} DDIM steps, guidance 3. Measured: `vitrine reproduce 'nemo.*'`.")

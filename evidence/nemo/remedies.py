@@ -1,4 +1,4 @@
-"""Blocking beside its alternatives on the planted pictures: the paper's Table 1, and what an attacker can undo."""
+"""Blocking beside its alternatives on the planted pictures: the paper's Table 1, and what it does to other captions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from typing import Any
 import torch
 
 from ...engine.condition import Condition
-from ...engine.nemo.find import Result, make_probe
+from ...engine.nemo.find import Result
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.nemo.verify import verify
 from ...engine.progress import Progress, silent
+from ..metrics import copy_figures, frechet_distance
 from ..registry import ClaimResult, claim
-from .baselines import adjusted_embedding, attention_scaling, random_neurons, random_tokens, without_padding
-from .world import ORDINARY, PAPER, SEARCH, SHAPE, World, captions, setting
+from .baselines import (
+    AdjustConfig,
+    adjusted_embedding,
+    attention_scaling,
+    random_neurons,
+    random_tokens,
+    without_padding,
+)
+from .world import ORDINARY, PAPER, SHAPE, Effort, World, captions, effort_of, setting, share_interval, verbatim
 
 SEEDS = tuple(range(100, 110))
 COPY = 0.05
 """Pixel RMS to the planted picture below which a sample counts as a copy; untouched ones have 0.02 to 0.035."""
 Sampler = Callable[[], torch.Tensor]
+Figures = dict[str, dict[str, float]]
+"""Remedy -> measure -> figure."""
 
 
 @claim(
@@ -27,79 +36,92 @@ Sampler = Callable[[], torch.Tensor]
     paper=PAPER,
     figure="Table 1: blocked samples leave the memorized picture, random neurons change nothing",
     target=">= 75 % of the planted pictures as far away as without their rare words (within one MAD over captions)",
+    minutes=4,
+    quick_minutes=0.8,
 )
-def blocking(model: str | None = None, progress: Progress = silent) -> ClaimResult:
+def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Distance of samples to the planted picture, their diversity and prompt agreement, for each remedy."""
-    world = setting(model, progress)
-    chosen, results, sets = _found(world, progress)
-    rows = [_measure(world, plant, neurons) for plant, neurons in zip(chosen, sets, strict=True)]
-    far = [{name: v["RMS"] for name, v in row.items()} for row in rows]
+    effort = effort_of(quick)
+    world = setting(model, progress, effort)
+    plants, results, sets = search_planted(world, progress, effort)
+    measured = [_measure(world, plant, neurons, effort) for plant, neurons in zip(plants, sets, strict=True)]
+    tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
+    far = [{name: figures["RMS"] for name, figures in table.items()} for table in tables]
     # Median and MAD over captions, as in the paper's tables
     mad = _median_mad([v["control"] for v in far])[1]
     cured = sum(v["NeMo"] >= v["control"] - mad for v in far)
     way = torch.tensor([(v["NeMo"] - v["untouched"]) / (v["control"] - v["untouched"]) for v in far])
     layers: dict[str, int] = {}
     for neurons in sets:
-        for address, found in neurons.neurons.items():
-            layers[address] = layers.get(address, 0) + len(found)
+        for address, indices in neurons.neurons.items():
+            layers[address] = layers.get(address, 0) + len(indices)
+    interval = share_interval(cured, len(plants)) if quick else None
     return ClaimResult(
-        value=round(cured / len(chosen), 3),
-        interval=None,
-        holds=cured >= 0.75 * len(chosen),
+        value=round(cured / len(plants), 3),
+        interval=interval,
+        holds=(interval[1] if interval else cured / len(plants)) >= 0.75,
         details={
-            "table, median (MAD) over pictures": _table(rows),
+            "table, median (MAD) over pictures": _with_copied(_summary(tables), tables),
             "way to the control's distance [least, median]": [round(float(v), 3) for v in (way.min(), way.median())],
-            "neurons by picture": {p.name: len(s) for p, s in zip(chosen, sets, strict=True)},
+            "neurons by picture": {p.name: len(s) for p, s in zip(plants, sets, strict=True)},
             "verdicts": [r.verdict for r in results],
             "neurons by layer, all pictures": layers,
-            **_harm(world, sets),
+            **_harm(world, sets, effort),
+            "cosines of the readout's features, median (MAD) over pictures": _summary(copies),
         },
     )
 
 
-def _found(world: World, progress: Progress) -> tuple[list[Any], list[Result], list[NeuronSet]]:
-    from ...engine.portraits import plants
+def search_planted(world: World, progress: Progress, effort: Effort) -> tuple[list[Any], list[Result], list[NeuronSet]]:
+    """Planted pictures, what the search of their captions ends with, and the neurons to block for each."""
+    plants = verbatim(effort)
+    results = world.find([p.captions[0] for p in plants], progress=progress)
+    return plants, results, [world.neurons(r) for r in results]
 
-    chosen = [p for p in plants() if p.kind == "verbatim"]
-    results = world.find([p.captions[0] for p in chosen], progress=progress)
-    return chosen, results, [world.neurons(r) for r in results]
 
+def _measure(world: World, plant: Any, neurons: NeuronSet, effort: Effort) -> tuple[Figures, Figures]:
+    """(RMS to the planted picture, pairwise RMS, agreement with the caption; cosines of features), for each remedy.
 
-def _measure(world: World, plant: Any, neurons: NeuronSet) -> dict[str, dict[str, float]]:
-    """remedy -> RMS to the planted picture (median of ten seeds), pairwise RMS, agreement with the caption."""
+    Figures of one caption are medians over its seeds.
+    """
     from ...engine.portraits import render
-    from ...engine.portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.readout import attribute_accuracy, load_readout, read
 
-    picture, scenes = render(plant.scenes).images, plant.scenes[[0] * len(SEEDS)]
-    net, found = load_readout(), {}
-    for name, sample in _remedies(world, plant, neurons).items():
+    net, picture = load_readout(), render(plant.scenes).images
+    table: Figures = {}
+    copies: Figures = {}
+    untouched = None
+    for name, sample in _remedies(world, plant, neurons, SEEDS[: effort.seeds]).items():
         images = sample()
-        accuracy = attribute_accuracy(read(net, images), scenes)
-        found[name] = {
+        untouched = images if untouched is None else untouched
+        accuracy = attribute_accuracy(read(net, images), plant.scenes[[0] * len(images)])
+        table[name] = {
             "RMS": float((images - picture).square().mean((1, 2, 3)).sqrt().median()),
             "diversity": diversity(images),
             "agreement": float(torch.tensor(list(accuracy.values())).nanmean()),  # a hat hides the hair: not asked
         }
-    return found
+        copies[name] = copy_figures(images, lambda x: read(net, x).features, untouched=untouched, original=picture)
+    return table, copies
 
 
-def _remedies(world: World, plant: Any, neurons: NeuronSet) -> dict[str, Sampler]:
-    """Ways to sample the planted caption at ten seeds, the published alternatives among them."""
-    prompt, n = plant.captions[0], len(SEEDS)
+def _remedies(world: World, plant: Any, neurons: NeuronSet, seeds: Sequence[int]) -> dict[str, Sampler]:
+    """Ways to sample the planted caption, one picture a seed; the published alternatives are among them."""
+    prompt, n = plant.captions[0], len(seeds)
     words = sorted({w for c in captions(ORDINARY, 200) for w in c.split()})
     unet = world.model.unet
 
     def plain(text: str, blocked: NeuronSet | None = None) -> Sampler:
-        return lambda: world.sample([text] * n, SEEDS, blocked)
+        return lambda: world.sample([text] * n, seeds, blocked)
 
     def tokens(count: int) -> Sampler:
-        return lambda: world.sample([random_tokens(prompt, words, count, s) for s in SEEDS], SEEDS)
+        return lambda: world.sample([random_tokens(prompt, words, count, s) for s in seeds], seeds)
 
     def adjusted() -> torch.Tensor:
         cond, empty = world.conditions([prompt, ""])
-        moved = adjusted_embedding(world.denoiser, cond, empty, _noise(), target=_usual_pull(world), steps=50)
+        config = AdjustConfig(target=_usual_pull(world), steps=50)
+        moved = adjusted_embedding(world.denoiser, cond, empty, _noise(), config)
         assert moved.text is not None
-        return world.sample(moved.text.expand(n, -1, -1), SEEDS)
+        return world.sample(moved.text.expand(n, -1, -1), seeds)
 
     def scaled() -> torch.Tensor:
         length = len(world.model.tokenizer(prompt).input_ids)
@@ -108,7 +130,7 @@ def _remedies(world: World, plant: Any, neurons: NeuronSet) -> dict[str, Sampler
         assert text is not None
         # The sampler puts the conditional rows first
         with attention_scaling(unet, rows=torch.arange(2 * n) < n):
-            return world.sample(text.expand(n, -1, -1), SEEDS)
+            return world.sample(text.expand(n, -1, -1), seeds)
 
     return {
         "untouched": plain(prompt),
@@ -130,23 +152,26 @@ def _noise() -> torch.Tensor:
 def _usual_pull(world: World, count: int = 32) -> float:
     """||eps_c - eps_u|| of ordinary captions at the first step: what Wen's target stands for, at this size."""
     conds, (empty,) = world.conditions(captions(ORDINARY, count)), world.conditions([""])
-    rows = torch.zeros(count, dtype=torch.long)
+    both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
     noise = _noise()[:1].expand(count, *SHAPE)
     with torch.no_grad():
-        told, untold = (world.denoiser.predict(noise, 981.0, c).eps for c in (Condition.batch(conds), empty.take(rows)))
-    return float((told - untold).flatten(1).norm(dim=1).median())
+        full, null = (world.denoiser.predict(noise, AdjustConfig().t, cond).eps for cond in both)
+    return float((full - null).flatten(1).norm(dim=1).median())
 
 
-def _table(rows: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, str]]:
-    """remedy -> measure -> "median (MAD)" over pictures, and how many pictures are still copied."""
-    table = {}
-    for name in rows[0]:
-        line = {}
-        for measure in rows[0][name]:
-            middle, mad = _median_mad([row[name][measure] for row in rows])
-            line[measure] = f"{middle:.3f} ({mad:.3f})"
-        table[name] = line | {"copied": f"{sum(row[name]['RMS'] < COPY for row in rows)} of {len(rows)}"}
+def _summary(pictures: Sequence[Figures]) -> dict[str, dict[str, str]]:
+    """Remedy -> measure -> "median (MAD)" over pictures."""
+    table: dict[str, dict[str, str]] = {}
+    for name, figures in pictures[0].items():
+        spreads = {measure: _median_mad([picture[name][measure] for picture in pictures]) for measure in figures}
+        table[name] = {measure: f"{middle:.3f} ({mad:.3f})" for measure, (middle, mad) in spreads.items()}
     return table
+
+
+def _with_copied(table: dict[str, dict[str, str]], pictures: Sequence[Figures]) -> dict[str, dict[str, str]]:
+    """The table with a further column: how many pictures are still copied."""
+    copied = {name: sum(picture[name]["RMS"] < COPY for picture in pictures) for name in table}
+    return {name: line | {"copied": f"{copied[name]} of {len(pictures)}"} for name, line in table.items()}
 
 
 def _median_mad(values: Sequence[float]) -> tuple[float, float]:
@@ -155,68 +180,30 @@ def _median_mad(values: Sequence[float]) -> tuple[float, float]:
     return float(middle), float((level - middle).abs().quantile(0.5))
 
 
-def _harm(world: World, sets: Sequence[NeuronSet]) -> dict[str, Any]:
-    """What blocking does to 200 ordinary captions, 25 under each of the eight sets."""
+def _harm(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, Any]:
+    """What blocking does to ordinary captions, as many of them under each of the sets."""
     from ...engine.portraits import render, sample_scenes
-    from ...engine.portraits.readout import attribute_accuracy, load_readout, read
-    from ..metrics import frechet_distance
+    from ..portraits.readout import attribute_accuracy, load_readout, read
 
-    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + 200))
-    prompts, seeds, each = captions(ORDINARY, 200), list(range(200)), -(-200 // len(sets))
-    plain = read(net, world.sample(prompts, seeds))
-    parts = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
-    images = [world.sample(prompts[p], seeds[p], s) for p, s in zip(parts, sets, strict=True)]
+    count = effort.ordinary
+    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    prompts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
+    untouched = read(net, world.sample(prompts, seeds))
+    shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
+    images = [world.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]
     blocked = read(net, torch.cat(images))
-    real = read(net, render(sample_scenes(range(ORDINARY + 200, ORDINARY + 1200))).images)
+    real = read(net, render(sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + effort.renders))).images)
 
     def agreement(reading: Any) -> float:
-        found = attribute_accuracy(reading, scenes)
-        return round(sum(found.values()) / len(found), 4)
+        accuracy = attribute_accuracy(reading, scenes)
+        return round(sum(accuracy.values()) / len(accuracy), 4)
 
     return {
-        "ordinary captions, prompt agreement [untouched, blocked]": [agreement(plain), agreement(blocked)],
+        "ordinary captions, prompt agreement [untouched, blocked]": [agreement(untouched), agreement(blocked)],
         "ordinary captions, Frechet distance [untouched, blocked]": [
-            round(frechet_distance(r.features, real.features), 2) for r in (plain, blocked)
+            round(frechet_distance(r.features, real.features), 2) for r in (untouched, blocked)
         ],
     }
-
-
-@claim(
-    "nemo.verify",
-    paper="Finding Dori (2025), on NeMo (Hintersdorf et al., NeurIPS 2024)",
-    figure="blocked pictures come back under an optimised text embedding (memorization rate 0.20 -> 0.99)",
-    target="other seeds cured for >= 75 % of the pictures; how many come back under attack is reported, not hidden",
-)
-def verification(model: str | None = None, progress: Progress = silent) -> ClaimResult:
-    """Seeds the search never saw, then 50 Adam steps on the embedding against the planted picture itself."""
-    from ...engine.portraits import render
-
-    world = setting(model, progress)
-    chosen, _, sets = _found(world, progress)
-    probe = make_probe(world.denoiser, config=SEARCH)
-    rows: dict[str, dict[str, Any]] = {}
-    for plant, neurons in zip(chosen, sets, strict=True):
-        picture = render(plant.scenes).images
-        with torch.no_grad():
-            latents = world.model.vae.encode(picture * 2 - 1).latent_dist.mean * world.model.vae.config.scaling_factor
-        (cond,) = world.conditions(plant.captions[:1])
-        done = verify(probe, cond, neurons, SHAPE, world.tau, reference=latents)
-        assert done.embedding is not None and done.embedding.text is not None
-        images = world.sample(done.embedding.text.expand(len(SEEDS), -1, -1), SEEDS, neurons)
-        away = (images - picture).square().mean((1, 2, 3)).sqrt()
-        rows[plant.name] = {
-            "cross-seed score [untouched, blocked]": [round(s.value, 3) for s in (done.untouched, done.blocked)],
-            "RMS under attack, median": round(float(away.median()), 3),
-        }
-    scores = [row["cross-seed score [untouched, blocked]"] for row in rows.values()]
-    cured = sum(now <= world.tau < was for was, now in scores)
-    back = sum(row["RMS under attack, median"] < COPY for row in rows.values())
-    return ClaimResult(
-        value=round(cured / len(rows), 3),
-        interval=None,
-        holds=cured >= 0.75 * len(rows),
-        details={"come back under attack": f"{back} of {len(rows)}", "tau": round(world.tau, 3), "by picture": rows},
-    )
 
 
 def diversity(images: torch.Tensor) -> float:

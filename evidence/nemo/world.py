@@ -1,4 +1,4 @@
-"""The portraits model as a place where memorization is known: what the claims and the report measure NEMO on."""
+"""The portraits model, where what is memorized is known: the claims and the demo page measure NEMO on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
+from ...engine.fingerprint import width_of
 from ...engine.nemo.block import block
 from ...engine.nemo.config import ProbeConfig, SearchConfig
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
-from ...engine.nemo.neurons import NeuronSet, fingerprint_of, width_of
+from ...engine.nemo.neurons import NeuronSet, fingerprint_of
 from ...engine.nemo.score import threshold
 from ...engine.nemo.sites import value_activations
 from ...engine.nemo.statistics import NeuronStatistics, gather
@@ -25,9 +26,56 @@ DETECT = ProbeConfig(timestep_index=15)
 SEARCH = ProbeConfig(timestep_index=4)
 """On 16 x 16 latents the published index 1 separates less: nothing of the picture is decided there yet."""
 SHARE = 0.98
+"""Of what blocking every neuron does to the prediction; the search stops there."""
 ROWS = 40
 """On two CPU cores 40 rows a forward take 3.05 ms each, 160 take 3.5, and 10 take 5."""
 STATISTICS, CALIBRATION, ORDINARY = 8_100_000, 8_200_000, 8_300_000
+"""First seeds of the captions for statistics, for the threshold, and for measurements."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        statistics, calibration: captions for the statistics and for the threshold.
+        plants: planted pictures, of the eight repeated verbatim.
+        seeds: samples of each caption.
+        ordinary, renders: ordinary captions, and renders that their samples are compared with.
+        colourings: captions of each planted template.
+    """
+
+    statistics: int = 1000
+    calibration: int = 100
+    plants: int = 8
+    seeds: int = 10
+    ordinary: int = 200
+    renders: int = 1000
+    colourings: int = 10
+
+
+FULL = Effort()
+QUICK = Effort(statistics=250, calibration=40, plants=2, seeds=4, ordinary=60, renders=250, colourings=4)
+
+
+def effort_of(quick: bool) -> Effort:
+    """Full, or what fits into a minute or so."""
+    return QUICK if quick else FULL
+
+
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """95 % interval of a share seen ``hits`` times of ``count`` (Wilson 1927)."""
+    z2 = 1.96**2
+    middle = (hits + z2 / 2) / (count + z2)
+    half = (hits * (count - hits) / count + z2 / 4) ** 0.5 * 1.96 / (count + z2)
+    return round(max(middle - half, 0.0), 3), round(min(middle + half, 1.0), 3)
+
+
+def verbatim(effort: Effort = FULL) -> list[Any]:
+    """The planted pictures that were repeated under one caption."""
+    from ...engine.portraits import plants
+
+    return [p for p in plants() if p.kind == "verbatim"][: effort.plants]
 
 
 @dataclass(frozen=True)
@@ -40,18 +88,18 @@ class World:
     tau: float
 
     def conditions(self, prompts: Sequence[str]) -> list[Condition]:
-        """One row each."""
+        """One condition of one row for each prompt."""
         with torch.no_grad():
             return [Condition(row[None]) for row in self.model.encode(list(prompts))]
 
     def find(self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent) -> list[Result]:
-        """Search in lockstep."""
+        """Search all prompts in lockstep."""
         config = SearchConfig(tau=self.tau, share=SHARE, mode=mode, rows=ROWS)
         probe = make_probe(self.denoiser, config=SEARCH, rows=config.rows)
         return find_neurons(probe, prompts, self.conditions(prompts), self.statistics, SHAPE, config, progress)
 
     def neurons(self, result: Result) -> NeuronSet:
-        """A result as a set."""
+        """A result as a set to block."""
         return result.neurons(fingerprint_of(self.model.unet), {})
 
     def widths(self) -> dict[str, int]:
@@ -62,11 +110,11 @@ class World:
         self, prompts: Sequence[str] | torch.Tensor, seeds: Sequence[int], neurons: NeuronSet | None = None
     ) -> torch.Tensor:
         """(N, 3, 64, 64) in [0, 1] for texts or text states (N, T, 64), with neurons blocked in both branches."""
-        from ...engine.portraits.sampling import sample_images
+        from ..portraits.sampling import sample_images
 
-        told = prompts if isinstance(prompts, torch.Tensor) else list(prompts)
+        texts = prompts if isinstance(prompts, torch.Tensor) else list(prompts)
         with block(self.model.unet, neurons or NeuronSet({})):
-            return sample_images(self.model, told, list(seeds), steps=STEPS, guidance=GUIDANCE)
+            return sample_images(self.model, texts, list(seeds), steps=STEPS, guidance=GUIDANCE)
 
 
 def captions(first: int, count: int) -> list[str]:
@@ -76,18 +124,18 @@ def captions(first: int, count: int) -> list[str]:
     return caption(sample_scenes(range(first, first + count)))
 
 
-def setting(model: str | None = None, progress: Progress = silent) -> World:
-    """Statistics of 1,000 captions, threshold from 100 others at the settings the search uses."""
+def setting(model: str | None = None, progress: Progress = silent, effort: Effort = FULL) -> World:
+    """Statistics of some captions, and the threshold from others at the settings that the search uses."""
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
     denoiser = Denoiser.from_diffusers(portraits.pipeline())
     probe = make_probe(denoiser, config=SEARCH, rows=ROWS)
     world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0)
-    conds = world.conditions(captions(STATISTICS, 1000))
-    parts = (Condition.batch(conds[i : i + 250]) for i in range(0, 1000, 250))
-    batches = (value_activations(denoiser, part, probe.sites) for part in parts)
+    conds = world.conditions(captions(STATISTICS, effort.statistics))
+    encoded = (Condition.batch(conds[i : i + 250]) for i in range(0, len(conds), 250))
+    batches = (value_activations(denoiser, batch, probe.sites) for batch in encoded)
     statistics = gather(batches, [s.address for s in probe.sites], fingerprint_of(portraits.unet))
-    ordinary = world.conditions(captions(CALIBRATION, 100))
+    ordinary = world.conditions(captions(CALIBRATION, effort.calibration))
     scores, _ = score_prompts(probe, ordinary, SHAPE, 1.0, progress)
     return World(portraits, denoiser, statistics, threshold([s.value for s in scores])[0])
