@@ -65,8 +65,8 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
 class _Recorder:
     """Per-run state: which step this is, what its rows mean, and what has been recorded."""
 
-    def __init__(self, wanted: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
-        self.wanted, self.rows, self.count, self.dtype = wanted, rows, count, dtype
+    def __init__(self, is_recorded: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
+        self.is_recorded, self.rows, self.count, self.dtype = is_recorded, rows, count, dtype
         self.record = StepRecord()
         self.step = -1
         self.layout: tuple[str, ...] = ("all",)
@@ -79,7 +79,7 @@ class _Recorder:
             self.step += 1
         self._last = t
         self.record.calls += 1
-        active = self.wanted(self.step)
+        active = self.is_recorded(self.step)
         if self.taps is not None:
             self.taps.enabled = active  # other steps run at full speed
         if active:
