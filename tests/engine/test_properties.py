@@ -74,8 +74,9 @@ FIELDS = {
         "clip": POSITIVE,
     },
     "EMDTrainConfig": {"steps": WHOLE, "batch": WHOLE, "rank": WHOLE, "timestep": st.floats(0, 999),
-                       "auto_gz": st.booleans(), "ema": st.floats(0, 0.9999), "lr_score": POSITIVE,
-                       "weight": st.sampled_from(("uniform", "dmd"))},
+                       "lr_score": POSITIVE, "student": st.sampled_from(("lora", "full"))},
+    "EMDAdvancedConfig": {"auto_gz": st.booleans(), "ema": st.floats(0, 0.9999),
+                          "weight": st.sampled_from(("uniform", "dmd"))},
     "StudentContract": {
         "base": TEXT, "timestep": st.floats(0, 1000), "noise": st.sampled_from(("unit", "vp", "edm")),
         "prediction": st.sampled_from(("model", "eps", "v", "x0", "flow")), "latent_scale": SHARE,
