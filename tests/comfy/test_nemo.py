@@ -183,6 +183,23 @@ def test_neurons_are_saved_loaded_and_refused(comfy, parts, neurons, tmp_path):
         comfy.call("VitrineNEMOStatistics", model=parts[0], clip=parts[1], prompts="one", scope="all")
 
 
+@pytest.mark.parametrize("origin", ["SD1.4", "feedfeedfeedfeed"])
+def test_statistics_of_another_model_are_refused_as_by_the_pipeline(comfy, pipe, parts, latent, statistics, origin):
+    from dataclasses import replace
+
+    foreign, refusals = replace(statistics, fingerprint=origin), []
+    node = {"model": parts[0], "positive": encode(comfy, parts[1], PLANT), "latent": latent, "statistics": foreign}
+    settings = {"tau": 0.8, "share": 0.9, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}
+    for search in (
+        lambda: comfy.call("VitrineNEMOFindNeurons", **node, **settings),
+        lambda: pipe.find([PLANT], foreign),
+    ):
+        with pytest.raises(ValueError, match=f"statistics: given model {origin}") as error:
+            search()
+        refusals.append(str(error.value))
+    assert refusals[0] == refusals[1]
+
+
 def test_a_graph_with_every_step(comfy):
     graph = {
         "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
