@@ -53,7 +53,7 @@ def settings(steps: int, plan: Plan = FULL) -> EMDTrainConfig:
 @claim(
     "emd.chain_length", paper="Xie et al. 2024 (EM Distillation)",
     figure="quality and time an update by K, the steps of the chain",
-    target="after as many updates K = 8 is nearer to real pictures than K = 1", minutes=40, quick_minutes=0.9,
+    target="after as many updates K = 8 is nearer to real pictures than K = 1", minutes=40, quick_minutes=0.7,
 )  # fmt: skip
 def chain_length(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Four students from the teacher, the same batches, 60 updates each; read after 15, 30 and 60.

@@ -19,7 +19,7 @@ RUNS = {"diff_instruct": EStepConfig.diff_instruct(), "emd": EStepConfig(4, 0.16
 @claim(
     "emd.mixture", paper=PAPER, figure="minor mass of EMD K = 4, worst of 3 seeds",
     target="EMD: mass > 0.1, forward KL < 0.75; Diff-Instruct: mass < 0.005, forward KL > 3; on each seed",
-    minutes=0.2, quick_minutes=0.1,
+    minutes=0.1, quick_minutes=0.05,
 )  # fmt: skip
 def mixture(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """A student too small for its teacher: forward KL covers both modes, reverse KL drops one.
@@ -41,7 +41,7 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
 
 @claim(
     "emd.likelihood", paper=PAPER, figure="relative error of the raw direction against the exact forward-KL gradient",
-    target="< 5 %, and the cancelled one worse when z moves as fast as eps", minutes=0.2, quick_minutes=0.1,
+    target="< 5 %, and the cancelled one worse when z moves as fast as eps", minutes=0.1, quick_minutes=0.05,
 )  # fmt: skip
 def likelihood(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The linear-Gaussian chain, where the gradient of the likelihood is known.
