@@ -181,11 +181,10 @@ class Studio:
         seeds, batches = list(range(first_seed, first_seed + pictures)), []
         together = 64 // pictures or 1
         for first in range(0, len(weights), together):
-            before, after = (
-                None if w is None else w[first : first + together].repeat_interleave(pictures, 0)
-                for w in (weights, late)
-            )
-            models = len(weights[first : first + together])
+            batch = slice(first, first + together)
+            models = len(weights[batch])
+            before = weights[batch].repeat_interleave(pictures, 0)
+            after = None if late is None else late[batch].repeat_interleave(pictures, 0)
             with late_lora(self.portraits.unet, manifest, before, after, start):
                 text, every_seed = captions * models, seeds * models
                 latents = sample_latents(self.portraits, text, every_seed, steps=STEPS, guidance=GUIDANCE)
