@@ -51,8 +51,8 @@ class Transfer:
         arms = self.arms or tuple(ARMS)
         curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, TqdmProgress)
         for arm, seeds in curves.items():
-            told = "  ".join(f"{step}: {fid:.2f}" for step, fid in mean_curve(seeds).items())
-            print(f"{arm:<24} seeds {list(seeds)}  FID {told}")
+            distances = "  ".join(f"{step}: {fid:.2f}" for step, fid in mean_curve(seeds).items())
+            print(f"{arm:<24} seeds {list(seeds)}  FID {distances}")
         print(f"curves: {self.folder / 'curves.json'}")
         return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -66,16 +65,6 @@ class ControlField(Config):
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         """Values in their own unit -> what the sinusoid sees, the same shape."""
         return (values.log() if self.kind == "log_scalar" else values) * self.scale
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values; an open end of the range is None, as in every file of this format."""
-        ends = {name: None if math.isinf(getattr(self, name)) else getattr(self, name) for name in ("least", "most")}
-        return super().to_dict() | ends
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ControlField:
-        """The inverse of :meth:`to_dict`."""
-        return super().from_dict({k: v for k, v in values.items() if k not in ("least", "most") or v is not None})
 
 
 def _default_fields() -> tuple[ControlField, ...]:

@@ -129,7 +129,7 @@ class _Controlled(DiffusionPipeline):
             noise, extra = self._noise(count, size, seeds, latents, eta)
             with self.progress_bar(total=len(self.scheduler.timesteps)) as bar:
 
-                def both(step: int, total: int, preview: torch.Tensor | None) -> None:
+                def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
                     bar.update()
                     progress(step, total, preview)
 

@@ -199,6 +199,6 @@ def _branch(module: nn.Module, path: str) -> nn.Module:
         if type(value) in (dict, OrderedDict):  # a module's tables of children and hooks; not its frozen config
             new.__dict__[key] = value.copy()
     if path:
-        head, _, rest = path.partition(".")
-        new._modules[head] = _branch(module.get_submodule(head), rest)
+        head, _, tail = path.partition(".")
+        new._modules[head] = _branch(module.get_submodule(head), tail)
     return new

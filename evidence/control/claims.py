@@ -119,8 +119,8 @@ def _share_slack(share: float, count: int) -> float:
 # --- claims -------------------------------------------------------------------------------------------------------
 @claim(
     "control.cross_size", paper=PAPER, figure="Table 2a: the same picture at every size condition",
-    target="distance across sizes <= 1/3 of constant weight's, FID no worse than +2 %", minutes=6,
-    quick_minutes=1,
+    target="distance across sizes <= 1/3 of constant weight's, FID no worse than +2 %", minutes=4,
+    quick_minutes=0.5,
 )  # fmt: skip
 def cross_size(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Same seeds and prompts at sizes 16 to 256 under both weights; distances of readout features and of pixels.
@@ -154,7 +154,7 @@ def cross_size(model: str | None = None, progress: Progress = silent, quick: boo
 
 @claim(
     "control.sizes", paper=PAPER, figure="Table 2b: sizes seldom or never trained",
-    target="FID at sizes of 192 to 512 better than constant weight's", minutes=4, quick_minutes=0.5,
+    target="FID at sizes of 192 to 512 better than constant weight's", minutes=3, quick_minutes=0.4,
 )  # fmt: skip
 def sizes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Pictures are always 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from ..charts import line_chart
 from ...engine.progress import Progress, silent
+from ..charts import line_chart
 from .claims import FIRST, FLIPS, NAMES, SIZES, at_every_size, distances_of, prompts_of, reader
 from .controlled_transformer import ControlledTransformer
 from .world import WEIGHTS

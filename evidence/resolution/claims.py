@@ -23,7 +23,7 @@ BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
 @claim(
     "resolution.transfer", paper=PAPER, figure="Fig. 8: positions resampled and schedule rescaled, 64 to 128 px",
     target="both together end lowest; they reach the FID at which the worst arm ends in at most half of its steps",
-    minutes=2, quick_minutes=0.5,
+    minutes=1, quick_minutes=0.3,
 )  # fmt: skip
 def transfer(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Curves of FID by fine-tuning step, three arms, all seeds; ``model`` may be the folder of another run.

@@ -79,7 +79,7 @@ def test_overhead_of_a_step(bench, model):
 
 
 def test_sampling_against_the_stock_pipeline(bench):
-    """The shipped PixArt-shaped sibling, eight guided steps, one network call each in both."""
+    """The shipped portraits transformer, eight guided steps, one network call each in both."""
     from diffusers import PixArtAlphaPipeline
     from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
     from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
@@ -107,4 +107,4 @@ def test_sampling_against_the_stock_pipeline(bench):
 
     against = {"stock pipeline": plainly}
     run = lambda: ours(seeds=[0, 1, 2, 3], **control, **settings)  # noqa: E731
-    bench.compare("control, sampling 8 steps", "portraits sibling (PixArt-shaped), batch 4", run, against, 5)
+    bench.compare("control, sampling 8 steps", "portraits transformer, batch 4", run, against, 5)

@@ -36,7 +36,7 @@ def test_plan_of_a_transformer_with_a_table(bench):
     pipe = SimpleNamespace(transformer=net, scheduler=base.scheduler, vae=base.vae)
     denoiser, cond = Denoiser.from_diffusers(net, base.scheduler), Condition(torch.zeros(1, 24, 64))
     config, x = ResolutionTransferConfig((128, 128)), torch.randn(1, 4, 32, 32)
-    bench.compare("resolution, plan and apply", "portraits sibling (PixArt-shaped)", lambda: planned(pipe, config),
+    bench.compare("resolution, plan and apply", "portraits transformer", lambda: planned(pipe, config),
                   {"bare forward": lambda: denoiser.forward(x, 500, cond)}, 10)  # fmt: skip
 
 

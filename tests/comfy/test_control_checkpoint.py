@@ -89,8 +89,8 @@ def test_a_checkpoint_samples_as_in_the_pipeline(comfy, portraits, folder, beta)
     noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * scheduler.sigmas[0] / scheduler.init_noise_sigma
     try:
         ours = portraits.pipe(
-            PROMPT, "", checkpoint=own, size_condition=SizeCondition((32, 48), (4, 6), None, True), guidance=GuidanceConfig(3.0, beta),
-            latents=noise, num_inference_steps=4, output_type="latent",
+            PROMPT, "", checkpoint=own, size_condition=SizeCondition((32, 48), (4, 6), None, True),
+            guidance=GuidanceConfig(3.0, beta), latents=noise, num_inference_steps=4, output_type="latent",
         )  # fmt: skip
     finally:
         portraits.pipe.unet.conv_out.bias.data.copy_(bias)

@@ -9,7 +9,7 @@ import torch
 from diffusers import EulerDiscreteScheduler
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
-from vitrine.engine.control import GuidanceConfig, Told
+from vitrine.engine.control import GuidanceConfig, SizeCondition
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import call_of
 from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
@@ -85,8 +85,9 @@ def test_a_run_with_controls_is_the_pipelines(comfy, loaded, control):
     pipe.scheduler.set_timesteps(5)
     noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * pipe.scheduler.sigmas[0]
     ours = pipe(
-        checkpoint=own, told=Told((32, 24), (6, 3), None, True), guidance=GuidanceConfig(2.0, control),
-        latents=noise / pipe.scheduler.init_noise_sigma, num_inference_steps=5, output_type="latent", **embeds,
+        checkpoint=own, size_condition=SizeCondition((32, 24), (6, 3), None, True),
+        guidance=GuidanceConfig(2.0, control), latents=noise / pipe.scheduler.init_noise_sigma, num_inference_steps=5,
+        output_type="latent", **embeds,
     )  # fmt: skip
     assert close(made["samples"] * pipe.vae.config.scaling_factor, ours.images)
     assert f"{sum(s.evaluations for s in ours.log)} evaluations" in text
@@ -124,18 +125,18 @@ TRANSFER = {
 @pytest.mark.parametrize("positions", ["grid", "extrapolate"])
 def test_positions_are_those_of_the_pipeline(comfy, loaded, positions):
     from vitrine.engine.resolution import ResolutionTransferConfig, apply
-    from vitrine.evidence.control.controlled_transformer import Sibling
+    from vitrine.evidence.control.controlled_transformer import ControlledTransformer
     from vitrine.nodes.comfy.model import backbone_of
 
     model, _, report = comfy.call(
         "VitrineResolutionTransferLoader", model=loaded.model, **SIDES, **TRANSFER | {"pos_embed": positions}
     )
-    sibling = Sibling.open(loaded.name)
+    transformer = ControlledTransformer.open(loaded.name)
     x, text = torch.randn(2, 4, 32, 32, generator=torch.manual_seed(1)), torch.randn(2, 24, 64)
     t = torch.full((2,), 500.0)
     config = ResolutionTransferConfig((128, 128), (64, 64), schedule="none", pos_embed=positions)
-    with apply(sibling, config), torch.no_grad():
-        wanted = call_of(sibling.transformer)(x, t, Condition(text))
+    with apply(transformer, config), torch.no_grad():
+        wanted = call_of(transformer.transformer)(x, t, Condition(text))
     model.patch_model()
     try:
         with torch.no_grad():
@@ -192,7 +193,7 @@ def test_resolution_transfer_knows_it(comfy, loaded):
                    **told | {"pos_embed": "extrapolate", "target_height": 96})  # fmt: skip
 
 
-def test_a_sibling_of_another_schedule_brings_it(comfy, loaded, tmp_path):
+def test_a_transformer_of_another_schedule_brings_it(comfy, loaded, tmp_path):
     from vitrine.nodes.comfy.transformer import load_transformer as load
 
     folder = tmp_path / "mine-128"

@@ -257,6 +257,30 @@ def test_the_claim_reads_curves():
     assert "resolution.transfer" in all_claims()
 
 
+def test_a_quick_claim_measures_the_same_with_fewer_pictures(monkeypatch):
+    from vitrine.evidence.control import claims
+
+    monkeypatch.setattr(claims, "QUICK", claims._Counts(2, 4, 16))
+    draw, prompts = ControlledTransformer.draw, []
+
+    def counted(self, texts, *args, **settings):
+        prompts.extend(texts)
+        return draw(self, texts, *args, **settings | {"steps": 2})
+
+    monkeypatch.setattr(ControlledTransformer, "draw", counted)
+    result = all_claims()["control.flip"].measure(quick=True)
+    assert len(prompts) == 3 * 16 and len(result.details) == 2
+    assert result.interval[0] <= result.value <= result.interval[1]
+    result = all_claims()["control.cross_size"].measure(quick=True)
+    assert len(prompts) == 3 * 16 + 2 * (5 * 2 + 4) and result.interval[0] <= result.value <= result.interval[1]
+
+
+def test_claims_say_how_long_they_take():
+    for name, claim in all_claims().items():
+        if name.startswith(("control.", "resolution.")):
+            assert 0 < claim.quick_minutes <= claim.minutes
+
+
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"lr": 0.0}, {"ema": 1.0}, {"samples": 1}, {"guidance": -1.0}])
 def test_settings_are_checked(wrong):
     with pytest.raises(VitrineError):
