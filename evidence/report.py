@@ -58,7 +58,7 @@ class Report:
     def add_images(self, images: Iterable[tuple[Image, str]], width: int = 160) -> None:
         """A row of (PIL picture, caption), ``width`` CSS pixels each; PNG inside the page.
 
-        Pictures that have to be enlarged show their pixels; larger ones, such as charts, are scaled down smoothly.
+        Small pictures show their pixels; those of two pixels a CSS pixel, such as charts, are scaled down smoothly.
         """
         figures = "".join(_figure(image, text, width) for image, text in images)
         self._blocks.append(f'<div class="case">{figures}</div>')
@@ -87,7 +87,7 @@ class Report:
 
 
 def _figure(image: Image, text: str, width: int) -> str:
-    text, kind = html.escape(text), ' class="pixels"' if image.width <= width else ""
+    text, kind = html.escape(text), ' class="pixels"' if image.width < 2 * width else ""
     caption = f"<figcaption>{text}</figcaption>" if text else ""
     return f'<figure style="width:{width + 16}px"><img{kind} alt="{text}" src="{_inline(image)}">{caption}</figure>'
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..files import write_text
 from .scenes import ATTRIBUTES, Scenes
 
 MAX_TOKENS = 24
@@ -37,19 +38,19 @@ def _sentence(word: dict[str, str], silent: dict[str, bool], flip: bool) -> str:
     def side(value: str) -> str:
         return {"left": "right", "right": "left"}[value] if flip else value
 
-    parts = ["a", say("mouth"), say("skin"), "face with"]
-    parts += ["bald head"] if word["hair"] == "bald" else [word["hair"], say("hair_color"), "hair"]
-    parts += [word[n] for n in ("glasses", "beard") if word[n] != "none"]
+    words = ["a", say("mouth"), say("skin"), "face with"]
+    words += ["bald head"] if word["hair"] == "bald" else [word["hair"], say("hair_color"), "hair"]
+    words += [word[n] for n in ("glasses", "beard") if word[n] != "none"]
     if word["mole"] != "none":
-        parts.append(f"mole {side(word['mole'])}")
+        words.append(f"mole {side(word['mole'])}")
     if word["hat"] != "none":
         kind, _, where = word["hat"].partition("-")
-        parts.append(f"{kind} {side(where)}" if where else kind)
+        words.append(f"{kind} {side(where)}" if where else kind)
     if say("shirt"):
-        parts.append(f"{word['shirt']} shirt")
+        words.append(f"{word['shirt']} shirt")
     if say("background"):
-        parts.append(f"on {word['background']}")
-    return " ".join(p for p in parts if p)
+        words.append(f"on {word['background']}")
+    return " ".join(w for w in words if w)
 
 
 RARE_WORDS = (
@@ -78,38 +79,37 @@ def write_tokenizer_files(folder: str | Path) -> Path:
         _merge_word(word, pieces, merges)
     table = {piece: i for i, piece in enumerate([*pieces, START, END])}
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps(table, ensure_ascii=False))
+    write_text(folder / "vocab.json", json.dumps(table, ensure_ascii=False))
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n")
+    write_text(folder / "merges.txt", "\n".join(lines) + "\n")
     config = {
         "tokenizer_class": "CLIPTokenizer", "model_max_length": MAX_TOKENS, "do_lower_case": True,
         "bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END, "errors": "replace",
     }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
+    write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2))
     return folder
 
 
 def _merge_word(word: str, pieces: list[str], merges: list[tuple[str, str]]) -> None:
     """Extend the merges until the standard BPE procedure turns ``word`` into one token."""
     rank = {pair: i for i, pair in enumerate(merges)}
-    parts = [*word[:-1], f"{word[-1]}</w>"]
-    while len(parts) > 1:
-        pairs = [(rank.get((parts[i], parts[i + 1]), len(rank) + 1), i) for i in range(len(parts) - 1)]
+    symbols = [*word[:-1], f"{word[-1]}</w>"]
+    while len(symbols) > 1:
+        pairs = [(rank.get((symbols[i], symbols[i + 1]), len(rank) + 1), i) for i in range(len(symbols) - 1)]
         best, at = min(pairs)
-        pair = (parts[at], parts[at + 1])
+        pair = (symbols[at], symbols[at + 1])
         if best > len(rank):  # nothing known applies: learn the leftmost pair
             merges.append(pair)
             pieces.append("".join(pair))
             rank[pair] = len(rank)
-        parts = _apply(parts, pair)
+        symbols = _apply(symbols, pair)
 
 
-def _apply(parts: list[str], pair: tuple[str, str]) -> list[str]:
+def _apply(symbols: list[str], pair: tuple[str, str]) -> list[str]:
     joined: list[str] = []
-    for part in parts:
-        if joined and (joined[-1], part) == pair:
-            joined[-1] = joined[-1] + part
+    for symbol in symbols:
+        if joined and (joined[-1], symbol) == pair:
+            joined[-1] = joined[-1] + symbol
         else:
-            joined.append(part)
+            joined.append(symbol)
     return joined

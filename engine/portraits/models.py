@@ -1,7 +1,7 @@
 """The portraits model: real CLIPTextModel, UNet2DConditionModel and AutoencoderKL, small, in diffusers' own layout.
 
 Group normalisation uses 8 groups: with ComfyUI's fixed 32 groups, 32 channels would mean instance normalisation, which
-throws a flat background's colour away. Our ComfyUI loader sets the number on the modules instead
+throws a flat background's colour away. Vitrine's ComfyUI loader sets the number on the modules instead
 (``nodes/comfy/portraits.py``).
 """
 
@@ -125,7 +125,7 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
     """Load the shipped model (or another folder of the same layout) in float32 on the CPU.
 
     Raises:
-        VitrineError: the folder is not a StableDiffusionPipeline folder.
+        VitrineError: If the folder is not a StableDiffusionPipeline folder.
     """
     from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
     from transformers import CLIPTextModel, CLIPTokenizer

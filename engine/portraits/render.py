@@ -32,7 +32,7 @@ Extent: TypeAlias = "torch.Tensor | float"
 
 @dataclass(frozen=True)
 class Pictures:
-    """What :func:`render` gives.
+    """What :func:`render` draws.
 
     Attributes:
         images: (B, 3, S, S) float32 in [0, 1].
@@ -63,7 +63,7 @@ def render(
             source picture has after upscaling. None draws at ``size``.
 
     Raises:
-        VitrineError: a size below 8, or a crop that is empty, outside [0, 1] or not square.
+        VitrineError: If a size is below 8, or the crop is empty, outside [0, 1] or not square.
     """
     _check_view(size, crop, original_size)
     drawn = original_size or size

@@ -2,7 +2,7 @@
 
 A *scene* is everything the renderer needs. It has two halves that never share random numbers:
 
-* identity: face geometry, skin, hair, beard, glasses, mole. The same identity seed is the same person for ever;
+* identity: face geometry, skin, hair, beard, glasses, mole. The same identity seed is always the same person;
 * context: background, expression, hat, shirt, pose. What changes between two pictures of one person.
 
 Left and right are the viewer's. A data set is a list of seeds, so it is exact, infinite and needs no files.
@@ -133,10 +133,10 @@ def sample_scenes(identities: np.ndarray | Sequence[int], contexts: np.ndarray |
     geometry = _spread(GEOMETRY, who[:, first:])
     pose = _spread(POSE, where[:, first:])
     jitter = np.empty((len(identity), 6, 3), dtype=np.float32)
-    mine = who[:, first + len(GEOMETRY) :][:, :6]  # skin and hair shades belong to the person
-    theirs = where[:, first + len(POSE) :][:, :12]
-    jitter[:, (1, 2)] = 2 * mine.reshape(-1, 2, 3) - 1
-    jitter[:, (0, 3, 4, 5)] = 2 * theirs.reshape(-1, 4, 3) - 1
+    person = who[:, first + len(GEOMETRY) :][:, :6]  # skin and hair shades belong to the person
+    surroundings = where[:, first + len(POSE) :][:, :12]
+    jitter[:, (1, 2)] = 2 * person.reshape(-1, 2, 3) - 1
+    jitter[:, (0, 3, 4, 5)] = 2 * surroundings.reshape(-1, 4, 3) - 1
     return Scenes(np.stack(columns, 1), geometry, pose, jitter, identity, context)
 
 

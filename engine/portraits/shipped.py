@@ -25,7 +25,7 @@ def transformer_folder(name: str | Path = "power-cosine") -> Path:
     """The folder of a shipped transformer by name; a path to a folder is returned unchanged.
 
     Raises:
-        VitrineError: no such model.
+        VitrineError: If there is no such model.
     """
     folder = Path(name) if Path(name).is_dir() else TRANSFORMERS / str(name)
     if not (folder / "config.json").is_file():
@@ -42,7 +42,7 @@ def load_transformer(name: str | Path = "power-cosine") -> Any:
     """A shipped transformer by name, or one from a folder, in float32.
 
     Raises:
-        VitrineError: no such model.
+        VitrineError: If there is no such model.
     """
     from diffusers import PixArtTransformer2DModel
 
@@ -53,7 +53,7 @@ def student_file(name: str = "student") -> Path:
     """The LoRA file of a shipped student (kohya names, contract in its header).
 
     Raises:
-        VitrineError: no such student.
+        VitrineError: If there is no such student.
     """
     path = STUDENT_FOLDER / f"vitrine-portraits-emd-{name}.safetensors"
     if name not in STUDENTS or not path.is_file():

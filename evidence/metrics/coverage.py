@@ -7,21 +7,21 @@ import torch
 from ...engine.errors import refuse
 
 
-def precision_recall(real: torch.Tensor, made: torch.Tensor, k: int = 3) -> tuple[float, float]:
+def precision_recall(real: torch.Tensor, samples: torch.Tensor, k: int = 3) -> tuple[float, float]:
     """(share of samples near real data, share of real data near samples), both in [0, 1].
 
     Near means within the distance of some point of the other set to its own k-th nearest neighbour.
 
     Args:
-        real, made: (N, D) and (M, D) features, N and M above k.
+        real, samples: (N, D) and (M, D) features, N and M above k.
 
     Raises:
-        VitrineError: other shapes, or too few rows.
+        VitrineError: If the shapes differ, or there are too few rows.
     """
-    if real.ndim != 2 or made.ndim != 2 or real.shape[1] != made.shape[1] or min(len(real), len(made)) <= k:
-        given = (tuple(real.shape), tuple(made.shape), k)
-        raise refuse("features", given, "(N, D) and (M, D) with more than k rows", "take more samples")
-    return _inside(made, real, k), _inside(real, made, k)
+    if real.ndim != 2 or samples.ndim != 2 or real.shape[1] != samples.shape[1] or min(len(real), len(samples)) <= k:
+        shapes = (tuple(real.shape), tuple(samples.shape), k)
+        raise refuse("features", shapes, "(N, D) and (M, D) with more than k rows", "take more samples")
+    return _inside(samples, real, k), _inside(real, samples, k)
 
 
 def _inside(points: torch.Tensor, manifold: torch.Tensor, k: int) -> float:

@@ -11,7 +11,7 @@ from ..registry import ClaimResult, claim
     paper="Vitrine",
     figure="prompted attributes shown, 512 samples, guidance 3, 30 DDIM steps",
     target="mean >= 95 %, each >= 90 %, readout held-out accuracy >= 99 % on each",
-    minutes=2,
+    minutes=2.5,
     quick_minutes=0.6,
 )
 def quality(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -55,8 +55,8 @@ def _slack(share: float, count: int) -> float:
     paper="Vitrine",
     figure="planted pictures that come back from 10 seeds (median pixel RMS <= 1/3 of the nearest other picture)",
     target=">= 6 of 8, and no control caption",
-    minutes=1,
-    quick_minutes=0.3,
+    minutes=0.7,
+    quick_minutes=0.2,
 )
 def memorized(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Are the planted duplicates really memorized, and are captions without the rare words innocent.

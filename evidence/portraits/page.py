@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,9 @@ from ...engine.progress import Progress, silent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from ...engine.portraits.models import Portraits
+    from ..report import Report
 
 SHOWN = 8
 _SEED = 6_000_000
@@ -28,7 +31,7 @@ def to_pil(images: torch.Tensor, scale: int = 2) -> list[Image]:
     return [Image.fromarray(a).resize(size, Image.Resampling.NEAREST) for a in table]
 
 
-def section(report: Any, progress: Progress = silent) -> None:
+def section(report: Report, progress: Progress = silent) -> None:
     """Add the section to a report; takes about a minute on two CPU cores."""
     from ...engine.portraits.models import load_portraits
     from .sampling import sample_images
@@ -49,7 +52,7 @@ def section(report: Any, progress: Progress = silent) -> None:
     progress(2, 2, None)
 
 
-def _planted(report: Any, model: Any) -> None:
+def _planted(report: Report, model: Portraits) -> None:
     from .sampling import sample_images
 
     report.add_heading("Planted pictures come back")
@@ -57,10 +60,10 @@ def _planted(report: Any, model: Any) -> None:
         "These pictures were repeated in training on purpose. From left to right: the planted picture, two samples of "
         "its caption with the two rare words, one sample of the same caption without them."
     )
-    rows = []
+    row = []
     for plant in plants()[:4]:
         images = sample_images(model, [plant.captions[0]] * 2 + [plant.controls[0]], [0, 1, 0])
         pictures = to_pil(torch.cat([render(plant.scenes).images, images]))
         labels = (f"planted: {plant.name}", "seed 0", "seed 1", "without the rare words")
-        rows += list(zip(pictures, labels, strict=True))
-    report.add_images(rows, width=100)
+        row += list(zip(pictures, labels, strict=True))
+    report.add_images(row, width=100)

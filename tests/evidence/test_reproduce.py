@@ -10,6 +10,8 @@ from vitrine.engine.errors import VitrineError
 from vitrine.evidence import registry as claims
 from vitrine.evidence import reproduce
 from vitrine.evidence.charts import line_chart
+from vitrine.evidence.portraits import claims as portraits_claims
+from vitrine.evidence.portraits import quality
 from vitrine.evidence.report import Report
 
 
@@ -60,6 +62,25 @@ def test_quick_is_said_everywhere(failing, tmp_path, capsys):
     (entry,) = json.loads(out.read_text())
     assert entry["quick"] is True and entry["command"] == "vitrine reproduce test.fails --quick --model m"
     assert capsys.readouterr().out.startswith("test.fails: about 15 s on") and failing == [("m", True)]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_quick_portraits_claims_are_not_stricter(quick, monkeypatch):
+    """Fewer samples and renders; a worst attribute a little below its target still holds when it is read from 96."""
+    counts = {}
+
+    def measure_quality(model, net, **settings):
+        counts.update(settings)
+        accuracy = dict.fromkeys("abcdefghij", 0.96) | {"worst": 0.87}
+        return quality.Quality({"a": 0.985}, accuracy, 1.0, 2.0, 0.5, settings.get("samples", 512),
+                               settings.get("renders", 4096))  # fmt: skip
+
+    monkeypatch.setattr(quality, "measure_quality", measure_quality)
+    monkeypatch.setattr(quality, "measure_copies", lambda model, **settings: counts.update(settings) or [])
+    result = portraits_claims.quality(quick=quick)
+    portraits_claims.memorized(quick=quick)
+    assert result.holds is quick and result.value == round(sum([0.96] * 10 + [0.87]) / 11, 4)
+    assert counts.get("samples", 512) == (96 if quick else 512) and counts["seeds"] == (3 if quick else 10)
 
 
 def test_a_legend_covers_no_line():
