@@ -68,10 +68,10 @@ class NeuronSet:
             VitrineError: If the set has another model's fingerprint, an address that the model lacks, or an index
                 beyond the layer's width.
         """
-        own = fingerprint or fingerprint_of(backbone)
-        if self.fingerprint and self.fingerprint != own:
+        fingerprint = fingerprint or fingerprint_of(backbone)
+        if self.fingerprint and self.fingerprint != fingerprint:
             remedy = "find the neurons on this model (a LoRA or a fine-tune makes it another one only if baked in)"
-            raise refuse("neurons", f"made for model {self.fingerprint}", f"this model, {own}", remedy)
+            raise refuse("neurons", f"made for model {self.fingerprint}", f"this model, {fingerprint}", remedy)
         table = {s.address: s for s in sites}
         for address, indices in self.neurons.items():
             if address not in table:

@@ -64,7 +64,7 @@ class Verification:
 
     Attributes:
         untouched, blocked: without and with the neurons blocked.
-        attacked: blocked, under the adversarial embedding; None where no reference was given.
+        attacked: blocked, under the adversarial embedding; None without a reference.
         embedding: that embedding (one row), to sample with and look.
     """
 

@@ -6,6 +6,7 @@ from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.nemo.score import Request, probe_noise
 from vitrine.engine.portraits import plants, render
 from vitrine.evidence.nemo.baselines import random_neurons
+from vitrine.evidence.nemo.claims import detection
 from vitrine.evidence.nemo.world import DETECT, ORDINARY, SEARCH, SHAPE, captions, setting
 
 SEEDS = [900, 901, 902, 903]
@@ -68,3 +69,9 @@ def test_most_kept_neurons_are_needed(world, plant, result):
     plain, *rest = probe.signals(looks)
     scores = [float(probe.similarity(plain, s).max()) for s in rest]
     assert sum(s >= found.threshold - 1e-6 for s in scores) >= 0.8 * len(kept)
+
+
+def test_detection_measured_quickly_holds():
+    result = detection(quick=True)
+    low, high = result.interval
+    assert result.holds and low <= result.value <= high and result.details["TPR at 1 % FPR"] > 0.8
