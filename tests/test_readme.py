@@ -9,7 +9,7 @@ from vitrine.evidence import registry as claims
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("claims", "python", "speed"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("claims", "python", "speed", "design"))]
 
 
 def test_two_screens():

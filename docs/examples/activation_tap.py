@@ -39,13 +39,13 @@ tap = pipe(drawn.images, prompts, places, timestep=50, seeds=[0, 1], output_type
 # %% How often does the nearest feature in another picture lie in the same part of the face?
 print(f"{'place':40} {'shape':20} same part")
 print(f"{'(pixels)':40} {tuple(drawn.images.shape)!s:20} {part_agreement(drawn.images, drawn.parts):.0%}")
-for address, found in tap.activations.items():
-    print(f"{address:40} {tuple(found.tensor.shape)!s:20} {part_agreement(found.tensor, drawn.parts):.0%}")
+for address, activation in tap.activations.items():
+    print(f"{address:40} {tuple(activation.tensor.shape)!s:20} {part_agreement(activation.tensor, drawn.parts):.0%}")
 
 
 # %% Three principal components as colours, the same for all pictures: equal colours are equal features.
-def coloured(found):
-    return to_pil(pca_rgb(found, PCABasis.fit(found), 64))
+def coloured(activation):
+    return to_pil(pca_rgb(activation, PCABasis.fit(activation), 64))
 
 
 def save(rows, name):

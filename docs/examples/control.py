@@ -51,7 +51,11 @@ for name in ("power-cosine", "constant"):
 
     def draw(size, pipe=pipe, checkpoint=checkpoint):
         settings = {"num_inference_steps": 12, "output_type": "pt", "height": 64, "width": 64, "seeds": [0, 1, 2, 3]}
-        control = {"size_condition": SizeCondition(original=size), "checkpoint": checkpoint, "guidance": GuidanceConfig(2.0)}
+        control = {
+            "size_condition": SizeCondition(original=size),
+            "checkpoint": checkpoint,
+            "guidance": GuidanceConfig(2.0),
+        }
         return pipe(**control, **settings, **embeds).images.float()
 
     drawn = {size: draw(size) for size in sizes}
@@ -66,7 +70,9 @@ pipe, checkpoint = opened("power-cosine")
 settings = {"num_inference_steps": 12, "output_type": "pt", "height": 64, "width": 64, "seeds": [0, 1, 2, 3]}
 for control in (1.0, 1.375):
     guidance = GuidanceConfig(2.0, control)
-    found = pipe(size_condition=SizeCondition(original=(16, 16)), checkpoint=checkpoint, guidance=guidance, **settings, **embeds)
-    moved = (found.images.float() - rows[0]).square().mean().sqrt()
-    print(f"control {control}: evaluations {[step.evaluations for step in found.log]}, moved by {moved:.3f}")
+    output = pipe(
+        size_condition=SizeCondition(original=(16, 16)), checkpoint=checkpoint, guidance=guidance, **settings, **embeds
+    )
+    moved = (output.images.float() - rows[0]).square().mean().sqrt()
+    print(f"control {control}: evaluations {[step.evaluations for step in output.log]}, moved by {moved:.3f}")
 print("pictures in", out)

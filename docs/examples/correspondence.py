@@ -45,8 +45,8 @@ others = render(aside, size)
 places = ["up-level0-repeat0-res-increment", "up-level0-repeat1-res-increment"]  # or preset="Ours-v1.5" for SD 1.5
 asked = known.keypoints[0, : KEYPOINTS.index("chin") + 1]
 matches = matching(known.images[:1], others.images, asked, "a face", addresses=places, timestep=50, seeds=[0, 1, 2, 3])
-found, true = torch.stack([match.points for match in matches]).cpu(), others.keypoints[:, : len(asked)]
-for name, where in (("found", found), ("left where they were", asked.expand_as(true))):
+matched, true = torch.stack([match.points for match in matches]).cpu(), others.keypoints[:, : len(asked)]
+for name, where in (("found", matched), ("left where they were", asked.expand_as(true))):
     away = (where - true).norm(dim=-1)
     print(f"{name}: {(away < 0.1).float().mean():.0%} within a tenth of the picture, {away.mean() * size:.1f} px off")
 
@@ -60,7 +60,7 @@ def dotted(picture, where, side=192):
     return picture
 
 
-dots = [dotted(p, w) for p, w in zip(to_pil(others.images), found, strict=True)]
+dots = [dotted(p, w) for p, w in zip(to_pil(others.images), matched, strict=True)]
 source = dotted(to_pil(known.images[:1])[0], asked)
 make_image_grid([source, *dots[:4]], 1, 5).save(out / "points.png")
 

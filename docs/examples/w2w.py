@@ -66,13 +66,13 @@ save(rows, "delayed.png")
 
 # %% Invert: the person in one picture. Only the coefficients are trained, so they move freely in new prompts.
 config = InvertConfig(steps=80, lr=0.6, batch=4, schedule="cosine", antithetic=True, prior=2e-4)
-found, told = pipe.invert_image(space, picture, context_caption(somebody)[0], config)
+inverted, inversion = pipe.invert_image(space, picture, context_caption(somebody)[0], config)
 print("held-out loss by step:", *(f"{step}: {losses[0]:.4f}" for step, losses in told.losses))
-drawn = draw(found)
+drawn = draw(inverted)
 save([torch.cat([picture, drawn])], "inverted.png")
 
 # %% A child of both, written as a LoRA that loads in any program; here in plain diffusers.
-child = pipe.blend_models(space, [person, found])
+child = pipe.blend_models(space, [person, inverted])
 wanted = draw(child)
 path = write_lora(out / "child.safetensors", materialise(space, child.coefficients[0]))
 pipe.load_lora_weights(str(path))

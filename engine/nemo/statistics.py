@@ -67,8 +67,8 @@ class NeuronStatistics:
         fingerprint = fingerprint or fingerprint_of(backbone)
         if self.fingerprint in ("", fingerprint) or (self.fingerprint == OFFICIAL and _is_sd1(backbone)):
             return
-        remedy = "gather them anew on this model (in ComfyUI: NEMO Statistics)"
-        raise refuse("statistics", f"model {self.fingerprint}", f"this model, {fingerprint}", remedy)
+        shown, accepted = f"model {self.fingerprint}", f"this model, {fingerprint}"
+        raise refuse("statistics", shown, accepted, "gather them on this model (in ComfyUI: NEMO Statistics)")
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file, whole or not at all."""

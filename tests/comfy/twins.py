@@ -9,7 +9,16 @@ from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, EStepConfig
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
-from vitrine.engine.nemo import AttackConfig, NeuronSet, ProbeConfig, SearchConfig, VerifyConfig, bake, make_probe, verify
+from vitrine.engine.nemo import (
+    AttackConfig,
+    NeuronSet,
+    ProbeConfig,
+    SearchConfig,
+    VerifyConfig,
+    bake,
+    make_probe,
+    verify,
+)
 from vitrine.engine.nemo.heat_map import heat_map
 from vitrine.engine.nemo.score import probe_noise
 from vitrine.engine.pipelines import (
