@@ -67,7 +67,7 @@ save(rows, "delayed.png")
 # %% Invert: the person in one picture. Only the coefficients are trained, so they move freely in new prompts.
 config = InvertConfig(steps=80, lr=0.6, batch=4, schedule="cosine", antithetic=True, prior=2e-4)
 inverted, inversion = pipe.invert_image(space, picture, context_caption(somebody)[0], config)
-print("held-out loss by step:", *(f"{step}: {losses[0]:.4f}" for step, losses in told.losses))
+print("held-out loss by step:", *(f"{step}: {losses[0]:.4f}" for step, losses in inversion.losses))
 drawn = draw(inverted)
 save([torch.cat([picture, drawn])], "inverted.png")
 

@@ -41,7 +41,7 @@ def test_public_functions_are_documented(path):
 
 @pytest.mark.parametrize("path", CODE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_functions_fit_on_a_screen_and_take_few_arguments(path):
-    """Left out: pipelines' methods, whose signatures are diffusers', and nodes' ``execute``, whose inputs are the node."""
+    """Left out: pipelines' methods, whose signatures are diffusers', and ``execute``, whose inputs are the node's."""
     diffusers_signature = "pipelines" in path.parts
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
