@@ -36,8 +36,8 @@ Figures = dict[str, dict[str, float]]
     paper=PAPER,
     figure="Table 1: blocked samples leave the memorized picture, random neurons change nothing",
     target=">= 75 % of the planted pictures as far away as without their rare words (within one MAD over captions)",
-    minutes=4,
-    quick_minutes=0.8,
+    minutes=5,
+    quick_minutes=1,
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Distance of samples to the planted picture, their diversity and prompt agreement, for each remedy."""

@@ -55,7 +55,7 @@ class Effort:
 
 
 FULL = Effort()
-QUICK = Effort(statistics=250, calibration=40, plants=2, seeds=4, ordinary=60, renders=250, colourings=4)
+QUICK = Effort(statistics=250, calibration=40, plants=2, seeds=4, ordinary=40, renders=250, colourings=4)
 
 
 def effort_of(quick: bool) -> Effort:
