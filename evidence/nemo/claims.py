@@ -75,7 +75,7 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     figure="Table 2: cost of the search",
     target="network rows of the published procedure / ours >= 2 for one prompt",
     minutes=3,
-    quick_minutes=0.7,
+    quick_minutes=0.5,
 )
 def passes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Rows through the network, counted; the published procedure's from its own formula on the same decisions."""
