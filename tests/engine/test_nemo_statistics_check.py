@@ -25,7 +25,7 @@ def statistics(pipe):
 @pytest.mark.parametrize("origin", [OFFICIAL, "feedfeedfeedfeed"])
 def test_foreign_statistics_are_refused_before_a_search(pipe, statistics, origin):
     foreign = replace(statistics, fingerprint=origin)
-    with pytest.raises(VitrineError, match="gather them anew"):
+    with pytest.raises(VitrineError, match="gather them on this model"):
         pipe.find(["a face"], foreign)
     with pytest.raises(VitrineError, match=origin):
         foreign.check(pipe.unet, "0123456789abcdef")  # as the node asks, with a fingerprint of its own reading

@@ -68,7 +68,7 @@ def test_statistics_of_another_model_are_refused(pipe):
     from dataclasses import replace
 
     made = pipe.statistics(caption(sample_scenes(range(4))))
-    with pytest.raises(VitrineError, match="gather them anew"):
+    with pytest.raises(VitrineError, match="gather them on this model"):
         pipe.find(["x"], replace(made, fingerprint="feedfeedfeedfeed"))
     with pytest.raises(VitrineError, match="one prompt at least"):
         pipe.conditions([])
