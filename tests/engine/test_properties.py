@@ -68,6 +68,7 @@ FIELDS = {
         "end": st.floats(0.5, 1), "tokens": TOKENS,
     },
     "AttackConfig": {"steps": SMALL, "lr": POSITIVE, "batch": WHOLE, "seed": SMALL},
+    "VerifyConfig": {"tau": LEVEL, "seed": SMALL},
     "EStepConfig": CHAIN,
     "CorrectConfig": {
         "steps": SMALL, "timestep": st.floats(0, 999), "ge": LEVEL, "gz": SHARE, "guidance": st.floats(0, 99),
