@@ -87,7 +87,7 @@ def test_without_early_exit_nested_captures_see_the_same(unet, forward, plain):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_another_error_goes_through_both_and_leaves_no_hooks(unet, forward, error):
+def test_another_error_goes_through_both_and_leaves_no_hooks(unet, forward, error, no_hooks_left):
     def fail(activation):
         raise error("stop")
 
@@ -96,5 +96,5 @@ def test_another_error_goes_through_both_and_leaves_no_hooks(unet, forward, erro
     with pytest.raises(error, match="stop"), outer, inner:
         forward()
     assert not outer.activations and not inner.activations
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in unet.modules())
+    no_hooks_left(unet)
     assert torch.isfinite(forward()).all()

@@ -77,7 +77,7 @@ def stopping(error, at):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted, InterruptProcessingException, RuntimeError])
-def test_whatever_stops_an_inversion_propagates_with_the_best_so_far(space, unet, kind):
+def test_whatever_stops_an_inversion_propagates_with_the_best_so_far(space, unet, kind, no_hooks_left):
     args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)))
     for check_every in (3, 25):  # with and without a check before the end
         config = InvertConfig(steps=100, check_every=check_every)
@@ -86,7 +86,7 @@ def test_whatever_stops_an_inversion_propagates_with_the_best_so_far(space, unet
         partial = partial_inversion(caught.value)
         assert partial.interrupted and partial.steps == 7 and partial.coefficients.abs().max() > 0
         assert [step for step, _ in partial.losses] == [s for s in (3, 6) if check_every == 3]
-        assert not any(m._forward_hooks for m in unet.modules())
+        no_hooks_left(unet)
     whole = invert(*args, InvertConfig(steps=100, check_every=100), progress=stopping(kind(), 7), partial_on=(kind,))
     assert torch.equal(whole.coefficients, partial.coefficients) and whole.interrupted
     with pytest.raises(kind):
