@@ -5,6 +5,7 @@ stand in for ComfyUI's own ``comfy``.
 """
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,9 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parent
+# Read when torch is imported. Where something else has one of two cores, threads that spin while they wait for each
+# other make small networks a hundred times slower; what is computed does not change.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if importlib.util.find_spec("vitrine") is None:
     root = HERE.parent
