@@ -30,7 +30,7 @@ class Reproduce:
     claims: Positional[tuple[str, ...]] = ()
     """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""
     quick: bool = False
-    """Fewer samples and wider intervals: all claims together in 15 minutes on two CPU cores."""
+    """Fewer samples and wider intervals: minutes instead of hours."""
     json: Path | None = None
     """Also write the results to this file."""
     model: str | None = None
