@@ -42,8 +42,9 @@ class Condition:
         return self._map(lambda v: v.to(*where, **how))
 
     def cast(self, dtype: torch.dtype) -> Condition:
-        """Casts floating-point tensors; masks and ids keep their dtype."""
-        return self._map(lambda v: v.to(dtype) if v.is_floating_point() else v)
+        """Casts the text. What ``extra`` holds keeps its dtype: half precision would round sizes."""
+        text, pooled = (None if v is None else v.to(dtype) for v in (self.text, self.pooled))
+        return Condition(text, pooled, self.extra)
 
     @staticmethod
     def batch(conditions: Sequence[Condition]) -> Condition:

@@ -58,8 +58,9 @@ class Denoiser:
         Raises:
             VitrineError: If the backbone belongs to no known family, or there is no scheduler.
         """
-        backbone = getattr(model, "unet", None) or getattr(model, "transformer", None) or model
-        scheduler = scheduler or getattr(model, "scheduler", None)
+        parts = (getattr(model, name, None) for name in ("unet", "transformer"))
+        backbone = next((part for part in parts if part is not None), model)
+        scheduler = getattr(model, "scheduler", None) if scheduler is None else scheduler
         if scheduler is None:
             raise refuse("scheduler", None, "a diffusers scheduler", "pass a pipeline, or scheduler=...")
         schedule = NoiseSchedule.from_diffusers(scheduler)
@@ -96,11 +97,22 @@ class Denoiser:
 
 
 def check_finite(module: nn.Module, name: str = "model") -> None:
-    """Refuses a module with NaN or infinite weights.
+    """Refuses a module with NaN or infinite weights. The host waits once for each device that holds weights.
 
     Raises:
         VitrineError: If there is such a weight; the message names the first tensor.
     """
-    for key, value in module.state_dict().items():
-        if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
-            raise refuse(f"{name} weights", f"NaN or Inf in {key!r}", "finite numbers", "load the checkpoint again")
+    weights = {k: v for k, v in module.state_dict().items() if v.is_floating_point() and not v.is_meta}
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for value in weights.values():  # a sum shows both: NaN and infinity outlast any addition
+        by_device.setdefault(value.device, []).append(value.to(torch.promote_types(value.dtype, torch.float32)).sum())
+    if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
+        return
+    bad = next((key for key, value in weights.items() if not bool(torch.isfinite(value).all())), None)
+    if bad is not None:
+        raise refuse(f"{name} weights", f"NaN or Inf in {bad!r}", "finite numbers", "load the checkpoint again")
+
+
+def weights_state(module: nn.Module) -> int:
+    """A number that changes when weights are replaced or written to in place; nothing is read from the device."""
+    return hash(tuple((id(p), 0 if p.is_inference() else p._version) for p in module.parameters()))

@@ -1,8 +1,9 @@
-"""Identifies a model by a short hash of sampled weights, equal for diffusers and ComfyUI copies of one checkpoint."""
+"""Identifies a model by sampled weights: equal for diffusers and ComfyUI copies of one checkpoint, in any precision."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,15 @@ import torch
 from torch import nn
 
 from .addresses import sites_of
+from .placement import weight_of
 from .reading import columns_of
 from .site import ModuleSite
+
+SAMPLES = 64
+DIGITS = 16
+"""Of the hash at the start of a fingerprint, which is all there was before fingerprints held the samples."""
+
+_WITH_WEIGHTS = re.compile(r"[0-9a-f]{16}-(?P<layout>[0-9a-f]{8})(?P<weights>([0-9a-f]{4})*)")
 
 
 def width_of(backbone: nn.Module, site: ModuleSite) -> int:
@@ -22,21 +30,63 @@ def width_of(backbone: nn.Module, site: ModuleSite) -> int:
 
 
 def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
-    """16 hex digits from sampled weights of the value projections, the same in diffusers and ComfyUI.
+    """A text of 16 hexadecimal digits, a dash and more of them, to be compared by :func:`same_weights`.
 
-    A few numbers of each layer are read and rounded to half precision, so that fp16 and fp32 copies agree.
+    A few numbers of each value projection are read. The first digits are a hash of them, rounded to fp16. Then come the
+    numbers of places and sizes, hashed, and 64 weights as bfloat16: bf16(w) and bf16(fp16(w)) may differ by one step,
+    so no hash of rounded weights can be equal in every precision, but the weights themselves can be compared.
 
     Args:
         originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
     """
-    digest = hashlib.sha256()
+    digest, layout, samples = hashlib.sha256(), hashlib.sha256(), []
     for site in sites_of(backbone).values():
         if not isinstance(site, ModuleSite) or not site.address.endswith(("-cross-v", "-ctx-v")):
             continue
         module: Any = backbone.get_submodule(site.path)
-        weight = (originals or {}).get(site.path, module.weight).detach()
+        weight = (originals or {}).get(site.path)
+        weight = (weight_of(getattr(module, "base_layer", module)) if weight is None else weight).detach()
         weight = columns_of(weight.movedim(0, -1), site.columns, site.width).movedim(-1, 0)
         sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
-        rounded = sample.to("cpu", torch.float32).to(torch.float16).flatten().float()
+        values = sample.to("cpu", torch.float32).flatten()
+        rounded = values.to(torch.float16).float()
         digest.update(f"{site.address} {tuple(weight.shape)} {[f'{v:.4g}' for v in rounded.tolist()]}".encode())
-    return digest.hexdigest()[:16]
+        layout.update(f"{site.address} {tuple(weight.shape)}".encode())
+        samples.append(values)
+    return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(samples)}"
+
+
+def _digits(samples: list[torch.Tensor]) -> str:
+    """Four digits for each of 64 weights at most, spread evenly over all that were sampled."""
+    values = torch.cat(samples) if samples else torch.empty(0)
+    chosen = values[:: -(-len(values) // SAMPLES) or 1].to(torch.bfloat16).view(torch.int16)
+    return "".join(f"{v & 0xFFFF:04x}" for v in chosen.tolist())
+
+
+def same_weights(first: str, second: str) -> bool:
+    """Whether two fingerprints may be of one checkpoint, whatever precision each was taken in.
+
+    Equal to within one step of bfloat16 in every sample. Fingerprints of older files are a hash alone; against them
+    hashes are compared, which fp16 and float32 copies share, but not bfloat16 ones.
+    """
+    a, b = (_WITH_WEIGHTS.fullmatch(text) for text in (first, second))
+    if a is None or b is None:
+        return short(first) == short(second)
+    if a["layout"] != b["layout"] or len(a["weights"]) != len(b["weights"]):
+        return False
+    x, y = _weights(a["weights"]), _weights(b["weights"])
+    finest = 2.0**-24  # fp16 knows nothing smaller, so tiny weights differ by more than a step of bfloat16
+    return bool(((x[0] - y[0]).abs() <= 1).logical_or((x[1] - y[1]).abs() <= finest).all())
+
+
+def _weights(digits: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions on the line of all bfloat16 numbers, and the numbers."""
+    bits = torch.tensor([int(digits[i : i + 4], 16) for i in range(0, len(digits), 4)], dtype=torch.int32)
+    magnitude = bits & 0x7FFF
+    numbers = torch.where(bits >= 0x8000, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16).float()
+    return torch.where(bits >= 0x8000, -magnitude, magnitude), numbers
+
+
+def short(fingerprint: str) -> str:
+    """What is shown to people: the hash alone."""
+    return fingerprint[:DIGITS] if _WITH_WEIGHTS.fullmatch(fingerprint) else fingerprint

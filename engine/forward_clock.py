@@ -24,23 +24,41 @@ class Forward(NamedTuple):
     arguments: dict[str, Any]
 
 
-def timesteps_of(args: tuple, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The timesteps (n,) that a hook on the backbone sees, float64 on the CPU; None where the forward has none.
+class Timesteps:
+    """Reads the timesteps that a hook on the backbone sees, waiting for the device once a run, not once a forward.
 
+    Samplers hand out views of one tensor of timesteps, so that tensor is read whole when its first view comes by.
     They are the argument called ``timestep`` (diffusers) or ``timesteps`` (ComfyUI), else the second positional one,
     which is where both libraries have it.
     """
-    value = kwargs.get("timestep", kwargs.get("timesteps", args[1] if len(args) > 1 else None))
-    if not isinstance(value, (torch.Tensor, int, float)):
-        return None
-    t = torch.as_tensor(value, dtype=torch.float64, device="cpu").reshape(-1)
-    return t if t.numel() else None
 
+    def __init__(self) -> None:
+        self._source: torch.Tensor | None = None
+        self._version = -1
+        self._values = torch.empty(0)
 
-def timestep_of(args: tuple, kwargs: dict[str, Any]) -> float | None:
-    """The first row's timestep, for samplers in which all rows share it; None where the forward has none."""
-    t = timesteps_of(args, kwargs)
-    return None if t is None else float(t[0])
+    def rows(self, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The timesteps (n,), float64 on the CPU; None where the forward has none."""
+        value = kwargs.get("timestep", kwargs.get("timesteps", args[1] if len(args) > 1 else None))
+        if not isinstance(value, (torch.Tensor, int, float)):
+            return None
+        t = torch.as_tensor(self._on_cpu(value), dtype=torch.float64, device="cpu").reshape(-1)
+        return t if t.numel() else None
+
+    def first(self, args: tuple, kwargs: dict[str, Any]) -> float | None:
+        """The first row's timestep, for samplers in which all rows share it; None where the forward has none."""
+        t = self.rows(args, kwargs)
+        return None if t is None else float(t[0])
+
+    def _on_cpu(self, value: torch.Tensor | float) -> torch.Tensor | float:
+        if not isinstance(value, torch.Tensor) or value.device.type == "cpu" or value.is_inference():
+            return value
+        source = value if value._base is None else value._base
+        if not source.is_contiguous() or source.storage_offset():
+            return value
+        if source is not self._source or source._version != self._version:
+            self._source, self._version, self._values = source, source._version, source.detach().cpu()
+        return self._values.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 class ForwardClock(AbstractContextManager):
@@ -59,6 +77,7 @@ class ForwardClock(AbstractContextManager):
         self._handles: list[Any] = []
         self._local = threading.local()
         self._last: Any = None
+        self._timesteps = Timesteps()
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -78,7 +97,7 @@ class ForwardClock(AbstractContextManager):
         """Remove all hooks and forget the last forward; harmless twice."""
         while self._handles:
             self._handles.pop().remove()
-        self._local, self._last = threading.local(), None
+        self._local, self._last, self._timesteps = threading.local(), None, Timesteps()
 
     def _open(self) -> None:
         """Register the hooks of the block, into ``_handles``."""
@@ -92,7 +111,7 @@ class ForwardClock(AbstractContextManager):
         arguments = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
         arguments = {**arguments, **arguments.get("kwargs", {})}
         sample = arguments.get("sample", arguments.get("hidden_states"))
-        t = timesteps_of(args, kwargs | {k: v for k, v in arguments.items() if k == "timestep"})
+        t = self._timesteps.rows(args, kwargs | {k: v for k, v in arguments.items() if k == "timestep"})
         if t is None or sample is None:
             raise refuse("forward", sorted(arguments), "a sample and a timestep", "call the model with both")
         self._local.value = self._last = self._prepare(Forward(t.expand(len(sample)), sample, arguments))

@@ -1,4 +1,7 @@
-"""Noise schedules: sigma, alpha-bar, log-SNR and the network's timestep as functions of each other, in float64.
+"""Noise schedules: sigma, alpha-bar, log-SNR and the network's timestep as functions of each other.
+
+Numbers and CPU tensors are worked on in float64, tensors of any other device in float32 and without waiting for it:
+accelerators are slow in float64, and some have none.
 
 Two kinds. ``vp`` (DDPM and its descendants): x_t = sqrt(abar) x0 + sqrt(1 - abar) eps with
 sigma = sqrt((1 - abar) / abar) (Karras et al. 2022, Table 1). ``flow`` (rectified flow): x_t = (1 - s) x0 + s eps with
@@ -8,7 +11,7 @@ sigma = s, and the network's timestep is 1000 s.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +24,13 @@ Number = float | torch.Tensor
 def append_dims(values: torch.Tensor, ndim: int) -> torch.Tensor:
     """One number for each row, or one for all: (B,) or () -> (B, 1, ..., 1) or (1, ..., 1) with ``ndim`` dimensions."""
     return values.reshape(-1, *[1] * (ndim - 1))
+
+
+def _wide(values: Number) -> torch.Tensor:
+    """float64 on the CPU, float32 elsewhere."""
+    if isinstance(values, torch.Tensor) and values.device.type != "cpu":
+        return values.to(torch.float32)
+    return torch.as_tensor(values, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class NoiseSchedule:
     kind: str
     log_sigmas: torch.Tensor
     steps: int = 1000
+    _tables: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_betas(cls, betas: torch.Tensor) -> NoiseSchedule:
@@ -87,15 +98,15 @@ class NoiseSchedule:
             return t / self.steps
         low = t.floor().long().clamp(max=self.steps - 2)
         share = t - low
-        table = self.log_sigmas.to(t.device)
+        table = self._table(t.device)
         return torch.exp((1 - share) * table[low] + share * table[low + 1])
 
     def timestep(self, sigma: Number) -> torch.Tensor:
         """The network's timestep at a sigma: the inverse of :meth:`sigma`, clamped to the ends of the table."""
-        sigma = torch.as_tensor(sigma, dtype=torch.float64)
+        sigma = _wide(sigma)
         if self.kind == "flow":
             return sigma * self.steps
-        table, wanted = self.log_sigmas.to(sigma.device), torch.log(sigma)
+        table, wanted = self._table(sigma.device), torch.log(sigma)
         low = (torch.searchsorted(table, wanted.contiguous()) - 1).clamp(0, self.steps - 2)
         share = (wanted - table[low]) / (table[low + 1] - table[low])
         return low + share.clamp(0, 1)
@@ -118,12 +129,22 @@ class NoiseSchedule:
         return 1 / torch.sqrt(1 + sigma.square()), sigma / torch.sqrt(1 + sigma.square())
 
     def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
-        """x_t from x0 and noise of one shape (B, ...), at t, a number or (B,); float64 inside, x0's dtype outside."""
-        signal, level = (append_dims(s.to(x0.device), x0.ndim) for s in self.scales(t))
-        return (signal * x0.double() + level * noise.double()).to(x0.dtype)
+        """x_t from x0 and noise of one shape (B, ...), at t, a number or (B,); x0's dtype outside, wider inside."""
+        x, eps = _wide(x0), _wide(noise)
+        signal, level = (append_dims(s.to(x.device, x.dtype), x.ndim) for s in self.scales(t))
+        return (signal * x + level * eps).to(x0.dtype)
+
+    def _table(self, device: torch.device) -> torch.Tensor:
+        """log sigmas there; uploaded once."""
+        if device not in self._tables:
+            on_cpu = device.type == "cpu"
+            self._tables[device] = self.log_sigmas if on_cpu else self.log_sigmas.float().to(device)
+        return self._tables[device]
 
     def _checked(self, t: Number) -> torch.Tensor:
-        t = torch.as_tensor(t, dtype=torch.float64)
+        t = _wide(t)
+        if t.device.type != "cpu":
+            return t  # to look at it would be to wait for it
         last = self.steps if self.kind == "flow" else self.steps - 1
         if not math.isfinite(float(t.sum())) or bool((t < 0).any()) or bool((t > last).any()):
             raise refuse("timestep", t.tolist(), f"0 <= t <= {last}", "t is the network's own timestep")

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..addresses import resolve
 from ..errors import refuse
-from ..forward_clock import timestep_of
+from ..forward_clock import Timesteps
 from ..hooks import Activation, Capture, capture
 from .config import DTYPES
 from .container import Activations, TapInfo
@@ -72,9 +72,10 @@ class _Recorder:
         self.layout: tuple[str, ...] = ("all",)
         self.taps: Capture | None = None
         self._last: float | None = None
+        self._timesteps = Timesteps()
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        t = timestep_of(args, kwargs)
+        t = self._timesteps.first(args, kwargs)
         if self.count == "calls" or t is None or t != self._last:
             self.step += 1
         self._last = t

@@ -11,7 +11,7 @@ from torch import nn
 from ..addresses import sites_of
 from ..errors import refuse
 from ..files import named, parse_table, write_json
-from ..fingerprint import fingerprint_of
+from ..fingerprint import fingerprint_of, same_weights, short
 from .presets import Preset
 
 FORMAT, VERSION = "vitrine-feature-preset", 1
@@ -43,10 +43,12 @@ class FeaturePreset:
         sites = sites_of(backbone)
         missing = [a for a in self.preset.addresses if a not in sites]
         actual = fingerprint or fingerprint_of(backbone)
-        if missing or (self.fingerprint and self.fingerprint != actual):
-            shown = f"{self.preset.name!r} for model {self.fingerprint or self.preset.model}"
+        if missing or (self.fingerprint and not same_weights(self.fingerprint, actual)):
+            shown = f"{self.preset.name!r} for model {short(self.fingerprint) or self.preset.model}"
             shown += f", whose places {missing[:3]} are not here" if missing else ""
-            raise refuse("feature preset", shown, f"one of this model, {actual}", "rank the places of this model")
+            raise refuse(
+                "feature preset", shown, f"one of this model, {short(actual)}", "rank the places of this model"
+            )
 
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""

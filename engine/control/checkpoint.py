@@ -19,6 +19,7 @@ from torch import nn
 from ..config import Config
 from ..errors import refuse
 from ..files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
+from ..fingerprint import same_weights, short
 from .embedder import ControlEmbedder
 from .gamma import GammaConfig
 from .inject import control_width, family_of
@@ -96,8 +97,8 @@ class ControlMetadata(Config):
         backbone_is = (family_of(backbone), control_width(backbone))
         if backbone_is != (self.family, self.dim):
             raise refuse("model", backbone_is, (self.family, self.dim), f"load {self.base_model or 'the base model'}")
-        if fingerprint and self.base_hash and fingerprint != self.base_hash:
-            _warn("base model", fingerprint, self.base_hash, "its weights differ from those trained on")
+        if fingerprint and self.base_hash and not same_weights(fingerprint, self.base_hash):
+            _warn("base model", short(fingerprint), short(self.base_hash), "its weights differ from those trained on")
 
 
 class ControlCheckpoint(NamedTuple):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
+from ..condition import Condition
 from ..errors import refuse
+from ..placement import device_of, dtype_of
 from ..site import Site
 from . import flux, pixart, sd3, unet
 from .family import Call, Family
@@ -31,7 +34,10 @@ def layout_of(backbone: nn.Module) -> Iterator[Site]:
 
 
 def call_of(backbone: Any) -> Call:
-    """The bare call of a diffusers backbone.
+    """The bare call of a diffusers backbone, for inputs of any precision on any device.
+
+    The one place where a method's numbers become the network's: x_t and the text are cast to its dtype, and everything
+    moves to where it computes at the moment of the call. Sizes and masks keep their dtype: half precision rounds sizes.
 
     Raises:
         VitrineError: a class of no known family.
@@ -40,4 +46,9 @@ def call_of(backbone: Any) -> Call:
     make = calls.get(type(backbone).__name__)
     if make is None:
         raise refuse("backbone", type(backbone).__name__, sorted(calls), "pass a pipeline of one of these families")
-    return lambda x, t, cond: make(backbone, x, t, cond)
+
+    def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+        device, dtype = device_of(backbone), dtype_of(backbone)
+        return make(backbone, x.to(device, dtype), t.to(device), cond.to(device).cast(dtype))
+
+    return call

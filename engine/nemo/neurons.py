@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..files import named, parse_table, write_json
-from ..fingerprint import fingerprint_of, width_of
+from ..fingerprint import fingerprint_of, same_weights, short, width_of
 from ..site import ModuleSite
 
 FORMAT, VERSION = "vitrine-neurons", 1
@@ -47,9 +47,14 @@ class NeuronSet:
             VitrineError: If the sets belong to different models.
         """
         sets = (self, *others)
-        models = {s.fingerprint for s in sets if s.fingerprint}
-        if len(models) > 1:
-            raise refuse("neuron sets", sorted(models), "sets of one model", "find the neurons on the model you block")
+        models = [s.fingerprint for s in sets if s.fingerprint]
+        if not all(same_weights(models[0], other) for other in models):
+            raise refuse(
+                "neuron sets",
+                sorted(map(short, set(models))),
+                "sets of one model",
+                "find the neurons on the model you block",
+            )
         union: dict[str, set[int]] = {}
         for neurons in sets:
             for address, indices in neurons.neurons.items():
@@ -69,9 +74,11 @@ class NeuronSet:
                 beyond the layer's width.
         """
         fingerprint = fingerprint or fingerprint_of(backbone)
-        if self.fingerprint and self.fingerprint != fingerprint:
+        if self.fingerprint and not same_weights(self.fingerprint, fingerprint):
             remedy = "find the neurons on this model (a LoRA or a fine-tune makes it another one only if baked in)"
-            raise refuse("neurons", f"made for model {self.fingerprint}", f"this model, {fingerprint}", remedy)
+            raise refuse(
+                "neurons", f"made for model {short(self.fingerprint)}", f"this model, {short(fingerprint)}", remedy
+            )
         table = {s.address: s for s in sites}
         for address, indices in self.neurons.items():
             if address not in table:

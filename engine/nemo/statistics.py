@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..files import check_tensors, named, read_artefact, save_artefact
-from ..fingerprint import fingerprint_of
+from ..fingerprint import fingerprint_of, same_weights, short
 from ..progress import Progress, silent
 from .sites import value_sites
 
@@ -64,10 +64,12 @@ class NeuronStatistics:
         Raises:
             VitrineError: If the statistics were measured on another model.
         """
-        fingerprint = fingerprint or fingerprint_of(backbone)
-        if self.fingerprint in ("", fingerprint) or (self.fingerprint == OFFICIAL and _is_sd1(backbone)):
+        if self.fingerprint == "" or (self.fingerprint == OFFICIAL and _is_sd1(backbone)):
             return
-        shown, accepted = f"model {self.fingerprint}", f"this model, {fingerprint}"
+        fingerprint = fingerprint or fingerprint_of(backbone)
+        if same_weights(self.fingerprint, fingerprint):
+            return
+        shown, accepted = f"model {short(self.fingerprint)}", f"this model, {short(fingerprint)}"
         raise refuse("statistics", shown, accepted, "gather them on this model (in ComfyUI: NEMO Statistics)")
 
     def save(self, path: str | Path) -> Path:

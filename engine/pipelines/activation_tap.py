@@ -21,9 +21,10 @@ from ..activations.presets import preset as find_preset
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
 from ..condition import Condition
-from ..denoiser import Denoiser, check_finite
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
+from .shared import SharedPipeline
 
 logger = logging.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class ActivationTapPipelineOutput(BaseOutput):
     pictures: dict[str, list[Image.Image]]
 
 
-class _TapPipeline(DiffusionPipeline):
+class _TapPipeline(SharedPipeline):
     """What the SD and SDXL pipelines share; they differ in how a prompt becomes a condition."""
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
@@ -107,23 +108,18 @@ class _TapPipeline(DiffusionPipeline):
         inputs = self._inputs(image, config)
         prompts = per_picture(prompt, len(inputs), "prompt")
         generators = _generators(generator, len(inputs))
-        for name in ("unet", "vae", "text_encoder"):
-            check_finite(getattr(self, name), name)
-        try:
+        self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
+        with self._in_use():
             latents = self._latents(inputs, config)
             height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
             cond = self._condition(prompts, height, width)
             activations = self._tap(denoiser, latents, cond, config, prompts, generators, callback)
-        finally:  # offloaded models go back also after an interruption
-            self.maybe_free_model_hooks()
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = _pictures(activations, shown, basis, height, width)
         return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
 
     def _denoiser(self) -> Denoiser:
-        """Noise is added in float32; the network then runs in its own precision."""
-        plain, dtype = Denoiser.from_diffusers(self), self.unet.dtype
-        return plain.with_call(lambda x, t, cond: plain.call(x.to(dtype), t, cond.to(dtype)))
+        return Denoiser.from_diffusers(self)
 
     def _inputs(self, image: Any, config: TapConfig) -> torch.Tensor:
         """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""

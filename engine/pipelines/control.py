@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, PixArtAlphaPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers import PixArtAlphaPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.utils import BaseOutput
 
 from ..condition import Condition
@@ -33,6 +33,7 @@ from ..fingerprint import fingerprint_of
 from ..guidance import scale_for_size
 from ..noise import generators
 from ..progress import Progress, silent
+from .shared import SharedPipeline
 
 Sizes = SizeCondition | Sequence[SizeCondition]
 
@@ -45,7 +46,7 @@ class ControlConditionedPipelineOutput(BaseOutput):
     log: tuple[ControlStep, ...]
 
 
-class _Controlled(DiffusionPipeline):
+class _Controlled(SharedPipeline):
     """What the pipelines share; they differ in how prompts and sizes become conditions."""
 
     _backbone_name = "unet"

@@ -17,9 +17,10 @@ from ..emd import CorrectConfig, Networks, StudentContract, check_base, correct,
 from ..errors import refuse
 from ..noise import seeded_noise
 from ..progress import Progress, silent
+from .shared import SharedPipeline
 
 
-class EMDOneStepPipeline(StableDiffusionPipeline):
+class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
     """Stable Diffusion 1.x or 2.x whose UNet is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
 
     Example:

@@ -12,7 +12,7 @@ from diffusers import StableDiffusionPipeline
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..forward_clock import timestep_of
+from ..forward_clock import Timesteps
 from ..nemo import (
     BlockConfig,
     NeuronSet,
@@ -36,9 +36,10 @@ from ..nemo import (
 )
 from ..nemo.block import RunningForward
 from ..progress import Progress, silent
+from .shared import SharedPipeline
 
 
-class NEMOPipeline(StableDiffusionPipeline):
+class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
     """Stable Diffusion 1.x or 2.x with the NEMO tools (Hintersdorf et al., NeurIPS 2024).
 
     Example:
@@ -65,10 +66,10 @@ class NEMOPipeline(StableDiffusionPipeline):
         sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
         if not any(map(len, sets)):
             return super().__call__(*args, **kwargs)
-        config, running = block_config or BlockConfig(), RunningForward()
+        config, running, timesteps = block_config or BlockConfig(), RunningForward(), Timesteps()
 
         def follow(unet: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            batch, t = len(args[0]), timestep_of(args, kwargs)
+            batch, t = len(args[0]), timesteps.first(args, kwargs)
             first = batch // 2 if self.do_classifier_free_guidance else 0  # the rows before it have the negative prompt
             assert t is not None
             running.update(config, t, torch.arange(batch) >= first)

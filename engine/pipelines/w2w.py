@@ -32,9 +32,10 @@ from ..w2w import (
     sample,
 )
 from ..w2w.batched_lora import late_lora
+from .shared import SharedPipeline
 
 
-class W2WPipeline(StableDiffusionPipeline):
+class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
     """Stable Diffusion whose weights are a point of a space of models (weights2weights, Dravid et al., NeurIPS 2024).
 
     Example:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..errors import refuse
-from ..forward_clock import timestep_of
+from ..forward_clock import Timesteps
 from .manifest import Layer, LoraLayer, Manifest
 from .names import canonical
 
@@ -181,9 +181,10 @@ def late_lora(
         if late is None:
             yield
             return
+        timesteps = Timesteps()
 
         def choose(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            t = timestep_of(args, kwargs)
+            t = timesteps.first(args, kwargs)
             # weights2weights, appendix I: the edited model takes over at timestep T
             lora.weights = late if t is not None and t <= start else weights
 

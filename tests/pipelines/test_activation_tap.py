@@ -191,12 +191,14 @@ def test_refused_before_any_forward(pipe, pixels, bad: dict, message: str) -> No
 def test_broken_weights_are_named_before_the_forward(pipe, pixels) -> None:
     weight = pipe.unet.conv_out.weight
     old = weight.data[0, 0, 0, 0].item()
-    weight.data[0, 0, 0, 0] = float("nan")
+    with torch.no_grad():
+        weight[0, 0, 0, 0] = float("nan")
     try:
         with pytest.raises(VitrineError, match="conv_out.weight"):
             pipe(pixels, addresses=Q)
     finally:
-        weight.data[0, 0, 0, 0] = old
+        with torch.no_grad():
+            weight[0, 0, 0, 0] = old
 
 
 def test_size_resizes_to_a_square(pipe) -> None:

@@ -1,0 +1,87 @@
+"""What our diffusers pipelines share: they are made from a loaded pipeline without changing it, and free its models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, ModelMixin
+from typing_extensions import Self
+
+from ..denoiser import check_finite, weights_state
+from ..errors import refuse
+
+_OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
+
+
+class SharedPipeline(DiffusionPipeline):
+    """Base of the pipelines; comes first among a class's bases."""
+
+    _finite: dict[str, int]
+
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Self:
+        """A pipeline of this class around the components of another, each as it is: same object, dtype and device.
+
+        diffusers' own ``from_pipe`` casts the shared modules to float32 unless told otherwise, and so changes the
+        pipeline they came from.
+
+        Args:
+            kwargs: components or settings of ``__init__`` to use instead; ``torch_dtype`` casts all modules, which the
+                other pipeline then shares.
+
+        Raises:
+            VitrineError: If the other pipeline lacks a component, or has one of another class.
+        """
+        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        modules, settings = map(set, cls._get_signature_keys(cls))
+        source = {**pipeline.components, **{k: v for k, v in pipeline.config.items() if k in settings}}
+        chosen = {k: v for k, v in source.items() if k in modules | settings} | kwargs
+        cls._refuse_strangers(type(pipeline).__name__, chosen, modules)
+        made = cls(**chosen)
+        if pipeline.config.get("_name_or_path") is not None:
+            made.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
+        for name in _OFFLOADING:  # hooks sit on the modules; who frees them must know of them
+            if hasattr(pipeline, name):
+                setattr(made, name, getattr(pipeline, name))
+        return made if dtype is None else made.to(dtype)
+
+    @classmethod
+    def _refuse_strangers(cls, name: str, chosen: dict[str, Any], modules: set[str]) -> None:
+        kinds, parameters = cls._get_signature_types(), inspect.signature(cls.__init__).parameters
+        for key in sorted(modules):
+            value, optional = chosen.get(key), parameters[key].default is not inspect.Parameter.empty
+            if value is None and not optional and key not in cls._optional_components:
+                accepted = f"a pipeline with {', '.join(sorted(modules - set(cls._optional_components)))}"
+                raise refuse("pipeline", f"{name} without {key}", accepted, f"load a pipeline that {cls.__name__} fits")
+            expected = [k for k in kinds.get(key, ()) if isinstance(k, type)]
+            if isinstance(value, ModelMixin) and expected and not isinstance(value, tuple(expected)):
+                wanted = " or ".join(k.__name__ for k in expected)
+                raise refuse(key, type(value).__name__, wanted, f"{cls.__name__} is for another model family")
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Around the body of every public method: offloaded models go back at its end, also after an interruption."""
+        try:
+            yield
+        finally:
+            self.maybe_free_model_hooks()
+
+    def _refuse_broken_weights(self, *names: str) -> None:
+        """Read the weights of components for NaN, once as long as nobody writes to them.
+
+        Raises:
+            VitrineError: As :func:`~vitrine.engine.denoiser.check_finite`.
+        """
+        finite = self.__dict__.setdefault("_finite", {})
+        for name in names:
+            module = getattr(self, name, None)
+            if not isinstance(module, torch.nn.Module):
+                continue
+            state = weights_state(module)
+            if finite.get(name) != state:
+                check_finite(module, name)
+                finite[name] = state
