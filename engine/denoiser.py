@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .compiled import uncompiled
 from .condition import Condition
 from .errors import refuse
 from .families import call_of
@@ -59,7 +60,7 @@ class Denoiser:
             VitrineError: If the backbone belongs to no known family, or there is no scheduler.
         """
         parts = (getattr(model, name, None) for name in ("unet", "transformer"))
-        backbone = next((part for part in parts if part is not None), model)
+        backbone = uncompiled(next((part for part in parts if part is not None), model))
         scheduler = getattr(model, "scheduler", None) if scheduler is None else scheduler
         if scheduler is None:
             raise refuse("scheduler", None, "a diffusers scheduler", "pass a pipeline, or scheduler=...")

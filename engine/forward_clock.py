@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
+from .compiled import eager_runs, uncompiled
 from .errors import refuse
 
 
@@ -73,7 +74,7 @@ class ForwardClock(AbstractContextManager):
     """
 
     def __init__(self, backbone: nn.Module) -> None:
-        self.backbone = backbone
+        self.backbone, self._compiled = uncompiled(backbone), backbone
         self._handles: list[Any] = []
         self._local = threading.local()
         self._last: Any = None
@@ -83,6 +84,7 @@ class ForwardClock(AbstractContextManager):
         if self._handles:
             raise refuse("block", "open already", "one at a time", "leave it first, or make a second one")
         try:
+            self._handles += eager_runs(self._compiled)
             self._handles.append(self.backbone.register_forward_pre_hook(self._see, with_kwargs=True))
             self._open()
         except BaseException:

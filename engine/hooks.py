@@ -17,6 +17,7 @@ from torch import nn
 
 from .addresses import resolve
 from .attention import WHOLE, MapReduction, attention_map, normed
+from .compiled import eager_runs, uncompiled
 from .errors import refuse
 from .joint_maps import Rope, joint_map, rope_of
 from .reading import Activation, Surroundings, columns_of, module_at, read_site, unfolded, write_site
@@ -67,6 +68,7 @@ class Capture(_Hooks):
         super().__init__()
         self.activations: dict[str, Activation] = {}
         self.enabled = True
+        compiled, backbone = backbone, uncompiled(backbone)
         self._backbone, self._sites, self._early_exit, self._reduce = backbone, list(sites), early_exit, reduce
         self._maps = maps
         self._around = Surroundings(backbone, self._sites)
@@ -75,6 +77,7 @@ class Capture(_Hooks):
         self._rope: Rope | None = None
         self._places = self._group()
         self._left: set[tuple[str, bool]] = set()
+        self._handles += eager_runs(compiled)
         try:
             self._open()
         except BaseException:
@@ -252,6 +255,8 @@ class Edit(_Hooks):
         self, backbone: nn.Module, changes: list[tuple[ModuleSite, Callable]], rows: torch.Tensor | None
     ) -> None:
         super().__init__()
+        self._handles += eager_runs(backbone)
+        backbone = uncompiled(backbone)
         around = Surroundings(backbone, [site for site, _ in changes])
         try:
             self._handles += around.watch(lambda: None)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..addresses import resolve
+from ..compiled import uncompiled
 from ..errors import refuse
 from ..forward_clock import Timesteps
 from ..hooks import Activation, Capture, capture
@@ -135,7 +136,7 @@ def tap_steps(
     if dtype not in DTYPES:
         raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")
     recorder = _Recorder(steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype])
-    handle = backbone.register_forward_pre_hook(recorder.before, with_kwargs=True)
+    handle = uncompiled(backbone).register_forward_pre_hook(recorder.before, with_kwargs=True)
     try:
         with capture(backbone, sites, reduce=recorder.keep) as recorder.taps:
             yield recorder.record

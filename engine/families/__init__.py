@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiled import uncompiled
 from ..condition import Condition
 from ..errors import refuse
 from ..placement import device_of, dtype_of
@@ -25,6 +26,7 @@ def layout_of(backbone: nn.Module) -> Iterator[Site]:
     Raises:
         VitrineError: no family fits.
     """
+    backbone = uncompiled(backbone)
     for family in FAMILIES:
         sites = family.sites(backbone)
         if sites is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiled import eager_runs, uncompiled
 from ..errors import refuse
 from ..forward_clock import Timesteps
 from .manifest import Layer, LoraLayer, Manifest
@@ -82,7 +83,8 @@ class BatchedLora(AbstractContextManager):
     def __init__(self, backbone: nn.Module, manifest: Manifest, weights: torch.Tensor, tiled: bool = False) -> None:
         if weights.ndim != 2 or weights.shape[1] != manifest.size:
             raise refuse("weights", tuple(weights.shape), f"(M, {manifest.size})", "one flat row for each model")
-        modules = modules_of(backbone)
+        self._backbone = backbone
+        modules = modules_of(uncompiled(backbone))
         kinds = (nn.Linear, nn.Conv2d)
         missing = [layer.path for layer in manifest if not isinstance(_unwrapped(modules.get(layer.path)), kinds)]
         if missing:
@@ -94,10 +96,10 @@ class BatchedLora(AbstractContextManager):
         self._columns: tuple[torch.Tensor, bool, dict[int, torch.Tensor]] | None = None
 
     def __enter__(self) -> BatchedLora:
+        self._handles += eager_runs(self._backbone)
         for layer in self.manifest:
-            module = self._modules[
-                layer.path
-            ]  # before all other hooks: edits and captures see it as the layer's weight
+            module = self._modules[layer.path]
+            # Before all other hooks: edits and captures see it as the layer's weight.
             self._handles.append(module.register_forward_hook(self._hook(layer), prepend=True))
         return self
 
