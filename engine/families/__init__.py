@@ -17,7 +17,7 @@ from . import flux, pixart, sd3, unet
 from .family import Call, Family
 
 FAMILIES: tuple[Family, ...] = (unet.FAMILY, flux.FAMILY, pixart.FAMILY, sd3.FAMILY)
-"""In the order in which a backbone is tried: some have a superset of another's modules."""
+"""Told apart by their classes: modules of one name mean other things in another family."""
 
 
 def layout_of(backbone: nn.Module) -> Iterator[Site]:
@@ -44,8 +44,8 @@ def call_of(backbone: Any) -> Call:
     Raises:
         VitrineError: a class of no known family.
     """
-    calls = {family.class_name: family.call for family in FAMILIES}
-    make = calls.get(type(backbone).__name__)
+    calls = {family.diffusers: family.call for family in FAMILIES}
+    make = next((calls[kind.__name__] for kind in type(backbone).__mro__ if kind.__name__ in calls), None)
     if make is None:
         raise refuse("backbone", type(backbone).__name__, sorted(calls), "pass a pipeline of one of these families")
 

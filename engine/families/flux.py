@@ -97,12 +97,12 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     return out.view(b, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
 
 
-FAMILY = Family(
-    "Flux",
-    "FluxTransformer2DModel",
-    ("transformer_blocks", "single_transformer_blocks"),
-    ("double_blocks", "single_blocks", "img_in"),
-    diffusers_sites,
-    comfyui_sites,
-    call,
-)
+def strangeness(net: Any) -> tuple[str, str] | None:
+    """ComfyUI builds Flux.2 and others from the class of Flux.1, with other wiring."""
+    params = getattr(net, "params", None)
+    if params is not None and (params.patch_size != 2 or getattr(params, "global_modulation", False)):
+        return "Flux.2, or another model built from the class of Flux.1", "this model has no layout here yet"
+    return None
+
+
+FAMILY = Family("Flux", "FluxTransformer2DModel", "Flux", diffusers_sites, comfyui_sites, call, strangeness)

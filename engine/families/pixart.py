@@ -74,8 +74,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 FAMILY = Family(
     "PixArt",
     "PixArtTransformer2DModel",
-    ("transformer_blocks", "adaln_single", "caption_projection"),
-    ("blocks", "t_block", "y_embedder"),
+    "PixArtMS",
     diffusers_sites,
     comfyui_sites,
     call,

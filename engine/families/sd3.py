@@ -75,8 +75,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 FAMILY = Family(
     "SD3",
     "SD3Transformer2DModel",
-    ("transformer_blocks", "context_embedder", "time_text_embed"),
-    ("joint_blocks", "context_embedder"),
+    "OpenAISignatureMMDITWrapper",
     diffusers_sites,
     comfyui_sites,
     call,

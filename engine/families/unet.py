@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..condition import Condition
+from ..errors import refuse
 from ..site import MapSite, ModuleSite, Site
 from .family import Family
 
@@ -117,14 +118,34 @@ def _attention(prefix: str, path: str, attention: Any, grid: str, source: str) -
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """UNet2DConditionModel; SDXL takes picture sizes as ``time_ids``."""
+    """UNet2DConditionModel; SDXL takes picture sizes as ``time_ids``.
+
+    Raises:
+        VitrineError: If the UNet takes more than a latent: an inpainting model, or one with an IP-Adapter loaded.
+    """
+    if x.shape[1] != net.config.in_channels:
+        shown, accepted = f"{x.shape[1]} channels", f"{net.config.in_channels} for this UNet"
+        raise refuse("latents", shown, accepted, "inpainting and editing UNets take more than a latent: use the base")
+    if getattr(net.config, "encoder_hid_dim_type", None) == "ip_image_proj":
+        raise refuse("UNet", "one with an IP-Adapter loaded", "one without", "call unload_ip_adapter() first")
     added = None
     if getattr(net.config, "addition_embed_type", None) == "text_time":
         added = {"text_embeds": cond.pooled, "time_ids": cond.extra["time_ids"]}
     return net(x, t, encoder_hidden_states=cond.text, added_cond_kwargs=added).sample
 
 
-FAMILY = Family(
-    "UNet", "UNet2DConditionModel", ("down_blocks", "mid_block", "up_blocks", "conv_in"),
-    ("input_blocks", "middle_block", "output_blocks"), diffusers_sites, comfyui_sites, call,
-)  # fmt: skip
+_BLOCKS = {"DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D", "UNetMidBlock2DCrossAttn", None}
+
+
+def strangeness(net: Any) -> tuple[str, str] | None:
+    """Blocks with other modules (Kandinsky, DeepFloyd), and projections that are never called."""
+    config = getattr(net, "config", {})
+    kinds = {*config.get("down_block_types", ()), config.get("mid_block_type"), *config.get("up_block_types", ())}
+    if not kinds <= _BLOCKS:
+        return f"a UNet with {sorted(kinds - _BLOCKS, key=str)}", "it has no layout here yet"
+    if any(getattr(module, "fused_projections", False) for module in net.modules()):
+        return "a UNet with fused query, key and value projections", "call unfuse_qkv_projections() first"
+    return None
+
+
+FAMILY = Family("UNet", "UNet2DConditionModel", "UNetModel", diffusers_sites, comfyui_sites, call, strangeness)
