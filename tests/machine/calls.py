@@ -1,0 +1,359 @@
+"""Every call of every pipeline, and the engine's entry points, on the small models of :mod:`.stock`.
+
+``CALLS`` holds them by name. A call makes its own pipeline from a stock one of each family it serves, and runs it to a
+list of tensors, the same numbers each time: so a test may place the pipeline as a user would, run, and compare.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from vitrine.engine.activations import TapConfig, tap_latents, tap_steps
+from vitrine.engine.activations.filter import FilterRule
+from vitrine.engine.condition import Condition
+from vitrine.engine.control import (
+    ControlEmbedder,
+    ControlMetadata,
+    ControlSpec,
+    GammaConfig,
+    GuidanceConfig,
+    SizeCondition,
+    control_width,
+    load_control,
+    save_control,
+)
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import CorrectConfig
+from vitrine.engine.hooks import edit
+from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.pipelines import (
+    ActivationTapPipeline,
+    ActivationTapXLPipeline,
+    ControlConditionedPipeline,
+    ControlConditionedPixArtPipeline,
+    ControlConditionedXLPipeline,
+    CorrespondencePipeline,
+    CorrespondenceXLPipeline,
+    EMDOneStepPipeline,
+    NEMOPipeline,
+    ResolutionTransferPipeline,
+    SegmentationPipeline,
+    SegmentationXLPipeline,
+    W2WPipeline,
+)
+from vitrine.engine.portraits import caption, plants, render, sample_scenes
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
+from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.w2w import EditConfig, InvertConfig, WeightSpace
+
+from .stock import backbone, stock
+from .training import control_training, emd_training, lora_training
+
+PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
+RESIDUAL = "up-level0-repeat0-res-increment"
+PLACES = [RESIDUAL, "up-level0-repeat0-vit-block0-cross-q", "up-level0-repeat0-vit-block0-cross-map"]
+VALUES = "down-level1-repeat0-vit-block0-cross-v"
+PROBE = ProbeConfig(seeds=3, timestep_index=15)
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+        name: as in the tables.
+        kinds: family -> the pipeline's class; None leaves the stock pipeline.
+        run: pipeline -> the tensors it made, from any device.
+        steps: how many steps it does unless told otherwise; 0 where there is no such number. ``run`` takes ``steps``.
+        trains: a training, which fetches no offloaded models.
+    """
+
+    name: str
+    kinds: dict[str, type | None]
+    run: Callable[..., Tensors]
+    steps: int = 0
+    trains: bool = False
+
+    def pipeline(self, family: str) -> Any:
+        """A fresh pipeline, float32 on the CPU, as the user would load it."""
+        pipe = stock(family)
+        kind = self.kinds[family]
+        return pipe if kind is None else around(kind, pipe)
+
+
+def around(kind: type, pipe: Any) -> Any:
+    """A pipeline of a class around the parts of another, by the constructor: ``from_pipe`` has tests of its own."""
+    names = set(inspect.signature(kind.__init__).parameters)
+    parts = {k: v for k, v in pipe.components.items() if k in names}
+    settings = {"requires_safety_checker": False, "add_watermarker": False}
+    made = kind(**parts, **{k: v for k, v in settings.items() if k in names})
+    made.set_progress_bar_config(disable=True)
+    return made
+
+
+CALLS: dict[str, Call] = {}
+
+
+def _call(name: str, kinds: dict[str, type | None], steps: int = 0, trains: bool = False) -> Callable:
+    def keep(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
+        CALLS[name] = Call(name, kinds, run, steps, trains)
+        return run
+
+    return keep
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@functools.cache
+def drawn() -> Any:
+    """Four portraits with their parts and key points."""
+    return render(sample_scenes(range(7_000_000, 7_000_004)))
+
+
+# --- activations --------------------------------------------------------------------------------------------------
+TAPS = {"sd": ActivationTapPipeline, "sdxl": ActivationTapXLPipeline}
+MATCHING = {"sd": CorrespondencePipeline, "sdxl": CorrespondenceXLPipeline}
+LABELS = {"sd": SegmentationPipeline, "sdxl": SegmentationXLPipeline}
+
+
+@_call("tap", TAPS)
+def tap(pipe: Any) -> Tensors:
+    out = pipe(drawn().images[:2], ["a face", "a hat"], addresses=PLACES, seeds=[0, 1], output_type="none")
+    return [a.tensor for a in out.activations.values()]
+
+
+@_call("tap.pictures", {"sd": ActivationTapPipeline})
+def tap_pictures(pipe: Any) -> Tensors:
+    out = pipe(drawn().images[:1], addresses=RESIDUAL, generator=generator(), posterior="sample", size=32)
+    assert len(out.pictures) == 1
+    return [a.tensor for a in out.activations.values()]
+
+
+@_call("tap.latents", {"sd": None, "pixart": None, "sd3": None, "flux": None})
+def tap_of_latents(pipe: Any) -> Tensors:
+    """The engine's function, on every family."""
+    net = backbone(pipe)
+    unet = type(net).__name__.startswith("UNet")
+    place = RESIDUAL if unet else "vit-block1-out"
+    pooled = {"FluxTransformer2DModel": 64, "SD3Transformer2DModel": 128}.get(type(net).__name__)
+    width = 128 if pooled == 128 else 64
+    g = generator(3)
+    text = torch.randn(1, 7, width, generator=g)
+    extra = {"resolution": torch.full((1, 2), 64.0), "aspect_ratio": torch.ones(1, 1)} if hasattr(net, "adaln_single") else {}
+    cond = Condition(text, None if pooled is None else torch.randn(1, pooled, generator=g), extra)
+    latents = torch.randn(2, 4, 16, 16, generator=g)
+    with _used(pipe):
+        return [a.tensor for a in tap_latents(Denoiser.from_diffusers(pipe), latents, cond, TapConfig(place)).values()]
+
+
+@_call("tap_steps", {"sd": None}, steps=2)
+def tap_while_sampling(pipe: Any, steps: int = 2) -> Tensors:
+    with tap_steps(pipe.unet, RESIDUAL, steps=(1,), rows=("uncond", "cond")) as record:
+        images = pipe(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images
+    return [images, record[1]["cond"][RESIDUAL].tensor, record.contrast(1)[RESIDUAL]]
+
+
+@_call("edit", {"sd": None}, steps=2)
+def edit_while_sampling(pipe: Any, steps: int = 2) -> Tensors:
+    with edit(pipe.unet, {VALUES: lambda values: values * 0.5}):
+        return [pipe(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images]
+
+
+@_call("correspondence", MATCHING)
+def correspondence(pipe: Any) -> Tensors:
+    pictures = drawn().images
+    found = pipe(pictures[:1], pictures[1:3], drawn().keypoints[0, :3], addresses=RESIDUAL, flip=True)
+    return [t for m in found for t in (m.points, m.similarity)]
+
+
+@_call("segmentation", LABELS)
+def segmentation(pipe: Any) -> Tensors:
+    pictures, masks = drawn().images, (drawn().parts == 0).long()
+    return [pipe(pictures[:2], masks[:2], pictures[2:], addresses=RESIDUAL).float()]
+
+
+@_call("rank", LABELS)
+def rank(pipe: Any) -> Tensors:
+    masks = (drawn().parts == 0).long()
+    rule = FilterRule(None, None, (None, None))
+    ranking = pipe.rank(drawn().images, masks, PROMPT, patterns="up-level0-*-out", rule=rule, most=2)
+    assert ranking.search is not None
+    scores = [[p.noise, p.granularity, p.locality] for p in ranking.properties.values()]
+    return [torch.tensor(scores), torch.tensor([ranking.search.singles[a] for a in ranking.properties])]
+
+
+# --- NEMO ---------------------------------------------------------------------------------------------------------
+NEMO: dict[str, type | None] = {"sd": NEMOPipeline}
+
+
+@functools.cache
+def _captions(count: int) -> list[str]:
+    return caption(sample_scenes(range(100, 100 + count)))
+
+
+@functools.cache
+def _statistics() -> Any:
+    """Gathered on the float32 model on the CPU, as a file that a user was given."""
+    pipe = around(NEMOPipeline, stock("sd"))
+    return pipe.statistics(_captions(24))
+
+
+@functools.cache
+def _neurons() -> NeuronSet:
+    return NeuronSet({VALUES: tuple(range(40))}, _statistics().fingerprint)
+
+
+@_call("nemo.statistics", NEMO)
+def nemo_statistics(pipe: Any) -> Tensors:
+    made = pipe.statistics(_captions(24))
+    return [t for table in (made.means, made.stds) for t in table.values()]
+
+
+@_call("nemo.score", NEMO)
+def nemo_score(pipe: Any) -> Tensors:
+    prompts = [plants()[2].captions[0], _captions(1)[0]]
+    return [torch.tensor([s.value for s in pipe.score(prompts, 0.5, PROBE)])]
+
+
+@_call("nemo.calibrate", NEMO)
+def nemo_calibrate(pipe: Any) -> Tensors:
+    return [torch.tensor([pipe.calibrate(_captions(4), PROBE)])]
+
+
+@_call("nemo.find", NEMO)
+def nemo_find(pipe: Any) -> Tensors:
+    config = SearchConfig(tau=0.3, share=0.5, theta=3.0, theta_step=1.0)
+    (found,) = pipe.find([plants()[2].captions[0]], _statistics(), config, PROBE)
+    assert found.search is not None and found.after is not None
+    return [torch.tensor([found.before.value, found.after.value])]
+
+
+@_call("nemo.verify", NEMO)
+def nemo_verify(pipe: Any) -> Tensors:
+    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
+    return [torch.tensor([found.untouched.value, found.blocked.value])]
+
+
+@_call("nemo.call", NEMO, steps=2)
+def nemo_call(pipe: Any, steps: int = 2) -> Tensors:
+    told = {"num_inference_steps": steps, "generator": generator(), "output_type": "latent"}
+    return [pipe(PROMPT, neurons=_neurons(), **told).images]
+
+
+# --- W2W ----------------------------------------------------------------------------------------------------------
+W2W: dict[str, type | None] = {"sd": W2WPipeline}
+
+
+@functools.cache
+def _space() -> WeightSpace:
+    return WeightSpace.load(PEOPLE_SPACE)
+
+
+@_call("w2w.call", W2W, steps=2)
+def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
+    person = pipe.sample_models(_space(), [0, 1])
+    told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4], "edit_config": EditConfig(start=600)}
+    return [pipe(PROMPT, space=_space(), model=person, edits={"beard": 2.0}, **told).images]
+
+
+@_call("w2w.sample_models", W2W)
+def w2w_models(pipe: Any) -> Tensors:
+    person = pipe.sample_models(_space(), [0])
+    edited = pipe.edit_model(_space(), person, {"beard": 1.0})
+    return [person.coefficients, edited.coefficients, pipe.blend_models(_space(), [person, edited]).coefficients]
+
+
+@_call("w2w.invert_image", W2W, steps=2, trains=False)
+def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
+    config = InvertConfig(steps=steps, check_every=1000)
+    model, _ = pipe.invert_image(_space(), drawn().images[:2], PROMPT, config, mask=torch.ones(2, 64, 64))
+    return [model.coefficients]
+
+
+# --- control ------------------------------------------------------------------------------------------------------
+FAR = SizeCondition(original=(16, 24), crop=(8, 4))
+
+
+def _controlled(pipe: Any, steps: int, **more: Any) -> Tensors:
+    told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [0], "size_condition": FAR}
+    return [pipe(PROMPT, guidance=GuidanceConfig(3.0), height=64, width=64, **told, **more).images]
+
+
+@_call("control", {"sdxl": ControlConditionedXLPipeline, "pixart": ControlConditionedPixArtPipeline}, steps=2)
+def control(pipe: Any, steps: int = 2) -> Tensors:
+    return _controlled(pipe, steps, gamma=GammaConfig())
+
+
+@functools.cache
+def _checkpoint_file() -> Path:
+    net = stock("sd").unet
+    torch.manual_seed(3)
+    made = ControlEmbedder(ControlSpec(), control_width(net), zero_init=False)
+    about = ControlMetadata("UNet2DConditionModel", made.dim, gamma=GammaConfig(alpha=2.0))
+    folder = Path(tempfile.mkdtemp(prefix="vitrine-machine-"))
+    return save_control(folder / "control.safetensors", made.state_dict(), about)
+
+
+@_call("control.checkpoint", {"sd": ControlConditionedPipeline}, steps=2)
+def control_with_checkpoint(pipe: Any, steps: int = 2) -> Tensors:
+    return _controlled(pipe, steps, checkpoint=load_control(_checkpoint_file()))
+
+
+# --- EMD ----------------------------------------------------------------------------------------------------------
+EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline}
+
+
+@_call("emd.one_step", EMD)
+def emd_one_step(pipe: Any) -> Tensors:
+    return [pipe(PROMPT, [0, 1], output_type="pt").images]
+
+
+@_call("emd.correct", EMD, steps=2)
+def emd_correct(pipe: Any, steps: int = 2) -> Tensors:
+    role = Denoiser.from_diffusers(pipe)
+    told = {"teacher": role, "score": role, "output_type": "latent"}
+    return [pipe(PROMPT, [0, 1], correction=CorrectConfig(steps, gz=0.004), **told).images]
+
+
+# --- resolution ---------------------------------------------------------------------------------------------------
+@_call("resolution", dict.fromkeys(("sd", "sdxl", "pixart", "sd3", "flux")), steps=2)
+def resolution(pipe: Any, steps: int = 2) -> Tensors:
+    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
+    return [wide(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images]
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+@_call("emd.train", {"sd": None}, steps=1, trains=True)
+def train_emd(pipe: Any, steps: int = 1) -> Tensors:
+    return emd_training(pipe, PROMPT, steps)
+
+
+@_call("w2w.train", {"sd": None}, steps=1, trains=True)
+def train_loras(pipe: Any, steps: int = 1) -> Tensors:
+    return lora_training(pipe, PROMPT, steps)
+
+
+@_call("control.train", {"sd": None}, steps=1, trains=True)
+def train_control(pipe: Any, steps: int = 1) -> Tensors:
+    return control_training(pipe, PROMPT, steps)
+
+
+@contextmanager
+def _used(pipe: Any) -> Iterator[None]:
+    """Engine functions run a network themselves; a user frees the pipeline's models afterwards."""
+    try:
+        yield
+    finally:
+        pipe.maybe_free_model_hooks()

@@ -1,0 +1,111 @@
+"""A small stock pipeline of each family with text encoders and VAE, made anew at each call: float32, on the CPU.
+
+SD is the portraits model, with its trained weights; the others are random.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import (
+    DDIMScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    PixArtAlphaPipeline,
+    StableDiffusion3Pipeline,
+    StableDiffusionXLPipeline,
+)
+from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from vitrine.engine.portraits import build_models, load_portraits
+from vitrine_tests import models
+
+WIDTH = 64
+"""Of the portraits' text encoder, whose kind the others share."""
+
+
+def sd() -> Any:
+    return load_portraits().pipeline()
+
+
+def _parts(seed: int) -> Any:
+    made = build_models(seed)
+    made.vae.register_to_config(shift_factor=0.1)  # SD3 and Flux need one, the others have none in their formula
+    return made
+
+
+def _projected(parts: Any, seed: int) -> CLIPTextModelWithProjection:
+    return models.seeded(CLIPTextModelWithProjection, {"config": parts.text_encoder.config}, seed)
+
+
+def _t5(parts: Any, seed: int) -> T5EncoderModel:
+    config = T5Config(
+        vocab_size=len(parts.tokenizer), d_model=WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2, pad_token_id=1,
+        eos_token_id=1,
+    )  # fmt: skip
+    return models.seeded(T5EncoderModel, {"config": config}, seed)
+
+
+def _betas() -> dict[str, Any]:
+    return {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+
+
+def sdxl() -> Any:
+    parts = _parts(3)
+    unet = models.unet_xl(
+        block_out_channels=(32, 64), cross_attention_dim=2 * WIDTH, norm_num_groups=8,
+        projection_class_embeddings_input_dim=WIDTH + 6 * 8,
+    )  # fmt: skip
+    return StableDiffusionXLPipeline(
+        parts.vae, parts.text_encoder, _projected(parts, 4), parts.tokenizer, parts.tokenizer, unet,
+        EulerDiscreteScheduler(timestep_spacing="leading", **_betas()), add_watermarker=False,
+    )  # fmt: skip
+
+
+def pixart() -> Any:
+    parts = _parts(5)
+    net = models.pixart(caption_channels=WIDTH, use_additional_conditions=True)
+    return PixArtAlphaPipeline(parts.tokenizer, _t5(parts, 6), parts.vae, net, DDIMScheduler(**_betas()))
+
+
+def sd3() -> Any:
+    parts = _parts(7)
+    net = models.sd3(joint_attention_dim=2 * WIDTH, pooled_projection_dim=2 * WIDTH)
+    first, second = _projected(parts, 8), _projected(parts, 9)
+    return StableDiffusion3Pipeline(
+        net, FlowMatchEulerDiscreteScheduler(shift=3.0), parts.vae, first, parts.tokenizer, second, parts.tokenizer,
+        None, None,
+    )  # fmt: skip
+
+
+def flux() -> Any:
+    parts = _parts(10)
+    net = models.flux(joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH)
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    return FluxPipeline(
+        scheduler, parts.vae, parts.text_encoder, parts.tokenizer, _t5(parts, 11), parts.tokenizer, net
+    )
+
+
+MAKERS = {"sd": sd, "sdxl": sdxl, "pixart": pixart, "sd3": sd3, "flux": flux}
+FAMILIES = tuple(MAKERS)
+
+
+def stock(family: str) -> Any:
+    """A fresh, silent pipeline of a family."""
+    pipe = MAKERS[family]()
+    pipe.set_progress_bar_config(disable=True)
+    for part in modules(pipe).values():
+        part.requires_grad_(False)
+    return pipe
+
+
+def modules(pipe: Any) -> dict[str, torch.nn.Module]:
+    """Its networks by name."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def backbone(pipe: Any) -> torch.nn.Module:
+    """Its UNet or transformer."""
+    return pipe.unet if getattr(pipe, "unet", None) is not None else pipe.transformer
