@@ -20,6 +20,7 @@ from .attention import WHOLE, MapReduction, attention_map, normed
 from .compiled import eager_runs, uncompiled
 from .errors import refuse
 from .joint_maps import Rope, joint_map, rope_of
+from .placement import put_back
 from .reading import Activation, Surroundings, columns_of, module_at, read_site, unfolded, write_site
 from .site import MapSite, ModuleSite, Site
 
@@ -63,7 +64,7 @@ class Capture(_Hooks):
 
     def __init__(
         self, backbone: nn.Module, sites: Sequence[Site], early_exit: bool, reduce: Reduce | None,
-        maps: MapReduction = WHOLE,
+        maps: MapReduction = WHOLE, latent_size: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.activations: dict[str, Activation] = {}
@@ -71,7 +72,7 @@ class Capture(_Hooks):
         compiled, backbone = backbone, uncompiled(backbone)
         self._backbone, self._sites, self._early_exit, self._reduce = backbone, list(sites), early_exit, reduce
         self._maps = maps
-        self._around = Surroundings(backbone, self._sites)
+        self._around = Surroundings(backbone, self._sites, latent_size)
         self._queries: dict[str, torch.Tensor] = {}
         self._outputs: dict[str, torch.Tensor] = {}
         self._rope: Rope | None = None
@@ -90,7 +91,10 @@ class Capture(_Hooks):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
         """Closes. Swallows this capture's own early exit; another capture's passes on to its own block."""
         self.close()
-        return isinstance(error, _Seen) and error.capture is self
+        if not isinstance(error, _Seen) or error.capture is not self:
+            return False
+        put_back(self._backbone)
+        return True
 
     def __getitem__(self, address: str) -> Activation:
         if address not in self.activations:
@@ -206,6 +210,7 @@ def capture(
     early_exit: bool = False,
     reduce: Reduce | None = None,
     maps: MapReduction = WHOLE,
+    latent_size: tuple[int, int] | None = None,
 ) -> Capture:
     """Records activations while the block is open.
 
@@ -216,13 +221,15 @@ def capture(
         reduce: called inside the hook with each Activation; its result is kept, None keeps nothing. Resize, cast,
             average or stream here.
         maps: what to keep of attention maps; a whole map is never in memory unless it is kept.
+        latent_size: (h, w), where the caller knows it; Flux's packed latents do not say it, and reading it from their
+            positions waits for the device.
 
     Example:
         >>> with capture(unet, "up-level1-*-cross-q", early_exit=True) as taps:
         ...     unet(x, t, encoder_hidden_states=text)
         >>> taps.activations
     """
-    return Capture(backbone, _sites(backbone, sites), early_exit, reduce, maps)
+    return Capture(backbone, _sites(backbone, sites), early_exit, reduce, maps, latent_size)
 
 
 def _sites(backbone: nn.Module, sites: Any) -> list[Site]:

@@ -66,6 +66,17 @@ def onloaded(module: nn.Module) -> Iterator[None]:
             group.offload_()
 
 
+def put_back(module: nn.Module) -> None:
+    """Take back what offloading fetched for a forward that was cut short: its own hooks do so at a forward's end."""
+    for child in module.modules():
+        for hook in _offloading(child):
+            here = any(p is not None and not p.is_meta for p in vars(child)["_parameters"].values())
+            if here and getattr(hook, "offload", False):
+                hook.post_forward(child, None)
+    for group in {id(h.group): h.group for h in map(_group_hook, module.modules()) if h is not None}.values():
+        group.offload_()
+
+
 def weight_of(module: nn.Module, name: str = "weight") -> torch.Tensor:
     """A parameter as it is stored, also where sequential offloading left a placeholder on the meta device."""
     weight: torch.Tensor = getattr(module, name)

@@ -33,10 +33,12 @@ class Activation:
 class Surroundings:
     """What a hook needs to know about the running forward: latent size, number of text tokens, sizes in each ViT."""
 
-    def __init__(self, backbone: nn.Module, sites: Sequence[Site]) -> None:
+    def __init__(self, backbone: nn.Module, sites: Sequence[Site], latent_size: tuple[int, int] | None = None) -> None:
         self.batch, self.text_tokens = 0, 0
         self.text_bias: torch.Tensor | None = None
         self.grids: dict[str, tuple[int, int]] = {}
+        self._latent_size = latent_size
+        self._positions: tuple[torch.Tensor, int] | None = None
         self._backbone, self._vits = backbone, sorted({s.grid for s in sites if isinstance(s, ModuleSite) and s.grid})
 
     def watch(self, on_start: Callable[[], None]) -> list[Any]:
@@ -67,9 +69,16 @@ class Surroundings:
         if x.ndim == 4:
             self.grids[""] = (x.shape[-2], x.shape[-1])
         elif kwargs.get("img_ids") is not None:  # diffusers' Flux takes packed tokens with their positions
-            ids = kwargs["img_ids"].reshape(-1, 3)
-            rows, columns = int(ids[:, 1].max()) + 1, int(ids[:, 2].max()) + 1
-            self.grids[""] = (2 * rows, 2 * columns)
+            self.grids[""] = self._latent_size or self._size_of(kwargs["img_ids"])
+
+    def _size_of(self, positions: torch.Tensor) -> tuple[int, int]:
+        """The latents' sides; read once for one tensor of positions, which a sampler passes at every step."""
+        seen, version = self._positions or (None, 0)
+        if seen is positions and version == positions._version:
+            return self.grids[""]
+        self._positions = (positions, positions._version)
+        row, column = positions.reshape(-1, 3)[:, 1:].amax(0).tolist()
+        return 2 * (int(row) + 1), 2 * (int(column) + 1)
 
     def grid(self, site: ModuleSite) -> tuple[int, int]:
         """Token grid (h, w) of a site; latent sides are rounded up to whole patches, because the models pad."""

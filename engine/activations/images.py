@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from ..noise import seeded_noise
+from ..placement import device_of, dtype_of
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -94,7 +95,7 @@ def encode_pixels(vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "me
     try:
         if upcast:
             vae.to(torch.float32)
-        posteriors = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist
+        posteriors = vae.encode(pixels.to(device_of(vae), dtype_of(vae))).latent_dist
     finally:
         if upcast:
             vae.to(dtype)

@@ -53,10 +53,11 @@ def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tenso
     Raises:
         VitrineError: If a value is NaN or infinite, or float16 cannot hold it.
     """
+    stored = tensor.to(dtype).cpu()  # looked at on this side: the transfer is the only wait for a device
+    if torch.isfinite(stored).all():
+        return stored
     if not torch.isfinite(tensor).all():
         remedy = "the network overflowed; run it in float32 or bfloat16, and check its weights"
         raise refuse(f"activation {address}", "NaN or infinite values", "finite values", remedy)
-    if dtype == torch.float16 and tensor.abs().amax() > FLOAT16_MAX:
-        largest = f"{tensor.abs().amax().item():.3g}"
-        raise refuse(f"activation {address}", largest, f"up to {FLOAT16_MAX:.0f} in float16", "use dtype='float32'")
-    return tensor.to(dtype).cpu()
+    largest = f"{tensor.abs().amax().item():.3g}"
+    raise refuse(f"activation {address}", largest, f"up to {FLOAT16_MAX:.0f} in float16", "use dtype='float32'")

@@ -94,7 +94,8 @@ def tap_timesteps(
     sites = resolve(denoiser.backbone, list(config.addresses))
     _check(denoiser, latents, cond, configs, noise)
     if noise is None:
-        noise = torch.stack([_shared_noise(s, latents, config) for s in config.seeds])
+        noise = torch.stack([gdf_noise(s, latents.shape[1:], config.posterior) for s in config.seeds])[:, None]
+        noise = noise.expand(-1, len(latents), *latents.shape[1:])  # all pictures get the same
     rows: list[Row] = list(product(range(len(configs)), range(len(config.seeds)), range(len(latents))))
     tables: list[dict[str, RunningMoments]] = [{} for _ in configs]
     current: list[Row] = []
@@ -107,7 +108,10 @@ def tap_timesteps(
 
     for start in range(0, len(rows), config.batch):
         current[:] = rows[start : start + config.batch]
-        with capture(denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce, maps=config.maps):
+        size = (latents.shape[-2], latents.shape[-1])
+        with capture(
+            denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce, maps=config.maps, latent_size=size
+        ):
             _forward(denoiser, latents, cond, noise, current, configs)
         progress(start + len(current), len(rows), None)
     order = [site.address for site in sites]
@@ -130,12 +134,6 @@ def _forward(
     chosen = noise[seeds, pictures].to(clean)
     x_t = denoiser.network_input(clean, chosen, t.to(clean.device)) if configs[0].noise else clean
     denoiser.forward(x_t, t.to(clean.device), cond.take(pictures))
-
-
-def _shared_noise(seed: int, latents: torch.Tensor, config: TapConfig) -> torch.Tensor:
-    """(B, C, h, w): all pictures get the same noise."""
-    noise = gdf_noise(seed, latents.shape[1:], config.posterior)
-    return noise.expand(len(latents), *noise.shape)
 
 
 def _finish(

@@ -18,6 +18,9 @@ from ..errors import refuse
 from ..progress import Progress, silent
 from .activation_tap import ActivationTapPipeline, ActivationTapXLPipeline, _TapPipeline
 
+_ENCODED = 16
+"""Pictures that the VAE encodes at once."""
+
 
 class _Correspondence(_TapPipeline):
     """What the SD and SDXL pipelines share."""
@@ -144,11 +147,13 @@ class _Segmentation(_TapPipeline):
             VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
         """
         pixels = to_pixels(images)
-        latents = encode_pixels(self.vae, pixels)
         height, width = pixels.shape[-2:]
-        cond = self._condition([prompt], height, width)
         config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips)
-        return rank_places(self._denoiser(), latents, cond, config, masks=masks, state=state, progress=progress)
+        self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
+        with self._in_use():
+            latents = torch.cat([encode_pixels(self.vae, part) for part in pixels.split(_ENCODED)])
+            cond = self._condition([prompt], height, width)
+            return rank_places(self._denoiser(), latents, cond, config, masks=masks, state=state, progress=progress)
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

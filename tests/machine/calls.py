@@ -151,7 +151,11 @@ def tap_of_latents(pipe: Any) -> Tensors:
     width = 128 if pooled == 128 else 64
     g = generator(3)
     text = torch.randn(1, 7, width, generator=g)
-    extra = {"resolution": torch.full((1, 2), 64.0), "aspect_ratio": torch.ones(1, 1)} if hasattr(net, "adaln_single") else {}
+    extra = (
+        {"resolution": torch.full((1, 2), 64.0), "aspect_ratio": torch.ones(1, 1)}
+        if hasattr(net, "adaln_single")
+        else {}
+    )
     cond = Condition(text, None if pooled is None else torch.randn(1, pooled, generator=g), extra)
     latents = torch.randn(2, 4, 16, 16, generator=g)
     with _used(pipe):
@@ -264,7 +268,12 @@ def _space() -> WeightSpace:
 @_call("w2w.call", W2W, steps=2)
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     person = pipe.sample_models(_space(), [0, 1])
-    told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4], "edit_config": EditConfig(start=600)}
+    told = {
+        "num_inference_steps": steps,
+        "output_type": "latent",
+        "seeds": [3, 4],
+        "edit_config": EditConfig(start=600),
+    }
     return [pipe(PROMPT, space=_space(), model=person, edits={"beard": 2.0}, **told).images]
 
 

@@ -32,10 +32,10 @@ def _compile(pipe: Any) -> None:
 
 
 def _adapter(pipe: Any) -> None:
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
 
     net = backbone(pipe)
-    net.add_adapter(LoraConfig(r=2, lora_alpha=2, target_modules=["to_q", "to_v"], init_lora_weights=True), "extra")
+    inject_adapter_in_model(LoraConfig(r=2, lora_alpha=2, target_modules=["to_q", "to_v"]), net, "extra")
     net.requires_grad_(False)
     pipe.to(NAME)
 
@@ -129,5 +129,3 @@ def difference(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
             return float("nan")
         errors.append(float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12)))
     return max(errors)
-
-

@@ -9,7 +9,7 @@ a GPU, and what a GPU would refuse or be slowed by is seen:
 * a *sync* is noted where the host must wait for the device: ``.item()``, ``float()``, ``bool()``, ``.cpu()``,
   ``nonzero``, an index by a mask;
 * an *upload* is noted where data goes from the host to the device, index tensors included;
-* *float64* on the device is noted, and refused where asked: Apple's MPS has none.
+* *float64* that Vitrine makes on the device is noted, and refused where asked: Apple's MPS has none.
 
 Each note names the line of Vitrine that asked for it. Not pretended: kernels, streams, memory, autocast.
 
@@ -220,7 +220,7 @@ class Accelerator(TorchDispatchMode):
             return owners[id(value)]
         if value.dtype == torch.float64 and func not in _SAME:
             self._note(FLOAT64, func, value)
-            if not self.float64:
+            if not self.float64 and _ours():
                 raise NoFloat64(f"{func} makes float64 on the device, at {_line()}")
         return DeviceTensor(value)
 
@@ -302,6 +302,14 @@ def _inside(value: Any) -> Any:
     if isinstance(value, DeviceTensor):
         return value.inner
     return torch.device("cpu") if isinstance(value, torch.device) and _on_device(value) else value
+
+
+def _ours() -> bool:
+    """Whether Vitrine asked, not a library: diffusers' rotary embeddings avoid float64 on MPS alone."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == _HERE or "/torch/" in frame.f_code.co_filename:
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame.f_code.co_filename.startswith(_PRODUCT)
 
 
 def _line() -> str:

@@ -83,9 +83,7 @@ def flux() -> Any:
     parts = _parts(10)
     net = models.flux(joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
-    return FluxPipeline(
-        scheduler, parts.vae, parts.text_encoder, parts.tokenizer, _t5(parts, 11), parts.tokenizer, net
-    )
+    return FluxPipeline(scheduler, parts.vae, parts.text_encoder, parts.tokenizer, _t5(parts, 11), parts.tokenizer, net)
 
 
 MAKERS = {"sd": sd, "sdxl": sdxl, "pixart": pixart, "sd3": sd3, "flux": flux}
