@@ -83,7 +83,7 @@ class Denoiser:
         output = self.forward(x_t, t, cond)
         wide = torch.promote_types(output.dtype, torch.float32)
         x, y = x_t.to(wide), output.to(wide)
-        signal, noise = (append_dims(s.to(x.device), x.ndim).to(wide) for s in self.schedule.scales(t))
+        signal, noise = (append_dims(s.to(x.device, wide), x.ndim) for s in self.schedule.scales(t))
         if self.prediction == "eps":
             return Prediction(y, (x - noise * y) / signal)
         if self.prediction == "x0":

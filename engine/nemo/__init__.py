@@ -6,11 +6,12 @@ from .find import Result, find_neurons, make_probe, score_prompts
 from .neurons import NeuronSet, fingerprint_of
 from .score import Score, threshold
 from .sites import value_activations, value_sites
-from .statistics import NeuronStatistics, gather
+from .statistics import NeuronStatistics, RunningStatistics, gather
 from .verify import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 
 __all__ = [
-    "PAPER_TAU", "AttackConfig", "BlockConfig", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result", "Score",
+    "PAPER_TAU", "AttackConfig", "BlockConfig", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
+    "RunningStatistics", "Score",
     "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "find_neurons",
     "fingerprint_of", "gather", "make_probe", "score_prompts", "threshold", "value_activations", "value_sites",
     "verify",

@@ -123,11 +123,15 @@ def _multiplied(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The edit of one site's values (B, N, width), by factors (width,) for all rows or (B, width), one for each."""
 
+    placed = factors
+
     def change(values: torch.Tensor) -> torch.Tensor:
+        nonlocal placed
         if running is not None and not running.active:
             return values
+        placed = placed.to(values)  # uploaded once, not once a step
         # NeMo, section 3: v_i <- factor v_i for each neuron i to block, 1 v_i for the others
-        blocked = values * factors.to(values).unsqueeze(-2)
+        blocked = values * placed.unsqueeze(-2)
         if tokens is not None:
             chosen = torch.zeros(values.shape[1], dtype=torch.bool, device=values.device)
             chosen[[i for i in tokens if i < len(chosen)]] = True

@@ -87,13 +87,14 @@ def score_prompts(
         tau: the threshold of the scores, 0..1.
     """
     noise = probe_noise(probe.config, shape).to(_device(conds))
-    at_once = max(1, probe.rows // len(noise))
+    at_once = probe.at_once
     scores: list[Score] = []
     unblocked: list[torch.Tensor] = []
     for i in range(0, len(conds), at_once):
         signals = probe.signals([Request(c, noise, {}) for c in conds[i : i + at_once]])
         unblocked += signals
-        scores += [Score(probe.per_seed(s).cpu(), tau) for s in signals]
+        per_seed = torch.stack([probe.per_seed(s) for s in signals]).cpu()  # one wait for all of them
+        scores += [Score(values, tau) for values in per_seed]
         progress(min(i + at_once, len(conds)), len(conds), None)
     return scores, unblocked
 
@@ -154,11 +155,10 @@ def _levels(probe: Probe, prompts: Mapping[int, _Memorized], config: SearchConfi
         return dict.fromkeys(prompts, config)
     everything = {s.address: range(width_of(probe.denoiser.backbone, s)) for s in probe.sites}
     signals = probe.signals([Request(p.cond, p.noise, everything) for p in prompts.values()])
-    levels = {}
-    for (i, prompt), signal in zip(prompts.items(), signals, strict=True):
-        least = float(probe.similarity(prompt.unblocked, signal).max())
-        levels[i] = replace(config, tau_search=1 - config.share * (1 - least))
-    return levels
+    pairs = zip(prompts.values(), signals, strict=True)
+    least = torch.stack([probe.similarity(prompt.unblocked, signal).max() for prompt, signal in pairs]).tolist()
+    share = config.share
+    return {i: replace(config, tau_search=1 - share * (1 - s)) for i, s in zip(prompts, least, strict=True)}
 
 
 @dataclass
@@ -186,6 +186,7 @@ def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config
         latents = prompt.noise
         cond = cond.take(torch.zeros(len(latents), dtype=torch.long))
     activations = [a.mean(0) for a in value_activations(probe.denoiser, cond, probe.sites, latents, probe.t)]
+    activations = list(torch.cat(activations).cpu().split([len(a) for a in activations]))  # the search reads them
     z = [statistics.z(address, a) for address, a in zip(addresses, activations, strict=True)]
     early = probe.config.data_range is not None
     searching = search(addresses, z, activations, len(prompt.noise), config, early)
@@ -212,10 +213,11 @@ def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silen
         pairs = [(tasks[key], trial) for key, wanted in waiting for trial in wanted]
         requests = [Request(task.cond, task.noise[seeds], blocked) for task, (blocked, seeds) in pairs]
         signals = iter(probe.signals(requests))
+        similar = [probe.similarity(task.unblocked[seeds], next(signals)) for task, (_, seeds) in pairs]
+        on_cpu = iter(torch.cat(similar).cpu().split([len(s) for s in similar]))  # one wait for all trials
         for key, wanted in waiting:
-            task = tasks[key]
-            task.rows += sum(len(seeds) for _, seeds in wanted)
-            advance(key, [probe.similarity(task.unblocked[seeds], next(signals)).cpu() for _, seeds in wanted])
+            tasks[key].rows += sum(len(seeds) for _, seeds in wanted)
+            advance(key, [next(on_cpu) for _ in wanted])
         progress(len(outcomes), len(tasks), None)
     return outcomes
 

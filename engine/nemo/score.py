@@ -67,6 +67,11 @@ class Probe:
     empty: Condition | None = None
     forwards: int = 0
 
+    @property
+    def at_once(self) -> int:
+        """How many prompts fit into one forward."""
+        return max(1, self.rows // self.config.seeds)
+
     def __post_init__(self) -> None:
         if self.config.guidance and self.empty is None:
             raise refuse("empty condition", None, "the empty prompt's, for guidance", "pass it, or guidance 0")
@@ -110,7 +115,7 @@ class Probe:
 
     def per_seed(self, signals: torch.Tensor) -> torch.Tensor:
         """(S,) from the signals of S seeds: how alike each is to the one most like it; all pairs in one batch."""
-        first, second = torch.triu_indices(len(signals), len(signals), 1, device=signals.device)
+        first, second = torch.triu_indices(len(signals), len(signals), 1).to(signals.device)
         pairs = self.similarity(signals[first], signals[second])
         table = signals.new_zeros(len(signals), len(signals), dtype=pairs.dtype)
         table[first, second] = pairs

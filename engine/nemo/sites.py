@@ -16,6 +16,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..hooks import capture
+from ..placement import device_of, dtype_of, onloaded
 from ..site import ModuleSite
 
 SCOPES = ("down+mid", "all")
@@ -70,7 +71,9 @@ def value_activations(
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
     if all(text_only(s) for s in sites):
         modules: list[Any] = [denoiser.backbone.get_submodule(s.path) for s in sites]
-        return [_mean_magnitude(m(cond.text.to(m.weight.dtype))) for m in modules]
+        text = cond.text.to(device_of(denoiser.backbone), dtype_of(denoiser.backbone))
+        with onloaded(denoiser.backbone):
+            return [_mean_magnitude(m(text)) for m in modules]
     if latents is None:
         raise refuse("latents", None, "(B, C, h, w) for this model family", "its values depend on latent and timestep")
     with capture(denoiser.backbone, list(sites), early_exit=True) as taps:

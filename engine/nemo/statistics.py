@@ -16,7 +16,7 @@ from ..fingerprint import fingerprint_of, same_weights, short
 from ..progress import Progress, silent
 from .sites import value_sites
 
-KIND, VERSION = "vitrine-nemo-statistics", 1
+KIND, RUNNING, VERSION = "vitrine-nemo-statistics", "vitrine-nemo-running-statistics", 1
 OFFICIAL = "SD1.4"
 """Stands for a fingerprint in the authors' published statistics, which say of their model no more than this."""
 OFFICIAL_SHAPES = tuple((width, 768) for width in (320, 320, 640, 640, 1280, 1280, 1280))
@@ -118,10 +118,10 @@ class RunningStatistics:
 
     def add(self, activations: list[torch.Tensor]) -> None:
         """Takes in B captions: one (B, width) tensor for each address."""
-        batch = len(activations[0])
+        batch, widths = len(activations[0]), [values.shape[1] for values in activations]
         total = self.count + batch
-        for address, values in zip(self.addresses, activations, strict=True):
-            values = values.double().cpu()
+        joined = torch.cat([values.float() for values in activations], 1).cpu()  # one wait for the device
+        for address, values in zip(self.addresses, joined.double().split(widths, 1), strict=True):
             mean = values.mean(0)
             squares = (values - mean).square().sum(0)
             old = self._mean.setdefault(address, torch.zeros_like(mean))
@@ -132,6 +132,30 @@ class RunningStatistics:
             )
             self._mean[address] = old + shift * (batch / total)
         self.count = total
+
+    def keep(self, path: str | Path, identity: str) -> None:
+        """Writes the sums so far, whole or not at all; ``identity`` stands for the captions and the model."""
+        tensors = {f"mean/{a}": v for a, v in self._mean.items()} | {
+            f"squares/{a}": v for a, v in self._squares.items()
+        }
+        save_artefact(path, tensors, RUNNING, VERSION, {"count": self.count, "identity": identity})
+
+    def resume(self, path: str | Path, identity: str) -> None:
+        """Takes up the sums that :meth:`keep` wrote; nothing happens where there is no file.
+
+        Raises:
+            VitrineError: If the file is damaged, or belongs to other captions, another model or another scope.
+        """
+        if not Path(path).is_file():
+            return
+        tensors, header = read_artefact(path, RUNNING, VERSION)
+        if header["identity"] != identity:
+            accepted = "the sums of these captions on this model"
+            raise refuse("state", Path(path).name, accepted, "choose another file, or delete this one to begin anew")
+        self.count = int(header["count"])
+        self._mean, self._squares = (
+            {a: tensors[f"{part}/{a}"] for a in self.addresses} for part in ("mean", "squares")
+        )
 
     def finish(self, fingerprint: str = "") -> NeuronStatistics:
         """The statistics so far, with unbiased standard deviations.

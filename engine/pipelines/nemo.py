@@ -3,7 +3,9 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from diffusers import StableDiffusionPipeline
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..fingerprint import fingerprint_of, short
 from ..forward_clock import Timesteps
 from ..nemo import (
     BlockConfig,
@@ -19,14 +22,13 @@ from ..nemo import (
     NeuronStatistics,
     ProbeConfig,
     Result,
+    RunningStatistics,
     Score,
     SearchConfig,
     Verification,
     VerifyConfig,
     block,
     find_neurons,
-    fingerprint_of,
-    gather,
     make_probe,
     score_prompts,
     threshold,
@@ -65,7 +67,8 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         """
         sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
         if not any(map(len, sets)):
-            return super().__call__(*args, **kwargs)
+            with self._in_use():
+                return super().__call__(*args, **kwargs)
         config, running, timesteps = block_config or BlockConfig(), RunningForward(), Timesteps()
 
         def follow(unet: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -76,50 +79,74 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
 
         handle = self.unet.register_forward_pre_hook(follow, with_kwargs=True)
         try:
-            with block(self.unet, sets[0].merged(*sets[1:]), config, running=running):
+            with self._in_use(), block(self.unet, sets[0].merged(*sets[1:]), config, running=running):
                 return super().__call__(*args, **kwargs)
         finally:
             handle.remove()
 
-    def conditions(self, prompts: Iterable[str]) -> list[Condition]:
+    def conditions(self, prompts: str | Iterable[str]) -> list[Condition]:
         """One condition of one row for each prompt, encoded as the pipeline does.
 
         Raises:
             VitrineError: If there is no prompt.
         """
-        prompts = list(prompts)
-        if not prompts:
-            raise refuse("prompts", prompts, "one prompt at least", "pass a list of texts")
-        texts = []
-        for start in range(0, len(prompts), 64):
+        with self._in_use():
+            return [Condition(row[None]) for batch in self._encoded(_texts(prompts)) for row in _text(batch)]
+
+    def _encoded(self, prompts: list[str], size: int = 64) -> Iterator[Condition]:
+        """The prompts ``size`` at a time; encoded when their turn comes, so that no list is too long."""
+        for start in range(0, len(prompts), size):
             with torch.no_grad():
-                texts.append(self.encode_prompt(prompts[start : start + 64], self._execution_device, 1, False)[0])
-        return [Condition(row[None]) for row in torch.cat(texts)]
+                yield Condition(self.encode_prompt(prompts[start : start + size], self._execution_device, 1, False)[0])
 
     def statistics(
-        self, prompts: Iterable[str], scope: str = "down+mid", progress: Progress = silent
-    ) -> NeuronStatistics:
-        """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000)."""
-        denoiser, sites = Denoiser.from_diffusers(self), value_sites(self.unet, scope)
-        conds = self.conditions(prompts)
-        encoded = (Condition.batch(conds[i : i + 64]) for i in range(0, len(conds), 64))
-        batches = (value_activations(denoiser, batch, sites) for batch in encoded)
-        return gather(batches, [s.address for s in sites], fingerprint_of(self.unet), len(conds), progress)
+        self, prompts: str | Iterable[str], scope: str = "down+mid", progress: Progress = silent,
+        state: str | Path | None = None,
+    ) -> NeuronStatistics:  # fmt: skip
+        """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000).
+
+        Args:
+            state: a file for the sums so far; the same call resumes from it, also after the process was killed.
+        """
+        texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self.unet, scope)
+        with self._in_use():
+            running, model = RunningStatistics(s.address for s in sites), fingerprint_of(self.unet)
+            identity = hashlib.sha256("\n".join([short(model), scope, *texts]).encode()).hexdigest()
+            if state is not None:
+                running.resume(state, identity)
+            for batch in self._encoded(texts[running.count :]):
+                running.add(value_activations(denoiser, batch, sites))
+                if state is not None:
+                    running.keep(state, identity)
+                progress(running.count, len(texts), None)
+            return running.finish(model)
 
     def score(
-        self, prompts: Iterable[str], tau: float, config: ProbeConfig | None = None, progress: Progress = silent
+        self, prompts: str | Iterable[str], tau: float, config: ProbeConfig | None = None, progress: Progress = silent
     ) -> list[Score]:
-        """Cross-seed score of each prompt: how alike the one-step predictions from different noises are."""
-        probe = make_probe(Denoiser.from_diffusers(self), config=config or ProbeConfig())
-        return score_prompts(probe, self.conditions(prompts), self._shape(), tau, progress)[0]
+        """Cross-seed score of each prompt: how alike the one-step predictions from different noises are.
 
-    def calibrate(self, prompts: Iterable[str], config: ProbeConfig | None = None) -> float:
+        Prompts are encoded and scored some at a time, and only their scores are kept.
+        """
+        probe, texts = make_probe(Denoiser.from_diffusers(self), config=config or ProbeConfig()), _texts(prompts)
+        at_once, scores = probe.at_once * max(1, 64 // probe.at_once), list[Score]()
+
+        def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            progress(len(scores) + step, len(texts), preview)
+
+        with self._in_use():
+            for batch in self._encoded(texts, at_once):
+                conds = [Condition(row[None]) for row in _text(batch)]
+                scores += score_prompts(probe, conds, self._shape(), tau, after)[0]
+        return scores
+
+    def calibrate(self, prompts: str | Iterable[str], config: ProbeConfig | None = None) -> float:
         """tau = mean + one deviation of the scores of ordinary captions, under the settings detection will use."""
         return threshold([s.value for s in self.score(prompts, 1.0, config)])[0]
 
     def find(
         self,
-        prompts: Iterable[str],
+        prompts: str | Iterable[str],
         statistics: NeuronStatistics,
         config: SearchConfig | None = None,
         probe: ProbeConfig | None = None,
@@ -132,9 +159,11 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
             VitrineError: If the statistics belong to another model.
         """
         statistics.check(self.unet)
-        prompts, config = list(prompts), config or SearchConfig()
+        texts, config = _texts(prompts), config or SearchConfig()
         prober = make_probe(Denoiser.from_diffusers(self), scope, probe or ProbeConfig(), config.rows)
-        return find_neurons(prober, prompts, self.conditions(prompts), statistics, self._shape(), config, progress)
+        with self._in_use():
+            conds = [Condition(row[None]) for batch in self._encoded(texts) for row in _text(batch)]
+            return find_neurons(prober, texts, conds, statistics, self._shape(), config, progress)
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
@@ -156,15 +185,29 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
             picture: (1, 3, H, W) in [0, 1], the memorized one, or an unblocked sample.
         """
         prober = make_probe(Denoiser.from_diffusers(self), "all", probe or ProbeConfig())
-        (cond,), reference = self.conditions([prompt]), None
-        if picture is not None:
-            with torch.no_grad():
-                mean = self.vae.encode(picture.to(self.vae.device, self.vae.dtype) * 2 - 1).latent_dist.mean
-            reference = mean * self.vae.config.scaling_factor
-        config = VerifyConfig(tau, seed)
-        return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
+        with self._in_use():
+            (cond,), reference = self._encoded([prompt]), None
+            if picture is not None:
+                with torch.no_grad():
+                    pixels = picture.to(self._execution_device, self.vae.dtype) * 2 - 1
+                    reference = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
+            config = VerifyConfig(tau, seed)
+            return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
 
     def _shape(self) -> tuple[int, int, int]:
         side = self.unet.config.sample_size
         height, width = (side, side) if isinstance(side, int) else side
         return self.unet.config.in_channels, height, width
+
+
+def _texts(prompts: str | Iterable[str]) -> list[str]:
+    """One prompt, or several; a text is one prompt, not its letters."""
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not texts:
+        raise refuse("prompts", texts, "one prompt at least", "pass a text or a list of texts")
+    return texts
+
+
+def _text(cond: Condition) -> torch.Tensor:
+    assert cond.text is not None
+    return cond.text
