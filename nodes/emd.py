@@ -8,13 +8,22 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.emd import PRESETS, CorrectConfig, EStepConfig, Networks, StudentContract, correct, one_step
+from ..engine.emd import (
+    PRESETS,
+    CorrectConfig,
+    EStepConfig,
+    Networks,
+    StudentContract,
+    check_network,
+    correct,
+    one_step,
+)
 from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
 from .comfy.emd import bases, distil
 from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
-from .comfy.model import blank_latents, latent_of, loading_denoiser_of
+from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of
 from .comfy.progress import progress
 
 CATEGORY = "Vitrine/emd"
@@ -89,6 +98,7 @@ class EMDOneStepGenerator(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``one_step`` on seeded noise."""
         student_contract = _contract(contract, student, timestep, noise)
+        check_network(student_contract, backbone_of(model))
         runner = with_student(model, student)
         blank = blank_latents(runner, latent)
         z = seeded_noise([seed + i for i in range(len(blank))], tuple(blank.shape[1:])).to(blank.device)
@@ -142,6 +152,7 @@ class EMDMCMCCorrect(io.ComfyNode):
         """``correct`` with z frozen."""
         config = CorrectConfig(steps, chain_timestep, step_size)
         student_contract = _contract(contract, student, timestep, noise)
+        check_network(student_contract, backbone_of(model))
         runner = with_student(model, student)
         start = z["samples"].to(runner.load_device).float()
         cond = condition_of(runner, positive, start)

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from ..addresses import sites_of
 from ..config import Config
 from ..errors import refuse
 from ..files import check_tensors, named, parse_table, read_safetensors
+from ..placement import weight_of
+from ..site import ModuleSite
 
 KEY = "vitrine.student"
 VERSION = 1
@@ -101,8 +105,14 @@ PRESETS: dict[str, StudentContract] = {
 """Published students without a header; values from their READMEs and inference code."""
 
 
-def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Tensor]]:
+def read_student(
+    path: str | Path, contract: StudentContract | None = None, any_names: bool = False
+) -> tuple[StudentContract, dict[str, torch.Tensor]]:
     """Contract and tensors of a student file.
+
+    Args:
+        contract: instead of the header's, for students of others, which have none.
+        any_names: also take LoRA names that diffusers reads and ComfyUI does not.
 
     Raises:
         VitrineError: The file is no safetensors file, has names that ComfyUI would ignore, or has no contract.
@@ -112,9 +122,10 @@ def read_student(path: str | Path) -> tuple[StudentContract, dict[str, torch.Ten
         raise refuse("student file", str(path.name), "an existing .safetensors file", "convert or download it first")
     with named(path, "student file", "a safetensors file", "it cannot be read: download or export it again"):
         tensors, metadata = read_safetensors(path)
-        check_names(tensors, path.name)
+        if not any_names:
+            check_names(tensors, path.name)
         check_tensors(tensors)
-        return StudentContract.from_metadata(metadata, path.name), tensors
+        return contract or StudentContract.from_metadata(metadata, path.name), tensors
 
 
 def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None:
@@ -127,6 +138,33 @@ def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None
     if peft:
         accepted = "kohya names, lora_unet_....lora_down.weight with .alpha"
         raise refuse("LoRA names", f"{peft[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")
+
+
+TEXT_WIDTHS = {"SD1.5": 768, "SD2.1-base": 1024, "SD2.1": 1024, "SDXL": 2048}
+"""Width of the text states of the bases that presets name."""
+
+
+def check_network(contract: StudentContract, backbone: nn.Module) -> None:
+    """Refuse a network that the contract's student cannot be: one that reads other text, or no UNet at all.
+
+    Nothing is refused for bases that no preset names: their widths are not known here.
+
+    Raises:
+        VitrineError: The base's text states have another width than this network reads.
+    """
+    bases = contract.base.split(" or ")
+    if not all(base in TEXT_WIDTHS for base in bases):
+        return
+    reads = (s for s in sites_of(backbone).values() if isinstance(s, ModuleSite) and s.address.endswith("-cross-v"))
+    site = next(reads, None)
+    width = None if site is None else weight_of(backbone.get_submodule(site.path)).shape[1]
+    if site is None or not site.address.startswith(("down-", "mid-", "up-")):
+        width = None  # a transformer
+    accepted = sorted({TEXT_WIDTHS[base] for base in bases})
+    if width not in accepted:
+        shown = f"{type(backbone).__name__}" + (f" with text states of width {width}" if width else "")
+        wanted = f"a UNet of {contract.base} (width {' or '.join(map(str, accepted))})"
+        raise refuse("model", shown, wanted, "choose the preset of this model's student, or enter t* by hand")
 
 
 def check_base(contract: StudentContract, base: str) -> None:

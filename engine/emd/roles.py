@@ -74,8 +74,6 @@ class Roles:
     def _role(self, name: str | None) -> Denoiser:
         def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
             self.switch(name)
-            if self.dtype != torch.float32:
-                x_t, cond = x_t.to(self.dtype), cond.cast(self.dtype)
             return self.base.call(x_t, t, cond)
 
         return self.base.with_call(call)

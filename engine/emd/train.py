@@ -190,7 +190,8 @@ class Trainer:
             set_rate(self.optimizers[name], rate * share)
 
     def _generator_update(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> None:
-        sound = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)
+        finite_rows = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)
+        sound = finite_rows.cpu()
         if not bool(sound.all()):  # rows whose chain is not finite are left out and counted
             self.skipped += int((~sound).sum())
             rows = sound.nonzero().flatten()
@@ -230,8 +231,8 @@ class Trainer:
         rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
         z = torch.randn(self.config.batch, *self.shape, generator=self.random)
         t = draw_times(self.roles.base.schedule, self.config.batch, self.random)
-        rows, z, t = (self._share(v) for v in (rows, z, t))
-        return self.conditions.take(rows).to(self.device), z, t
+        cond = self.conditions.take(self._rows(rows)).to(self.device)
+        return cond, self._share(z), self._share(t)
 
     def _normal(self, like: torch.Tensor) -> torch.Tensor:
         """This process's rows of standard normal noise for the whole batch."""
@@ -240,14 +241,16 @@ class Trainer:
 
     def _share(self, batch: torch.Tensor) -> torch.Tensor:
         """This process's rows of something drawn for the whole batch, on its device."""
-        rows = batch[self.accelerator.process_index :: self.accelerator.num_processes]
-        return rows.contiguous().to(self.device)
+        return self._rows(batch).to(self.device)
+
+    def _rows(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch[self.accelerator.process_index :: self.accelerator.num_processes].contiguous()
 
     def _in_any_process(self, flags: torch.Tensor) -> bool:
         """True if a flag is set in any process: either all of them take part in an update, or none."""
         if self.accelerator.num_processes == 1:
             return bool(flags.any())
-        return bool(self.accelerator.reduce(flags.sum(), "sum") > 0)
+        return bool(self.accelerator.reduce(flags.sum().to(self.device), "sum") > 0)
 
     def _calibrate(self) -> tuple[float, float]:
         """gz and clip from the z drift at the start; five score updates come first, since the scores coincide there."""

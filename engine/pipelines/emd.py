@@ -13,7 +13,17 @@ from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 
 from ..condition import Condition
 from ..denoiser import Denoiser
-from ..emd import CorrectConfig, Networks, StudentContract, check_base, correct, one_step, read_student
+from ..emd import (
+    PRESETS,
+    CorrectConfig,
+    Networks,
+    StudentContract,
+    check_base,
+    check_network,
+    correct,
+    one_step,
+    read_student,
+)
 from ..errors import refuse
 from ..noise import seeded_noise
 from ..progress import Progress, silent
@@ -29,15 +39,28 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         >>> images = pipe("a prompt", seeds=[0], contract=contract).images
     """
 
-    def load_student(self, path: str | Path, base: str = "", adapter_name: str = "generator") -> StudentContract:
-        """Load an exported student, a LoRA (kohya names) or a whole UNet, and return its contract.
+    def load_student(
+        self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
+        contract: StudentContract | None = None,
+    ) -> StudentContract:  # fmt: skip
+        """Load a student, a LoRA in any names that diffusers reads or a whole UNet, and return its contract.
+
+        Args:
+            base: name of this model; a student of another one is refused.
+            preset: a published student's name in :data:`vitrine.engine.emd.PRESETS`, for files without a contract.
+            contract: the same, written out.
 
         Raises:
-            VitrineError: The file has no contract or PEFT names, or it is a student of another base or architecture.
+            VitrineError: The file has no contract and none was given, or it is a student of another base or
+                architecture.
         """
-        contract, tensors = read_student(path)
+        if preset is not None and preset not in PRESETS:
+            raise refuse("preset", preset, sorted(PRESETS), "or pass contract=StudentContract(...)")
+        chosen = contract or (PRESETS[preset] if preset is not None else None)
+        contract, tensors = read_student(path, chosen, any_names=True)
         check_base(contract, base)
-        if any(key.startswith("lora_") for key in tensors):
+        check_network(contract, self.unet)
+        if any(".lora" in key or key.startswith("lora_") for key in tensors):
             self.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
             self._load_unet(tensors, Path(path).name)
@@ -86,19 +109,23 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         """
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
+        if correction is not None and (teacher is None or score is None):
+            raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
         contract = contract or StudentContract()
+        check_network(contract, self.unet)
         prompts, seeds = _paired(prompt, seeds, latents)
-        z = (latents if latents is not None else seeded_noise(seeds, self._shape(contract))).to(self._execution_device)
-        cond = Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
-        student = Denoiser.from_diffusers(self)
-        if correction is None:
-            x0 = one_step(student, z.to(self.unet.dtype), cond, contract)
-        else:
-            if teacher is None or score is None:
-                raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
-            networks = Networks(student, teacher, score)
-            x0, _ = correct(networks, z, cond, contract, correction, seeds, None, progress)
-        return StableDiffusionPipelineOutput(images=self._decoded(x0, output_type), nsfw_content_detected=None)
+        z = latents if latents is not None else seeded_noise(seeds, self._shape(contract))
+        with self._in_use():
+            z = z.to(self._execution_device)
+            cond = Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
+            student = Denoiser.from_diffusers(self)
+            if correction is None or teacher is None or score is None:
+                x0 = one_step(student, z, cond, contract)
+            else:
+                networks = Networks(student, teacher, score)
+                x0, _ = correct(networks, z, cond, contract, correction, seeds, None, progress)
+            images = self._decoded(x0, output_type)
+        return StableDiffusionPipelineOutput(images=images, nsfw_content_detected=None)
 
     def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         if output_type == "latent":

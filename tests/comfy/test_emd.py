@@ -88,10 +88,10 @@ def test_a_real_graph(comfy):
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
         "4": {"class_type": "VitrineEMDOneStepGenerator", "inputs": {
             "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": 1, "student": NONE,
-            "contract": "DMD2 SD1.5", "timestep": 999.0, "noise": "unit"}},
+            "contract": "manual", "timestep": 999.0, "noise": "unit"}},
         "5": {"class_type": "VitrineEMDMCMCCorrect", "inputs": {
             "teacher": ["1", 0], "score": ["1", 0], "model": ["1", 0], "positive": ["2", 0], "z": ["4", 1], "seed": 1,
-            "steps": 2, "chain_timestep": 399.0, "step_size": 0.16, "student": NONE, "contract": "DMD2 SD1.5",
+            "steps": 2, "chain_timestep": 399.0, "step_size": 0.16, "student": NONE, "contract": "manual",
             "timestep": 999.0, "noise": "unit"}},
         "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
         "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
@@ -196,3 +196,17 @@ def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, fol
     assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5, "both doors, one student file"
     with pytest.raises(VitrineError, match="folder name"):
         comfy.call("VitrineEMDDistill", **told | {"name": "../x"})
+
+
+def test_a_preset_of_another_model_is_refused(comfy):
+    """It ran, whatever the model, and drew noise."""
+    from vitrine.engine.errors import VitrineError
+
+    model, clip, _ = comfy.call("VitrineLoadPortraits")
+    with torch.inference_mode():
+        positive = clip.encode_from_tokens_scheduled(clip.tokenize("a smiling face"))
+    chosen = {"student": NONE, "contract": "DMD2 SD1.5", "timestep": 999.0, "noise": "unit", "seed": 0}
+    with pytest.raises(Exception, match="accepted: a UNet of SD1.5") as caught:
+        latent = {"samples": torch.zeros(1, 4, 16, 16)}
+        comfy.call("VitrineEMDOneStepGenerator", model=model, positive=positive, latent=latent, **chosen)
+    assert type(caught.value).__name__ == VitrineError.__name__
