@@ -78,7 +78,7 @@ class ForwardClock(AbstractContextManager):
         self._handles: list[Any] = []
         self._local = threading.local()
         self._last: Any = None
-        self._timesteps = Timesteps()
+        self._timesteps = Timesteps()  # outlasts the block: samplers open it anew in each step
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -99,7 +99,7 @@ class ForwardClock(AbstractContextManager):
         """Remove all hooks and forget the last forward; harmless twice."""
         while self._handles:
             self._handles.pop().remove()
-        self._local, self._last, self._timesteps = threading.local(), None, Timesteps()
+        self._local, self._last = threading.local(), None
 
     def _open(self) -> None:
         """Register the hooks of the block, into ``_handles``."""

@@ -26,7 +26,7 @@ def append_dims(values: torch.Tensor, ndim: int) -> torch.Tensor:
     return values.reshape(-1, *[1] * (ndim - 1))
 
 
-def _wide(values: Number) -> torch.Tensor:
+def wide(values: Number) -> torch.Tensor:
     """float64 on the CPU, float32 elsewhere."""
     if isinstance(values, torch.Tensor) and values.device.type != "cpu":
         return values.to(torch.float32)
@@ -39,7 +39,8 @@ class NoiseSchedule:
 
     Attributes:
         kind: ``"vp"`` or ``"flow"``.
-        log_sigmas: (T,) float64, log sigma at timesteps 0 .. T-1 (``vp``); empty for ``flow``.
+        log_sigmas: (R,) float64, log sigma at timesteps k - 1, 2 k - 1 .. T - 1 with k = T / R (``vp``), which are
+            0 .. T - 1 but for distilled models that know every k-th timestep only; empty for ``flow``.
         steps: T, the number of training timesteps.
     """
 
@@ -92,24 +93,27 @@ class NoiseSchedule:
         return cls.from_alphas_cumprod(scheduler.alphas_cumprod)
 
     def sigma(self, t: Number) -> torch.Tensor:
-        """Sigma at timestep t in [0, T-1] (``vp``; fractions interpolate log sigma) or [0, T] (``flow``)."""
+        """Sigma at timestep t in [0, T - 1] (``vp``; fractions interpolate log sigma) or [0, T] (``flow``)."""
         t = self._checked(t)
         if self.kind == "flow":
             return t / self.steps
-        low = t.floor().long().clamp(max=self.steps - 2)
-        share = t - low
+        row = self._row(t)
+        low = row.floor().long().clamp(max=len(self.log_sigmas) - 2)
+        share = row - low
         table = self._table(t.device)
         return torch.exp((1 - share) * table[low] + share * table[low + 1])
 
     def timestep(self, sigma: Number) -> torch.Tensor:
         """The network's timestep at a sigma: the inverse of :meth:`sigma`, clamped to the ends of the table."""
-        sigma = _wide(sigma)
+        sigma = wide(sigma)
         if self.kind == "flow":
             return sigma * self.steps
         table, wanted = self._table(sigma.device), torch.log(sigma)
-        low = (torch.searchsorted(table, wanted.contiguous()) - 1).clamp(0, self.steps - 2)
+        low = (torch.searchsorted(table, wanted.contiguous()) - 1).clamp(0, len(table) - 2)
         share = (wanted - table[low]) / (table[low + 1] - table[low])
-        return low + share.clamp(0, 1)
+        row = low + share.clamp(0, 1)
+        every = self._every
+        return row if every == 1 else every * (row + 1) - 1
 
     def alpha_bar(self, t: Number) -> torch.Tensor:
         """abar_t = 1 / (1 + sigma^2) for ``vp``, (1 - s)^2 for ``flow``: in both, its root is the signal scale."""
@@ -130,9 +134,19 @@ class NoiseSchedule:
 
     def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
         """x_t from x0 and noise of one shape (B, ...), at t, a number or (B,); x0's dtype outside, wider inside."""
-        x, eps = _wide(x0), _wide(noise)
+        x, eps = wide(x0), wide(noise)
         signal, level = (append_dims(s.to(x.device, x.dtype), x.ndim) for s in self.scales(t))
         return (signal * x + level * eps).to(x0.dtype)
+
+    @property
+    def _every(self) -> int:
+        """Timesteps for each row of the table."""
+        return self.steps // len(self.log_sigmas)
+
+    def _row(self, t: torch.Tensor) -> torch.Tensor:
+        """The row of the table that a timestep means; those before the first row's mean the first."""
+        every = self._every
+        return t if every == 1 else ((t + 1) / every - 1).clamp(min=0)
 
     def _table(self, device: torch.device) -> torch.Tensor:
         """log sigmas there; uploaded once."""
@@ -142,7 +156,7 @@ class NoiseSchedule:
         return self._tables[device]
 
     def _checked(self, t: Number) -> torch.Tensor:
-        t = _wide(t)
+        t = wide(t)
         if t.device.type != "cpu":
             return t  # to look at it would be to wait for it
         last = self.steps if self.kind == "flow" else self.steps - 1

@@ -6,12 +6,12 @@ import re
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from ..engine.control import GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
-from .comfy.conditioning import token_count, with_sizes
+from .comfy.conditioning import readers_of, token_count, with_sizes
 from .comfy.control import checkpoints, read_checkpoint, weighted, with_checkpoint
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
@@ -69,7 +69,7 @@ class ControlValues(io.ComfyNode):
         """The conditioning that comes in stays as it is."""
         target = (target_height, target_width)
         sizes = SizeCondition((height, width), (crop_top, crop_left), target, flip, extra_values(extra))
-        return io.NodeOutput(with_sizes(conditioning, sizes))
+        return io.NodeOutput(with_sizes(conditioning, sizes), ui=ui.PreviewText(readers_of(conditioning)))
 
 
 class ApplyGammaSchedule(io.ComfyNode):

@@ -56,11 +56,13 @@ class ControlledSampling:
             extra: arguments of ``scheduler.step``, such as ``eta`` or ``generator``.
         """
         sigmas, call = step_sigmas(scheduler), call_of(self.backbone)
+        times = scheduler.timesteps.tolist()  # read once: to ask for one in each step is to wait in each step
         batches: dict[tuple[Key, ...], tuple[AbstractContextManager, Condition]] = {}
         log: list[ControlStep] = []
 
         def predict(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-            weight = float(self.gamma.at(t))
+            time = times[len(log)]
+            weight = float(self.gamma.at(time))
             keys = needed_evaluations(self.guidance, weight, self.high_is_null)
             if keys not in batches:
                 batches[keys] = self._batch(keys)
@@ -70,7 +72,7 @@ class ControlledSampling:
                 output = call(rows, t.expand(len(rows)), cond)
             predictions = dict(zip(keys, output.chunk(len(keys)), strict=True))
             guided = control_guidance(lambda *key: predictions[key], self.guidance, weight, self.high_is_null)
-            log.append(ControlStep(float(t), sigmas[len(log)], weight, guided.evaluations))
+            log.append(ControlStep(float(time), sigmas[len(log)], weight, guided.evaluations))
             return guided.prediction
 
         return walk(predict, noise, scheduler, progress=progress, **extra), log
@@ -88,5 +90,5 @@ def step_sigmas(scheduler: Any) -> list[float]:
     """sigma of each of a diffusers scheduler's steps: its own where it has them."""
     count, sigmas = len(scheduler.timesteps), getattr(scheduler, "sigmas", None)
     if sigmas is not None and len(sigmas) == count + 1:
-        return [float(sigma) for sigma in sigmas[:count]]
+        return sigmas[:count].tolist()
     return NoiseSchedule.from_diffusers(scheduler).sigma(scheduler.timesteps.cpu()).tolist()

@@ -3,6 +3,7 @@
 Either training-free, on models with size inputs (SDXL, PixArt), or with a control checkpoint trained for the model.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,11 +32,9 @@ from ..control.sampling import ControlledSampling
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..guidance import scale_for_size
-from ..noise import generators
 from ..progress import Progress, silent
+from .control_inputs import Generators, Sizes, guidance_of, noise_sources, one_each, rows_of
 from .shared import SharedPipeline
-
-Sizes = SizeCondition | Sequence[SizeCondition]
 
 
 @dataclass
@@ -88,8 +87,10 @@ class _Controlled(SharedPipeline):
         num_inference_steps: int = 50,
         sigmas: list[float] | None = None,
         seeds: Sequence[int] | None = None,
+        generator: torch.Generator | list[torch.Generator] | None = None,
         latents: torch.Tensor | None = None,
         eta: float = 0.0,
+        guidance_scale: float | None = None,
         output_type: str = "pil",
         progress: Progress = silent,
         **embeds: torch.Tensor,
@@ -108,26 +109,30 @@ class _Controlled(SharedPipeline):
             height, width: of the pictures, in pixels.
             sigmas: the scheduler's noise levels, where it takes them, instead of ``num_inference_steps``.
             seeds: one for each picture; results do not depend on the batch.
+            generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, h, w) noise of unit variance, instead of seeds.
+            guidance_scale: diffusers' name for ``GuidanceConfig(scale=...)``.
             output_type: ``"pil"``, ``"pt"``, ``"np"`` or ``"latent"``.
             embeds: encoded prompts by the stock pipeline's names (``prompt_embeds``, ...), instead of ``prompt``.
 
         Raises:
             VitrineError: If the model has no size inputs and there is no checkpoint, the checkpoint is another model's,
-                the counts do not match, or padding is asked for prompts that are encoded already.
+                the counts do not match, padding is asked for prompts that are encoded already, or an argument is not
+                one of these.
         """
-        try:
+        self._refuse_unknown(embeds)
+        with self._in_use():
             size = self._size(height, width)
-            settings = guidance or GuidanceConfig(scale=5.0)
+            settings = guidance_of(guidance, guidance_scale)
             settings = replace(settings, scale=scale_for_size(settings.scale, upscale))
             gamma, padding = self._settings(checkpoint, gamma, padding)
             texts = self._texts(prompt, negative_prompt, settings, padding, embeds)
-            count = max([_length(texts[True]), *(len(n) for n in (seeds, latents) if n is not None)])
-            sizes = _one_each(size_condition or SizeCondition(), count)
+            count = max([rows_of(texts[True]), *(len(n) for n in (seeds, latents) if n is not None)])
+            sizes = one_each(size_condition or SizeCondition(), count)
             sampling = self._sampling(texts, sizes, size, gamma, settings, checkpoint, reference)
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
             self.scheduler.set_timesteps(**grid, device=self._execution_device)  # the noise's scale depends on it
-            noise, extra = self._noise(count, size, seeds, latents, eta)
+            noise, extra = self._noise(count, size, noise_sources(seeds, generator, latents, count), latents, eta)
             with self.progress_bar(total=len(self.scheduler.timesteps)) as bar:
 
                 def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
@@ -138,8 +143,14 @@ class _Controlled(SharedPipeline):
             if output_type != "latent":
                 images = self._pictures(images, output_type)
             return ControlConditionedPipelineOutput(images, tuple(log))
-        finally:  # offloaded models go back also after an interruption
-            self.maybe_free_model_hooks()
+
+    def _refuse_unknown(self, embeds: dict[str, Any]) -> None:
+        """What the stock pipeline would take but this one cannot honour must not be swallowed."""
+        encoding = inspect.signature(self.encode_prompt).parameters
+        known = [name for name in encoding if name.endswith(("_embeds", "_attention_mask"))]
+        unknown = sorted(set(embeds) - set(known))
+        if unknown:
+            raise refuse("arguments", unknown, ["those of the docstring", *known], "sample with the stock pipeline")
 
     # --- before the loop ----------------------------------------------------------------------------------------
     def _settings(
@@ -201,9 +212,9 @@ class _Controlled(SharedPipeline):
             high_is_null = embedder.h is None
         else:
             high_is_null = all(s.high_is_null(size) for s in sizes)
-        texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if _length(c) == 1 else c for k, c in texts.items()}
-        if any(_length(c) != count for c in texts.values()):
-            raise refuse("prompts", [_length(c) for c in texts.values()], f"1 or {count}", "one for each picture")
+        texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if rows_of(c) == 1 else c for k, c in texts.items()}
+        if any(rows_of(c) != count for c in texts.values()):
+            raise refuse("prompts", [rows_of(c) for c in texts.values()], f"1 or {count}", "one for each picture")
         # Sizes stay float32: half precision would round them.
         inputs = {True: self._sizes(sizes, size), False: self._sizes([SizeCondition()] * count, size)}
         placed = {k: c.to(device, self._net.dtype) for k, c in texts.items()}
@@ -219,16 +230,9 @@ class _Controlled(SharedPipeline):
         )  # fmt: skip
 
     def _noise(
-        self, count: int, size: tuple[int, int], seeds: Sequence[int] | None, latents: torch.Tensor | None, eta: float
+        self, count: int, size: tuple[int, int], rows: Generators | None, latents: torch.Tensor | None, eta: float
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Scaled noise, and what the scheduler's steps take; some draw more from the same generators."""
-        if seeds is not None and latents is not None:
-            raise refuse("seeds, latents", "both", "one of them", "latents are the noise itself")
-        seeds = range(count) if seeds is None else seeds
-        start = seeds if latents is None else latents
-        if len(start) != count:
-            raise refuse("seeds", len(start), f"{count}, one for each picture", "repeat or remove some")
-        rows = generators(seeds) if latents is None else None
         shape = (count, self._net.config.in_channels, *size)
         noise = self.prepare_latents(*shape, self._net.dtype, self._execution_device, rows, latents)
         return noise, self.prepare_extra_step_kwargs(rows, eta)
@@ -327,14 +331,3 @@ class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
             return {}
         ratios = torch.tensor([[c.aspect(size)] for c in conditions], dtype=torch.float32)
         return {"resolution": torch.tensor([c.original or size for c in conditions]).float(), "aspect_ratio": ratios}
-
-
-def _one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
-    conditions = [sizes] * count if isinstance(sizes, SizeCondition) else list(sizes)
-    if len(conditions) != count:
-        raise refuse("size_condition", len(conditions), f"1 or {count}", "one for each picture")
-    return conditions
-
-
-def _length(cond: Condition) -> int:
-    return 0 if cond.text is None else len(cond.text)

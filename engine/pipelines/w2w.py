@@ -3,7 +3,8 @@
 Annotations are not postponed here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,20 +87,15 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         """
         if image.ndim != 4 or image.shape[1] != 3:
             raise refuse("image", tuple(image.shape), "(B, 3, H, W) in [0, 1]", "add the batch dimension")
-        with torch.no_grad():
-            pixels = image.to(self.vae.device, self.vae.dtype) * 2 - 1
-            latents = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
-            text = self.encode_prompt([prompt], self._execution_device, 1, False)[0]
-        latent_size = None if mask is None else latent_mask(mask, *latents.shape[-2:])
-        trainable = [p for p in self.unet.parameters() if p.requires_grad]
-        try:
-            for p in trainable:
-                p.requires_grad_(False)
-            denoiser = Denoiser.from_diffusers(self)
-            result = invert(denoiser, space, latents.float(), Condition(text), config, latent_size, progress)
-        finally:
-            for p in trainable:
-                p.requires_grad_(True)
+        with self._in_use():
+            with torch.no_grad():
+                pixels = image.to(self._execution_device, self.vae.dtype) * 2 - 1
+                latents = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
+                text = self.encode_prompt([prompt], self._execution_device, 1, False)[0]
+            latent_size = None if mask is None else latent_mask(mask, *latents.shape[-2:])
+            with _frozen(self.unet):
+                denoiser = Denoiser.from_diffusers(self)
+                result = invert(denoiser, space, latents.float(), Condition(text), config, latent_size, progress)
         return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
 
     @torch.no_grad()
@@ -111,28 +107,37 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         """Samples as StableDiffusionPipeline does, each picture with its own model.
 
         Args:
-            space, model: B models for B pictures, or one for all; without them the base model draws.
+            space, model: B models for B pictures, one for each prompt, or one for all; without them the base model
+                draws.
             edits: label -> strength; they act from timestep ``edit_config.start`` down.
             seeds: one per picture, instead of ``generator``.
 
         Raises:
-            VitrineError: If the model is of another space, or counts do not match.
+            VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
+                do not match.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        count = max(len(prompts), len(model) if model else 1, len(seeds) if seeds else 1)
-        prompts = prompts * count if len(prompts) == 1 else prompts
+        if (model is None) != (space is None) or (model is None and (edits or edit_config)):
+            named = {"space": space, "model": model, "edits": edits, "edit_config": edit_config}
+            shown = ", ".join(name for name, value in named.items() if value is not None) + " alone"
+            raise refuse("arguments", shown, "space and model together", "without both, the base model would draw")
+        each = kwargs.get("num_images_per_prompt") or 1
+        prompts = _prompts(prompt, each, len(model) if model else 1, len(seeds) if seeds else 1)
+        pictures = len(prompts) * each
         if seeds is not None:
-            if len(seeds) != count:
-                raise refuse("seeds", len(seeds), f"{count} pictures", "give one seed for each picture")
+            if len(seeds) != pictures:
+                raise refuse("seeds", len(seeds), f"{pictures} pictures", "give one seed for each picture")
             kwargs["generator"] = generators(seeds)
         if model is None or space is None:
-            return super().__call__(prompts, *args, **kwargs)
-        if len(prompts) != count or len(model) not in (1, count):
-            raise refuse("models", len(model), f"1 or {count}", "give one model, or one for each picture")
+            with self._in_use():
+                return super().__call__(prompts, *args, **kwargs)
+        if len(model) not in (1, len(prompts), pictures):
+            raise refuse("models", len(model), f"1 or {pictures}", "give one model, or one for each picture")
         config = edit_config or EditConfig()
         before, after, manifest = self._weights(space, model.belongs(space), edits or {}, config)
-        before, after = (w.expand(count, -1).to(self.unet.device) for w in (before, after))
-        with late_lora(self.unet, manifest, before, after, config.start):
+        # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
+        repeats = pictures // len(model)
+        before, after = (w.repeat_interleave(repeats, 0).to(self._execution_device) for w in (before, after))
+        with self._in_use(), late_lora(self.unet, manifest, before, after, config.start):
             return super().__call__(prompts, *args, **kwargs)
 
     def _weights(
@@ -146,6 +151,32 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         manifest = Manifest.of(padded[0][0])
         before, after = (torch.stack([manifest.flatten(x) for x in loras]) for loras in padded)
         return before, after, manifest
+
+
+def _prompts(prompt: str | list[str], each: int, models: int, seeds: int) -> list[str]:
+    """The prompts of a call; a single one is repeated for as many pictures as there are models or seeds.
+
+    Raises:
+        VitrineError: If that number is not a multiple of the pictures for each prompt.
+    """
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    wanted = max(len(prompts) * each, models, seeds)
+    if wanted % each:
+        raise refuse("models or seeds", wanted, f"a multiple of {each} pictures a prompt", "leave some out")
+    return prompts * (wanted // each) if len(prompts) == 1 else prompts
+
+
+@contextmanager
+def _frozen(module: torch.nn.Module) -> Iterator[None]:
+    """Nothing in the module takes gradients while the block is open."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    try:
+        for p in trainable:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trainable:
+            p.requires_grad_(True)
 
 
 def _padded(lora: Lora, ranks: Mapping[str, int]) -> dict[str, LoraLayer]:

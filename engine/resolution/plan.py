@@ -215,7 +215,8 @@ def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
         text = "relabel: each timestep stands for r x its sigma; right only for weights trained so"
         new = [plan.ratio * e for e in ends]
     else:
-        text = f"resample ({plan.config.top}): steps move to more noise, the network is told the true level"
+        moved = "more" if plan.ratio > 1 else "less"
+        text = f"resample ({plan.config.top}): steps move to {moved} noise, the network is told the true level"
         new = shift_grid(torch.tensor(ends), plan.ratio, ends[1], plan.config.top).tolist()
     lines = [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
     if plan.schedule == "resample" and facts.counting:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import refuse
+from ..schedule import wide
 
 ROPE_MODES = ("rope_pi", "rope_ntk", "rope_yarn")
 
@@ -93,5 +94,6 @@ def axis_angles(
         inverse = inverse_frequencies(dim, theta)
         if k >= 0:
             inverse = axis_frequencies(mode, dim, theta, scales[k], lengths[k])
-        angles.append(ids[..., axis, None].double() * inverse.to(ids.device))
+        positions = wide(ids[..., axis, None])
+        angles.append(positions * inverse.to(positions))
     return angles, yarn_scale(max(scales)) if mode == "rope_yarn" else 1.0

@@ -67,7 +67,7 @@ def _resampled(base: type) -> Any:
     @functools.wraps(base.set_timesteps)  # type: ignore[attr-defined]
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
         base.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
-        sigmas, timesteps = resample(self.network_schedule, self.sigmas.double().cpu(), self.ratio, self.top)
+        sigmas, timesteps = resample(self.network_schedule, self.sigmas.cpu().double(), self.ratio, self.top)
         self.sigmas = sigmas.to(self.sigmas)
         self.timesteps = timesteps[:-1].to(self.timesteps)
         self.num_inference_steps = len(self.timesteps)

@@ -115,7 +115,7 @@ def invert(
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
     config = config or InvertConfig()
-    run = _Run(model, _factors(space), latents, cond, config, _mask(mask, latents))
+    run = _Run(model, _factors(space, latents.device), latents, cond, config, _mask(mask, latents))
     done = 0
     try:
         for step in range(1, config.steps + 1):
@@ -223,20 +223,15 @@ class _Run:
         return Inversion(self.best.cpu(), self.losses, done, interrupted)
 
 
-def _factors(space: Space) -> WeightSpace:
+def _factors(space: Space, device: torch.device) -> WeightSpace:
+    """The space where the inversion runs, in float32: each step decodes with the whole basis."""
     if not isinstance(space, WeightSpace):
         remedy = "build the space in factors mode, or encode a LoRA trained on the picture"
         raise refuse("space", "delta mode", "factors mode", remedy)
-    if not space.components.is_inference():
-        return space
-    # loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only
-    return replace(
-        space,
-        mean=space.mean.clone(),
-        scale=space.scale.clone(),
-        components=space.components.clone(),
-        singular_values=space.singular_values.clone(),
-    )
+    names = ("mean", "scale", "components", "singular_values")
+    placed = {name: getattr(space, name).to(device, torch.float32) for name in names}
+    # Loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only.
+    return replace(space, **{name: v.clone() if v.is_inference() else v for name, v in placed.items()})
 
 
 def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:

@@ -66,6 +66,18 @@ def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] |
     return node_helpers.conditioning_set_values(conditioning, values)
 
 
+def readers_of(conditioning: list) -> str:
+    """Which models read the sizes of a prompt, in words: a model of another kind ignores them without a word."""
+    readers = "SDXL and PixArt read these values, and any model behind Load Control Checkpoint."
+    models = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x"}
+    widths = {text.shape[-1] for text, _ in conditioning if isinstance(text, torch.Tensor)}
+    small = [models[w] for w in sorted(widths & set(models))]
+    if small:
+        readers = f"This prompt is for {small[0]}, which has no size inputs: without Load Control Checkpoint these "
+        readers += "values change nothing."
+    return readers
+
+
 def null_control(conditioning: list, prompt_type: str | None = None) -> list:
     """The same prompt without control."""
     role = {} if prompt_type is None else {"prompt_type": prompt_type}

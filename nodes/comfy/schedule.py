@@ -36,7 +36,8 @@ def schedule_of(model: Any) -> NoiseSchedule:
 
 def _from_table(sampling: Any) -> NoiseSchedule:
     table = sampling.log_sigmas.double().cpu()
-    return NoiseSchedule("vp", table, len(table))
+    # ModelSamplingDiscreteDistilled (LCM) keeps every skip_steps-th level; the network's time still runs to 999.
+    return NoiseSchedule("vp", table, len(table) * getattr(sampling, "skip_steps", 1))
 
 
 def clock_of(sampling: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -198,3 +198,34 @@ def test_models_that_cannot_be_weighted_are_refused(comfy, xl):
     model.add_object_patch("model_sampling", EDM(xl.model.model.model_config))
     with pytest.raises(ValueError, match="no timesteps"):
         weighted(model, GammaConfig())
+
+
+def test_control_values_say_what_reads_them(comfy):
+    """On SD 1.5 they change nothing without a checkpoint, and nothing said so."""
+    values = {"width": 64, "height": 64, "crop_left": 0, "crop_top": 0, "target_width": 64, "target_height": 64}
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineControlValues"]
+    for width, said in ((768, "change nothing"), (1024, "change nothing"), (2048, "SDXL and PixArt read")):
+        shown = node.execute(conditioning=[[torch.zeros(1, 77, width), {}]], **values).ui
+        assert said in str(shown.as_dict())
+
+
+def test_lcm_sampling_keeps_the_networks_timesteps(comfy):
+    """ModelSamplingDiscrete(lcm) has 50 rows; timesteps 999 and 50 were refused."""
+    import comfy_extras.nodes_model_advanced as advanced
+
+    model, _, _ = comfy.call("VitrineLoadPortraits")
+    (lcm,) = advanced.ModelSamplingDiscrete().patch(model, "lcm", False)
+    sampling = lcm.get_model_object("model_sampling")
+    schedule = own_schedule(lcm)
+    for t in (19.0, 499.0, 999.0):
+        sigma = schedule.sigma(t)
+        assert float(sampling.timestep(sigma.float())) == t
+        assert abs(float(schedule.timestep(sigma)) - t) < 1e-6
+    assert schedule.sigma(50.0) > schedule.sigma(39.0)
+
+
+def own_schedule(model):
+    import sys
+
+    name = next(n for n in sys.modules if n.endswith("nodes.comfy.schedule"))
+    return sys.modules[name].schedule_of(model)

@@ -8,8 +8,7 @@ from vitrine.engine.compiled import EagerRuns, is_compiled
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
-
-from .. import models
+from vitrine_tests import models
 
 
 def compiled_as_a_whole(unet):

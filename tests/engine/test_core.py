@@ -310,3 +310,15 @@ def test_captures_see_what_edits_and_late_weights_leave(no_hooks_left):
             unet(*inputs)
         assert not torch.equal(plain, taps[address].tensor)
     no_hooks_left(unet)
+
+
+def test_a_distilled_table_knows_every_twentieth_timestep():
+    """ComfyUI's LCM keeps 50 rows; the network's time still runs to 999, and 999 and 50 were refused."""
+    whole = NoiseSchedule.scaled_linear()
+    lcm = NoiseSchedule("vp", whole.log_sigmas[19::20].clone(), 1000)
+    for t in (19.0, 59.0, 499.0, 999.0):
+        assert lcm.sigma(t) == whole.sigma(t) and lcm.timestep(lcm.sigma(t)) == t
+    assert whole.sigma(39.0) < lcm.sigma(50.0) < whole.sigma(59.0)
+    assert lcm.sigma(0.0) == whole.sigma(19.0)
+    with pytest.raises(VitrineError, match="999"):
+        lcm.sigma(1000.0)

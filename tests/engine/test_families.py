@@ -14,8 +14,7 @@ from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import capture
-
-from .. import models
+from vitrine_tests import models
 
 
 def flux_2():

@@ -6,8 +6,7 @@ import pytest
 import torch
 from vitrine.engine.fingerprint import fingerprint_of, same_weights, short
 from vitrine.engine.nemo import NeuronSet, value_sites
-
-from .. import models
+from vitrine_tests import models
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -8,8 +8,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.files import save_safetensors
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits import load_portraits
-
-from .. import models
+from vitrine_tests import models
 
 PROMPT = "a smiling face"
 

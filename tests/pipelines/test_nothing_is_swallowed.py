@@ -1,0 +1,81 @@
+"""An argument that changes nothing is refused; one that is taken has its effect."""
+
+import pytest
+import torch
+from vitrine.engine.control import GammaConfig, GuidanceConfig, SizeCondition
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.noise import seeded_noise
+from vitrine.engine.pipelines import W2WPipeline
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
+from vitrine.engine.w2w import EditConfig, load_space
+from vitrine_tests.machine.calls import around
+from vitrine_tests.machine.stock import stock
+
+PROMPT = "sks person"
+FAST = {"num_inference_steps": 2, "output_type": "latent"}
+
+
+@pytest.fixture(scope="module")
+def w2w():
+    pipe = W2WPipeline.from_pipe(load_portraits().pipeline())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="module")
+def space():
+    return load_space(PEOPLE_SPACE)
+
+
+def test_half_of_what_a_w2w_call_needs_is_refused(w2w, space):
+    person = w2w.sample_models(space, [0])
+    for alone in ({"model": person}, {"space": space}, {"edits": {"beard": 1.0}}, {"edit_config": EditConfig()}):
+        with pytest.raises(VitrineError, match="space and model together"):
+            w2w(PROMPT, **alone, **FAST)
+    with pytest.raises(VitrineError, match="space and model together"):
+        w2w(PROMPT, space=space, edits={"beard": 1.0}, **FAST)
+
+
+def test_each_prompt_keeps_its_model_when_it_has_several_pictures(w2w, space):
+    """Rows had models 0, 1, 0, 1 where pictures are of prompts 0, 0, 1, 1."""
+    people, seeds = w2w.sample_models(space, [0, 1]), [5, 6, 7, 8]
+    prompts = [PROMPT, f"{PROMPT} on pink"]
+    together = w2w(prompts, space=space, model=people, seeds=seeds, num_images_per_prompt=2, **FAST).images
+    rows = [(prompts[i // 2], people[i // 2], seeds[i]) for i in range(4)]
+    alone = [w2w(p, space=space, model=m, seeds=[seed], **FAST).images for p, m, seed in rows]
+    assert torch.allclose(together, torch.cat(alone), atol=1e-4)
+    assert not torch.allclose(together[0], together[2], atol=1e-2)
+
+
+@pytest.fixture(scope="module")
+def pixart():
+    from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+
+    return around(ControlConditionedPixArtPipeline, stock("pixart-1024"))
+
+
+SIZED = {"gamma": GammaConfig(), "size_condition": SizeCondition((64, 64)), **FAST, "height": 64, "width": 64}
+
+
+def test_pixart_takes_generators_and_guidance(pixart):
+    def run(**more):
+        return pixart("a cat", **SIZED, **more).images
+
+    seeded = run(seeds=[3])
+    assert torch.equal(run(generator=torch.Generator().manual_seed(3)), seeded)
+    assert torch.equal(run(generator=[torch.Generator().manual_seed(3)]), seeded)
+    assert torch.equal(run(seeds=[3], guidance=GuidanceConfig(scale=2.0)), run(seeds=[3], guidance_scale=2.0))
+    assert not torch.equal(run(seeds=[3], guidance_scale=2.0), seeded)
+
+
+def test_and_refuses_what_it_cannot_honour(pixart):
+    for more in ({"cross_attention_kwargs": {}}, {"num_images_per_prompt": 2}, {"clean_caption": False}):
+        with pytest.raises(VitrineError, match="arguments: given"):
+            pixart("a cat", **SIZED, **more)
+    noise = seeded_noise([1], (4, 8, 8))
+    for more in ({"seeds": [1], "latents": noise}, {"seeds": [1], "generator": torch.Generator()}):
+        with pytest.raises(VitrineError, match="one of them"):
+            pixart("a cat", **SIZED, **more)
+    with pytest.raises(VitrineError, match="guidance, guidance_scale"):
+        pixart("a cat", **SIZED, guidance=GuidanceConfig(), guidance_scale=2.0)
