@@ -39,7 +39,8 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
     Args:
         originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
     """
-    digest, layout, samples = hashlib.sha256(), hashlib.sha256(), []
+    digest, layout = hashlib.sha256(), hashlib.sha256()
+    samples: dict[str, torch.Tensor] = {}
     for site in sites_of(backbone).values():
         if not isinstance(site, ModuleSite) or not site.address.endswith(("-cross-v", "-ctx-v")):
             continue
@@ -48,17 +49,18 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
         weight = (weight_of(getattr(module, "base_layer", module)) if weight is None else weight).detach()
         weight = columns_of(weight.movedim(0, -1), site.columns, site.width).movedim(-1, 0)
         sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
-        values = sample.to("cpu", torch.float32).flatten()
-        rounded = values.to(torch.float16).float()
-        digest.update(f"{site.address} {tuple(weight.shape)} {[f'{v:.4g}' for v in rounded.tolist()]}".encode())
-        layout.update(f"{site.address} {tuple(weight.shape)}".encode())
-        samples.append(values)
-    return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(samples)}"
+        samples[f"{site.address} {tuple(weight.shape)}"] = sample.to(torch.float32).flatten()
+    device = next((v.device for v in samples.values()), torch.device("cpu"))  # offloaded groups may lie on two
+    values = torch.cat([torch.empty(0, device=device), *(v.to(device) for v in samples.values())]).cpu()
+    rounded = values.to(torch.float16).float().split([len(v) for v in samples.values()])
+    for place, numbers in zip(samples, rounded, strict=True):
+        digest.update(f"{place} {[f'{v:.4g}' for v in numbers.tolist()]}".encode())
+        layout.update(place.encode())
+    return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(values)}"
 
 
-def _digits(samples: list[torch.Tensor]) -> str:
+def _digits(values: torch.Tensor) -> str:
     """Four digits for each of 64 weights at most, spread evenly over all that were sampled."""
-    values = torch.cat(samples) if samples else torch.empty(0)
     chosen = values[:: -(-len(values) // SAMPLES) or 1].to(torch.bfloat16).view(torch.int16)
     return "".join(f"{v & 0xFFFF:04x}" for v in chosen.tolist())
 

@@ -241,7 +241,9 @@ class Trainer:
 
     def _share(self, batch: torch.Tensor) -> torch.Tensor:
         """This process's rows of something drawn for the whole batch, on its device."""
-        return self._rows(batch).to(self.device)
+        rows = self._rows(batch)
+        wide = rows.dtype == torch.float64 and self.device.type != "cpu"  # accelerators may have no float64
+        return rows.to(self.device, torch.float32 if wide else rows.dtype)
 
     def _rows(self, batch: torch.Tensor) -> torch.Tensor:
         return batch[self.accelerator.process_index :: self.accelerator.num_processes].contiguous()
