@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from ..pipelines.loading import LoadConfig
+from .options import Load
+
 
 @dataclass(frozen=True)
 class Demo:
@@ -51,13 +54,14 @@ class Addresses:
     """A pipeline folder or hub id; 'portraits' is the shipped model."""
     pattern: Positional[str] = "*"
     """Address or glob."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..addresses import resolve
-        from .models import load_backbone
+        from ..pipelines.loading import load_backbone
 
-        for site in resolve(load_backbone(self.model), self.pattern):
+        for site in resolve(load_backbone(self.model, self.load), self.pattern):
             print(f"{site.address:<48} {site.kind:<8} {site.path}")
         return 0
 

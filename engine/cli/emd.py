@@ -10,6 +10,8 @@ from tyro.conf import Positional
 
 from ..errors import refuse
 from ..files import named, parse_table
+from ..pipelines.loading import LoadConfig
+from .options import Load
 
 PORTRAITS: dict[str, Any] = {
     "steps": 2000, "batch": 16, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.999,
@@ -44,6 +46,7 @@ class Train:
     """LoRA of a student (kohya names) to start from, instead of the teacher."""
     start_score: Path | None = None
     """The score adapter that was trained beside it."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 when finished."""
@@ -64,7 +67,7 @@ class Train:
                 raise refuse("file", str(path), "an existing LoRA file", "check the path")
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
-        trainer = training_parts(**settings).trainer(config, self.out)
+        trainer = training_parts(**settings, load=self.load).trainer(config, self.out)
         if self.start is not None:
             trainer.start_from(self.start, self.start_score)
         files = trainer.run(TqdmProgress("distilling"), self.stop_after)

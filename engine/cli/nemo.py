@@ -11,13 +11,15 @@ from tyro.conf import Positional
 
 from ..errors import refuse
 from ..files import named, parse_table, save_safetensors, write_json
+from ..pipelines.loading import LoadConfig
+from .options import Load
 
 
-def _pipeline(model: str) -> Any:
+def _pipeline(model: str, load: LoadConfig) -> Any:
     from ..pipelines import NEMOPipeline
-    from .models import load_pipeline
+    from ..pipelines.loading import load_pipeline
 
-    pipe = load_pipeline(model, NEMOPipeline)
+    pipe = load_pipeline(model, NEMOPipeline, load)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -48,15 +50,18 @@ class Calibrate:
     """Which of 50 steps is looked at; detection must use the same."""
     scored: int = 200
     """How many of the captions are scored for the threshold."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..nemo import ProbeConfig, fingerprint_of, threshold
         from ..progress import TqdmProgress
 
-        texts, pipe = _prompts(self.prompts, 2), _pipeline(self.model)
+        texts, pipe = _prompts(self.prompts, 2), _pipeline(self.model, self.load)
         probe = ProbeConfig(timestep_index=self.timestep_index)
-        pipe.statistics(texts, self.scope, TqdmProgress("statistics")).save(self.out / "statistics.safetensors")
+        sums, bar = self.out / "sums.safetensors", TqdmProgress("statistics")
+        pipe.statistics(texts, self.scope, bar, sums).save(self.out / "statistics.safetensors")
+        sums.unlink(missing_ok=True)
         scores = pipe.score(texts[: self.scored], 1.0, probe, TqdmProgress("threshold"))
         tau, mean, std = threshold([s.value for s in scores])
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
@@ -86,6 +91,7 @@ class Find:
     """parity, chain or fast."""
     together: int = 16
     """Prompts searched in lockstep."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
@@ -96,7 +102,7 @@ class Find:
         calibrated = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
         process, probe = processes(), ProbeConfig.from_dict(calibrated["probe"])
-        pipe = _pipeline(self.model).to(process.device)
+        pipe = _pipeline(self.model, self.load)
         config = SearchConfig(tau=calibrated["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
         own_prompts = list(paths)[process.process_index :: process.num_processes]
@@ -129,6 +135,7 @@ class Bake:
     """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
     factor: float = 0.0
     """0 prunes."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
@@ -138,7 +145,7 @@ class Bake:
             raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
         sets = [NeuronSet.load(p) for p in self.neurons]
         union = sets[0].merged(*sets[1:])
-        changed = bake(_pipeline(self.model).unet, union, self.factor)
+        changed = bake(_pipeline(self.model, self.load).unet, union, self.factor)
         save_safetensors(self.out, changed)
         print(f"{len(union)} neurons in {len(changed)} tensors -> {self.out}")
         return 0

@@ -9,6 +9,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
+from ..pipelines.loading import LoadConfig
+from .options import Load
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,19 @@ class Rank:
     """The preset file."""
     state: Path | None = None
     """Folder for finished scores; the same command resumes from it."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..pipelines import SegmentationPipeline
+        from ..pipelines.loading import load_pipeline
         from ..processes import processes
         from ..progress import TqdmProgress
-        from .models import load_pipeline
 
         if not self.pictures.is_dir():
             raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
         process = processes()
-        pipe = load_pipeline(self.model, SegmentationPipeline)
-        pipe.to(process.device)
+        pipe = load_pipeline(self.model, SegmentationPipeline, self.load)
         side = self.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
         pixels, labels = self._read(side)
         ranking = pipe.rank(

@@ -10,6 +10,8 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
+from ..pipelines.loading import LoadConfig
+from .options import Load
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class TrainLoras:
     """LoRA rank."""
     lr: float = 1e-4
     """AdamW's rate (portraits: 1e-2)."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 when all are trained."""
@@ -73,7 +76,7 @@ class TrainLoras:
             return len(train_people(self.out, self.people, **options))
         from ..pipelines.w2w_training import subjects_in
 
-        denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt)
+        denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt, load=self.load)
         config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
         return len(train_loras(denoiser, makers, names, self.out, config, **options))
 

@@ -17,6 +17,11 @@ Generators = torch.Generator | list[torch.Generator]
 
 
 def one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
+    """One size condition for each picture.
+
+    Raises:
+        VitrineError: If there is another number of them.
+    """
     conditions = [sizes] * count if isinstance(sizes, SizeCondition) else list(sizes)
     if len(conditions) != count:
         raise refuse("size_condition", len(conditions), f"1 or {count}", "one for each picture")
@@ -24,6 +29,11 @@ def one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
 
 
 def guidance_of(guidance: GuidanceConfig | None, scale: float | None) -> GuidanceConfig:
+    """The guidance of a call; ``guidance_scale`` is diffusers' name for its scale, 5 by default.
+
+    Raises:
+        VitrineError: If both are given.
+    """
     if guidance is not None and scale is not None:
         raise refuse("guidance, guidance_scale", "both", "one of them", "the scale is a part of GuidanceConfig")
     return guidance or GuidanceConfig(scale=5.0 if scale is None else scale)
@@ -32,7 +42,11 @@ def guidance_of(guidance: GuidanceConfig | None, scale: float | None) -> Guidanc
 def noise_sources(
     seeds: Sequence[int] | None, generator: Generators | None, latents: torch.Tensor | None, count: int
 ) -> Generators | None:
-    """What noise is drawn from: one generator, or one for each picture; None where the noise is given."""
+    """What noise is drawn from: one generator, or one for each picture; None where the noise is given.
+
+    Raises:
+        VitrineError: If there is more than one source, or its number is not that of the pictures.
+    """
     sources: dict[str, Any] = {"seeds": seeds, "generator": generator, "latents": latents}
     chosen = [name for name, value in sources.items() if value is not None]
     if len(chosen) > 1:
@@ -46,4 +60,5 @@ def noise_sources(
 
 
 def rows_of(cond: Condition) -> int:
+    """Rows of a condition's text, 0 where it has none."""
     return 0 if cond.text is None else len(cond.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,7 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..errors import refuse
 from ..files import named
+from .loading import LoadConfig, load_pipeline
 
 if TYPE_CHECKING:
     from diffusers import StableDiffusionPipeline
@@ -53,7 +55,10 @@ class TrainingParts(NamedTuple):
 
 
 def training_parts(
-    model: str = PORTRAITS, prompts: str | Path | Sequence[str] | None = None, base: str | None = None
+    model: str = PORTRAITS,
+    prompts: str | Path | Sequence[str] | None = None,
+    base: str | None = None,
+    load: LoadConfig | None = None,
 ) -> TrainingParts:
     """Load the teacher and encode the prompts, empty lines left out.
 
@@ -61,11 +66,12 @@ def training_parts(
         model: ``"portraits"``, a diffusers folder, or a hub id.
         prompts: a text file with one prompt a line, or the prompts; by default captions of portraits.
         base: the model's name in the student's contract; its own by default.
+        load: precision and version of the model; the run decides on the device.
 
     Raises:
         VitrineError: The prompts cannot be read, or there are none for another model than portraits.
     """
-    pipe, texts = _pipeline_and_prompts(model, _lines(prompts))
+    pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
     with torch.no_grad():
         states = [pipe.encode_prompt(texts[i : i + 64], "cpu", 1, False)[0] for i in range(0, len(texts), 64)]
         null = pipe.encode_prompt([""], "cpu", 1, False)[0]
@@ -85,7 +91,9 @@ def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _pipeline_and_prompts(model: str, prompts: list[str]) -> tuple[StableDiffusionPipeline, list[str]]:
+def _pipeline_and_prompts(
+    model: str, prompts: list[str], load: LoadConfig | None
+) -> tuple[StableDiffusionPipeline, list[str]]:
     if model == PORTRAITS:
         from ..portraits import caption, load_portraits, sample_scenes
 
@@ -94,4 +102,4 @@ def _pipeline_and_prompts(model: str, prompts: list[str]) -> tuple[StableDiffusi
         raise refuse("prompts", "none", "one prompt a line", "the student learns the prompts it is trained on")
     from diffusers import StableDiffusionPipeline
 
-    return StableDiffusionPipeline.from_pretrained(model), prompts
+    return load_pipeline(model, StableDiffusionPipeline, replace(load or LoadConfig(), device="cpu")), prompts

@@ -12,14 +12,14 @@ import torch
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..processes import processes
 from ..w2w import Subject
+from .loading import LoadConfig, load_pipeline
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def subjects_in(
-    folder: str | Path, model: str, prompt: str, size: int | None = None
+    folder: str | Path, model: str, prompt: str, size: int | None = None, load: LoadConfig | None = None
 ) -> tuple[Denoiser, list[str], list[Callable[[], Subject]]]:
     """A frozen denoiser, the names of the subjects, and functions that make them: one for each folder of pictures.
 
@@ -30,6 +30,7 @@ def subjects_in(
         model: a Stable Diffusion folder or hub id, or ``portraits``.
         prompt: the caption of every picture.
         size: side in pixels, centre-cropped; default the model's own.
+        load: precision, device and version of the model.
 
     Raises:
         VitrineError: If ``folder`` holds no folder with pictures, or (from a maker) a picture cannot be read.
@@ -39,7 +40,7 @@ def subjects_in(
     if not folders:
         shown = f"{root.name}: no folder with pictures"
         raise refuse("folder", shown, "one folder for each subject", f"put {', '.join(ENDINGS)} files into folders")
-    pipe = _pipeline(model)
+    pipe = _pipeline(model, load)
     side = size or _side(pipe)
     text = pipe.encode_prompt([prompt], pipe.device, 1, False)[0].float().cpu()
 
@@ -49,19 +50,14 @@ def subjects_in(
     return Denoiser.from_diffusers(pipe), [p.name for p in folders], [maker(p) for p in folders]
 
 
-def _pipeline(model: str) -> Any:
+def _pipeline(model: str, load: LoadConfig | None) -> Any:
     from diffusers import StableDiffusionPipeline
 
-    if model == "portraits":
-        from ..portraits import load_portraits
-
-        pipe = load_portraits().pipeline()
-    else:
-        pipe = StableDiffusionPipeline.from_pretrained(model)
+    pipe = load_pipeline(model, StableDiffusionPipeline, load)
     for module in (pipe.unet, pipe.vae, pipe.text_encoder):
         module.requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)
-    return pipe.to(processes().device)
+    return pipe
 
 
 def _side(pipe: Any) -> int:

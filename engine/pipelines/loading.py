@@ -1,0 +1,128 @@
+"""Models that commands take by name: the shipped one, a folder, a hub id, or a single safetensors file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..errors import refuse
+
+if TYPE_CHECKING:
+    import torch
+
+SHIPPED = "portraits"
+ACCEPTED = "'portraits', a pipeline folder, a .safetensors file, or a hub id"
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class LoadConfig(Config):
+    """How a model is loaded."""
+
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
+    dtype: str = "float32"
+    """float32, float16 or bfloat16."""
+    revision: str = ""
+    """Branch, tag or commit of a hub id."""
+    variant: str = ""
+    """Of the weight files' names: fp16 takes *.fp16.safetensors."""
+    config: str = ""
+    """For a .safetensors file: a pipeline folder or hub id with its configuration; none: found by diffusers."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise refuse("dtype", self.dtype, DTYPES, "float16 suits GPUs, bfloat16 newer ones")
+
+    @property
+    def place(self) -> torch.device:
+        """Where the model goes: the device asked for, else this process's own.
+
+        Raises:
+            VitrineError: If there is no such kind of device.
+        """
+        import torch
+
+        from ..processes import processes
+
+        try:
+            return torch.device(self.device) if self.device else processes().device
+        except RuntimeError as error:
+            raise refuse("device", self.device, "cpu, cuda, cuda:1, mps ...", "check the name") from error
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The dtype by its name."""
+        import torch
+
+        precision: torch.dtype = getattr(torch, self.dtype)
+        return precision
+
+
+def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None) -> Any:
+    """A pipeline of class ``kind`` (default: the model's own), in the precision and on the device asked for.
+
+    Raises:
+        VitrineError: If the folder or file is missing, there is no such model, or the device is not there.
+    """
+    config = config or LoadConfig()
+    if model == SHIPPED:
+        from ..portraits import load_portraits
+
+        pipe = load_portraits().pipeline()
+        pipe = pipe if kind is None or type(pipe) is kind else kind.from_pipe(pipe)
+    elif model.endswith(".safetensors"):
+        pipe = _from_file(Path(model), kind, config)
+    else:
+        pipe = _from_folder_or_hub(model, kind, config)
+    place = config.place
+    try:
+        return pipe.to(place, config.precision)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise refuse("device", f"{place} ({reason})", "a device of this machine", "cpu always works") from error
+
+
+def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:
+    from diffusers import DiffusionPipeline
+
+    if not Path(model).is_dir() and (Path(model).is_absolute() or model.startswith(".") or model.count("/") != 1):
+        raise refuse("model", model, ACCEPTED, "check the path")
+    chosen = {k: v for k, v in (("revision", config.revision), ("variant", config.variant)) if v}
+    try:
+        return (kind or DiffusionPipeline).from_pretrained(model, torch_dtype=config.precision, **chosen)
+    except (OSError, ValueError) as error:
+        raise _unreadable(model, error) from error
+
+
+def _from_file(path: Path, kind: Any, config: LoadConfig) -> Any:
+    """One file in the layout of Stable Diffusion's authors. Pickles are not read."""
+    from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+
+    if not path.is_file():
+        raise refuse("model", str(path), ACCEPTED, "check the path")
+    stock: Any = StableDiffusionXLPipeline if kind is not None and "XL" in kind.__name__ else StableDiffusionPipeline
+    where = {"config": config.config} if config.config else {}
+    try:
+        pipe = stock.from_single_file(str(path), torch_dtype=config.precision, **where)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path.name, error) from error
+    return pipe if kind is None else kind.from_pipe(pipe)
+
+
+def _unreadable(model: str, error: Exception) -> Exception:
+    reason = str(error).strip().split("\n")[0]
+    return refuse("model", f"{model} ({reason})", ACCEPTED, "check it")
+
+
+def load_backbone(model: str, config: LoadConfig | None = None) -> Any:
+    """The UNet or transformer of :func:`load_pipeline`.
+
+    Raises:
+        VitrineError: As :func:`load_pipeline`.
+    """
+    pipe = load_pipeline(model, None, config)
+    unet = getattr(pipe, "unet", None)
+    return pipe.transformer if unet is None else unet

@@ -1,0 +1,55 @@
+"""How commands load a model: precision, device, version, folders and single files."""
+
+import json
+
+import pytest
+import torch
+from vitrine.engine.cli.main import main
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines.loading import LoadConfig, load_backbone, load_pipeline
+from vitrine.engine.portraits import load_portraits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_precision_of_the_shipped_model_and_of_a_folder(dtype, tmp_path):
+    load_portraits().pipeline().save_pretrained(tmp_path / "model")
+    for model in ("portraits", str(tmp_path / "model")):
+        pipe = load_pipeline(model, None, LoadConfig(device="cpu", dtype=dtype))
+        assert pipe.unet.dtype == pipe.vae.dtype == getattr(torch, dtype)
+
+
+def test_a_variant_is_another_set_of_files(tmp_path):
+    load_portraits().pipeline().save_pretrained(tmp_path / "model", variant="fp16")
+    assert load_backbone(str(tmp_path / "model"), LoadConfig(variant="fp16")) is not None
+    with pytest.raises(VitrineError, match="model: given"):
+        load_pipeline(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"dtype": "int8"}, "dtype: given int8"), ({"device": "tpu9"}, "device: given tpu9")],
+)
+def test_what_is_not_there_is_refused(settings, said):
+    with pytest.raises(VitrineError, match=said):
+        load_pipeline("portraits", None, LoadConfig(**settings))
+
+
+def test_a_device_that_this_machine_lacks():
+    if torch.cuda.is_available():
+        pytest.skip("it has one")
+    with pytest.raises(VitrineError, match="cpu always works"):
+        load_pipeline("portraits", None, LoadConfig(device="cuda"))
+
+
+def test_a_file_that_is_no_model(tmp_path):
+    with pytest.raises(VitrineError, match=r"a \.safetensors file"):
+        load_pipeline(str(tmp_path / "none.safetensors"))
+
+
+def test_flags_have_no_prefix(tmp_path, capsys):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a face\na smiling face\n")
+    command = ["nemo", "calibrate", str(prompts), "--out", str(tmp_path), "--dtype", "bfloat16", "--device", "cpu"]
+    assert main(command) == 0
+    assert 0 < json.loads((tmp_path / "threshold.json").read_text())["tau"] <= 1
+    assert not (tmp_path / "sums.safetensors").exists()
