@@ -144,6 +144,11 @@ class Activations(Mapping[str, Activation]):
         info = replace(self.info, prompts=self.info.prompts[only]) if one_each else self.info
         return Activations(items, info, {a: v[only] for a, v in self.variance.items()})
 
+    def rows_between(self, start: int, stop: int) -> Activations:
+        """Rows ``start`` .. ``stop`` - 1, as views, without their variance."""
+        items = {a: replace(v, tensor=v.tensor[start:stop]) for a, v in self._items.items()}
+        return Activations(items, replace(self.info, prompts=()))
+
     def to(self, target: torch.device | torch.dtype | str) -> Activations:
         """Every tensor on another device or in another dtype."""
         items = {a: replace(v, tensor=v.tensor.to(target)) for a, v in self._items.items()}
@@ -192,16 +197,20 @@ class Activations(Mapping[str, Activation]):
         return {"grids": grids, "variance": list(self.variance), "info": self.info.to_dict()}
 
     @classmethod
-    def from_tensors(cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "") -> Activations:
-        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it.
+    def from_tensors(
+        cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "",
+        only: Sequence[str] | None = None,
+    ) -> Activations:  # fmt: skip
+        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` reads some places.
 
         Raises:
             VitrineError: If the header does not fit the tensors, or these are not finite; ``source`` is named.
         """
         with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
             grids = {a: None if g is None else (int(g[0]), int(g[1])) for a, g in header["grids"].items()}
+            grids = grids if only is None else {a: grids[a] for a in only}
             items = {a: Activation(a, opened.get_tensor(f"{prefix}{a}"), g) for a, g in grids.items()}
-            variance = {a: opened.get_tensor(f"{prefix}{_VARIANCE}{a}") for a in header["variance"]}
+            variance = {a: opened.get_tensor(f"{prefix}{_VARIANCE}{a}") for a in header["variance"] if a in grids}
             _check(items, variance)
             return cls(items, TapInfo.from_dict(header["info"]), variance)
 

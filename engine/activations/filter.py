@@ -24,7 +24,11 @@ from ..hooks import Activation
 from ..progress import Progress, silent
 from .config import TapConfig
 from .pca import PCABasis
+from .streaming import memory_bytes, place_bytes, split_places
 from .tap import tap_latents
+
+GROUP = 24
+"""Most places tapped together."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def measure_properties(
     timestep: float = 50.0,
     *,
     state: str | Path | None = None,
-    group: int = 24,
+    memory: int | str | None = None,
     progress: Progress = silent,
 ) -> dict[str, Properties]:
     """The three scores of every place, from two noises of a handful of pictures.
@@ -162,7 +166,7 @@ def measure_properties(
         latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
         addresses: spatial places, of UNets and transformers alike.
         state: a JSON file that holds the scores of finished places; the same call resumes from it.
-        group: how many places are tapped together, which bounds memory.
+        memory: budget in bytes or as "2GB" for the places that are tapped together; else two dozen of them are.
 
     Raises:
         VitrineError: If there are fewer than two pictures, or a place has no grid.
@@ -171,14 +175,29 @@ def measure_properties(
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
     properties = _load(state)
     missing = [a for a in addresses if a not in properties]
-    for start in range(0, len(missing), group):
-        places = tuple(missing[start : start + group])
+    done = 0
+    for places in _groups(denoiser, latents, cond, missing, timestep, memory):
         taps = [tap_latents(denoiser, latents, cond, TapConfig(places, timestep, (seed,))) for seed in (0, 1)]
         for address in taps[0]:
             properties[address] = _score(*(t[address] for t in taps))
         _save(state, properties, timestep)
-        progress(min(start + group, len(missing)), len(missing), None)
+        done += len(places)
+        progress(done, len(missing), None)
     return {a: properties[a] for a in addresses}
+
+
+def _groups(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, places: list[str], timestep: float,
+    memory: int | str | None,
+) -> list[tuple[str, ...]]:  # fmt: skip
+    if memory is None or not places:
+        return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)]
+    sizes = place_bytes(
+        denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), TapConfig(tuple(places), timestep)
+    )
+    # two noises of every picture, and what their scores are made of
+    parts = split_places(sizes, memory_bytes(memory), 3 * len(latents))
+    return [part[i : i + GROUP] for part in parts for i in range(0, len(part), GROUP)]
 
 
 def _score(first: Activation, second: Activation) -> Properties:

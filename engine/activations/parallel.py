@@ -41,6 +41,14 @@ def shared_taps(
     return Activations({a: Activation(a, joined[a], v.grid) for a, v in taps.items()}, taps.info)
 
 
+def own_share(count: int) -> tuple[range | None, Callable[[], None]]:
+    """The numbers of the pictures that this process taps, None where it is alone; and what waits for the others."""
+    state, _ = _processes()
+    if state is None or state.num_processes == 1:
+        return None, lambda: None
+    return range(state.process_index, count, state.num_processes), state.wait_for_everyone
+
+
 def _processes() -> tuple[Any, Callable]:
     """accelerate's state if a launcher started this process; without one nothing is imported."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:

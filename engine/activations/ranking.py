@@ -20,14 +20,14 @@ from ..fingerprint import fingerprint_of
 from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
-from .correspondence import feature_maps
+from .features import Features
 from .filter import FilterRule, Properties, measure_properties
 from .greedy_search import SearchResult, greedy_search
-from .parallel import first_process, shared_taps
+from .parallel import first_process
 from .pca import PCABasis, pca_rgb
 from .preset_files import FeaturePreset
 from .presets import Preset
-from .segmentation import IGNORE, fit_probe, mean_iou
+from .segmentation import IGNORE, ProbeSettings, confusion, fit_probe_on, iou
 from .tap import tap_latents
 
 PICTURES_SCORED = 16
@@ -135,6 +135,7 @@ def rank_places(
     *,
     masks: torch.Tensor | None = None,
     state: str | Path | None = None,
+    memory: int | str | None = None,
     progress: Progress = silent,
 ) -> Ranking:
     """Filter all places, then search among those it keeps with a pixel probe on the masks.
@@ -144,6 +145,9 @@ def rank_places(
         masks: (B, H, W) class numbers, 255 where nobody knows; the first half fits probes, the second judges them.
             None ranks by the filter alone, the least noisy places first.
         state: a folder for finished scores; the same call resumes from it.
+        memory: budget in bytes or as "2GB" for what is held beyond latents and masks: activations of many pictures wait
+            in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see fewer of each
+            picture. None keeps all in memory.
 
     Raises:
         VitrineError: If there are fewer than four labelled pictures, only one class, or the filter keeps nothing.
@@ -156,7 +160,7 @@ def rank_places(
     scored = latents[:PICTURES_SCORED]
     cond_scored = cond.take(torch.arange(len(scored))) if len(latents) > 1 else cond
     properties = measure_properties(
-        denoiser, scored, cond_scored, places, config.timestep, progress=progress,
+        denoiser, scored, cond_scored, places, config.timestep, progress=progress, memory=memory,
         state=None if folder is None else folder / "filter.json",
     )  # fmt: skip
     candidates, dropped = config.rule.apply(properties)
@@ -164,7 +168,9 @@ def rank_places(
         raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
     search = None
     if masks is not None:
-        search = _search(denoiser, latents, cond, masks, candidates, config, folder, progress)
+        tapped = TapConfig(tuple(candidates), config.timestep)
+        with Features.of(denoiser, latents, cond, tapped, memory, state, progress) as features:
+            search = _search(features, masks, candidates, config, folder, progress)
         chosen = search.chosen
     else:
         chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
@@ -174,23 +180,25 @@ def rank_places(
 
 
 def _search(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, masks: torch.Tensor, candidates: list[str],
-    config: RankingConfig, folder: Path | None, progress: Progress,
+    features: Features, masks: torch.Tensor, candidates: list[str], config: RankingConfig, folder: Path | None,
+    progress: Progress,
 ) -> SearchResult:  # fmt: skip
-    taps = shared_taps(denoiser, latents, cond, TapConfig(tuple(candidates), config.timestep), progress)
-    half, classes = len(latents) // 2, int(masks[masks != IGNORE].max()) + 1
+    half, classes = len(masks) // 2, int(masks[masks != IGNORE].max()) + 1
     size = (int(masks.shape[-2]), int(masks.shape[-1]))
-    widths = {a: int(v.tensor.shape[1]) for a, v in taps.items()}
 
     def score(places: tuple[str, ...]) -> float:
-        features = feature_maps(taps.select(list(places)))
-        probe = fit_probe(features[:half], masks[:half], classes)
-        return mean_iou(probe.predict(features[half:], size), masks[half:], classes)[0]
+        settings = ProbeSettings(pixels=features.pixels(places, half, ProbeSettings().pixels))
+        known = ((maps, masks[rows.start : rows.stop]) for rows, maps in features.batches(places, range(half)))
+        probe, table = fit_probe_on(known, classes, settings), torch.zeros(classes, classes, dtype=torch.long)
+        for rows, maps in features.batches(places, range(half, len(masks))):
+            table += confusion(probe.predict(maps, size), masks[rows.start : rows.stop], classes).sum(0)
+        return iou(table)[0]
 
     state = None if folder is None else folder / "scores.json"
     return greedy_search(
-        candidates, score, channels=widths, budget=config.budget, most=config.most, state=state, progress=progress
-    )
+        candidates, score, channels=features.widths, budget=config.budget, most=config.most, state=state,
+        progress=progress,
+    )  # fmt: skip
 
 
 def _check(latents: torch.Tensor, masks: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -82,16 +82,30 @@ def fit_probe(
         VitrineError: If masks and pictures differ in number, a label is beyond K, only one class is labelled, or a
             class has no label at all.
     """
-    settings = settings or ProbeSettings()
     count = _check(features, masks, classes)
-    cells, labels = _pixels(features.float(), masks.long(), settings)
+    return fit_probe_on([(features, masks)], count, settings, progress)
+
+
+def fit_probe_on(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    classes: int,
+    settings: ProbeSettings | None = None,
+    progress: Progress = silent,
+) -> PixelProbe:
+    """:func:`fit_probe` on pictures that come in batches; only the labelled pixels that are used are kept.
+
+    Args:
+        batches: pairs of features (b, C, h, w) and masks (b, H, W).
+    """
+    settings = settings or ProbeSettings()
+    cells, labels = _pixels(batches, settings)
     mean, std = cells.mean(0), cells.std(0).clamp_min(1e-6)
     cells = (cells - mean) / std
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(settings.seed)
-        net = _network(cells.shape[1], count, settings.hidden).to(cells.device)
+        net = _network(cells.shape[1], classes, settings.hidden).to(cells.device)
         _optimise(net, cells.clone(), labels.clone(), settings, progress)
-    return PixelProbe(net.eval().requires_grad_(False), mean, std, count)
+    return PixelProbe(net.eval().requires_grad_(False), mean, std, classes)
 
 
 def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> int:
@@ -111,12 +125,14 @@ def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> 
     return count
 
 
-def _pixels(features: torch.Tensor, masks: torch.Tensor, settings: ProbeSettings) -> tuple[torch.Tensor, torch.Tensor]:
+def _pixels(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], settings: ProbeSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Features under a random choice of labelled pixels of every picture, and their labels."""
     g = torch.Generator().manual_seed(settings.seed)
     cells, labels = [], []
-    height, width = masks.shape[-2:]
-    for maps, mask in zip(features, masks, strict=True):
+    for maps, mask in ((f, m) for features, masks in batches for f, m in zip(features, masks, strict=True)):
+        maps, mask, (height, width) = maps.float(), mask.long(), mask.shape
         known = torch.nonzero(mask.flatten() != IGNORE).flatten()
         chosen = known[torch.randperm(len(known), generator=g)[: settings.pixels].to(known.device)]
         points = torch.stack([(chosen % width + 0.5) / width, (chosen // width + 0.5) / height], 1)

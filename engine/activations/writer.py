@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -154,13 +154,23 @@ class ActivationReader(Mapping[str, Activations]):
         return iter(self._order)
 
     def __getitem__(self, key: str) -> Activations:
+        return self.read(key)
+
+    def read(self, key: str, addresses: Sequence[str] | None = None) -> Activations:
+        """One item, or only some of its places.
+
+        Raises:
+            KeyError: There is no such item.
+            VitrineError: If its shard is damaged, or lacks a place.
+        """
         name = self._place[key]
         with named(name, "file", "a shard with this key", "write the folder again"):
             if self._open is None or self._open[0] != name:
                 handle, header = open_artefact(self.folder / name, SHARD_KIND, VERSION)
                 self._open = (name, handle, {item["key"]: (i, item) for i, item in enumerate(header["items"])})
             number, item = self._open[2][key]
-            return Activations.from_tensors(self._open[1], item, f"{number}/", str(self.folder / name))
+            path = str(self.folder / name)
+            return Activations.from_tensors(self._open[1], item, f"{number}/", path, addresses)
 
 
 def _sweep(folder: Path) -> None:

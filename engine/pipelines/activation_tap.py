@@ -3,8 +3,9 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from ..activations.container import Activations
 from ..activations.images import encode_pixels, per_picture, to_pixels
 from ..activations.pca import PCABasis, pca_rgb
 from ..activations.presets import preset as find_preset
+from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..files import named
 from ..progress import Progress, silent
 from .shared import SharedPipeline
 
@@ -117,6 +120,46 @@ class _TapPipeline(SharedPipeline):
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = _pictures(activations, shown, basis, height, width)
         return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
+
+    @torch.no_grad()
+    def stream(
+        self, pictures: Mapping[str, Any], folder: str | Path, prompt: str | Mapping[str, str] = "",
+        addresses: str | list[str] | None = None, preset: str | None = None, *, memory: int | str = "2GB",
+        callback: Progress = silent, **settings: Any,
+    ) -> Streamed:  # fmt: skip
+        """Tap any number of pictures at any places into a folder, in bounded memory.
+
+        The same call goes on where an interrupted one stopped, also after ``kill -9``.
+
+        Args:
+            pictures: name -> picture, or the path of one, all of one size after ``size``; read when its turn comes.
+            folder: of shards; ``Streamed.read(names, addresses)`` or :class:`ActivationReader` opens them.
+            prompt: one for all pictures, or name -> prompt.
+            memory: budget in bytes or as "2GB", for what is held beyond the models and a bare forward. Places that do
+                not fit it together are tapped one part after another.
+            settings: timestep, seeds, size, posterior, dtype, variance, early_exit, batch: as in a call.
+
+        Raises:
+            VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`.
+        """
+        given = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
+        config = _config(addresses, preset, given["timestep"], given["seeds"], None, settings)
+        denoiser = self._denoiser()
+        check_timestep(denoiser, config.timestep)
+        resolve(self.unet, list(config.addresses))
+        self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
+        names = list(pictures)
+        texts = dict.fromkeys(names, prompt) if isinstance(prompt, str) else prompt
+
+        def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
+            chosen = [names[n] for n in numbers]
+            inputs = self._inputs([_opened(pictures[name]) for name in chosen], config)
+            latents = self._latents(inputs, config)
+            height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
+            return latents, self._condition([texts[name] for name in chosen], height, width)
+
+        with self._in_use():
+            return stream_taps(denoiser, source, names, config, folder, memory, callback)
 
     def _denoiser(self) -> Denoiser:
         return Denoiser.from_diffusers(self)
@@ -257,6 +300,14 @@ def _config(
     if seeds is not None or generator is not None:
         chosen["seeds"] = (0,) if generator is not None else seeds
     return TapConfig(**chosen) if preset is None else find_preset(preset).config(**chosen)
+
+
+def _opened(picture: Any) -> Any:
+    """A picture, read where it is a path."""
+    if not isinstance(picture, (str, Path)):
+        return picture
+    with named(picture, "picture", "a picture that Pillow opens", "save it again"), Image.open(picture) as opened:
+        return opened.convert("RGB")
 
 
 def _generators(generator: Generators | None, count: int) -> list[torch.Generator]:

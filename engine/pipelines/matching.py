@@ -131,7 +131,8 @@ class _Segmentation(_TapPipeline):
     def rank(
         self, images: Any, masks: torch.Tensor | None = None, prompt: str = "", *, timestep: float = 50.0,
         rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
-        state: str | Path | None = None, strips: bool = False, progress: Progress = silent,
+        state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
+        progress: Progress = silent,
     ) -> Ranking:  # fmt: skip
         """Which places to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
@@ -142,6 +143,8 @@ class _Segmentation(_TapPipeline):
             timestep, rule, budget, most, patterns, strips: as in
                 :class:`vitrine.engine.activations.ranking.RankingConfig`.
             state: a folder for finished scores; the same call resumes from it.
+            memory: budget in bytes or as "2GB", for thousands of pictures; see
+                :func:`~vitrine.engine.activations.ranking.rank_places`.
 
         Raises:
             VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
@@ -153,7 +156,8 @@ class _Segmentation(_TapPipeline):
         with self._in_use():
             latents = torch.cat([encode_pixels(self.vae, part) for part in pixels.split(_ENCODED)])
             cond = self._condition([prompt], height, width)
-            return rank_places(self._denoiser(), latents, cond, config, masks=masks, state=state, progress=progress)
+            told: dict[str, Any] = {"masks": masks, "state": state, "memory": memory, "progress": progress}
+            return rank_places(self._denoiser(), latents, cond, config, **told)
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

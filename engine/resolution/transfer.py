@@ -150,6 +150,7 @@ class Applied(AbstractContextManager):
         if tokens != self.plan.target:
             width, height = self.plan.config.target_size
             raise refuse("latent size", f"{tokens} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
+        part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only what it knew of before
 
     def _rotary(self, part: Any, positions: Positions) -> None:
         def recompute(module: Any, inputs: tuple, output: Any) -> Any:

@@ -39,9 +39,10 @@ def target_layers(backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS)
     Raises:
         VitrineError: If nothing matches.
     """
+    modules = {path: _unwrapped(module) for path, module in modules_of(backbone).items()}
     layers = {
         path: module
-        for path, module in modules_of(backbone).items()
+        for path, module in modules.items()
         if isinstance(module, nn.Linear) and any(path == t or path.endswith("." + t) for t in targets)
     }
     if not layers:

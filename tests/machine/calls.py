@@ -75,7 +75,8 @@ class Call:
         kinds: family -> the pipeline's class; None leaves the stock pipeline.
         run: pipeline -> the tensors it made, from any device.
         steps: how many steps it does unless told otherwise; 0 where there is no such number. ``run`` takes ``steps``.
-        trains: a training, which fetches no offloaded models.
+        trains: a training: of models that are loaded whole.
+        slow: takes seconds; run with ``VITRINE_MACHINE=full`` alone.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Call:
     run: Callable[..., Tensors]
     steps: int = 0
     trains: bool = False
+    slow: bool = False
 
     def pipeline(self, family: str) -> Any:
         """A fresh pipeline, float32 on the CPU, as the user would load it."""
@@ -104,9 +106,9 @@ def around(kind: type, pipe: Any) -> Any:
 CALLS: dict[str, Call] = {}
 
 
-def _call(name: str, kinds: dict[str, type | None], steps: int = 0, trains: bool = False) -> Callable:
+def _call(name: str, kinds: dict[str, type | None], steps: int = 0, **facts: bool) -> Callable:
     def keep(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
-        CALLS[name] = Call(name, kinds, run, steps, trains)
+        CALLS[name] = Call(name, kinds, run, steps, **facts)
         return run
 
     return keep
@@ -151,12 +153,7 @@ def tap_of_latents(pipe: Any) -> Tensors:
     width = 128 if pooled == 128 else 64
     g = generator(3)
     text = torch.randn(1, 7, width, generator=g)
-    extra = (
-        {"resolution": torch.full((1, 2), 64.0), "aspect_ratio": torch.ones(1, 1)}
-        if hasattr(net, "adaln_single")
-        else {}
-    )
-    cond = Condition(text, None if pooled is None else torch.randn(1, pooled, generator=g), extra)
+    cond = Condition(text, None if pooled is None else torch.randn(1, pooled, generator=g))
     latents = torch.randn(2, 4, 16, 16, generator=g)
     with _used(pipe):
         return [a.tensor for a in tap_latents(Denoiser.from_diffusers(pipe), latents, cond, TapConfig(place)).values()]
@@ -192,7 +189,9 @@ def segmentation(pipe: Any) -> Tensors:
 def rank(pipe: Any) -> Tensors:
     masks = (drawn().parts == 0).long()
     rule = FilterRule(None, None, (None, None))
-    ranking = pipe.rank(drawn().images, masks, PROMPT, patterns="up-level0-*-out", rule=rule, most=2)
+    ranking = pipe.rank(
+        drawn().images, masks, PROMPT, patterns="up-level0-repeat0-vit-block0-ffn-out", rule=rule, most=2
+    )
     assert ranking.search is not None
     scores = [[p.noise, p.granularity, p.locality] for p in ranking.properties.values()]
     return [torch.tensor(scores), torch.tensor([ranking.search.singles[a] for a in ranking.properties])]
@@ -238,7 +237,7 @@ def nemo_calibrate(pipe: Any) -> Tensors:
 
 @_call("nemo.find", NEMO)
 def nemo_find(pipe: Any) -> Tensors:
-    config = SearchConfig(tau=0.3, share=0.5, theta=3.0, theta_step=1.0)
+    config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0)
     (found,) = pipe.find([plants()[2].captions[0]], _statistics(), config, PROBE)
     assert found.search is not None and found.after is not None
     return [torch.tensor([found.before.value, found.after.value])]
@@ -246,8 +245,16 @@ def nemo_find(pipe: Any) -> Tensors:
 
 @_call("nemo.verify", NEMO)
 def nemo_verify(pipe: Any) -> Tensors:
-    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
+    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
+
+
+@_call("nemo.attack", NEMO, slow=True)
+def nemo_attack(pipe: Any) -> Tensors:
+    """Verification with a picture: 50 steps of gradients through the network, and the VAE."""
+    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
+    assert found.attacked is not None
+    return [torch.tensor([found.untouched.value, found.blocked.value, found.attacked.value])]
 
 
 @_call("nemo.call", NEMO, steps=2)
@@ -268,13 +275,9 @@ def _space() -> WeightSpace:
 @_call("w2w.call", W2W, steps=2)
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     person = pipe.sample_models(_space(), [0, 1])
-    told = {
-        "num_inference_steps": steps,
-        "output_type": "latent",
-        "seeds": [3, 4],
-        "edit_config": EditConfig(start=600),
-    }
-    return [pipe(PROMPT, space=_space(), model=person, edits={"beard": 2.0}, **told).images]
+    told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4]}
+    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start=600)}
+    return [pipe(PROMPT, space=_space(), model=person, **edits, **told).images]
 
 
 @_call("w2w.sample_models", W2W)
@@ -284,7 +287,7 @@ def w2w_models(pipe: Any) -> Tensors:
     return [person.coefficients, edited.coefficients, pipe.blend_models(_space(), [person, edited]).coefficients]
 
 
-@_call("w2w.invert_image", W2W, steps=2, trains=False)
+@_call("w2w.invert_image", W2W, steps=2)
 def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
     config = InvertConfig(steps=steps, check_every=1000)
     model, _ = pipe.invert_image(_space(), drawn().images[:2], PROMPT, config, mask=torch.ones(2, 64, 64))
@@ -300,7 +303,7 @@ def _controlled(pipe: Any, steps: int, **more: Any) -> Tensors:
     return [pipe(PROMPT, guidance=GuidanceConfig(3.0), height=64, width=64, **told, **more).images]
 
 
-@_call("control", {"sdxl": ControlConditionedXLPipeline, "pixart": ControlConditionedPixArtPipeline}, steps=2)
+@_call("control", {"sdxl": ControlConditionedXLPipeline, "pixart-1024": ControlConditionedPixArtPipeline}, steps=2)
 def control(pipe: Any, steps: int = 2) -> Tensors:
     return _controlled(pipe, steps, gamma=GammaConfig())
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .calls import CALLS, Call
-from .pretend import DEVICE, NAME, Accelerator, Counts, DeviceTensor
-from .stock import backbone, modules
+from .calls import CALLS
+from .pretend import NAME, Accelerator, Counts, DeviceTensor
+from .stock import backbone, modules, stock
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -77,26 +79,32 @@ def on_the_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [(t.inner if isinstance(t, DeviceTensor) else t).detach().float().clone() for t in tensors]
 
 
-def plain(call: Call, family: str, dtype: str = "fp32") -> list[torch.Tensor]:
-    """The call on the CPU, in a precision."""
+@functools.cache
+def plain(name: str, family: str, dtype: str = "fp32") -> list[torch.Tensor]:
+    """What a call makes on the CPU in a precision: what all other runs are held to."""
+    pipe = CALLS[name].pipeline(family).to(DTYPES[dtype])
+    before = where(pipe)
     torch.manual_seed(0)
-    return on_the_cpu(call.run(call.pipeline(family).to(DTYPES[dtype])))
+    made = on_the_cpu(CALLS[name].run(pipe))
+    assert where(pipe) == before, f"{name} changed {moved(before, where(pipe))}"
+    return made
 
 
-def placed(call: Call, family: str, mode: str, dtype: str = "fp32", float64: bool = True) -> list[torch.Tensor]:
-    """The call on the pretend device, twice: the second run must be the first, and leave all modules where they were.
+def placed(name: str, family: str, mode: str, dtype: str = "fp32") -> list[torch.Tensor]:
+    """What it makes on the pretend device.
 
     Raises:
-        AssertionError: a module was moved or cast, or the second run differs.
+        AssertionError: a module was moved or cast.
     """
-    with Accelerator(float64):
+    call = CALLS[name]
+    with Accelerator():
         pipe = call.pipeline(family).to(DTYPES[dtype])
         MODES[mode](pipe)
         before = where(pipe)
         torch.manual_seed(0)
-        first = on_the_cpu(call.run(pipe))
-        assert where(pipe) == before, f"{call.name} moved {moved(before, where(pipe))}"
-    return first
+        made = on_the_cpu(call.run(pipe))
+        assert where(pipe) == before, f"{name} moved {moved(before, where(pipe))}"
+    return made
 
 
 def moved(before: dict[str, str], after: dict[str, str]) -> str:
@@ -104,15 +112,61 @@ def moved(before: dict[str, str], after: dict[str, str]) -> str:
     return "; ".join(f"{k}: {v} -> {after[k]}" for k, v in before.items() if after[k] != v)
 
 
-def counted(call: Call, family: str, steps: int = 0, float64: bool = True) -> Counts:
-    """What the host and the device exchange in one call, the second with a pipeline: the first may prepare things."""
-    with Accelerator(float64) as device:
+@dataclass(frozen=True)
+class Traffic:
+    """What a call made on a device without float64, and what went over between host and device.
+
+    Attributes:
+        made: its tensors, on the CPU.
+        seen: the notes of a second call, for the first may prepare things.
+        forwards: of the backbone in it.
+    """
+
+    made: list[torch.Tensor]
+    seen: Counts
+    forwards: int
+
+
+@functools.cache
+def traffic(name: str, family: str, steps: int = 0) -> Traffic:
+    """One call on the device, twice."""
+    call, forwards = CALLS[name], []
+    told = {"steps": steps} if steps else {}
+    with Accelerator(float64=False) as device:
         pipe = call.pipeline(family).to(NAME)
-        told = {"steps": steps} if steps else {}
-        call.run(pipe, **told)
+        torch.manual_seed(0)
+        made = on_the_cpu(call.run(pipe, **told))
+        backbone(pipe).register_forward_pre_hook(lambda module, args: forwards.append(1))
         with device.counting() as seen:
             call.run(pipe, **told)
-    return seen
+    return Traffic(made, seen, len(forwards))
+
+
+@functools.cache
+def stock_step(family: str) -> tuple[float, float]:
+    """Syncs and uploads a step of the stock diffusers pipeline: its scheduler's own."""
+
+    def run(pipe: Any, steps: int) -> None:
+        square = {"use_resolution_binning": False} if family.startswith("pixart") else {}
+        told = {"num_inference_steps": steps, "output_type": "latent", **square}
+        pipe("a face", generator=torch.Generator().manual_seed(0), **told)
+
+    def count(steps: int) -> Counts:
+        with Accelerator() as device:
+            pipe = stock(family.split("-")[0]).to(NAME)
+            run(pipe, steps)
+            with device.counting() as seen:
+                run(pipe, steps)
+        return seen
+
+    few, many = count(2), count(3)
+    return float(many.syncs - few.syncs), float(many.uploads - few.uploads)
+
+
+def per_step(name: str, family: str) -> tuple[float, float]:
+    """Syncs and uploads that each further step of a call costs."""
+    few, many = (traffic(name, family, n).seen for n in (2, 3))
+    return float(many.syncs - few.syncs), float(many.uploads - few.uploads)
 
 
 def pairs(*names: str) -> list[tuple[str, str]]:
@@ -121,11 +175,9 @@ def pairs(*names: str) -> list[tuple[str, str]]:
 
 
 def difference(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """The largest relative error, in the Euclidean norm, of any of the tensors; NaN where one is not finite."""
+    """The largest error of any of the tensors, relative in the Euclidean norm; NaN where one is not finite."""
     errors = []
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.shape == theirs.shape
-        if not bool(torch.isfinite(ours).all()):
-            return float("nan")
         errors.append(float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12)))
-    return max(errors)
+    return float(torch.tensor(errors).max())

@@ -309,7 +309,11 @@ def _ours() -> bool:
     frame = sys._getframe(1)
     while frame.f_code.co_filename == _HERE or "/torch/" in frame.f_code.co_filename:
         frame = frame.f_back  # type: ignore[assignment]
-    return frame.f_code.co_filename.startswith(_PRODUCT)
+    return _of_vitrine(frame.f_code.co_filename)
+
+
+def _of_vitrine(name: str) -> bool:
+    return name.startswith(_PRODUCT) and not name.startswith(f"{_PRODUCT}/tests/")
 
 
 def _line() -> str:
@@ -319,7 +323,7 @@ def _line() -> str:
         name = frame.f_code.co_filename
         if name != _HERE and "/torch/" not in name:
             outside = outside or frame
-            if name.startswith(_PRODUCT) and "/tests/" not in name:
+            if _of_vitrine(name):
                 return f"{name[len(_PRODUCT) + 1 :]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     assert outside is not None

@@ -63,9 +63,9 @@ def sdxl() -> Any:
     )  # fmt: skip
 
 
-def pixart() -> Any:
+def pixart(sizes: bool = False) -> Any:
     parts = _parts(5)
-    net = models.pixart(caption_channels=WIDTH, use_additional_conditions=True)
+    net = models.pixart(caption_channels=WIDTH, use_additional_conditions=sizes)
     return PixArtAlphaPipeline(parts.tokenizer, _t5(parts, 6), parts.vae, net, DDIMScheduler(**_betas()))
 
 
@@ -86,8 +86,12 @@ def flux() -> Any:
     return FluxPipeline(scheduler, parts.vae, parts.text_encoder, parts.tokenizer, _t5(parts, 11), parts.tokenizer, net)
 
 
-MAKERS = {"sd": sd, "sdxl": sdxl, "pixart": pixart, "sd3": sd3, "flux": flux}
-FAMILIES = tuple(MAKERS)
+def pixart_1024() -> Any:
+    """With size inputs, as the models of 1024 pixels have them."""
+    return pixart(sizes=True)
+
+
+MAKERS = {"sd": sd, "sdxl": sdxl, "pixart": pixart, "pixart-1024": pixart_1024, "sd3": sd3, "flux": flux}
 
 
 def stock(family: str) -> Any:

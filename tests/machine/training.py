@@ -24,9 +24,8 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import EStepConfig
-from vitrine.engine.emd.roles import GENERATOR
 from vitrine.engine.emd.train import Trainer
-from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine.engine.w2w import BatchedTrainer, LoraTrainConfig, Subject
 
@@ -57,8 +56,9 @@ def _latents(rows: int) -> torch.Tensor:
 
 
 def emd_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
-    """The generator's LoRA after some steps; conditions stay on the CPU, as many prompts would."""
+    """What the generator draws after some steps; conditions stay on the CPU, as many prompts would."""
     told = {"steps": steps + 1, "batch": 2, "rank": 2, "guidance": 2.0, "chain": EStepConfig(2)}
+    told["advanced"] = EMDAdvancedConfig(auto_gz=False)
     conditions, null = (Condition(_text(pipe, p, n).cpu().float()) for p, n in ((prompt, 4), ("", 1)))
     with accelerated(pipe._execution_device), tempfile.TemporaryDirectory() as folder:
         config = EMDTrainConfig.from_dict(told)
@@ -66,23 +66,25 @@ def emd_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
         try:
             for _ in range(steps):
                 run.step()
-            return [p.detach().cpu().clone() for p in run.roles.parameters(GENERATOR).values()]
+            with torch.no_grad():
+                drawn = run.generate(_latents(2).to(run.device), conditions.take(torch.arange(2)).to(run.device))
+            return [drawn.cpu()]
         finally:
             run.roles.remove()
 
 
 def lora_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
-    """The weights of two subjects after some steps."""
+    """The losses of two subjects after some steps."""
     cond = Condition(_text(pipe, prompt, 1).cpu().float())
     subjects = [Subject(f"s{i}", _latents(3), cond, i) for i in range(2)]
     run = BatchedTrainer(Denoiser.from_diffusers(pipe), subjects, LoraTrainConfig(steps=8, lr=1e-3))
     for _ in range(steps):
         run.step()
-    return [run.weights.detach().cpu()]
+    return [run.losses().detach().cpu()]
 
 
 def control_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
-    """The embedder after some steps."""
+    """The loss after some steps."""
     unet, device = pipe.unet, pipe._execution_device
     torch.manual_seed(1)
     embedder = ControlEmbedder(ControlSpec(), control_width(unet), zero_init=True)
@@ -97,4 +99,4 @@ def control_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
         run = ControlTrainer(trainee, records, ControlTrainConfig.from_dict(told), folder, about)
         for _ in range(steps):
             run.step()
-        return [p.detach().cpu() for p in run.embedder.parameters()]
+        return [run.loss(run.draw(99)).detach().cpu()]

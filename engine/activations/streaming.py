@@ -1,0 +1,206 @@
+"""Taps of any number of pictures and places in bounded memory: what does not fit goes to disk, part by part.
+
+A picture whose places do not fit the budget together is tapped once for each part of them. The folder is an
+:class:`~vitrine.engine.activations.writer.ActivationWriter`'s, so a killed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..addresses import resolve
+from ..condition import Condition
+from ..denoiser import Denoiser
+from ..errors import refuse
+from ..files import named, parse_json, write_json
+from ..hooks import Activation, capture
+from ..progress import Progress, silent
+from .config import TapConfig
+from .container import Activations
+from .tap import tap_latents
+from .writer import ActivationReader, ActivationWriter
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_PARTS = "parts.json"
+_LEAST = 2**20
+# Shares of the budget. A shard is copied twice while it is written, and may be begun by one part and ended by the next.
+_TAPPED, _WAITING, _ALONE = 6, 12, 4
+
+Source = Callable[[Sequence[int]], tuple[torch.Tensor, Condition]]
+"""Numbers of pictures -> their latents (n, C, h, w) and a condition of n rows or one."""
+
+
+def memory_bytes(memory: int | str) -> int:
+    """A budget in bytes from a number or a text as "2GB", "500 MiB".
+
+    Raises:
+        VitrineError: If it is neither, or below one MiB.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
+    unit = found[2].lower() if found else ""
+    if isinstance(memory, bool) or found is None or unit not in _UNITS or float(found[1]) * _UNITS[unit] < _LEAST:
+        raise refuse("memory", memory, "1 MiB or more, in bytes or as '2GB'", "a fifth of what is free is a good start")
+    return int(float(found[1]) * _UNITS[unit])
+
+
+def place_bytes(denoiser: Denoiser, latents: torch.Tensor, cond: Condition, config: TapConfig) -> dict[str, int]:
+    """Bytes of float32 that each place of one picture takes, by one forward that keeps nothing.
+
+    Args:
+        latents: (1, C, h, w), as large as those that will be tapped.
+    """
+    sizes: dict[str, int] = {}
+
+    def measure(activation: Activation) -> None:
+        sizes[activation.address] = 4 * activation.tensor[:1].numel()
+
+    sites, t = resolve(denoiser.backbone, list(config.addresses)), torch.tensor([config.timestep])
+    size = (latents.shape[-2], latents.shape[-1])
+    with torch.no_grad(), capture(denoiser.backbone, sites, reduce=measure, maps=config.maps, latent_size=size):
+        denoiser.forward(latents, t.to(latents.device), cond)
+    return sizes
+
+
+def split_places(sizes: Mapping[str, int], memory: int, pictures: int = 1) -> list[tuple[str, ...]]:
+    """Places in their order, divided so that each part of so many pictures fits its share of the budget.
+
+    Raises:
+        VitrineError: If one place alone is too large.
+    """
+    largest = max(sizes, key=lambda a: sizes[a])
+    if pictures * sizes[largest] > memory // _ALONE:
+        needed = f"{_ALONE * pictures * sizes[largest] / 2**20:.0f} MiB for {largest}"
+        raise refuse("memory", f"{memory / 2**20:.0f} MiB", needed, "give more, or keep fewer tokens of maps")
+    parts: list[list[str]] = [[]]
+    filled = 0
+    for address, size in sizes.items():
+        if parts[-1] and filled + pictures * size > memory // _TAPPED:
+            parts.append([])
+            filled = 0
+        parts[-1].append(address)
+        filled += pictures * size
+    return [tuple(part) for part in parts]
+
+
+class Streamed(NamedTuple):
+    """Taps on disk. ``parts``: the places of each part. A picture's part p is the item ``name#p``, or ``name``."""
+
+    reader: ActivationReader
+    parts: tuple[tuple[str, ...], ...]
+
+    def key(self, name: str, part: int) -> str:
+        """The item that holds a part of a picture."""
+        return _key(name, part, len(self.parts))
+
+    def read(self, names: Sequence[str], addresses: Sequence[str]) -> Activations:
+        """Some places of some pictures, as one batch; nothing else is read from disk.
+
+        Raises:
+            VitrineError: If a picture or a place is not there, or a file is damaged.
+        """
+        found: dict[str, Activation] = {}
+        info = None
+        for number, places in enumerate(self.parts):
+            wanted = [a for a in places if a in addresses]
+            if wanted:
+                rows = [self.reader.read(self.key(name, number), wanted) for name in names]
+                info = info or rows[0].info
+                for a in wanted:
+                    found[a] = replace(rows[0][a], tensor=torch.cat([row[a].tensor for row in rows]))
+        missing = [a for a in addresses if a not in found]
+        if missing or not names:
+            shown = missing or "no pictures"
+            raise refuse("address", shown, [a for part in self.parts for a in part], "tap it into another folder")
+        return Activations(found, info)
+
+
+def stream_taps(
+    denoiser: Denoiser, source: Source, names: Sequence[str], config: TapConfig, folder: str | Path,
+    memory: int | str = "2GB", progress: Progress = silent, own: Sequence[int] | None = None,
+) -> Streamed:  # fmt: skip
+    """Tap pictures into a folder; the same call goes on after an interruption, also after ``kill -9``.
+
+    What is held beyond the models and a bare forward stays below the budget, and latents are asked for when their turn
+    comes, ``config.batch`` rows at most at a time.
+
+    Args:
+        source: gives latents and conditions of pictures by number.
+        names: one for each picture, without ``#``.
+        memory: budget in bytes or as "2GB".
+        own: the pictures this process taps, by number, where several work on one folder; None taps all.
+
+    Returns:
+        The taps of all pictures whose turn has come, to be read place by place.
+
+    Raises:
+        VitrineError: If names are not distinct, one place of one picture does not fit, the folder was begun with other
+            settings, and as :func:`~vitrine.engine.activations.tap.tap_latents`.
+    """
+    if len(set(names)) != len(names) or not names or any("#" in name for name in names):
+        raise refuse("names", list(names)[:5], "distinct names without '#'", "name every picture")
+    budget, own = memory_bytes(memory), range(len(names)) if own is None else own
+    with ActivationWriter(folder, config, budget // _WAITING) as writer:
+        parts = _parts(Path(folder))
+        left = [n for n in own if not parts or any(k not in writer for k in _keys(names[n], len(parts)))]
+        if left:
+            sizes = place_bytes(denoiser, *source(left[:1]), config)
+            parts = parts or split_places({a: s * (2 if config.variance else 1) for a, s in sizes.items()}, budget)
+            write_json(Path(folder) / _PARTS, {"parts": [list(p) for p in parts]})
+            chunk, limited = _together(sizes, parts, budget, config)
+        for numbers in ([left[i] for i in run] for run in in_chunks(len(left), chunk if left else 1)):
+            _tap(denoiser, *source(numbers), [names[n] for n in numbers], limited, parts, writer)
+            progress(len(own) - len(left) + left.index(numbers[-1]) + 1, len(own), None)
+    return Streamed(ActivationReader(folder), tuple(parts))
+
+
+def _together(
+    sizes: Mapping[str, int], parts: Sequence[tuple[str, ...]], budget: int, config: TapConfig
+) -> tuple[int, TapConfig]:
+    """How many pictures are tapped at once, and the settings with as many rows a forward as fit."""
+    each = max(sum(sizes[a] for a in part) for part in parts) * (2 if config.variance else 1)
+    pictures = max(1, min(config.batch // len(config.seeds), budget // _TAPPED // each))
+    rows = max(1, min(config.batch, budget // _ALONE // max(sizes.values())))
+    return pictures, replace(config, batch=rows)
+
+
+def _tap(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, names: Sequence[str], config: TapConfig,
+    parts: Sequence[tuple[str, ...]], writer: ActivationWriter,
+) -> None:  # fmt: skip
+    for number, places in enumerate(parts):
+        keys = [_key(name, number, len(parts)) for name in names]
+        if all(key in writer for key in keys):
+            continue
+        taps = tap_latents(denoiser, latents, cond, replace(config, addresses=places))
+        for row, key in enumerate(keys):
+            if key not in writer:
+                writer.add(key, taps.row(row))
+
+
+def _key(name: str, part: int, parts: int) -> str:
+    return name if parts == 1 else f"{name}#{part}"
+
+
+def _keys(name: str, parts: int) -> list[str]:
+    return [_key(name, part, parts) for part in range(parts)]
+
+
+def _parts(folder: Path) -> list[tuple[str, ...]]:
+    """How the folder's places were divided when it was begun: also another budget goes on so."""
+    path = folder / _PARTS
+    if not path.is_file():
+        return []
+    with named(path, "file", "places in parts", "use a new folder"):
+        return [tuple(str(a) for a in part) for part in parse_json(path.read_text(encoding="utf-8"))["parts"]]
+
+
+def in_chunks(count: int, most: int) -> Iterator[range]:
+    """Numbers 0 .. ``count`` - 1 in runs of at most ``most``."""
+    for start in range(0, count, most):
+        yield range(start, min(start + most, count))

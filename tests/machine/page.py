@@ -1,0 +1,144 @@
+# ruff: noqa: E501 - lines of the page
+"""``docs/machine.md``: written from the table's promises and the figures last measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import measure
+from .calls import CALLS
+from .modes import MODES, pairs
+from .table import BUDGETS, LEFT_OUT, PENDING, PENDING_TRAFFIC, bound, equal
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "machine.md"
+BEFORE: dict[str, dict[str, Any]] = json.loads((HERE / "before.json").read_text(encoding="utf-8"))
+"""The same calls on the code before this lane was there: a figure, or the error in place of it."""
+
+HEAD = """# On your machine
+
+Which call works in which precision, where, and what it costs a device in waits. **This page is written by the tests**
+(`VITRINE_WRITE_DOCS=1 VITRINE_MACHINE=full pytest tests/machine`), which hold every cell; `pytest tests/machine` runs a cut
+through the table in about a minute. They use real diffusers and transformers classes at small size, and an accelerator that is
+pretended (`tests/machine/pretend.py`): it refuses tensors of two devices in one operation and float64, and counts waits and
+uploads with the line that asked. What it cannot show: speed, memory of the device, kernels of a real one.
+"""
+
+PRECISION = """
+## Half precision
+
+`from_pretrained(..., torch_dtype=torch.float16)` or `bfloat16`, everything in that precision. The figure is the largest error of
+any result against float32, relative in the Euclidean norm; in brackets the bound that a test holds.
+`†` marks what raised an error before.
+"""
+
+PLACING = """
+## Devices and offloading
+
+Each call once under each of diffusers' ways to place a pipeline. `✓`: the result of the plain pipeline (to {equal:g} in float32, to
+{wider:g} for `rank`, whose probes magnify rounding), and every module where it was, in its precision, when the call has ended.
+*Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
+*Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
+network. *Compiled*: `unet.compile()` in place. `†` marks what raised an error, or left a module elsewhere, before.
+"""
+
+WAITS = """
+## Waiting for the device
+
+Each wait of the host (`.item()`, `.cpu()`, an index by a mask) stops the device; each upload costs a transfer. Counted a sampling or
+training step beyond what the scheduler does itself in the stock pipeline; a forward; or a call, beyond the places it hands over.
+"""
+
+SHORT = {
+    "on the device": "device", "model offload": "model", "sequential offload": "sequential", "groups, leaves": "leaves",
+    "groups, blocks": "blocks", "slicing, tiling": "sliced", "LoRA loaded": "LoRA", "compiled": "compiled",
+}  # fmt: skip
+FAMILIES = {"sd": "SD", "sdxl": "SDXL", "pixart": "PixArt", "pixart-1024": "PixArt 1024", "sd3": "SD3", "flux": "Flux"}
+
+
+def render(figures: dict[str, dict[str, Any]]) -> str:
+    """The page for these figures."""
+    head = PLACING.format(equal=equal("tap"), wider=equal("rank"))
+    return "\n".join(
+        [HEAD, PRECISION, *_precision(figures), head, *_placing(), *_left_out(), WAITS, *_waits(figures), ""]
+    )
+
+
+def _table(header: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def _broke(row: str, column: str) -> bool:
+    """Whether a cell had an error before; where nothing was measured then, it counts as sound."""
+    return isinstance(BEFORE.get(row, {}).get(column), str)
+
+
+def _precision(figures: dict[str, dict[str, Any]]) -> list[str]:
+    rows = []
+    for name, family in pairs():
+        row = f"{name} {family}"
+        cells = []
+        for dtype in ("fp16", "bf16"):
+            if (name, dtype) in PENDING:
+                cells.append(f"no: {PENDING[name, dtype]}")
+                continue
+            figure = figures.get(row, {}).get(dtype)
+            shown = "?" if figure is None else f"{figure:.1g}"
+            cells.append(f"{shown} ({bound(name, dtype):g}){' †' if _broke(row, dtype) else ''}")
+        rows.append([f"`{name}`", FAMILIES[family], *cells])
+    return _table(["call", "family", "fp16", "bf16"], rows)
+
+
+def _placing() -> list[str]:
+    rows = []
+    for name, family in pairs():
+        row = f"{name} {family}"
+        cells = []
+        for mode in MODES:
+            if (name, mode) in LEFT_OUT:
+                cells.append("–")
+            else:
+                cells.append("no" if (name, mode) in PENDING else f"✓{' †' if _broke(row, mode) else ''}")
+        rows.append([f"`{name}`", FAMILIES[family], *cells])
+    return _table(["call", "family", *(SHORT[mode] for mode in MODES)], rows)
+
+
+def _left_out() -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for (name, mode), reason in {**LEFT_OUT, **PENDING}.items():
+        reasons.setdefault(reason, []).append(f"`{name}` {SHORT.get(mode, mode)}")
+    return ["", *(f"- {', '.join(cells)}: {reason}." for reason, cells in reasons.items())]
+
+
+def _waits(figures: dict[str, dict[str, Any]]) -> list[str]:
+    rows = []
+    for name, family in pairs(*(n for n in CALLS if n in BUDGETS)):
+        row, (unit, syncs, uploads) = f"{name} {family}", BUDGETS[name]
+        before, now = BEFORE.get(row, {}).get("traffic"), figures.get(row, {}).get("traffic")
+        budget = "being mended" if name in PENDING_TRAFFIC else f"{syncs:g}, {uploads:g}"
+        rows.append([f"`{name}`", FAMILIES[family], unit, _pair(before), _pair(now), budget])
+    header = ["call", "family", "a", "before: waits, uploads", "now: waits, uploads", "most"]
+    return _table(header, rows)
+
+
+def _pair(value: Any) -> str:
+    if isinstance(value, str):
+        return "error"
+    return "" if value is None else ", ".join(f"{v:.3g}" for v in value)
+
+
+def verdicts(page: str) -> list[str]:
+    """The page without its measured figures, which differ from one processor to another by rounding."""
+    lines = []
+    for line in page.splitlines():
+        cells = [c.strip() for c in line.split("|")]
+        lines.append(" | ".join(c.split(" (")[-1] if " (" in c and line.startswith("|") else c for c in cells))
+    return lines
+
+
+def write() -> None:
+    """Write figures and page."""
+    measure.write()
+    PAGE.write_text(render(measure.known()), encoding="utf-8")

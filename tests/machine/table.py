@@ -1,0 +1,102 @@
+"""What is promised of every call in every precision, under every way of offloading, and of its waits for the device.
+
+The tests hold each cell; ``docs/machine.md`` is written from it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .calls import CALLS
+from .modes import MODES, OFFLOADED
+
+FULL = os.environ.get("VITRINE_MACHINE") == "full"
+WRITE = bool(os.environ.get("VITRINE_WRITE_DOCS"))
+
+# --- precision: largest error relative to float32, in the Euclidean norm of any result ------------------------------
+BOUNDS = {"fp16": 0.01, "bf16": 0.05}
+WIDER = {
+    # a difference of two activations, of which most cancels
+    "tap_steps": {"fp16": 0.05, "bf16": 0.3},
+    # labels and scores of fitted probes: some pixels lie on an edge between two classes
+    "segmentation": {"fp16": 0.1, "bf16": 0.2},
+    "rank": {"fp16": 0.05, "bf16": 0.2},
+    # steps of Adam are of one size however small a gradient is
+    "w2w.invert_image": {"fp16": 0.05, "bf16": 0.2},
+    "emd.correct": {"fp16": 0.05, "bf16": 0.2},
+}
+EQUAL = 1e-4
+"""The largest error of float32 on the device or offloaded, against the CPU; other kernels round otherwise."""
+EQUAL_WIDER = {"rank": 0.005}  # L-BFGS magnifies rounding
+
+
+def bound(name: str, dtype: str) -> float:
+    """The largest error of a call in half precision."""
+    return WIDER.get(name, BOUNDS)[dtype]
+
+
+def equal(name: str) -> float:
+    """The largest error of a call in float32 elsewhere than on the CPU."""
+    return EQUAL_WIDER.get(name, EQUAL)
+
+
+# --- placing --------------------------------------------------------------------------------------------------------
+LOADED_WHOLE = "a training needs its network whole on the device; without its gradients nothing is saved by offloading"
+GRADIENTS = "not measured: the pretend device cannot swap a leaf's weights while gradients need them"
+
+LEFT_OUT: dict[tuple[str, str], str] = {
+    **{(name, mode): LOADED_WHOLE for name, call in CALLS.items() if call.trains for mode in OFFLOADED},
+    **{(name, "groups, leaves"): GRADIENTS for name in ("w2w.invert_image", "emd.correct", "nemo.attack")},
+}
+"""(call, mode) -> why it is not promised."""
+
+PENDING: dict[tuple[str, str], str] = {}
+"""(call, mode or precision) -> what is being mended; the cell must still fail."""
+
+
+def modes_of(name: str) -> list[str]:
+    """The modes a call is promised to work under."""
+    return [mode for mode in MODES if (name, mode) not in LEFT_OUT]
+
+
+# --- waits and uploads ------------------------------------------------------------------------------------------------
+STEP, CALL, FORWARD = "step", "call", "forward"
+
+BUDGETS: dict[str, tuple[str, float, float]] = {
+    # what the scheduler does itself is not counted in a sampling step
+    "tap_steps": (STEP, 0, 0),
+    "edit": (STEP, 0, 0),
+    "nemo.call": (STEP, 0, 0),
+    "w2w.call": (STEP, 0, 0),
+    "control": (STEP, 0, 2),
+    "control.checkpoint": (STEP, 0, 1),
+    "resolution": (STEP, 0, 3),  # Flux: the stretched rotary positions
+    "emd.correct": (STEP, 0, 13),
+    "w2w.invert_image": (STEP, 1, 8),
+    "w2w.train": (STEP, 1, 8),
+    "emd.train": (STEP, 4, 32),
+    "control.train": (STEP, 3, 10),
+    # outputs not counted: each place is fetched once
+    "tap": (CALL, 2, 12),
+    "tap.pictures": (CALL, 2, 8),
+    "tap.latents": (CALL, 2, 6),
+    "correspondence": (CALL, 4, 18),
+    "segmentation": (CALL, 2, 9),
+    "emd.one_step": (CALL, 0, 5),
+    "nemo.statistics": (CALL, 8, 1),
+    "nemo.score": (FORWARD, 1, 8),
+    "nemo.calibrate": (FORWARD, 1, 10),
+    "nemo.verify": (FORWARD, 1, 6),
+    "nemo.find": (FORWARD, 1, 8),
+    "w2w.sample_models": (CALL, 0, 0),
+}
+"""Call -> (unit, most syncs, most uploads) on the device, beyond the scheduler's own."""
+
+OUTPUTS = {
+    "tap": 3, "tap.pictures": 1, "tap.latents": 1, "correspondence": 2, "segmentation": 1, "nemo.verify": 8,
+    "nemo.find": 14,
+}  # fmt: skip
+"""Transfers a call makes once: each place it hands over; for NEMO, the model's fingerprint (7) and the results."""
+
+PENDING_TRAFFIC: dict[str, str] = {}
+"""Call -> what is being mended; its budget must still be exceeded."""

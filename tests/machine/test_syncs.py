@@ -1,0 +1,26 @@
+"""How often a call waits for the device, and sends data to it, a step: held by the numbers of the table."""
+
+import pytest
+from vitrine_tests.machine import measure
+from vitrine_tests.machine.calls import CALLS
+from vitrine_tests.machine.modes import pairs, traffic
+from vitrine_tests.machine.table import BUDGETS, PENDING_TRAFFIC
+
+
+def cells():
+    for name, family in pairs(*(n for n in BUDGETS if not CALLS[n].slow)):
+        pending = PENDING_TRAFFIC.get(name)
+        marks = [pytest.mark.xfail(reason=pending, strict=True)] if pending else []
+        yield pytest.param(name, family, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "family"), list(cells()))
+def test_a_call_keeps_to_its_budget(name, family):
+    syncs, uploads = measure.exchanged(name, family)
+    measure.note(name, family, "traffic", [syncs, uploads])
+    _, most_syncs, most_uploads = BUDGETS[name]
+    assert syncs <= most_syncs and uploads <= most_uploads, f"{syncs}, {uploads}{traffic(name, family).seen}"
+
+
+def test_every_call_has_a_budget():
+    assert set(CALLS) - set(BUDGETS) <= {"rank", "nemo.attack"}, "these fit networks and embeddings of their own"
