@@ -21,8 +21,17 @@ from .comfy.progress import progress
 CATEGORY = "Vitrine/activations"
 
 
-def _features(model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig) -> torch.Tensor:
-    """(B, C, H, W) joined unit features of a batch of pictures."""
+def _features(
+    model: Any, vae: Any, images: tuple[torch.Tensor, torch.Tensor], positive: list, config: TapConfig
+) -> list[torch.Tensor]:
+    """(B, C, H, W) joined unit features of two batches of pictures; those of one size go through together."""
+    if images[0].shape[1:3] == images[1].shape[1:3]:
+        both = _tapped(model, vae, torch.cat([i[..., :3] for i in images]), positive, config)
+        return list(both.split([len(i) for i in images]))
+    return [_tapped(model, vae, i[..., :3], positive, config) for i in images]
+
+
+def _tapped(model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig) -> torch.Tensor:
     latents = encode(model, vae, image)
     cond = condition_of(model, positive, latents)
     return feature_maps(tap_latents(denoiser_of(model), latents, cond, config, progress()))
@@ -56,7 +65,7 @@ class FindCorrespondence(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("source", tooltip="One picture, where the points are."),
-                io.Image.Input("target", tooltip="One or more pictures of the same size, where they are sought."),
+                io.Image.Input("target", tooltip="One or more pictures, where they are sought; of any size."),
                 io.String.Input("points", default="0.5 0.5", multiline=True,
                                 tooltip="x y, one point a line: fractions of width and height, or pixels if above 1."),
                 *selection_inputs(),
@@ -76,15 +85,13 @@ class FindCorrespondence(io.ComfyNode):
         selection: str, addresses: str, timestep: float, seed: int, ensemble: int, softness: float,
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:  # fmt: skip
-        """One early-exited forward serves source and targets together."""
-        if source.shape[1:3] != target.shape[1:3] or len(source) != 1:
-            shown = (tuple(source.shape), tuple(target.shape))
-            raise refuse("pictures", shown, "one source, targets of the same size", "resize, or split the batch")
+        """One early-exited forward serves source and targets of one size together."""
+        if len(source) != 1:
+            raise refuse("source", f"{len(source)} pictures", "one", "split the batch")
         height, width = source.shape[1:3]
         wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
         config = _config(selection, addresses, timestep, seed, ensemble)
-        features = _features(model, vae, torch.cat([source, target])[..., :3], positive, config)
-        first, others = features[0], features[1:]
+        (first,), others = _features(model, vae, (source, target), positive, config)
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
         drawn = torch.stack([draw_matches(source[0], t, wanted, m) for t, m in zip(target, matches, strict=True)])
@@ -110,7 +117,7 @@ class SegmentLikeThis(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("examples", tooltip="Labelled pictures."),
                 io.Mask.Input("masks", tooltip="One mask for each: white is what you want."),
-                io.Image.Input("images", tooltip="Pictures to mask, any number, same size as the examples."),
+                io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
                 *selection_inputs(),
                 io.Int.Input("hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."),
             ],
@@ -129,12 +136,8 @@ class SegmentLikeThis(io.ComfyNode):
         if len(examples) != len(masks) or masks.shape[-2:] != examples.shape[1:3]:
             shown = (tuple(examples.shape), tuple(masks.shape))
             raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
-        if images.shape[1:3] != examples.shape[1:3]:
-            shown = (tuple(images.shape), tuple(examples.shape))
-            raise refuse("images", shown, "pictures of the examples' size", "resize them first")
         config = _config(selection, addresses, timestep, seed, ensemble)
-        features = _features(model, vae, torch.cat([examples, images])[..., :3], positive, config)
-        known, new = features.split([len(examples), len(images)])
+        known, new = _features(model, vae, (examples, images), positive, config)
         probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
         height, width = images.shape[1:3]
         soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,23 +11,31 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..files import named
 from ..noise import seeded_noise
 from ..placement import device_of, dtype_of
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
+    from PIL.Image import Image as PILImage
 
 _FORMS = (
-    "PIL image, (H, W, 3) or (B, H, W, 3) array in [0, 1] or uint8, "
+    "PIL image, (H, W, 3) or (B, H, W, 3) array in [0, 1], uint8 or uint16, "
     "(3, H, W) or (B, 3, H, W) tensor in [0, 1] or [-1, 1], or a list of them"
 )
+UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
+_WHOLE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+
+Range = tuple[float, float]
 
 
-def to_pixels(image: Any, size: int | None = None, factor: int = 8) -> torch.Tensor:
+def to_pixels(
+    image: Any, size: int | None = None, factor: int = 8, value_range: Sequence[float] | None = None
+) -> torch.Tensor:
     """Any usual form of one or more pictures as (B, 3, H, W) float32 in [-1, 1].
 
-    Ranges are diffusers': PIL and uint8 0..255, float arrays [0, 1], float tensors [0, 1], or [-1, 1] where any value
-    of that tensor is negative. ``size`` resizes to a square, bicubic, aspect ratio not kept, as GDF does.
+    PIL, uint8 and uint16 go from 0 to their largest number, float arrays are [0, 1]; for float tensors see
+    :func:`value_range_of`. ``size`` resizes to a square, bicubic, aspect ratio not kept, as GDF does.
 
     Raises:
         VitrineError: If a picture has another form or range, sizes differ, or ``factor`` does not divide the sides.
@@ -34,11 +43,20 @@ def to_pixels(image: Any, size: int | None = None, factor: int = 8) -> torch.Ten
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     if not images:
         raise refuse("image", image, _FORMS, "give at least one picture")
-    batches = [_resize(_single(i), size) for i in images]
+    signed = value_range_of(images, value_range) == SIGNED
+    return joined([_resize(_single(i, signed), size) for i in images], factor)
+
+
+def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
+    """Pixels (b, 3, H, W) of several pictures as one batch.
+
+    Raises:
+        VitrineError: If sizes differ, or ``factor`` does not divide the sides.
+    """
     shapes = {tuple(b.shape[-2:]) for b in batches}
     if len(shapes) > 1:
         raise refuse("image sizes", sorted(shapes), "one common size", "set size=..., or tap them one by one")
-    pixels = torch.cat(batches)
+    pixels = torch.cat(list(batches))
     height, width = pixels.shape[-2:]
     if height % factor or width % factor:
         near = (max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor))
@@ -46,16 +64,79 @@ def to_pixels(image: Any, size: int | None = None, factor: int = 8) -> torch.Ten
     return pixels
 
 
-def _single(image: Any) -> torch.Tensor:
+def value_range_of(images: Any, value_range: Sequence[float] | None = None) -> Range:
+    """What numbers in float tensors mean: ``value_range``, or (-1, 1) where any number is negative, else (0, 1).
+
+    A picture in [-1, 1] without dark parts has no negative number, so all tensors of one call are judged together, and
+    who has only bright ones says ``value_range=(-1, 1)``.
+
+    Args:
+        images: pictures, nested in lists or not; all but float tensors are passed over.
+
+    Raises:
+        VitrineError: If the range is another.
+    """
+    if value_range is not None:
+        given = tuple(float(v) for v in value_range)
+        if given not in (UNIT, SIGNED):
+            raise refuse("value_range", value_range, "(0, 1), (-1, 1) or None", "scale the tensor")
+        return UNIT if given == UNIT else SIGNED
+    return SIGNED if any(bool((t < 0).any()) for t in _float_tensors(images)) else UNIT
+
+
+def _float_tensors(images: Any) -> Iterator[torch.Tensor]:
+    if isinstance(images, (list, tuple)):
+        for image in images:
+            yield from _float_tensors(image)
+    elif isinstance(images, torch.Tensor) and images.is_floating_point():
+        yield images
+
+
+def picture_sizes(image: Any) -> list[tuple[int, int]]:
+    """(height, width) of each picture in any of the forms that :func:`to_pixels` takes."""
+    sizes: list[tuple[int, int]] = []
+    for one in image if isinstance(image, (list, tuple)) else [image]:
+        if isinstance(one, (torch.Tensor, np.ndarray)):
+            height, width = one.shape[-2:] if isinstance(one, torch.Tensor) else one.shape[-3:-1]
+            sizes += [(int(height), int(width))] * (len(one) if one.ndim == 4 else 1)
+        else:
+            sizes.append((one.height, one.width))
+    return sizes
+
+
+def open_picture(path: str | Path) -> PILImage:
+    """A picture from a file, as Pillow reads it.
+
+    Raises:
+        VitrineError: If it is no picture, or a damaged one.
+    """
+    from PIL import Image
+
+    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
+        return opened.copy()
+
+
+def _single(image: Any, signed: bool) -> torch.Tensor:
     """(B, 3, H, W) in [-1, 1] from a single entry."""
     if isinstance(image, torch.Tensor):
-        return _scale(image.detach(), signed=True)
+        return _scale(image.detach(), signed)
     if isinstance(image, np.ndarray):
         tensor = torch.from_numpy(np.ascontiguousarray(image))
         return _scale(tensor.movedim(-1, -3) if tensor.ndim >= 3 else tensor, signed=False)
     if hasattr(image, "convert"):  # PIL
-        return _scale(torch.from_numpy(np.array(image.convert("RGB"))).movedim(-1, -3), signed=False)
+        return _scale(torch.from_numpy(_bytes(image)).movedim(-1, -3), signed=False)
     raise refuse("image", type(image).__name__, _FORMS, "convert it first")
+
+
+def _bytes(image: PILImage) -> np.ndarray:
+    """(H, W, 3) uint8; 16-bit grey pictures as uint16, which Pillow's own conversion to RGB would cut off at 255."""
+    if not image.mode.startswith("I"):
+        return np.array(image.convert("RGB"))
+    grey = np.array(image).astype(np.int64)
+    if grey.size and not (grey.min() >= 0 and grey.max() <= 65535):
+        shown = f"a 32-bit picture, {grey.min()} to {grey.max()}"
+        raise refuse("image values", shown, "8 or 16 bits a channel", "save it as a PNG of 8 or 16 bits")
+    return np.repeat(grey.astype(np.uint16)[..., None], 3, axis=-1)
 
 
 def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
@@ -63,15 +144,15 @@ def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
         tensor = tensor[None]
     if tensor.ndim != 4 or tensor.shape[1] != 3 or 0 in tensor.shape:
         raise refuse("image shape", tuple(tensor.shape), _FORMS, "give RGB; tensors are channels first, arrays last")
-    if tensor.dtype == torch.uint8:
-        return tensor.float() / 127.5 - 1
+    if tensor.dtype in _WHOLE:
+        return tensor.float() / (_WHOLE[tensor.dtype] / 2) - 1
     if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
-        raise refuse("image values", str(tensor.dtype), _FORMS, "use finite floats or uint8")
+        raise refuse("image values", str(tensor.dtype), _FORMS, "use finite floats, uint8 or uint16")
     tensor = tensor.float()
     low, high = tensor.amin().item(), tensor.amax().item()
     if high > 1 + 1e-3 or low < (-1 - 1e-3 if signed else -1e-3):
         raise refuse("image values", f"{low:.3g} to {high:.3g}", _FORMS, "divide 0..255 values by 255")
-    return (tensor if low < 0 and signed else tensor * 2 - 1).clamp(-1, 1)
+    return (tensor if signed else tensor * 2 - 1).clamp(-1, 1)
 
 
 def _resize(pixels: torch.Tensor, size: int | None) -> torch.Tensor:
@@ -82,11 +163,13 @@ def _resize(pixels: torch.Tensor, size: int | None) -> torch.Tensor:
 
 
 @torch.no_grad()
-def encode_pixels(vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "mean", seed: int = 0) -> torch.Tensor:
+def encode_pixels(
+    vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "mean", seed: int = 0, noise: torch.Tensor | None = None
+) -> torch.Tensor:
     """Scaled latents (B, C, h, w), float32, of (B, 3, H, W) in [-1, 1]: one call of the encoder.
 
-    ``posterior="sample"`` draws each picture's sample from the first numbers of ``seed``. A VAE whose config says
-    ``force_upcast`` runs in float32 and gets its own dtype back.
+    ``posterior="sample"`` draws each picture's sample from the first numbers of ``seed``, or takes ``noise`` of the
+    latents' shape. A VAE whose config says ``force_upcast`` runs in float32 and gets its own dtype back.
 
     Raises:
         VitrineError: If the encoder returns NaN or infinite values.
@@ -101,7 +184,8 @@ def encode_pixels(vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "me
             vae.to(dtype)
     latents = posteriors.mean.float()
     if posterior == "sample":
-        noise = seeded_noise([seed], latents.shape[1:])  # the same for all pictures
+        if noise is None:
+            noise = seeded_noise([seed], latents.shape[1:])  # the same for all pictures
         latents = latents + posteriors.std.float() * noise.to(latents.device)
     if not torch.isfinite(latents).all():
         raise refuse("VAE latents", "NaN or infinite values", "finite values", "run the VAE in float32")

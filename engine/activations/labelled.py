@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from ..errors import refuse
 from ..files import named
-from .images import to_pixels
-from .segmentation import IGNORE
+from .images import open_picture, to_pixels
+from .segmentation import IGNORE, square_mask
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
@@ -54,7 +53,7 @@ class LabelledFolder:
             strange = sorted(set(known.unique().tolist()) - set(range(self.classes)))
             accepted = f"0 .. {self.classes - 1}, or {IGNORE}"
             raise refuse(f"labels in {self.masks[index].name}", strange, accepted, "choose the layout of this data set")
-        return labels if size is None else _square(labels, size)
+        return labels if size is None else square_mask(labels, size)
 
     def read(self, indices: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """((B, 3, size, size) pictures in [-1, 1], (B, size, size) masks), both squeezed to a square as GDF does.
@@ -64,18 +63,13 @@ class LabelledFolder:
         """
         pictures, masks = [], []
         for index in indices:
-            picture, labels = _read_picture(self.pictures[index]), self.mask(index)
-            if picture.shape[:2] != tuple(labels.shape):
-                sizes = (tuple(picture.shape[:2]), tuple(labels.shape))
+            picture, labels = open_picture(self.pictures[index]), self.mask(index)
+            if (picture.height, picture.width) != tuple(labels.shape):
+                sizes = ((picture.height, picture.width), tuple(labels.shape))
                 raise refuse(f"mask {self.masks[index].name}", sizes, "the picture's size", "resize it, nearest")
             pictures.append(to_pixels(picture, size, 1))
-            masks.append(_square(labels, size))
+            masks.append(square_mask(labels, size))
         return torch.cat(pictures), torch.stack(masks)
-
-
-def _square(labels: torch.Tensor, size: int) -> torch.Tensor:
-    # class numbers below 2**24 are exact in float32
-    return F.interpolate(labels[None, None].float(), size=(size, size), mode="nearest-exact")[0, 0].long()
 
 
 def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
@@ -85,13 +79,6 @@ def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
         classes, counts = mask.unique(return_counts=True)
         cleaned.append(torch.where(torch.isin(mask, classes[counts < least]), IGNORE, mask))
     return torch.stack(cleaned)
-
-
-def _read_picture(path: Path) -> np.ndarray:
-    from PIL import Image
-
-    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as picture:
-        return np.array(picture.convert("RGB"))
 
 
 def _read_mask(path: Path) -> torch.Tensor:

@@ -65,11 +65,14 @@ def draw_matches(source: torch.Tensor, target: torch.Tensor, points: torch.Tenso
     """(H, 2 W, 3) in [0, 1]: both pictures side by side, each pair of points in one colour, doubtful ones hollow.
 
     Args:
-        source, target: (H, W, 3) in [0, 1].
+        source, target: (H, W, 3) in [0, 1]; a target of another height is scaled to the source's.
         points: (N, 2) x, y in [0, 1] of the source; ``matches`` are theirs in the target.
     """
     height = source.shape[0]
     radius = max(1.5, height / 40)
+    if target.shape[0] != height:
+        side = (height, round(target.shape[1] * height / target.shape[0]))
+        target = torch.nn.functional.interpolate(target.movedim(-1, 0)[None], side, mode="bilinear")[0].movedim(0, -1)
     pictures = []
     for picture, dots, mutual in ((source, points, None), (target, matches.points, matches.mutual)):
         canvas = picture[..., :3].detach().clone().cpu().float()

@@ -64,6 +64,31 @@ class PixelProbe:
         return self.scores(features, size).argmax(1)
 
 
+def fit_masks(
+    masks: torch.Tensor | Sequence[torch.Tensor], sizes: Sequence[tuple[int, int]], size: int | None = None
+) -> torch.Tensor:
+    """Masks of so large pictures as one (B, H, W); ``size`` squeezes them to squares, nearest.
+
+    Args:
+        masks: (B, H, W), or one (H, W) for each picture.
+        sizes: (height, width) of each picture.
+
+    Raises:
+        VitrineError: If there is not one mask of its picture's size for each, or they differ and there is no ``size``.
+    """
+    each = list(masks)
+    shapes = [tuple(m.shape) for m in each]
+    if shapes != [tuple(s) for s in sizes] or size is None and len(set(shapes)) > 1:
+        raise refuse("masks", shapes, f"masks of {list(sizes)}, of one size or with size=...", "one for each picture")
+    return torch.stack(each if size is None else [square_mask(m, size) for m in each])
+
+
+def square_mask(mask: torch.Tensor, size: int) -> torch.Tensor:
+    """(size, size) int64 of a mask (H, W), nearest."""
+    # class numbers below 2**24 are exact in float32
+    return F.interpolate(mask[None, None].float(), (size, size), mode="nearest-exact")[0, 0].long()
+
+
 def fit_probe(
     features: torch.Tensor,
     masks: torch.Tensor,

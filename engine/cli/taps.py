@@ -71,19 +71,17 @@ class Rank:
     def _read(self, side: int) -> tuple[Any, Any]:
         import torch
 
-        from ..activations.images import to_pixels
+        from ..activations.images import open_picture, to_pixels
         from ..activations.labelled import read_masks
 
         if self.masks is not None:
             folder = read_masks(self.pictures, self.masks, self.classes)
             return folder.read(range(len(folder)), side)
-        from PIL import Image
-
         endings = (".png", ".jpg", ".jpeg", ".webp")
         files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in endings)
         if len(files) < 2:
             raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
-        return torch.cat([to_pixels(Image.open(p).convert("RGB"), side) for p in files]), None
+        return torch.cat([to_pixels(open_picture(p), side) for p in files]), None
 
 
 COMMANDS: dict[str, type] = {"rank": Rank}

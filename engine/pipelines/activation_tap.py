@@ -5,33 +5,31 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, SchedulerMixin, UNet2DConditionModel
+from diffusers import AutoencoderKL, SchedulerMixin, UNet2DConditionModel
 from diffusers.utils import BaseOutput, logging
 from PIL import Image
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..activations.config import TapConfig
 from ..activations.container import Activations
-from ..activations.images import encode_pixels, per_picture, to_pixels
-from ..activations.pca import PCABasis, pca_rgb
-from ..activations.presets import preset as find_preset
+from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
+from ..activations.images import encode_pixels, open_picture, per_picture, to_pixels, value_range_of
+from ..activations.pca import PCABasis
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..files import named
 from ..progress import Progress, silent
 from .shared import SharedPipeline
+from .tap_call import Generators, check_generators, drawn, model_id, pca_pictures, tap_config
 
 logger = logging.get_logger(__name__)
-
-Generators = torch.Generator | list[torch.Generator]
 
 
 @dataclass
@@ -68,7 +66,9 @@ class _TapPipeline(SharedPipeline):
         generator: Generators | None = None,
         *,
         size: int | None = None,
-        posterior: str = "mean",
+        posterior: str | None = None,
+        protocol: str = "vitrine",
+        value_range: Sequence[float] | None = None,
         dtype: str = "float32",
         variance: bool = False,
         early_exit: bool = True,
@@ -87,9 +87,15 @@ class _TapPipeline(SharedPipeline):
             addresses: places or globs; or give ``preset``. Addresses win over the preset's, the rest of which stays.
             timestep: the network's own timestep (0..999); by default the preset's, else 50.
             seeds: noises to average over; by default the preset's, else 0.
-            generator: instead of seeds: one noise for each picture, from one generator or a list with one each.
+            generator: instead of seeds: posterior samples, where they are asked for, and then the noises of all
+                pictures, from one generator or a list with one each, as diffusers draws them.
             size: resize pictures to a square first.
-            posterior, dtype, variance, early_exit, batch: see :class:`TapConfig`.
+            posterior: "mean" (default) or "sample".
+            protocol: "gdf" equals the authors' code where it differs from the defaults here: posterior sample and noise
+                drawn for the whole batch, their timestep (51 for 50 on SD 1.5) and resizing, which default to the
+                model's own size. The rows then depend on the batch. See :mod:`vitrine.engine.activations.gdf_protocol`.
+            value_range: (0, 1) or (-1, 1) of float tensors; by default (-1, 1) where any of them has a negative number.
+            dtype, variance, early_exit, batch: see :class:`TapConfig`.
             basis: PCA bases by address, for colours that mean the same across calls.
             output_type: "pil" pictures of the activations, or "none".
             callback: called as callback(step, total, preview); may raise to interrupt, nothing is left behind.
@@ -101,24 +107,28 @@ class _TapPipeline(SharedPipeline):
             VitrineError: If addresses, timestep, seeds or sizes are not accepted, or weights are NaN; always before any
                 forward.
         """
-        settings = {"size": size, "posterior": posterior, "dtype": dtype, "variance": variance, "batch": batch}
-        config = _config(addresses, preset, timestep, seeds, generator, {**settings, "early_exit": early_exit})
+        settings = {"size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit}
+        settings |= {} if posterior is None else {"posterior": posterior}
+        config = tap_config(addresses, preset, timestep, seeds, generator, settings)
+        if check_protocol(protocol):
+            config = self._as_gdf(config, posterior)
+            generator = generator or gdf_generator(config.seeds)
         if output_type not in ("pil", "none"):
             raise refuse("output_type", output_type, "'pil' or 'none'", "activations come back either way")
         denoiser = self._denoiser()
         check_timestep(denoiser, config.timestep)
         sites = resolve(self.unet, list(config.addresses))
-        inputs = self._inputs(image, config)
+        inputs = self._inputs(image, config, protocol, value_range)
         prompts = per_picture(prompt, len(inputs), "prompt")
-        generators = _generators(generator, len(inputs))
+        check_generators(generator, len(inputs))
         self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
         with self._in_use():
-            latents = self._latents(inputs, config)
+            latents = self._latents(inputs, config, generator)
             height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
             cond = self._condition(prompts, height, width)
-            activations = self._tap(denoiser, latents, cond, config, prompts, generators, callback)
+            activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
         shown = [s.address for s in sites] if output_type == "pil" else []
-        pictures = _pictures(activations, shown, basis, height, width)
+        pictures = pca_pictures(activations, shown, basis, height, width)
         return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
 
     @torch.no_grad()
@@ -137,13 +147,14 @@ class _TapPipeline(SharedPipeline):
             prompt: one for all pictures, or name -> prompt.
             memory: budget in bytes or as "2GB", for what is held beyond the models and a bare forward. Places that do
                 not fit it together are tapped one part after another.
-            settings: timestep, seeds, size, posterior, dtype, variance, early_exit, batch: as in a call.
+            settings: timestep, seeds, size, posterior, value_range, dtype, variance, early_exit, batch: as in a call.
 
         Raises:
             VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`.
         """
         given = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
-        config = _config(addresses, preset, given["timestep"], given["seeds"], None, settings)
+        value_range = settings.pop("value_range", None)
+        config = tap_config(addresses, preset, given["timestep"], given["seeds"], None, settings)
         denoiser = self._denoiser()
         check_timestep(denoiser, config.timestep)
         resolve(self.unet, list(config.addresses))
@@ -153,7 +164,8 @@ class _TapPipeline(SharedPipeline):
 
         def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
             chosen = [names[n] for n in numbers]
-            inputs = self._inputs([_opened(pictures[name]) for name in chosen], config)
+            opened = [open_picture(p) if isinstance(p, (str, Path)) else p for p in (pictures[n] for n in chosen)]
+            inputs = self._inputs(opened, config, value_range=value_range)
             latents = self._latents(inputs, config)
             height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
             return latents, self._condition([texts[name] for name in chosen], height, width)
@@ -164,20 +176,46 @@ class _TapPipeline(SharedPipeline):
     def _denoiser(self) -> Denoiser:
         return Denoiser.from_diffusers(self)
 
-    def _inputs(self, image: Any, config: TapConfig) -> torch.Tensor:
+    def _own_size(self) -> int:
+        """Side in pixels of the square pictures that the network was trained on."""
+        side = self.unet.config.sample_size
+        return (side if isinstance(side, int) else max(side)) * self.vae_scale_factor
+
+    def _as_gdf(self, config: TapConfig, posterior: str | None) -> TapConfig:
+        """The config with what the authors' code takes instead of the defaults here."""
+        timestep = gdf_timestep(self.scheduler, config.timestep)
+        return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self._own_size())
+
+    def _inputs(
+        self, image: Any, config: TapConfig, protocol: str = "vitrine", value_range: Sequence[float] | None = None
+    ) -> torch.Tensor:
         """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""
         channels = self.vae.config.latent_channels
         if isinstance(image, torch.Tensor) and image.ndim == 4 and image.shape[1] == channels != 3:
             return image.float()
-        return to_pixels(image, config.size, self.vae_scale_factor)
+        return self._pixels([image], config.size, protocol, value_range)[0]
 
-    def _latents(self, inputs: torch.Tensor, config: TapConfig) -> torch.Tensor:
-        device = self._execution_device
-        if inputs.shape[1] == self.vae.config.latent_channels:
+    def _pixels(
+        self, pictures: Sequence[Any], size: int | None, protocol: str, value_range: Sequence[float] | None
+    ) -> list[torch.Tensor]:
+        """Pixels (B, 3, H, W) in [-1, 1] of each entry; what float tensors mean is decided for all entries together."""
+        meant, factor = value_range_of(pictures, value_range), self.vae_scale_factor
+        if check_protocol(protocol):
+            return [gdf_pixels(entry, size or self._own_size(), factor, meant) for entry in pictures]
+        return [to_pixels(entry, size, factor, meant) for entry in pictures]
+
+    def _latents(self, inputs: torch.Tensor, config: TapConfig, generator: Generators | None = None) -> torch.Tensor:
+        device, channels = self._execution_device, self.vae.config.latent_channels
+        if inputs.shape[1] == channels:
             return inputs.to(device)
+        sides = [side // self.vae_scale_factor for side in inputs.shape[-2:]]
+        parts = inputs.split(config.batch)
+        noise: Sequence[torch.Tensor | None] = [None] * len(parts)
+        if generator is not None and config.posterior == "sample":
+            noise = drawn(generator, (len(inputs), channels, *sides)).split(config.batch)
         latents = [
-            encode_pixels(self.vae, pixels.to(device), config.posterior, config.seeds[0])
-            for pixels in inputs.split(config.batch)
+            encode_pixels(self.vae, pixels.to(device), config.posterior, config.seeds[0], n)
+            for pixels, n in zip(parts, noise, strict=True)
         ]
         return torch.cat(latents).to(device)
 
@@ -188,10 +226,10 @@ class _TapPipeline(SharedPipeline):
         cond: Condition,
         config: TapConfig,
         prompts: list[str],
-        generators: list[torch.Generator],
+        generator: Generators | None,
         callback: Progress,
     ) -> Activations:
-        noise = torch.stack([_draw(g, latents.shape[1:]) for g in generators])[None] if generators else None
+        noise = None if generator is None else drawn(generator, tuple(latents.shape))[None]
         rows = len(latents) * len(config.seeds)
         with self.progress_bar(total=rows) as bar:
 
@@ -200,10 +238,11 @@ class _TapPipeline(SharedPipeline):
                 callback(step, total, preview)
 
             result = tap_latents(
-                denoiser, latents, cond, config, progress, noise=noise, prompts=prompts, model=_model_id(self)
+                denoiser, latents, cond, config, progress, noise=noise, prompts=prompts, model=model_id(self)
             )
-        if generators:
-            result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in generators))
+        if generator is not None:
+            each = generator if isinstance(generator, list) else [generator]
+            result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in each))
         return result
 
     def _text(self, tokenizer: CLIPTokenizer, encoder: Any, prompts: list[str], **options: bool) -> Any:
@@ -277,70 +316,3 @@ class ActivationTapXLPipeline(_TapPipeline):
         text = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
         time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=text.dtype, device=text.device)
         return Condition(text=text, pooled=second.text_embeds, extra={"time_ids": time_ids.repeat(len(text), 1)})
-
-
-def _config(
-    addresses: str | list[str] | None,
-    preset: str | None,
-    timestep: float | None,
-    seeds: int | list[int] | None,
-    generator: Generators | None,
-    settings: dict[str, Any],
-) -> TapConfig:
-    """The caller's settings over the preset's over the defaults."""
-    if addresses is None and preset is None:
-        raise refuse("addresses", None, "addresses, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
-    if seeds is not None and generator is not None:
-        raise refuse("seeds and generator", "both", "one of them", "a generator draws one noise a picture")
-    chosen = dict(settings)
-    if addresses is not None:
-        chosen["addresses"] = addresses
-    if timestep is not None:
-        chosen["timestep"] = timestep
-    if seeds is not None or generator is not None:
-        chosen["seeds"] = (0,) if generator is not None else seeds
-    return TapConfig(**chosen) if preset is None else find_preset(preset).config(**chosen)
-
-
-def _opened(picture: Any) -> Any:
-    """A picture, read where it is a path."""
-    if not isinstance(picture, (str, Path)):
-        return picture
-    with named(picture, "picture", "a picture that Pillow opens", "save it again"), Image.open(picture) as opened:
-        return opened.convert("RGB")
-
-
-def _generators(generator: Generators | None, count: int) -> list[torch.Generator]:
-    """One for each picture; a single generator is drawn from in turn, as everywhere in diffusers."""
-    if generator is None:
-        return []
-    generators = generator if isinstance(generator, list) else [generator] * count
-    if len(generators) != count or not all(isinstance(g, torch.Generator) for g in generators):
-        shown = f"{len(generators)} entries"
-        raise refuse("generator", shown, f"one torch.Generator, or {count}", "one for each picture")
-    return generators
-
-
-def _draw(generator: torch.Generator, shape: torch.Size) -> torch.Tensor:
-    return torch.randn(shape, generator=generator, device=generator.device).cpu()
-
-
-def _pictures(
-    activations: Activations, addresses: list[str], basis: dict[str, PCABasis] | None, height: int, width: int
-) -> dict[str, list[Image.Image]]:
-    """PCA pictures of every place that has a grid, as large as the input."""
-    pictures = {}
-    for address in addresses:
-        activation = activations[address]
-        if activation.grid is None or activation.tensor.ndim != 4:
-            continue
-        rgb = pca_rgb(activation, (basis or {}).get(address), (height, width))
-        arrays = (rgb * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        pictures[address] = [Image.fromarray(a) for a in arrays]
-    return pictures
-
-
-def _model_id(pipe: DiffusionPipeline) -> str:
-    """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
-    name = str(pipe.config.get("_name_or_path") or pipe.unet.config.get("_name_or_path") or "")
-    return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name

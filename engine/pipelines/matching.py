@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from ..activations.container import Activations
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
 from ..activations.filter import FilterRule
-from ..activations.images import encode_pixels, to_pixels
+from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
+from ..activations.images import SIGNED, encode_pixels, picture_sizes, to_pixels
 from ..activations.ranking import Ranking, RankingConfig, rank_places
-from ..activations.segmentation import PixelProbe, ProbeSettings, fit_probe
+from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe
 from ..errors import refuse
 from ..progress import Progress, silent
 from .activation_tap import ActivationTapPipeline, ActivationTapXLPipeline, _TapPipeline
@@ -22,8 +24,50 @@ _ENCODED = 16
 """Pictures that the VAE encodes at once."""
 
 
-class _Correspondence(_TapPipeline):
+class _Matching(_TapPipeline):
+    """Two sets of pictures, tapped alike."""
+
+    def _read_both(self, first: Any, second: Any, tap: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both sets as pixels (B, 3, H, W) in [-1, 1]; ``tap`` then says that they are."""
+        size, protocol = tap.pop("size", None), tap.get("protocol", "vitrine")
+        one, other = self._pixels([first, second], size, protocol, tap.get("value_range"))
+        if size is not None or check_protocol(protocol):
+            tap["size"] = one.shape[-1]
+        tap["value_range"] = SIGNED
+        return one, other
+
+    def _features(
+        self, first: torch.Tensor, second: torch.Tensor, prompt: str, flip: bool, tap: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(B, C, H, W) joined features of both sets; those of one size go through the network together."""
+        if first.shape[-2:] == second.shape[-2:]:
+            both = self._tapped(torch.cat([first, second]), prompt, flip, tap)
+            return both[: len(first)], both[len(first) :]
+        mine, theirs = dict(tap), dict(tap)
+        if isinstance(tap.get("generator"), list):
+            mine["generator"], theirs["generator"] = tap["generator"][: len(first)], tap["generator"][len(first) :]
+        return self._tapped(first, prompt, flip, mine), self._tapped(second, prompt, flip, theirs)
+
+    def _tapped(self, pixels: torch.Tensor, prompt: str, flip: bool, tap: dict[str, Any]) -> torch.Tensor:
+        call: Any = super().__call__
+        features = self._joined(call(pixels, prompt, output_type="none", **tap).activations, tap)
+        if flip:
+            mirrored = call(pixels.flip(-1), prompt, output_type="none", **tap).activations
+            features = flip_ensemble(features, self._joined(mirrored, tap))
+        return features
+
+    def _joined(self, taps: Activations, tap: dict[str, Any]) -> torch.Tensor:
+        return (
+            gdf_features(taps, self._gdf_grid) if check_protocol(tap.get("protocol", "vitrine")) else feature_maps(taps)
+        )
+
+    _gdf_grid: tuple[int, int] | None = None
+
+
+class _Correspondence(_Matching):
     """What the SD and SDXL pipelines share."""
+
+    _gdf_grid = CORRESPONDENCE_SIZE
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]  # another task takes other inputs
@@ -40,32 +84,25 @@ class _Correspondence(_TapPipeline):
         """One :class:`Matches` for each target picture.
 
         Args:
-            source: one picture; target: one or more of the same size (PIL, arrays, tensors).
+            source: one picture; target: one or more of one size (PIL, arrays, tensors).
             points: (N, 2) x, y in [0, 1] of the source.
             temperature: 0 takes cell centres; above, a soft argmax around the best cell.
             flip: average features with those of the mirror images; they then cannot tell left from right.
-            tap: addresses or preset, timestep, seeds ... as in :class:`ActivationTapPipeline`.
+            tap: addresses or preset, timestep, seeds, size ... as in :class:`ActivationTapPipeline`. ``size`` squeezes
+                every picture to a square, which the points follow; ``protocol="gdf"`` also joins the places as the
+                authors do, without normalisation, at 128 x 128.
 
         Raises:
-            VitrineError: If pictures differ in size, a point lies outside the picture, or an address is unknown.
+            VitrineError: If targets differ in size and no ``size`` is given, a point lies outside the picture, or an
+                address is unknown.
         """
-        first, others = to_pixels(source), to_pixels(target)
-        if len(first) != 1 or first.shape[-2:] != others.shape[-2:]:
-            shapes = (tuple(first.shape), tuple(others.shape))
-            raise refuse("pictures", shapes, "one source, targets of its size", "resize them first")
         queries = torch.as_tensor(points, dtype=torch.float32)
-        features = self._features(torch.cat([first, others]), prompt, flip, tap)
-        queries = queries.to(features)
-        return [find_correspondence(features[0], f, queries, temperature=temperature) for f in features[1:]]
-
-    def _features(self, pixels: torch.Tensor, prompt: str, flip: bool, tap: dict) -> torch.Tensor:
-        """(B, C, H, W) joined unit features."""
-        call: Any = super().__call__
-        features = feature_maps(call(pixels, prompt, output_type="none", **tap).activations)
-        if flip:
-            mirrored = call(pixels.flip(-1), prompt, output_type="none", **tap).activations
-            features = flip_ensemble(features, feature_maps(mirrored))
-        return features
+        first, others = self._read_both(source, target, tap)
+        if len(first) != 1:
+            raise refuse("source", f"{len(first)} pictures", "one", "call once for each source")
+        (wanted, *_), found = self._features(first, others, prompt, flip, tap)
+        queries = queries.to(wanted)
+        return [find_correspondence(wanted, f, queries, temperature=temperature) for f in found]
 
 
 class CorrespondencePipeline(_Correspondence, ActivationTapPipeline):
@@ -82,14 +119,14 @@ class CorrespondenceXLPipeline(_Correspondence, ActivationTapXLPipeline):
     """:class:`CorrespondencePipeline` for SDXL, e.g. with ``preset="Ours-XL"``."""
 
 
-class _Segmentation(_TapPipeline):
+class _Segmentation(_Matching):
     """What the SD and SDXL pipelines share."""
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]  # another task takes other inputs
         self,
         examples: Any,
-        masks: torch.Tensor,
+        masks: torch.Tensor | Sequence[torch.Tensor],
         images: Any,
         prompt: str = "",
         *,
@@ -101,44 +138,40 @@ class _Segmentation(_TapPipeline):
 
         Args:
             examples: 1 to 50 labelled pictures.
-            masks: (N, H, W) integers, 255 where nobody knows.
-            images: pictures to label, of the same size.
+            masks: (N, H, W) integers, 255 where nobody knows, or a list of masks, each of its picture's size.
+            images: pictures to label, of one size or with ``size``.
             classes: number of classes; by default one more than the largest label.
             probe: linear by default; ``ProbeSettings(hidden=64)`` for a small MLP.
-            tap: addresses or preset, timestep, seeds ... as in :class:`ActivationTapPipeline`.
+            tap: addresses or preset, timestep, seeds, size ... as in :class:`ActivationTapPipeline`. ``size`` squeezes
+                every picture to a square; ``protocol="gdf"`` also joins the places without normalisation.
+
+        Returns:
+            Labels as large as the images, where these have one size, else (B, size, size).
 
         Raises:
             VitrineError: If masks and examples differ in number or size, or only one class is labelled.
         """
-        known, new = to_pixels(examples), to_pixels(images)
-        if known.shape[-2:] != new.shape[-2:] or tuple(masks.shape[-2:]) != tuple(known.shape[-2:]):
-            shapes = (tuple(known.shape), tuple(masks.shape), tuple(new.shape))
-            raise refuse("examples, masks, images", shapes, "one picture size", "resize them first")
-        fitted, features = self.fit(known, masks, prompt, classes, probe, new, tap)
-        return fitted.predict(features, (new.shape[-2], new.shape[-1]))
-
-    def fit(
-        self, known: torch.Tensor, masks: torch.Tensor, prompt: str, classes: int | None,
-        probe: ProbeSettings | None, new: torch.Tensor, tap: dict,
-    ) -> tuple[PixelProbe, torch.Tensor]:  # fmt: skip
-        """The probe, and the features of the new pictures: all pictures are tapped together."""
-        call: Any = super().__call__
-        taps = call(torch.cat([known, new]), prompt, output_type="none", **tap).activations
-        labelled, unlabelled = feature_maps(taps).split([len(known), len(new)])
-        return fit_probe(labelled, masks.to(labelled.device), classes, probe), unlabelled
+        sizes = set(picture_sizes(images))
+        labels = fit_masks(masks, picture_sizes(examples), tap.get("size"))
+        known, new = self._read_both(examples, images, tap)
+        labelled, unlabelled = self._features(known, new, prompt, False, tap)
+        fitted = fit_probe(labelled, labels.to(labelled.device), classes, probe)
+        side = sizes.pop() if len(sizes) == 1 else (new.shape[-2], new.shape[-1])
+        return fitted.predict(unlabelled, side)
 
     @torch.no_grad()
     def rank(
         self, images: Any, masks: torch.Tensor | None = None, prompt: str = "", *, timestep: float = 50.0,
         rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
         state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
-        progress: Progress = silent,
+        size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
     ) -> Ranking:  # fmt: skip
         """Which places to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
         Args:
             images: at least two pictures, at least four with masks; more give steadier scores.
             masks: (N, H, W) integers, 255 where nobody knows; None runs the filter alone.
+            size, value_range: as in :class:`ActivationTapPipeline`.
             prompt: one for all pictures.
             timestep, rule, budget, most, patterns, strips: as in
                 :class:`vitrine.engine.activations.ranking.RankingConfig`.
@@ -149,7 +182,7 @@ class _Segmentation(_TapPipeline):
         Raises:
             VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
         """
-        pixels = to_pixels(images)
+        pixels = to_pixels(images, size, self.vae_scale_factor, value_range)
         height, width = pixels.shape[-2:]
         config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips)
         self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")

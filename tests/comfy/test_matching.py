@@ -71,12 +71,30 @@ def test_masks_are_learned_from_three_pictures(comfy, parts, pictures):
     assert float((ours.float() == hard).float().mean()) > 0.999
 
 
+def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
+    asked = pictures.keypoints[0, :3]
+    tall = torch.nn.functional.interpolate(pictures.images[1:2], (96, 64), mode="bilinear")
+    text = "\n".join(f"{x} {y}" for x, y in asked.tolist())
+    told = {"source": image(pictures, [0]), "target": tall.permute(0, 2, 3, 1), "points": text, "softness": 0.02}
+    found, drawn = comfy.call("VitrineFindCorrespondence", **parts, **told, **TAP)
+    points = torch.tensor([[float(v) for v in line.split()[:2]] for line in found.splitlines()])
+    assert float((points - pictures.keypoints[1, :3]).norm(dim=1).median()) < 0.1 and drawn.shape == (1, 64, 107, 3)
+    pipe = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
+    (match,) = pipe(pictures.images[:1], tall, asked, addresses=PLACES.split(), timestep=50, seeds=[0, 1])
+    assert torch.allclose(points, match.points, atol=1e-3)
+    wanted = (pictures.parts == PARTS.index("background")).float()
+    told = {"examples": image(pictures, [0, 1]), "masks": wanted[:2], "images": tall.permute(0, 2, 3, 1), "hidden": 0}
+    hard, _ = comfy.call("VitrineSegmentLikeThis", **parts, **told, **TAP)
+    truth = torch.nn.functional.interpolate(wanted[None, 1:2], (96, 64), mode="nearest")[0]
+    assert hard.shape == (1, 96, 64) and float((hard == truth).float().mean()) > 0.9
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [({"points": "here"}, "two numbers"), ({"points": ""}, "two numbers"),
      ({"points": "900 900"}, "inside the picture"),
      ({"addresses": "up-level9-out"}, "Did you mean"), ({"selection": "Ours-XL"}, "Did you mean"),
-     ({"target": torch.zeros(1, 32, 32, 3)}, "same size")],
+     ({"source": torch.zeros(2, 64, 64, 3)}, "split the batch")],
 )  # fmt: skip
 def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": "0.5 0.5", "softness": 0.0}

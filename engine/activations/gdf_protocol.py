@@ -1,0 +1,95 @@
+"""What the official code of GDF does where Vitrine's defaults differ, for runs that must equal it.
+
+The equations are those of Darkbblue/generic-diffusion-feature (commit e4361a6), ``feature/diffusion_feature.py``:
+
+====================  ===============================================  ===============================================
+what                  Vitrine                                          GDF's code
+====================  ===============================================  ===============================================
+timestep              the network's own                                its scheduler's: t + 1 under PNDM (SD 1.5)
+latent                the posterior's mean                             one sample of it
+noise                 one for each seed, the same for all pictures     one draw for the whole batch, after the samples
+pictures              bicubic in floating point                        Pillow's bicubic in bytes; tensors bilinear
+joined features       every place of unit length at every position     as they are, at 128 x 128
+====================  ===============================================  ===============================================
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..errors import refuse
+from .container import Activations
+from .images import Range, to_pixels
+
+PROTOCOLS = ("vitrine", "gdf")
+CORRESPONDENCE_SIZE = (128, 128)
+"""The grid at which the official correspondence code joins features."""
+
+
+def check_protocol(protocol: str) -> bool:
+    """Whether the protocol is GDF's.
+
+    Raises:
+        VitrineError: If there is no such protocol.
+    """
+    if protocol not in PROTOCOLS:
+        raise refuse("protocol", protocol, PROTOCOLS, "'gdf' equals the official code, 'vitrine' depends on no batch")
+    return protocol == "gdf"
+
+
+def gdf_timestep(scheduler: Any, t: float) -> float:
+    """The network's timestep that the official code runs when it is told t: diffusers' img2img rule, 1000 steps.
+
+    Args:
+        scheduler: the pipeline's own, which stays as it is.
+
+    Raises:
+        VitrineError: If no step is left, as for t = 0 under most schedulers.
+    """
+    steps = copy.deepcopy(scheduler)
+    steps.set_timesteps(1000)
+    skipped = max(1000 - min(int(1000 * (t / 1000)), 1000), 0)  # strength t / 1000
+    left = steps.timesteps[skipped * steps.order :]
+    if not len(left):
+        raise refuse("timestep", t, "1 .. 998 under protocol='gdf'", "GDF uses 50")
+    return float(left[0])
+
+
+def gdf_pixels(image: Any, size: int, factor: int, value_range: Range) -> torch.Tensor:
+    """(B, 3, size, size) in [-1, 1]: Pillow pictures by Pillow's own resizing, all others bilinearly.
+
+    Raises:
+        VitrineError: As :func:`~.images.to_pixels`.
+    """
+    batches = []
+    for one in image if isinstance(image, (list, tuple)) else [image]:
+        if hasattr(one, "resize") and hasattr(one, "convert"):
+            batches.append(to_pixels(one.resize((size, size)).convert("RGB"), None, factor))
+        else:
+            pixels = to_pixels(one, None, 1, value_range)
+            batches.append(F.interpolate(pixels, (size, size), mode="bilinear"))
+    return to_pixels(batches, None, factor, (-1, 1))
+
+
+def gdf_features(taps: Activations, size: tuple[int, int] | None = None) -> torch.Tensor:
+    """(B, C, H, W): all spatial places resized bilinearly and joined without normalisation."""
+    return taps.concat(size)
+
+
+def gdf_generator(seeds: Sequence[int]) -> torch.Generator:
+    """The generator from which a whole batch draws its posterior samples and then its noise.
+
+    The official code draws from PyTorch's global generator: ``torch.manual_seed(seed)`` before it, on the CPU, gives
+    the same numbers.
+
+    Raises:
+        VitrineError: If there are several seeds; the official code knows no ensembles.
+    """
+    if len(seeds) != 1:
+        raise refuse("seeds", tuple(seeds), "one under protocol='gdf'", "the official code averages over no seeds")
+    return torch.Generator().manual_seed(seeds[0])

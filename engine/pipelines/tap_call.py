@@ -1,0 +1,83 @@
+"""A tap pipeline's call: its settings, its random numbers, and the pictures it gives back."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
+
+from ..activations.config import TapConfig
+from ..activations.container import Activations
+from ..activations.pca import PCABasis, pca_rgb
+from ..activations.presets import preset as find_preset
+from ..errors import refuse
+
+Generators = torch.Generator | list[torch.Generator]
+
+
+def tap_config(
+    addresses: str | list[str] | None,
+    preset: str | None,
+    timestep: float | None,
+    seeds: int | list[int] | None,
+    generator: Generators | None,
+    settings: dict[str, Any],
+) -> TapConfig:
+    """The caller's settings over the preset's over the defaults."""
+    if addresses is None and preset is None:
+        raise refuse("addresses", None, "addresses, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
+    if seeds is not None and generator is not None:
+        raise refuse("seeds and generator", "both", "one of them", "a generator draws one noise a picture")
+    chosen = dict(settings)
+    if addresses is not None:
+        chosen["addresses"] = addresses
+    if timestep is not None:
+        chosen["timestep"] = timestep
+    if seeds is not None or generator is not None:
+        chosen["seeds"] = (0,) if generator is not None else seeds
+    return TapConfig(**chosen) if preset is None else find_preset(preset).config(**chosen)
+
+
+def check_generators(generator: Generators | None, count: int) -> None:
+    """Refuse anything but one generator, or one for each picture.
+
+    Raises:
+        VitrineError: If it is another number, or something else.
+    """
+    each = generator if isinstance(generator, list) else [generator] * count
+    if generator is None:
+        return
+    if len(each) != count or not all(isinstance(g, torch.Generator) for g in each):
+        shown = f"{len(each)} entries"
+        raise refuse("generator", shown, f"one torch.Generator, or {count}", "one for each picture")
+
+
+def drawn(generator: Generators, shape: tuple[int, ...]) -> torch.Tensor:
+    """Standard normal float32 (B, ...) on the CPU, drawn where the generator lives, as diffusers draws it."""
+    first = generator[0] if isinstance(generator, list) else generator
+    return randn_tensor(shape, generator=generator, device=first.device, dtype=torch.float32).cpu()
+
+
+def pca_pictures(
+    activations: Activations, addresses: list[str], basis: dict[str, PCABasis] | None, height: int, width: int
+) -> dict[str, list[Image.Image]]:
+    """PCA pictures of every place that has a grid, as large as the input."""
+    pictures = {}
+    for address in addresses:
+        activation = activations[address]
+        if activation.grid is None or activation.tensor.ndim != 4:
+            continue
+        rgb = pca_rgb(activation, (basis or {}).get(address), (height, width))
+        arrays = (rgb * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        pictures[address] = [Image.fromarray(a) for a in arrays]
+    return pictures
+
+
+def model_id(pipe: DiffusionPipeline) -> str:
+    """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
+    name = str(pipe.config.get("_name_or_path") or pipe.unet.config.get("_name_or_path") or "")
+    return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name
