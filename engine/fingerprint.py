@@ -26,7 +26,7 @@ def width_of(backbone: nn.Module, site: ModuleSite) -> int:
     """Number of neurons of a value site, from the size of its projection."""
     module: Any = backbone.get_submodule(site.path)
     out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
-    return site.width or (out // site.columns[1] if site.columns else out)
+    return site.columns[1] if site.columns else out
 
 
 def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
@@ -47,7 +47,7 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
         module: Any = backbone.get_submodule(site.path)
         weight = (originals or {}).get(site.path)
         weight = (weight_of(getattr(module, "base_layer", module)) if weight is None else weight).detach()
-        weight = columns_of(weight.movedim(0, -1), site.columns, site.width).movedim(-1, 0)
+        weight = columns_of(weight.movedim(0, -1), site.columns).movedim(-1, 0)
         sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
         samples[f"{site.address} {tuple(weight.shape)}"] = sample.to(torch.float32).flatten()
     device = next((v.device for v in samples.values()), torch.device("cpu"))  # offloaded groups may lie on two

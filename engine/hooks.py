@@ -19,7 +19,7 @@ from .addresses import resolve
 from .attention import WHOLE, MapReduction, attention_map, normed
 from .compiled import eager_runs, uncompiled
 from .errors import refuse
-from .joint_maps import Rope, joint_map, rope_of
+from .joint_maps import Rope, streams_map
 from .placement import put_back
 from .reading import Activation, Surroundings, columns_of, module_at, read_site, unfolded, write_site
 from .site import MapSite, ModuleSite, Site
@@ -134,8 +134,8 @@ class Capture(_Hooks):
         if site.rope:
 
             def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-                if self.enabled:
-                    self._rope = rope_of(kwargs)
+                if self.enabled and site.rotary is not None:
+                    self._rope = site.rotary(args, kwargs)
 
             self._handles.append(module_at(self._backbone, site.rope).register_forward_pre_hook(hook, with_kwargs=True))
 
@@ -187,19 +187,17 @@ class Capture(_Hooks):
     def _map(self, site: MapSite, key: torch.Tensor) -> Activation:
         if site.streams:
             outputs = {**self._outputs, site.key: key.detach()}
-            text = self._around.text_tokens
-            probabilities = joint_map(
-                self._backbone, site, outputs, self._rope if site.rope else None, text, self._maps
-            )
+            rope = self._rope if site.rope else None
+            probabilities = streams_map(self._backbone, site, outputs, rope, self._around, self._maps)
             for path in {s.query for s in site.streams} | {s.key for s in site.streams}:
                 self._outputs.pop(path, None)
             return Activation(site.address, probabilities)
         attention = module_at(self._backbone, site.path)
-        query = columns_of(self._queries.pop(site.address), site.columns, site.width)
-        key = columns_of(unfolded(key.detach(), site, self._around), site.key_columns, site.width)
+        query = columns_of(self._queries.pop(site.address), site.columns)
+        key = columns_of(unfolded(key.detach(), site, self._around), site.key_columns)
         query = normed(attention, "norm_q", query, site.heads)
         key = normed(attention, "norm_k", key, site.heads)
-        bias = self._around.text_bias if site.text_keys else None
+        bias = self._around.tokens.bias if site.text_keys else None
         return Activation(site.address, attention_map(query, key, site.heads, bias, self._maps))
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+Columns = tuple[int, int]
+"""(start, length) of a slice of the last axis."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Where one stream of tokens gets its queries and keys for a joint attention map.
+    """Where one stream of tokens gets its queries and keys for an attention map.
 
     Attributes:
         query, key: module paths of the projections.
         columns, key_columns: slices of fused projections, as in :class:`ModuleSite`.
-        norm_query, norm_key: paths of the norms on each head, or "".
+        norm_query, norm_key: paths of the norms, or "".
+        whole_norm: the norms act on all heads together, not on each.
     """
 
     query: str
     key: str
-    columns: tuple[int, int] | None = None
-    key_columns: tuple[int, int] | None = None
+    columns: Columns | None = None
+    key_columns: Columns | None = None
     norm_query: str = ""
     norm_key: str = ""
+    whole_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,12 @@ class ModuleSite:
     Attributes:
         address: the canonical name.
         path: dotted module path inside the backbone.
-        kind: ``"spatial"`` (B, C, h, w), ``"tokens"`` (image tokens, presented as (B, C, h, w)) or ``"text"`` (text
-            tokens, (B, N, C)).
+        kind: ``"spatial"`` (B, C, h, w), ``"tokens"`` (image tokens, presented as (B, C, h, w), or (B, C, T, h, w) of
+            a video) or ``"text"`` (text tokens, (B, N, C)).
         before: read the module's input instead of its output.
         element: index into an output that is a tuple.
-        columns: (i, n): the i-th of n equal slices of the last axis (fused q, k, v).
-        width: channels of one slice when ``columns`` does not divide the axis evenly, else 0.
-        skip_text: the token stream starts with the text tokens, which are cut off.
+        columns: (start, length) of the slice of the last axis that is meant (fused q, k, v).
+        joint: the tensor holds image and text tokens; those of ``kind`` are meant.
         flat_batch: the batch is folded into the token axis (ComfyUI's PixArt cross-attention).
         grid: module whose input carries (h, w): the path of the enclosing spatial transformer, or ``""`` for the
             backbone itself with ``patch``; None for text.
@@ -49,9 +54,8 @@ class ModuleSite:
     kind: str = "spatial"
     before: bool = False
     element: int | None = None
-    columns: tuple[int, int] | None = None
-    width: int = 0
-    skip_text: bool = False
+    columns: Columns | None = None
+    joint: bool = False
     flat_batch: bool = False
     grid: str | None = None
     patch: int = 1
@@ -64,15 +68,16 @@ class MapSite:
     Attributes:
         address: the canonical name.
         path: dotted path of the attention module.
-        query, key: module paths of the projections; of a joint map, ``key`` is the projection that runs last.
-        heads: number of heads.
+        query, key: module paths of the projections; of a map with streams, ``key`` is the projection that runs last.
+        heads: number of heads of the queries; keys may have fewer, each shared by several.
         columns, key_columns: slices of fused projections for queries and keys, as in :class:`ModuleSite`.
-        width: channels of one slice when ``columns`` does not divide the axis evenly, else 0.
         flat_batch: the batch is folded into the keys' token axis.
         text_keys: the keys are text tokens, which a mask may hide.
-        streams: of a joint map, in the order text, image; empty for an ordinary one.
-        skip_text: only image tokens are kept as queries.
+        streams: the streams of the token sequence in its own order, where norms or positions act on queries and keys.
+        joint: the sequence holds image and text tokens; image tokens are kept as queries, keys are text, then image.
         rope: module among whose arguments the rotary embedding is, or "".
+        rotary: (that module's arguments by place, by name) -> :class:`~vitrine.engine.joint_maps.Rope`.
+        patch: pixels of the latent for one image token, of a joint map.
     """
 
     address: str
@@ -80,14 +85,15 @@ class MapSite:
     query: str = ""
     key: str = ""
     heads: int = 0
-    columns: tuple[int, int] | None = None
-    key_columns: tuple[int, int] | None = None
-    width: int = 0
+    columns: Columns | None = None
+    key_columns: Columns | None = None
     flat_batch: bool = False
     text_keys: bool = False
     streams: tuple[Stream, ...] = ()
-    skip_text: bool = False
+    joint: bool = False
     rope: str = ""
+    rotary: Callable[[tuple, dict[str, Any]], Any] | None = field(default=None, compare=False)
+    patch: int = 2
 
     kind: ClassVar[str] = "map"
 

@@ -1,7 +1,9 @@
-"""The model families: what differs between them, one file each. A new one joins ``FAMILIES``; nothing else changes."""
+"""The model families: what differs between them, one file each. A file here with a ``FAMILY`` is one of them."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,26 +15,48 @@ from ..condition import Condition
 from ..errors import refuse
 from ..placement import device_of, dtype_of
 from ..site import Site
-from . import flux, pixart, sd3, unet
-from .family import Call, Family
+from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
 
-FAMILIES: tuple[Family, ...] = (unet.FAMILY, flux.FAMILY, pixart.FAMILY, sd3.FAMILY)
+__all__ = ["FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_of"]
+
+_modules = (importlib.import_module(f".{found.name}", __name__) for found in pkgutil.iter_modules(__path__))
+FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if hasattr(module, "FAMILY"))
 """Told apart by their classes: modules of one name mean other things in another family."""
+
+
+def _found(backbone: nn.Module) -> tuple[Family, Side]:
+    """The family of a backbone, and its side."""
+    backbone = uncompiled(backbone)
+    for family in FAMILIES:
+        side = family.side(backbone)
+        if side is not None:
+            return family, side
+    known = ", ".join(f"{library} {family.name}" for family in FAMILIES for library in ("diffusers", "ComfyUI"))
+    raise refuse("backbone", type(backbone).__name__, known, "pass the UNet or transformer itself, not a pipeline")
+
+
+def family_of(backbone: nn.Module) -> Family:
+    """The family of a backbone of either library.
+
+    Raises:
+        VitrineError: No family fits, or its class is of one but its modules are not.
+    """
+    return _found(backbone)[0]
 
 
 def layout_of(backbone: nn.Module) -> Iterator[Site]:
     """The sites of a backbone in execution order.
 
     Raises:
-        VitrineError: no family fits.
+        VitrineError: As :func:`family_of`.
     """
-    backbone = uncompiled(backbone)
-    for family in FAMILIES:
-        sites = family.sites(backbone)
-        if sites is not None:
-            return sites
-    known = ", ".join(f"{library} {family.name}" for family in FAMILIES for library in ("diffusers", "ComfyUI"))
-    raise refuse("backbone", type(backbone).__name__, known, "pass the UNet or transformer itself, not a pipeline")
+    return _found(backbone)[1].sites(uncompiled(backbone))
+
+
+def tokens_of(given: Inputs) -> Tokens:
+    """Where image and text tokens are in a forward; read as from a plain network where no family fits."""
+    sides = (family.side(given.net) for family in FAMILIES)
+    return next((side.tokens for side in sides if side is not None), plain_tokens)(given)
 
 
 def call_of(backbone: Any) -> Call:
@@ -44,10 +68,11 @@ def call_of(backbone: Any) -> Call:
     Raises:
         VitrineError: a class of no known family.
     """
-    calls = {family.diffusers: family.call for family in FAMILIES}
-    make = next((calls[kind.__name__] for kind in type(backbone).__mro__ if kind.__name__ in calls), None)
+    kinds = {kind.__name__ for kind in type(backbone).__mro__}
+    make = next((family.call for family in FAMILIES if family.diffusers.kind in kinds), None)
     if make is None:
-        raise refuse("backbone", type(backbone).__name__, sorted(calls), "pass a pipeline of one of these families")
+        accepted = sorted(family.diffusers.kind for family in FAMILIES)
+        raise refuse("backbone", type(backbone).__name__, accepted, "pass a pipeline of one of these families")
 
     def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         device, dtype = device_of(backbone), dtype_of(backbone)

@@ -1,20 +1,118 @@
-"""What a model family has to say of itself. Each family is one file here; see docs/design.md for how to add one."""
+"""What a model family has to say of itself. Each family is one file here; docs/add_a_family.md walks through one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..attention import text_bias
 from ..condition import Condition
 from ..errors import refuse
 from ..site import Site
 
 Call = Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]
-"""(x_t (B, C, H, W), t (B,), Condition) -> the network's own prediction, of x_t's shape."""
+"""(x_t (B, C, H, W) or (B, C, T, H, W), t (B,), Condition) -> the network's own prediction, of x_t's shape."""
+
+
+# --- a running forward ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Inputs:
+    """The arguments of a forward that is about to run.
+
+    Attributes:
+        net: the backbone.
+        args, kwargs: what it was called with.
+        sides: (N, 2) row and column of each image token -> (rows, columns); read from the device once a sampling run.
+        known: the latents' (h, w) where the caller said it, so that nothing need be read.
+    """
+
+    net: Any
+    args: tuple
+    kwargs: Mapping[str, Any]
+    sides: Callable[[torch.Tensor], tuple[int, int]]
+    known: tuple[int, int] | None = None
+
+    def __call__(self, place: int, *names: str) -> Any:
+        """An argument by its names, else by its place; None where it was not given."""
+        given = next((self.kwargs[n] for n in names if self.kwargs.get(n) is not None), None)
+        return self.args[place] if given is None and 0 <= place < len(self.args) else given
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What hooks must know of a forward to find image and text tokens in it.
+
+    Attributes:
+        batch: rows.
+        size: (h, w) of the latents.
+        frames: of a video's latents.
+        text: text tokens, counted as the blocks see them (with their padding).
+        text_start, image_start: where each begins in a sequence that holds both; images behind the text by default.
+        bias: (B, 1, text) added to the scores of text keys, which hides padding; or None.
+    """
+
+    batch: int
+    size: tuple[int, int] | None
+    frames: int = 1
+    text: int = 0
+    text_start: int = 0
+    image_start: int = -1
+    bias: torch.Tensor | None = None
+
+    @property
+    def first_image(self) -> int:
+        """Row of the first image token in a sequence that holds both."""
+        return self.text if self.image_start < 0 else self.image_start
+
+
+def plain_tokens(given: Inputs) -> Tokens:
+    """Latents (B, C, [T,] h, w) as the first argument, text (B, N, C) as the third: ComfyUI's networks, and most UNets.
+
+    A mask is diffusers' ``encoder_attention_mask``.
+    """
+    x = given(0, "hidden_states", "sample", "x")
+    text = given(2, "encoder_hidden_states", "context")
+    size = (x.shape[-2], x.shape[-1]) if x.ndim in (4, 5) else None
+    count = text.shape[1] if isinstance(text, torch.Tensor) and text.ndim == 3 else 0
+    bias = text_bias(given.kwargs.get("encoder_attention_mask"))
+    return Tokens(x.shape[0], size, x.shape[2] if x.ndim == 5 else 1, count, bias=bias)
+
+
+# --- a family -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Side:
+    """A family in one library.
+
+    Attributes:
+        kind: name of the backbone's class; a subclass counts. The library itself is not imported.
+        sites: every site of a backbone in execution order.
+        tokens: reads a forward's arguments.
+        fits: tells families apart that share a class.
+    """
+
+    kind: str
+    sites: Callable[[Any], Iterator[Site]]
+    tokens: Callable[[Inputs], Tokens] = plain_tokens
+    fits: Callable[[Any], bool] = lambda net: True
+
+
+@dataclass(frozen=True)
+class Latent:
+    """What a family's latents look like.
+
+    Attributes:
+        channels: usual number of channels; 0 where it varies.
+        factor: pixels for each latent position.
+        frames: the VAE and ComfyUI have a frame axis (B, C, T, h, w), of length one for pictures.
+    """
+
+    channels: int = 4
+    factor: int = 8
+    frames: bool = False
 
 
 @dataclass(frozen=True)
@@ -23,35 +121,38 @@ class Family:
 
     Attributes:
         name: as people call it.
-        diffusers, comfyui: names of each library's class; a subclass counts, and neither library is imported.
-        diffusers_sites, comfyui_sites: every site of a backbone in execution order.
-        call: (backbone, x_t, t, Condition) -> prediction, for diffusers' backbone.
+        diffusers, comfyui: its two layouts.
+        call: (backbone, x_t, t in 0..1000 or the model's own steps, Condition) -> prediction, for diffusers' backbone.
+            Of a flow network that is eps - x0, whatever sign and time the network itself has.
+        latent: shape of its latents.
+        condition: (diffusers pipeline, prompts, height, width) -> Condition, or None where a pipeline class of ours
+            encodes prompts itself.
+        weights: names of modules, diffusers -> ComfyUI, as fragments of a path; a fragment with ``|i/n`` is the i-th
+            of n row blocks of a fused weight (the last blocks are of one size, the first may be larger).
         strangeness: what keeps a backbone of these classes from being of the family (``what is given``, ``what to
             do``), None where nothing does.
     """
 
     name: str
-    diffusers: str
-    comfyui: str
-    diffusers_sites: Callable[[Any], Iterator[Site]]
-    comfyui_sites: Callable[[Any], Iterator[Site]]
+    diffusers: Side
+    comfyui: Side
     call: Callable[[Any, torch.Tensor, torch.Tensor, Condition], torch.Tensor]
+    latent: Latent = Latent()
+    condition: Callable[[Any, list[str], int, int], Condition] | None = None
+    weights: Mapping[str, str] = field(default_factory=dict)
     strangeness: Callable[[Any], tuple[str, str] | None] = lambda net: None
 
-    def sites(self, backbone: nn.Module) -> Iterator[Site] | None:
-        """The sites of a backbone of this family, None for any other.
+    def side(self, backbone: nn.Module) -> Side | None:
+        """The side that a backbone is of; None for any other.
 
         Raises:
             VitrineError: If the class is the family's, but its modules are arranged or wired otherwise.
         """
         classes = {kind.__name__ for kind in type(backbone).__mro__}
-        generate = (
-            self.diffusers_sites if self.diffusers in classes
-            else self.comfyui_sites if self.comfyui in classes else None
-        )  # fmt: skip
-        if generate is None:
+        ours = self.diffusers if "ModelMixin" in classes else self.comfyui  # some classes have one name in both
+        if ours.kind not in classes or not ours.fits(backbone):
             return None
         strange = self.strangeness(backbone)
         if strange is not None:
             raise refuse("backbone", strange[0], f"{self.name} as the libraries build it", strange[1])
-        return generate(backbone)
+        return ours

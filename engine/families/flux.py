@@ -14,8 +14,8 @@ import torch
 from ..condition import Condition
 from ..errors import refuse
 from ..site import ModuleSite, Site
-from .family import Family
-from .joint import QKV, fused_stream, joint_map, split_stream
+from .family import Family, Inputs, Latent, Side, Tokens
+from .joint import QKV, fused_stream, joint_map, part, split_stream
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
@@ -38,14 +38,14 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     for j, single in enumerate(net.single_transformer_blocks):
         name, path = f"vit-block{doubles + j}", f"single_transformer_blocks.{j}"
         for x in QKV:
-            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", skip_text=True, **image)
+            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", joint=True, **image)
         stream = (split_stream(net, f"{path}.attn", False),)
         yield joint_map(
             f"{name}-map", f"{path}.attn", stream, f"{path}.attn.to_k", single.attn.heads, rope=f"{path}.attn"
         )
-        yield ModuleSite(f"{name}-ffn-inner", f"{path}.act_mlp", skip_text=True, **image)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.act_mlp", joint=True, **image)
         # diffusers >= 0.35 returns (text, image), older ones the joint sequence: the reader accepts both.
-        yield ModuleSite(f"{name}-out", path, element=1, skip_text=True, **image)
+        yield ModuleSite(f"{name}-out", path, element=1, joint=True, **image)
 
 
 def comfyui_sites(net: Any) -> Iterator[Site]:
@@ -54,9 +54,13 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     for b in range(len(net.double_blocks)):
         name, path = f"vit-block{b}", f"double_blocks.{b}"
         for i, x in enumerate(QKV):
-            yield ModuleSite(f"{name}-{x}", f"{path}.img_attn.qkv", columns=(i, 3), **image)
+            yield ModuleSite(
+                f"{name}-{x}", f"{path}.img_attn.qkv", columns=part(net, f"{path}.img_attn.qkv", i, 3), **image
+            )
         for i, x in enumerate(QKV):
-            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=(i, 3))
+            yield ModuleSite(
+                f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=part(net, f"{path}.txt_attn.qkv", i, 3)
+            )
         norms = ("norm.query_norm", "norm.key_norm")
         both = tuple(fused_stream(net, f"{path}.{s}_attn", norms) for s in ("txt", "img"))
         heads = int(net.num_heads)
@@ -69,12 +73,18 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     for j in range(len(net.single_blocks)):
         name, path = f"vit-block{doubles + j}", f"single_blocks.{j}"
         for i, x in enumerate(QKV):
-            fused: dict[str, Any] = {"columns": (i, 3), "width": width}
-            yield ModuleSite(f"{name}-{x}", f"{path}.linear1", skip_text=True, **fused, **image)
-        stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1"),)
-        yield joint_map(f"{name}-map", path, stream, f"{path}.linear1", int(net.num_heads), rope=path, width=width)
-        yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", skip_text=True, **image)
-        yield ModuleSite(f"{name}-out", path, skip_text=True, **image)
+            yield ModuleSite(f"{name}-{x}", f"{path}.linear1", joint=True, columns=(i * width, width), **image)
+        stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1", width),)
+        yield joint_map(f"{name}-map", path, stream, f"{path}.linear1", int(net.num_heads), rope=path)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", joint=True, **image)
+        yield ModuleSite(f"{name}-out", path, joint=True, **image)
+
+
+def packed_tokens(given: Inputs) -> Tokens:
+    """diffusers' Flux takes packed latents (B, N, C) with the position (_, row, column) of each token."""
+    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(5, "img_ids")
+    rows, columns = (0, 0) if given.known else given.sides(ids.reshape(-1, 3)[:, 1:])
+    return Tokens(x.shape[0], given.known or (2 * rows, 2 * columns), text=text.shape[1])
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
@@ -105,4 +115,11 @@ def strangeness(net: Any) -> tuple[str, str] | None:
     return None
 
 
-FAMILY = Family("Flux", "FluxTransformer2DModel", "Flux", diffusers_sites, comfyui_sites, call, strangeness)
+FAMILY = Family(
+    "Flux",
+    Side("FluxTransformer2DModel", diffusers_sites, packed_tokens),
+    Side("Flux", comfyui_sites),
+    call,
+    Latent(16),
+    strangeness=strangeness,
+)

@@ -12,8 +12,8 @@ import torch
 
 from ..condition import Condition
 from ..site import MapSite, ModuleSite, Site
-from .family import Family
-from .joint import QKV
+from .family import Family, Side
+from .joint import QKV, part
 
 
 def _map(address: str, path: str, query: str, key: str, **more: Any) -> MapSite:
@@ -45,16 +45,21 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     for b, block in enumerate(net.blocks):
         name, path, heads = f"vit-block{b}", f"blocks.{b}", int(block.attn.num_heads)
         for i, x in enumerate(QKV):
-            yield ModuleSite(f"{name}-self-{x}", f"{path}.attn.qkv", columns=(i, 3), **image)
-        fused: dict[str, Any] = {"columns": (0, 3), "key_columns": (1, 3)}
+            yield ModuleSite(
+                f"{name}-self-{x}", f"{path}.attn.qkv", columns=part(net, f"{path}.attn.qkv", i, 3), **image
+            )
+        query, key = (part(net, f"{path}.attn.qkv", i, 3) for i in (0, 1))
+        fused: dict[str, Any] = {"columns": query, "key_columns": key}
         yield _map(f"{name}-self-map", f"{path}.attn", "qkv", "qkv", heads=heads, **fused)
         yield ModuleSite(f"{name}-self-out", f"{path}.attn.proj", **image)
         yield ModuleSite(f"{name}-cross-q", f"{path}.cross_attn.q_linear", flat_batch=True, **image)
         for i, x in enumerate(("k", "v")):
+            columns = part(net, f"{path}.cross_attn.kv_linear", i, 2)
             yield ModuleSite(
-                f"{name}-cross-{x}", f"{path}.cross_attn.kv_linear", "text", columns=(i, 2), flat_batch=True
+                f"{name}-cross-{x}", f"{path}.cross_attn.kv_linear", "text", columns=columns, flat_batch=True
             )
-        packed: dict[str, Any] = {"key_columns": (0, 2), "flat_batch": True, "text_keys": True}
+        key = part(net, f"{path}.cross_attn.kv_linear", 0, 2)
+        packed: dict[str, Any] = {"key_columns": key, "flat_batch": True, "text_keys": True}
         yield _map(f"{name}-cross-map", f"{path}.cross_attn", "q_linear", "kv_linear", heads=heads, **packed)
         yield ModuleSite(f"{name}-cross-out", f"{path}.cross_attn.proj", **image)
         yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp.act", **image)
@@ -73,9 +78,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 FAMILY = Family(
     "PixArt",
-    "PixArtTransformer2DModel",
-    "PixArtMS",
-    diffusers_sites,
-    comfyui_sites,
+    Side("PixArtTransformer2DModel", diffusers_sites),
+    Side("PixArtMS", comfyui_sites),
     call,
 )

@@ -13,8 +13,8 @@ import torch
 
 from ..condition import Condition
 from ..site import MapSite, ModuleSite, Site
-from .family import Family
-from .joint import QKV, fused_stream, joint_map, split_stream
+from .family import Family, Latent, Side
+from .joint import QKV, fused_stream, joint_map, part, split_stream
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
@@ -48,9 +48,16 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     for b, block in enumerate(net.joint_blocks):
         name, path = f"vit-block{b}", f"joint_blocks.{b}"
         for i, x in enumerate(QKV):
-            yield ModuleSite(f"{name}-{x}", f"{path}.x_block.attn.qkv", columns=(i, 3), **image)
+            yield ModuleSite(
+                f"{name}-{x}", f"{path}.x_block.attn.qkv", columns=part(net, f"{path}.x_block.attn.qkv", i, 3), **image
+            )
         for i, x in enumerate(QKV):
-            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.context_block.attn.qkv", "text", columns=(i, 3))
+            yield ModuleSite(
+                f"{name}-ctx-{x}",
+                f"{path}.context_block.attn.qkv",
+                "text",
+                columns=part(net, f"{path}.context_block.attn.qkv", i, 3),
+            )
         norms = ("ln_q", "ln_k")
         both = tuple(fused_stream(net, f"{path}.{s}.attn", norms) for s in ("context_block", "x_block"))
         heads = int(block.x_block.attn.num_heads)
@@ -58,7 +65,12 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         yield ModuleSite(f"{name}-attn-out", f"{path}.x_block.attn.proj", **image)
         if getattr(block.x_block, "attn2", None) is not None:
             for i, x in enumerate(QKV):
-                yield ModuleSite(f"{name}-attn2-{x}", f"{path}.x_block.attn2.qkv", columns=(i, 3), **image)
+                yield ModuleSite(
+                    f"{name}-attn2-{x}",
+                    f"{path}.x_block.attn2.qkv",
+                    columns=part(net, f"{path}.x_block.attn2.qkv", i, 3),
+                    **image,
+                )
             alone: dict[str, Any] = {"streams": (fused_stream(net, f"{path}.x_block.attn2", norms),)}
             alone["heads"] = int(block.x_block.attn2.num_heads)
             yield MapSite(f"{name}-attn2-map", path, key=f"{path}.x_block.attn2.qkv", **alone)
@@ -74,9 +86,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 FAMILY = Family(
     "SD3",
-    "SD3Transformer2DModel",
-    "OpenAISignatureMMDITWrapper",
-    diffusers_sites,
-    comfyui_sites,
+    Side("SD3Transformer2DModel", diffusers_sites),
+    Side("OpenAISignatureMMDITWrapper", comfyui_sites),
     call,
+    Latent(16),
 )

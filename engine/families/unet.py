@@ -10,7 +10,7 @@ import torch
 from ..condition import Condition
 from ..errors import refuse
 from ..site import MapSite, ModuleSite, Site
-from .family import Family
+from .family import Family, Side
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
@@ -148,4 +148,10 @@ def strangeness(net: Any) -> tuple[str, str] | None:
     return None
 
 
-FAMILY = Family("UNet", "UNet2DConditionModel", "UNetModel", diffusers_sites, comfyui_sites, call, strangeness)
+FAMILY = Family(
+    "UNet",
+    Side("UNet2DConditionModel", diffusers_sites),
+    Side("UNetModel", comfyui_sites),
+    call,
+    strangeness=strangeness,
+)

@@ -161,7 +161,7 @@ def bake(
     changed: dict[str, torch.Tensor] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
         module = backbone.get_submodule(site.path)
-        first = site.columns[0] * width_of(backbone, site) if site.columns else 0
+        first = site.columns[0] if site.columns else 0
         index = torch.tensor(neurons.neurons[address]) + first
         for name, value in module.named_parameters(recurse=False):
             if name in ("weight", "bias"):
