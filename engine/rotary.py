@@ -34,6 +34,11 @@ def matrix_rope(matrices: torch.Tensor) -> Rope:
     return Rope(table[..., 0, 0], table[..., 1, 0])
 
 
+def complex_rope(table: torch.Tensor) -> Rope:
+    """diffusers' complex numbers (S, d / 2) or (B, S, d / 2)."""
+    return Rope(table.real, table.imag)
+
+
 def rotated(x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
     """Rotates pairs of channels of (B, S, heads, d) by each token's angles (Su et al. 2021, Eq. 34)."""
     if rope is None:

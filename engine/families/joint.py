@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..rotary import rope_of
-from ..site import Columns, MapSite, Stream
+from ..site import Columns, MapSite, ModuleSite, Site, Stream
 
 QKV = ("q", "k", "v")
 
@@ -46,3 +48,54 @@ def norm_at(net: Any, path: str) -> str:
     """The path of a norm the model really has, else ""."""
     parent, _, name = path.rpartition(".")
     return path if getattr(net.get_submodule(parent), name, None) is not None else ""
+
+
+# --- blocks over one sequence of image and text tokens --------------------------------------------------------------
+@dataclass(frozen=True)
+class JointBlock:
+    """The modules of a block whose projections serve image and text tokens alike; paths from the block.
+
+    Attributes:
+        query, key, value: projections, with the slice that is meant where they are fused.
+        norms: of queries and keys, or "".
+        attn_out, mlp_in, mlp: attention's output projection, the module whose input is the MLP's inner, the MLP.
+        heads: of the queries.
+        rope: module among whose arguments the rotary embedding is; ``rotary`` finds it there.
+        whole_norm: the norms act on all heads together.
+    """
+
+    query: tuple[str, Columns | None]
+    key: tuple[str, Columns | None]
+    value: tuple[str, Columns | None]
+    norms: tuple[str, str]
+    attn_out: str
+    mlp_in: str
+    mlp: str
+    heads: int
+    rope: str
+    rotary: Callable[[tuple, dict[str, Any]], Any]
+    whole_norm: bool = False
+
+
+def joint_block(name: str, path: str, block: JointBlock, patch: int = 2) -> Iterator[Site]:
+    """The sites of such a block: image rows as ``-q`` .. ``-out``, text rows of q, k and v as ``-ctx-``."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch, "joint": True}
+    text: dict[str, Any] = {"kind": "text", "patch": patch, "joint": True}
+    projections = list(zip(QKV, (block.query, block.key, block.value), strict=True))
+    for x, (where, columns) in projections:
+        yield ModuleSite(f"{name}-{x}", f"{path}.{where}", columns=columns, **image)
+    for x, (where, columns) in projections:
+        yield ModuleSite(f"{name}-ctx-{x}", f"{path}.{where}", columns=columns, **text)
+    (query, query_columns), (key, key_columns) = block.query, block.key
+    norms = tuple(f"{path}.{norm}" if norm else "" for norm in block.norms)
+    stream = Stream(
+        f"{path}.{query}", f"{path}.{key}", query_columns, key_columns, norms[0], norms[1], block.whole_norm
+    )
+    rope = f"{path}.{block.rope}".rstrip(".")
+    more: dict[str, Any] = {"rope": rope, "rotary": block.rotary, "patch": patch}
+    yield joint_map(f"{name}-map", path, (stream,), f"{path}.{key}", block.heads, **more)
+    yield ModuleSite(f"{name}-attn-out", f"{path}.{block.attn_out}", **image)
+    if block.mlp_in:
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.{block.mlp_in}", before=True, **image)
+    yield ModuleSite(f"{name}-ffn-out", f"{path}.{block.mlp}", **image)
+    yield ModuleSite(f"{name}-out", path, **image)

@@ -156,10 +156,13 @@ def bake(
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
 
     Raises:
-        VitrineError: See :meth:`NeuronSet.check`.
+        VitrineError: See :meth:`NeuronSet.check`, and if a projection serves text and image tokens alike.
     """
     changed: dict[str, torch.Tensor] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
+        if site.joint:
+            shown, accepted = f"{address}, whose weights read image tokens too", "values that read text alone"
+            raise refuse("neurons to bake", shown, accepted, "block them while sampling instead")
         module = backbone.get_submodule(site.path)
         first = site.columns[0] if site.columns else 0
         index = torch.tensor(neurons.neurons[address]) + first

@@ -25,8 +25,9 @@ SCOPES = ("down+mid", "all")
 def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[ModuleSite]:
     """The value sites in the order they run; ``down+mid`` is the paper's choice, 7 layers on SD1.x.
 
-    UNets (SD1.x, SD2.x, SDXL) are what the paper and its followers tested. For PixArt, SD3 and Flux, where there is no
-    published evidence, all blocks are taken; treat their results as experimental.
+    UNets (SD1.x, SD2.x, SDXL) are what the paper and its followers tested. For transformers, where there is no
+    published evidence, all blocks are taken; treat their results as experimental. Where image and text tokens share a
+    projection (Z-Image, Krea 2), a site is its text rows.
 
     Raises:
         VitrineError: If the scope is unknown, or the model has no cross-attention values.

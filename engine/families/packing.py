@@ -1,0 +1,57 @@
+"""Latents as the tokens that some networks take, and what their pipelines' prompts become."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..condition import Condition
+
+MASK = "encoder_attention_mask"
+"""The part of a Condition that says which text tokens are no padding: (B, T), 1 or 0."""
+
+
+def pack(x: torch.Tensor, patch: int = 2) -> torch.Tensor:
+    """(B, C, [1,] H, W) -> (B, tokens, C patch^2), row by row, channels before the pixels of a patch."""
+    b, c, h, w = x.reshape(x.shape[0], x.shape[1], *x.shape[-2:]).shape
+    tiles = x.reshape(b, c, h // patch, patch, w // patch, patch)
+    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * patch * patch)
+
+
+def unpack(tokens: torch.Tensor, like: torch.Tensor, patch: int = 2) -> torch.Tensor:
+    """The inverse of :func:`pack`, for latents of ``like``'s shape."""
+    b, c, h, w = like.shape[0], like.shape[1], *like.shape[-2:]
+    tiles = tokens.reshape(b, h // patch, w // patch, c, patch, patch)
+    return tiles.permute(0, 3, 1, 4, 2, 5).reshape(like.shape)
+
+
+def grid_ids(like: torch.Tensor, patch: int = 2, axes: int = 3) -> torch.Tensor:
+    """(tokens, axes) positions (0, row, column, 0 ..) of latents' tokens."""
+    h, w = like.shape[-2] // patch, like.shape[-1] // patch
+    ids = torch.zeros(h, w, axes, device=like.device)
+    ids[..., 1], ids[..., 2] = torch.arange(h, device=like.device)[:, None], torch.arange(w, device=like.device)
+    return ids.view(-1, axes)
+
+
+def flow_time(t: torch.Tensor) -> torch.Tensor:
+    """Timesteps 0 .. 1000 -> the flow's time 0 (clean) .. 1 (noise)."""
+    return t / 1000
+
+
+def whole(text: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    """(B, T, C) and its mask -> each row's own tokens (N, C)."""
+    return list(text) if mask is None else [row[keep.bool()] for row, keep in zip(text, mask, strict=True)]
+
+
+def ragged(rows: Sequence[torch.Tensor]) -> Condition:
+    """Prompts of unequal length (N, C) -> one Condition, padded with zeros and masked."""
+    text = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    lengths = torch.tensor([len(row) for row in rows], device=text.device)
+    return masked(text, torch.arange(text.shape[1], device=text.device) < lengths[:, None])
+
+
+def masked(text: torch.Tensor, mask: torch.Tensor | None, pooled: torch.Tensor | None = None) -> Condition:
+    """A Condition of text states and their mask, which is left out where it hides nothing."""
+    hides = mask is not None and not bool(mask.all())
+    return Condition(text, pooled, {MASK: mask.long()} if mask is not None and hides else {})

@@ -1,0 +1,100 @@
+"""Qwen-Image: double blocks with joint attention; modules have one name in both libraries.
+
+Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding.
+
+Facts (diffusers 0.42, ComfyUI 0.33):
+
+- Time: s in both; both return eps - x0.
+- Latents: 16 channels, factor 8, packed (c, ph, pw) for diffusers; ComfyUI takes (B, 16, 1, h, w) only.
+- Text: Qwen2.5-VL-7B, the last state, 3584 wide, with a mask; a masked token acts as one that was cut away.
+- Shift: ComfyUI s' with e^mu, mu = 1.15; QwenImagePipeline's mu is linear in image tokens, by its scheduler's config.
+- Positions: theta 10000, axes 16, 56, 56; image (0, y, x) centred, text on the diagonal from max(h, w) // 2 on. On an
+  odd number of rows or columns the libraries centre differently, and outputs differ by 9e-4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..attention import text_bias
+from ..condition import Condition
+from ..rotary import Rope, matrix_rope
+from ..site import ModuleSite, Site
+from .family import Family, Inputs, Latent, Side, Tokens, plain_tokens
+from .joint import QKV, joint_map, split_stream
+from .packing import MASK, flow_time, masked, pack, unpack
+
+
+def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
+    """diffusers: complex numbers of image and of text tokens. ComfyUI: one table, text first."""
+    given = kwargs["image_rotary_emb"]
+    if isinstance(given, torch.Tensor):
+        return matrix_rope(given)
+    image, text = given
+    both = torch.cat([text, image])
+    return Rope(both.real, both.imag)
+
+
+def sites(net: Any) -> Iterator[Site]:
+    """QwenImageTransformer2DModel of either library."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
+    for b, block in enumerate(net.transformer_blocks):
+        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        for x in QKV:
+            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
+        for x in QKV:
+            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
+        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
+        last, rope = f"{path}.attn.add_k_proj", f"{path}.attn"
+        yield joint_map(f"{name}-map", f"{path}.attn", both, last, int(block.attn.heads), rope=rope, rotary=_rope)
+        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        yield ModuleSite(f"{name}-ctx-attn-out", f"{path}.attn.to_add_out", "text")
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.net.0", **image)
+        yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
+        yield ModuleSite(f"{name}-out", path, element=1, **image)
+
+
+def diffusers_tokens(given: Inputs) -> Tokens:
+    """Packed latents; the grids of tokens are told as numbers, the picture's first."""
+    x, text, mask = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(2, "encoder_hidden_states_mask")
+    shapes = given(4, "img_shapes")[0]
+    frames, rows, columns = shapes[0] if isinstance(shapes, list) else shapes
+    return Tokens(x.shape[0], (2 * rows, 2 * columns), frames, text.shape[1], bias=text_bias(mask))
+
+
+def comfyui_tokens(given: Inputs) -> Tokens:
+    """As a plain network, with a mask that is added to scores where it is no integer."""
+    plain, mask = plain_tokens(given), given(3, "attention_mask")
+    if mask is None:
+        return plain
+    bias = mask[:, None].float() if mask.is_floating_point() else text_bias(mask)
+    return Tokens(plain.batch, plain.size, plain.frames, plain.text, bias=bias)
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """diffusers' QwenImageTransformer2DModel, with latents of 4 axes, or 5 with one frame."""
+    shapes = [[(1, x.shape[-2] // 2, x.shape[-1] // 2)]] * len(x)
+    mask = cond.extra.get(MASK)
+    tokens = net(
+        pack(x), encoder_hidden_states=cond.text, encoder_hidden_states_mask=mask, timestep=flow_time(t),
+        img_shapes=shapes, guidance=cond.extra.get("guidance"),
+    ).sample  # fmt: skip
+    return unpack(tokens, x)
+
+
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through QwenImagePipeline's own ``encode_prompt``."""
+    return masked(*pipe.encode_prompt(prompts))
+
+
+FAMILY = Family(
+    "Qwen-Image",
+    Side("QwenImageTransformer2DModel", sites, diffusers_tokens),
+    Side("QwenImageTransformer2DModel", sites, comfyui_tokens),
+    call,
+    Latent(16, frames=True),
+    condition,
+)

@@ -1,0 +1,117 @@
+"""Z-Image: one sequence of image and text tokens through blocks whose projections serve both.
+
+Addresses are ``vit-block{b}-...``; ``-q`` .. ``-out`` are image tokens, ``-ctx-q``, ``-ctx-k``, ``-ctx-v`` the text
+tokens of the same projections. The refiners before the joint blocks have no addresses.
+
+Facts (diffusers 0.42, ComfyUI 0.33):
+
+- Order: diffusers puts image tokens first, ComfyUI text. Both streams are padded to multiples of 32 with learned
+  tokens that attention sees; text places keep text padding, image places lose image padding.
+- Time: diffusers takes 1 - s (1 is clean) and returns x0 - eps; ComfyUI takes s and returns eps - x0.
+- Text: Qwen3-4B, the last state but one, 2560 wide. Prompts of unequal length are a ragged list in diffusers.
+- Shift: ComfyUI s' = 3 s / (1 + 2 s); ZImagePipeline's mu is linear in image tokens, 256 .. 4096 -> 0.5 .. 1.15.
+- Positions: theta 256, axes (t, h, w) = 32, 48, 48 of each head; text (1 + n, 0, 0), image (padded text + 1, y, x).
+- Numbers: qk-norm's epsilon is 1e-5 in diffusers and 1.2e-7 in ComfyUI; outputs differ by 1e-5 for that alone.
+- LoRA: ComfyUI fuses q, k, v to one weight of 3 x dim rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..condition import Condition
+from ..errors import refuse
+from ..rotary import complex_rope, matrix_rope
+from ..site import Site
+from .family import Family, Inputs, Latent, Side, Tokens
+from .joint import JointBlock, joint_block, part
+from .packing import MASK, flow_time, ragged, whole
+
+MULTIPLE = 32
+"""Tokens of each stream are padded to a multiple of it."""
+
+WEIGHTS = {
+    "attention.to_q": "attention.qkv|0/3",
+    "attention.to_k": "attention.qkv|1/3",
+    "attention.to_v": "attention.qkv|2/3",
+    "attention.norm_q": "attention.q_norm",
+    "attention.norm_k": "attention.k_norm",
+    "attention.to_out.0": "attention.out",
+    "all_x_embedder.2-1": "x_embedder",
+    "all_final_layer.2-1": "final_layer",
+}
+
+
+def diffusers_sites(net: Any) -> Iterator[Site]:
+    """ZImageTransformer2DModel."""
+    modules = JointBlock(
+        *((f"attention.to_{x}", None) for x in "qkv"), ("attention.norm_q", "attention.norm_k"), "attention.to_out.0",
+        "feed_forward.w2", "feed_forward", int(net.n_heads), "attention", lambda a, k: complex_rope(k["freqs_cis"]),
+    )  # fmt: skip
+    for b in range(len(net.layers)):
+        yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
+
+
+def comfyui_sites(net: Any) -> Iterator[Site]:
+    """NextDiT with Z-Image's modulation. The qk-norms never run as modules (one kernel norms and rotates)."""
+    for b in range(len(net.layers)):
+        path = f"layers.{b}"
+        modules = JointBlock(
+            *(("attention.qkv", part(net, f"{path}.attention.qkv", i, 3)) for i in range(3)),
+            ("attention.q_norm", "attention.k_norm"), "attention.out", "feed_forward.w2", "feed_forward",
+            int(net.n_heads), "attention", lambda a, k: matrix_rope(a[2]),
+        )  # fmt: skip
+        yield from joint_block(f"vit-block{b}", path, modules)
+
+
+def padded(count: int) -> int:
+    """A stream's length in the blocks."""
+    return -(-count // MULTIPLE) * MULTIPLE
+
+
+def diffusers_tokens(given: Inputs) -> Tokens:
+    """Lists of latents (C, 1, h, w) and of captions (N, C); image tokens come first."""
+    x, captions = given(0, "x"), given(2, "cap_feats")
+    if isinstance(x[0], list):
+        raise refuse("forward", "several pictures a row (Z-Image Omni)", "one picture a row", "leave references out")
+    size, lengths = (x[0].shape[-2], x[0].shape[-1]), [padded(len(caption)) for caption in captions]
+    image, text = padded((size[0] // 2) * (size[1] // 2)), max(lengths)
+    bias = None
+    if min(lengths) < text:  # the rest of a shorter row is masked
+        shown = torch.tensor([[float(i < n) for i in range(text)] for n in lengths])
+        bias = ((1 - shown) * -10000.0)[:, None]
+    return Tokens(len(x), size, 1, text, text_start=image, image_start=0, bias=bias)
+
+
+def comfyui_tokens(given: Inputs) -> Tokens:
+    """Latents (B, C, h, w) and text (B, N, C); text comes first."""
+    x, text = given(0, "x"), given(2, "context")
+    if given.kwargs.get("ref_latents"):
+        raise refuse("conditioning", "reference latents (Z-Image Omni)", "a prompt alone", "remove Reference Latent")
+    return Tokens(x.shape[0], (x.shape[-2], x.shape[-1]), 1, padded(text.shape[1]))
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """ZImageTransformer2DModel; its sign and its time run the other way."""
+    captions = whole(cond.text, cond.extra.get(MASK))
+    rows = list(x.reshape(*x.shape[:2], 1, *x.shape[-2:]))
+    return -torch.stack(net(rows, 1 - flow_time(t), captions).sample).reshape(x.shape)
+
+
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through ZImagePipeline's own ``encode_prompt``."""
+    return ragged(pipe.encode_prompt(prompts, do_classifier_free_guidance=False)[0])
+
+
+FAMILY = Family(
+    "Z-Image",
+    Side("ZImageTransformer2DModel", diffusers_sites, diffusers_tokens),
+    Side("NextDiT", comfyui_sites, comfyui_tokens, lambda net: net.pad_tokens_multiple is not None),
+    call,
+    Latent(16),
+    condition,
+    WEIGHTS,
+)
