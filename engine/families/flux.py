@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from ..condition import Condition
-from ..errors import refuse
 from ..site import ModuleSite, Site
 from .family import Family, Inputs, Latent, Side, Tokens
 from .joint import QKV, fused_stream, joint_map, part, split_stream
+from .packing import flow_time, grid_ids, pack, text_of, unpack
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
@@ -89,22 +89,17 @@ def packed_tokens(given: Inputs) -> Tokens:
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Flux works on 2 x 2 patches in row-major order and takes the time in [0, 1]."""
-    if cond.text is None:
-        raise refuse("condition", "no text", "Condition(text=(B, T, C), pooled=(B, D))", "encode the prompt first")
-    b, c, h, w = x.shape
-    packed = x.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
-    ids = torch.zeros(h // 2, w // 2, 3, device=x.device)
-    ids[..., 1], ids[..., 2] = torch.arange(h // 2)[:, None], torch.arange(w // 2)[None]
+    text = text_of(cond)
     out = net(
-        hidden_states=packed,
-        encoder_hidden_states=cond.text,
+        hidden_states=pack(x),
+        encoder_hidden_states=text,
         pooled_projections=cond.pooled,
-        timestep=t / 1000,
-        img_ids=ids.view(-1, 3),
-        txt_ids=torch.zeros(cond.text.shape[1], 3, device=x.device),
+        timestep=flow_time(t),
+        img_ids=grid_ids(x),
+        txt_ids=torch.zeros(text.shape[1], 3, device=x.device),
         guidance=cond.extra.get("guidance"),
     ).sample
-    return out.view(b, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(b, c, h, w)
+    return unpack(out, x)
 
 
 def strangeness(net: Any) -> tuple[str, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ class JointBlock:
     """The modules of a block whose projections serve image and text tokens alike; paths from the block.
 
     Attributes:
-        query, key, value: projections, with the slice that is meant where they are fused.
+        projections: of queries, keys and values, with the slice that is meant where they are fused.
         norms: of queries and keys, or "".
         attn_out, mlp_in, mlp: attention's output projection, the module whose input is the MLP's inner, the MLP.
         heads: of the queries.
@@ -64,9 +64,7 @@ class JointBlock:
         whole_norm: the norms act on all heads together.
     """
 
-    query: tuple[str, Columns | None]
-    key: tuple[str, Columns | None]
-    value: tuple[str, Columns | None]
+    projections: Sequence[tuple[str, Columns | None]]
     norms: tuple[str, str]
     attn_out: str
     mlp_in: str
@@ -81,16 +79,15 @@ def joint_block(name: str, path: str, block: JointBlock, patch: int = 2) -> Iter
     """The sites of such a block: image rows as ``-q`` .. ``-out``, text rows of q, k and v as ``-ctx-``."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch, "joint": True}
     text: dict[str, Any] = {"kind": "text", "patch": patch, "joint": True}
-    projections = list(zip(QKV, (block.query, block.key, block.value), strict=True))
+    projections = list(zip(QKV, block.projections, strict=True))
     for x, (where, columns) in projections:
         yield ModuleSite(f"{name}-{x}", f"{path}.{where}", columns=columns, **image)
     for x, (where, columns) in projections:
         yield ModuleSite(f"{name}-ctx-{x}", f"{path}.{where}", columns=columns, **text)
-    (query, query_columns), (key, key_columns) = block.query, block.key
-    norms = tuple(f"{path}.{norm}" if norm else "" for norm in block.norms)
-    stream = Stream(
-        f"{path}.{query}", f"{path}.{key}", query_columns, key_columns, norms[0], norms[1], block.whole_norm
-    )
+    (query, query_columns), (key, key_columns), _ = block.projections
+    norm_query, norm_key = (f"{path}.{norm}" if norm else "" for norm in block.norms)
+    paths, columns_of_both = (f"{path}.{query}", f"{path}.{key}"), (query_columns, key_columns)
+    stream = Stream(*paths, *columns_of_both, norm_query, norm_key, block.whole_norm)
     rope = f"{path}.{block.rope}".rstrip(".")
     more: dict[str, Any] = {"rope": rope, "rotary": block.rotary, "patch": patch}
     yield joint_map(f"{name}-map", path, (stream,), f"{path}.{key}", block.heads, **more)

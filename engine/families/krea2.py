@@ -27,7 +27,7 @@ from ..rotary import Rope, matrix_rope
 from ..site import Site
 from .family import Family, Inputs, Latent, Side, Tokens
 from .joint import JointBlock, joint_block
-from .packing import MASK, flow_time, grid_ids, masked, pack, unpack
+from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
 
 WEIGHTS = {
     "transformer_blocks": "blocks",
@@ -64,7 +64,7 @@ def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """Krea2Transformer2DModel."""
     modules = JointBlock(
-        *((f"attn.to_{x}", None) for x in "qkv"), ("attn.norm_q", "attn.norm_k"), "attn.to_out.0", "ff.down", "ff",
+        [(f"attn.to_{x}", None) for x in "qkv"], ("attn.norm_q", "attn.norm_k"), "attn.to_out.0", "ff.down", "ff",
         int(net.config.num_attention_heads), "attn", _rope,
     )  # fmt: skip
     for b in range(len(net.transformer_blocks)):
@@ -74,7 +74,7 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
 def comfyui_sites(net: Any) -> Iterator[Site]:
     """SingleStreamDiT."""
     modules = JointBlock(
-        *((f"attn.w{x}", None) for x in "qkv"), ("attn.qknorm.qnorm", "attn.qknorm.knorm"), "attn.wo", "mlp.down",
+        [(f"attn.w{x}", None) for x in "qkv"], ("attn.qknorm.qnorm", "attn.qknorm.knorm"), "attn.wo", "mlp.down",
         "mlp", int(net.heads), "attn", lambda a, k: matrix_rope(a[1]),
     )  # fmt: skip
     for b in range(len(net.blocks)):
@@ -91,11 +91,11 @@ def diffusers_tokens(given: Inputs) -> Tokens:
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Krea2Transformer2DModel, with latents of 4 axes, or 5 with one frame."""
-    assert cond.text is not None
+    text = text_of(cond)
     ids = grid_ids(x)
-    ids = torch.cat([ids.new_zeros(cond.text.shape[1], 3), ids])
+    ids = torch.cat([ids.new_zeros(text.shape[1], 3), ids])
     mask = cond.extra.get(MASK)
-    return unpack(net(pack(x), cond.text, flow_time(t), ids, None if mask is None else mask.bool()).sample, x)
+    return unpack(net(pack(x), text, flow_time(t), ids, None if mask is None else mask.bool()).sample, x)
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:

@@ -26,7 +26,7 @@ from ..rotary import complex_rope, matrix_rope
 from ..site import Site
 from .family import Family, Inputs, Latent, Side, Tokens
 from .joint import JointBlock, joint_block
-from .packing import MASK, flow_time, masked
+from .packing import MASK, flow_time, masked, text_of
 
 WEIGHTS = {
     "attn.to_q": "attention.qkv|0/3",
@@ -53,7 +53,7 @@ WEIGHTS = {
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """Lumina2Transformer2DModel."""
     modules = JointBlock(
-        *((f"attn.to_{x}", None) for x in "qkv"), ("attn.norm_q", "attn.norm_k"), "attn.to_out.0",
+        [(f"attn.to_{x}", None) for x in "qkv"], ("attn.norm_q", "attn.norm_k"), "attn.to_out.0",
         "feed_forward.linear_2", "feed_forward", int(net.config.num_attention_heads), "attn",
         lambda a, k: complex_rope(k["image_rotary_emb"]),
     )  # fmt: skip
@@ -68,7 +68,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         query, key = heads * size, keys * size
         slices = (0, query), (query, key), (query + key, key)
         modules = JointBlock(
-            *(("attention.qkv", columns) for columns in slices), ("attention.q_norm", "attention.k_norm"),
+            [("attention.qkv", columns) for columns in slices], ("attention.q_norm", "attention.k_norm"),
             "attention.out", "feed_forward.w2", "feed_forward", heads, "attention", lambda a, k: matrix_rope(a[2]),
         )  # fmt: skip
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
@@ -86,10 +86,10 @@ def diffusers_tokens(given: Inputs) -> Tokens:
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Lumina2Transformer2DModel; its sign and its time run the other way."""
-    assert cond.text is not None
+    text = text_of(cond)
     mask = cond.extra.get(MASK)
-    mask = torch.ones(cond.text.shape[:2], device=x.device, dtype=torch.long) if mask is None else mask
-    return -net(x, 1 - flow_time(t), cond.text, mask).sample
+    mask = torch.ones(text.shape[:2], device=x.device, dtype=torch.long) if mask is None else mask
+    return -net(x, 1 - flow_time(t), text, mask).sample
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..condition import Condition
+from ..errors import refuse
 
 MASK = "encoder_attention_mask"
 """The part of a Condition that says which text tokens are no padding: (B, T), 1 or 0."""
@@ -37,6 +38,17 @@ def grid_ids(like: torch.Tensor, patch: int = 2, axes: int = 3) -> torch.Tensor:
 def flow_time(t: torch.Tensor) -> torch.Tensor:
     """Timesteps 0 .. 1000 -> the flow's time 0 (clean) .. 1 (noise)."""
     return t / 1000
+
+
+def text_of(cond: Condition) -> torch.Tensor:
+    """The text states.
+
+    Raises:
+        VitrineError: If there are none.
+    """
+    if cond.text is None:
+        raise refuse("condition", "no text", "Condition(text=(B, T, C))", "encode the prompt first")
+    return cond.text
 
 
 def whole(text: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ from ..rotary import Rope, matrix_rope
 from ..site import ModuleSite, Site
 from .family import Family, Inputs, Latent, Side, Tokens, plain_tokens
 from .joint import QKV, joint_map, split_stream
-from .packing import MASK, flow_time, masked, pack, unpack
+from .packing import MASK, flow_time, masked, pack, text_of, unpack
 
 
 def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
@@ -79,7 +79,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     shapes = [[(1, x.shape[-2] // 2, x.shape[-1] // 2)]] * len(x)
     mask = cond.extra.get(MASK)
     tokens = net(
-        pack(x), encoder_hidden_states=cond.text, encoder_hidden_states_mask=mask, timestep=flow_time(t),
+        pack(x), encoder_hidden_states=text_of(cond), encoder_hidden_states_mask=mask, timestep=flow_time(t),
         img_shapes=shapes, guidance=cond.extra.get("guidance"),
     ).sample  # fmt: skip
     return unpack(tokens, x)

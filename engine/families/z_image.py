@@ -28,7 +28,7 @@ from ..rotary import complex_rope, matrix_rope
 from ..site import Site
 from .family import Family, Inputs, Latent, Side, Tokens
 from .joint import JointBlock, joint_block, part
-from .packing import MASK, flow_time, ragged, whole
+from .packing import MASK, flow_time, ragged, text_of, whole
 
 MULTIPLE = 32
 """Tokens of each stream are padded to a multiple of it."""
@@ -48,7 +48,7 @@ WEIGHTS = {
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """ZImageTransformer2DModel."""
     modules = JointBlock(
-        *((f"attention.to_{x}", None) for x in "qkv"), ("attention.norm_q", "attention.norm_k"), "attention.to_out.0",
+        [(f"attention.to_{x}", None) for x in "qkv"], ("attention.norm_q", "attention.norm_k"), "attention.to_out.0",
         "feed_forward.w2", "feed_forward", int(net.n_heads), "attention", lambda a, k: complex_rope(k["freqs_cis"]),
     )  # fmt: skip
     for b in range(len(net.layers)):
@@ -60,7 +60,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     for b in range(len(net.layers)):
         path = f"layers.{b}"
         modules = JointBlock(
-            *(("attention.qkv", part(net, f"{path}.attention.qkv", i, 3)) for i in range(3)),
+            [("attention.qkv", part(net, f"{path}.attention.qkv", i, 3)) for i in range(3)],
             ("attention.q_norm", "attention.k_norm"), "attention.out", "feed_forward.w2", "feed_forward",
             int(net.n_heads), "attention", lambda a, k: matrix_rope(a[2]),
         )  # fmt: skip
@@ -96,7 +96,7 @@ def comfyui_tokens(given: Inputs) -> Tokens:
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """ZImageTransformer2DModel; its sign and its time run the other way."""
-    captions = whole(cond.text, cond.extra.get(MASK))
+    captions = whole(text_of(cond), cond.extra.get(MASK))
     rows = list(x.reshape(*x.shape[:2], 1, *x.shape[-2:]))
     return -torch.stack(net(rows, 1 - flow_time(t), captions).sample).reshape(x.shape)
 
