@@ -12,21 +12,26 @@ from .denoiser import Denoiser
 from .guidance import guide
 from .progress import Progress, silent
 
+Revise = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(step, t, x after it) -> the x to go on with."""
 Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(x_t, t) -> what the scheduler's ``step`` takes: the network's own prediction."""
 
 
 def walk(
-    predict: Predict, x: torch.Tensor, scheduler: Any, *, progress: Progress = silent, **extra: Any
-) -> torch.Tensor:
+    predict: Predict, x: torch.Tensor, scheduler: Any, *, progress: Progress = silent, revise: Revise | None = None,
+    **extra: Any,
+) -> torch.Tensor:  # fmt: skip
     """x at the first of the scheduler's timesteps -> x at its end.
 
     Args:
         scheduler: a diffusers scheduler whose timesteps have been set.
+        revise: called after each step.
         extra: arguments of ``scheduler.step``, such as ``eta`` or ``generator``.
     """
     for i, t in enumerate(scheduler.timesteps):
         x = scheduler.step(predict(x, t), t, x, **extra).prev_sample
+        x = x if revise is None else revise(i, t, x)
         progress(i + 1, len(scheduler.timesteps), None)
     return x
 

@@ -13,7 +13,7 @@ from torch import nn
 from ..condition import Condition
 from ..families import call_of
 from ..progress import Progress, silent
-from ..sampling import walk
+from ..sampling import Revise, walk
 from ..schedule import NoiseSchedule
 from .embedder import ControlEmbedder
 from .gamma import GammaConfig
@@ -47,12 +47,14 @@ class ControlledSampling:
     pixels: int = 8
 
     def run(
-        self, noise: torch.Tensor, scheduler: Any, *, progress: Progress = silent, **extra: Any
-    ) -> tuple[torch.Tensor, list[ControlStep]]:
+        self, noise: torch.Tensor, scheduler: Any, *, progress: Progress = silent, revise: Revise | None = None,
+        **extra: Any,
+    ) -> tuple[torch.Tensor, list[ControlStep]]:  # fmt: skip
         """Scaled noise (count, C, H, W) -> latents of the same shape, and the log of the steps.
 
         Args:
             scheduler: a diffusers scheduler whose timesteps have been set.
+            revise: called after each step, see :func:`~vitrine.engine.sampling.walk`.
             extra: arguments of ``scheduler.step``, such as ``eta`` or ``generator``.
         """
         sigmas, call = step_sigmas(scheduler), call_of(self.backbone)
@@ -75,7 +77,7 @@ class ControlledSampling:
             log.append(ControlStep(float(time), sigmas[len(log)], weight, guided.evaluations))
             return guided.prediction
 
-        return walk(predict, noise, scheduler, progress=progress, **extra), log
+        return walk(predict, noise, scheduler, progress=progress, revise=revise, **extra), log
 
     def _batch(self, keys: tuple[Key, ...]) -> tuple[AbstractContextManager, Condition]:
         """The block that weights control, and the condition, for one set of evaluations."""

@@ -26,8 +26,9 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
+from .conventions import Generators
 from .shared import SharedPipeline
-from .tap_call import Generators, check_generators, drawn, model_id, pca_pictures, tap_config
+from .tap_call import MEANINGLESS, check_generators, drawn, model_id, pca_pictures, tap_config
 
 logger = logging.get_logger(__name__)
 
@@ -43,11 +44,20 @@ class ActivationTapPipelineOutput(BaseOutput):
 class _TapPipeline(SharedPipeline):
     """What the SD and SDXL pipelines share; they differ in how a prompt becomes a condition."""
 
+    _meaningless = MEANINGLESS
+
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""
+        return self._sized(self._encode(prompts), height, width)
+
+    def _encode(self, prompts: list[str]) -> Condition:
         raise refuse(
             "pipeline", type(self).__name__, "ActivationTapPipeline, ActivationTapXLPipeline", "use one of them"
         )
+
+    def _sized(self, cond: Condition, height: int, width: int) -> Condition:
+        """With the inputs that a picture's size decides."""
+        return cond
 
     @property
     def vae_scale_factor(self) -> int:
@@ -65,6 +75,8 @@ class _TapPipeline(SharedPipeline):
         seeds: int | list[int] | None = None,
         generator: Generators | None = None,
         *,
+        prompt_embeds: torch.Tensor | None = None,
+        pooled_prompt_embeds: torch.Tensor | None = None,
         size: int | None = None,
         posterior: str | None = None,
         protocol: str = "vitrine",
@@ -77,6 +89,7 @@ class _TapPipeline(SharedPipeline):
         output_type: str = "pil",
         callback: Progress = silent,
         return_dict: bool = True,
+        **unknown: Any,
     ) -> ActivationTapPipelineOutput | tuple[Activations, dict[str, list[Image.Image]]]:
         """Tap pictures at one noise level (GDF, arXiv 2410.03558, section 3).
 
@@ -89,6 +102,7 @@ class _TapPipeline(SharedPipeline):
             seeds: noises to average over; by default the preset's, else 0.
             generator: instead of seeds: posterior samples, where they are asked for, and then the noises of all
                 pictures, from one generator or a list with one each, as diffusers draws them.
+            prompt_embeds, pooled_prompt_embeds: encoded prompts instead of ``prompt``, one row or one for each picture.
             size: resize pictures to a square first.
             posterior: "mean" (default) or "sample".
             protocol: "gdf" equals the authors' code where it differs from the defaults here: posterior sample and noise
@@ -104,15 +118,18 @@ class _TapPipeline(SharedPipeline):
             :class:`ActivationTapPipelineOutput`, or the tuple (activations, pictures).
 
         Raises:
-            VitrineError: If addresses, timestep, seeds or sizes are not accepted, or weights are NaN; always before any
-                forward.
+            VitrineError: If addresses, timestep, seeds or sizes are not accepted, weights are NaN, or an argument is
+                not one of these; always before any forward.
         """
+        self._refuse_arguments(unknown)
         settings = {"size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit}
         settings |= {} if posterior is None else {"posterior": posterior}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
         if check_protocol(protocol):
             config = self._as_gdf(config, posterior)
             generator = generator or gdf_generator(config.seeds)
+        if prompt and prompt_embeds is not None:
+            raise refuse("prompt and prompt_embeds", "both", "one of them", "prompt_embeds are prompts, encoded")
         if output_type not in ("pil", "none"):
             raise refuse("output_type", output_type, "'pil' or 'none'", "activations come back either way")
         denoiser = self._denoiser()
@@ -125,7 +142,8 @@ class _TapPipeline(SharedPipeline):
         with self._in_use():
             latents = self._latents(inputs, config, generator)
             height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-            cond = self._condition(prompts, height, width)
+            encoded = None if prompt_embeds is None else Condition(prompt_embeds, pooled_prompt_embeds)
+            cond = self._sized(encoded or self._encode(prompts), height, width)
             activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = pca_pictures(activations, shown, basis, height, width)
@@ -267,6 +285,7 @@ class ActivationTapPipeline(_TapPipeline):
     """
 
     model_cpu_offload_seq = "text_encoder->vae->unet"
+    _stock = "StableDiffusionPipeline"
 
     def __init__(
         self,
@@ -282,7 +301,7 @@ class ActivationTapPipeline(_TapPipeline):
             raise refuse("unet", shown, "SD 1.x or 2.x", "use ActivationTapXLPipeline for SDXL")
         self.register_modules(vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
 
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+    def _encode(self, prompts: list[str]) -> Condition:
         return Condition(text=self._text(self.tokenizer, self.text_encoder, prompts).last_hidden_state)
 
 
@@ -290,6 +309,7 @@ class ActivationTapXLPipeline(_TapPipeline):
     """Tap SDXL: two text encoders, pooled text, and time ids (H, W, 0, 0, H, W) as GDF gives them."""
 
     model_cpu_offload_seq = "text_encoder->text_encoder_2->vae->unet"
+    _stock = "StableDiffusionXLPipeline"
 
     def __init__(
         self,
@@ -310,9 +330,14 @@ class ActivationTapXLPipeline(_TapPipeline):
             tokenizer_2=tokenizer_2, unet=unet, scheduler=scheduler,
         )  # fmt: skip
 
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+    def _encode(self, prompts: list[str]) -> Condition:
         first = self._text(self.tokenizer, self.text_encoder, prompts, output_hidden_states=True)
         second = self._text(self.tokenizer_2, self.text_encoder_2, prompts, output_hidden_states=True)
-        text = torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1)
-        time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=text.dtype, device=text.device)
-        return Condition(text=text, pooled=second.text_embeds, extra={"time_ids": time_ids.repeat(len(text), 1)})
+        return Condition(torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1), second.text_embeds)
+
+    def _sized(self, cond: Condition, height: int, width: int) -> Condition:
+        assert cond.text is not None
+        if cond.pooled is None:
+            raise refuse("prompt_embeds", "without pooled_prompt_embeds", "both", "SDXL takes pooled text too")
+        time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=cond.text.dtype, device=cond.text.device)
+        return replace(cond, extra={"time_ids": time_ids.repeat(len(cond.text), 1)})

@@ -33,7 +33,8 @@ from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..guidance import scale_for_size
 from ..progress import Progress, silent
-from .control_inputs import Generators, Sizes, guidance_of, noise_sources, one_each, rows_of
+from .control_inputs import INSTEAD, Sizes, guidance_of, one_each, repeated, rows_of
+from .conventions import Generators, StepEnd, noise_sources, revision
 from .shared import SharedPipeline
 
 
@@ -49,6 +50,7 @@ class _Controlled(SharedPipeline):
     """What the pipelines share; they differ in how prompts and sizes become conditions."""
 
     _backbone_name = "unet"
+    _meaningless = INSTEAD
 
     @property
     def _net(self) -> Any:
@@ -91,14 +93,17 @@ class _Controlled(SharedPipeline):
         latents: torch.Tensor | None = None,
         eta: float = 0.0,
         guidance_scale: float | None = None,
+        num_images_per_prompt: int = 1,
         output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: StepEnd | None = None,
         progress: Progress = silent,
         **embeds: torch.Tensor,
-    ) -> ControlConditionedPipelineOutput:
+    ) -> ControlConditionedPipelineOutput | tuple[Any, tuple[ControlStep, ...]]:
         """Sample with time-weighted control (Berrada et al. 2024, Eq. 1) and two-way guidance (Eq. 2).
 
         Args:
-            prompt, negative_prompt: one for all pictures, or one for each.
+            prompt, negative_prompt: one for all pictures, or one for each (for each ``num_images_per_prompt``).
             size_condition: size, crop and flip; one for all or one for each.
             gamma: the curve. With a checkpoint its own is used, and a contradiction warned of.
             guidance: scale, control strength, nesting; by default scale 5 and no control guidance.
@@ -113,6 +118,9 @@ class _Controlled(SharedPipeline):
             latents: (B, C, h, w) noise of unit variance, instead of seeds.
             guidance_scale: diffusers' name for ``GuidanceConfig(scale=...)``.
             output_type: ``"pil"``, ``"pt"``, ``"np"`` or ``"latent"``.
+            return_dict: False returns the tuple (images, log).
+            callback_on_step_end: called as callback(pipe, step, t, {"latents": x}) after each step; "latents" of the
+                dict it returns are gone on with.
             embeds: encoded prompts by the stock pipeline's names (``prompt_embeds``, ...), instead of ``prompt``.
 
         Raises:
@@ -120,13 +128,15 @@ class _Controlled(SharedPipeline):
                 the counts do not match, padding is asked for prompts that are encoded already, or an argument is not
                 one of these.
         """
-        self._refuse_unknown(embeds)
+        embeds_taken = self._embeds()
+        self._refuse_arguments({k: v for k, v in embeds.items() if k not in embeds_taken}, embeds_taken)
         with self._in_use():
             size = self._size(height, width)
             settings = guidance_of(guidance, guidance_scale)
             settings = replace(settings, scale=scale_for_size(settings.scale, upscale))
             gamma, padding = self._settings(checkpoint, gamma, padding)
             texts = self._texts(prompt, negative_prompt, settings, padding, embeds)
+            texts = {semantics: repeated(cond, num_images_per_prompt) for semantics, cond in texts.items()}
             count = max([rows_of(texts[True]), *(len(n) for n in (seeds, latents) if n is not None)])
             sizes = one_each(size_condition or SizeCondition(), count)
             sampling = self._sampling(texts, sizes, size, gamma, settings, checkpoint, reference)
@@ -139,18 +149,16 @@ class _Controlled(SharedPipeline):
                     bar.update()
                     progress(step, total, preview)
 
-                images, log = sampling.run(noise, self.scheduler, progress=both, **extra)
+                revise = revision(self, callback_on_step_end)
+                images, log = sampling.run(noise, self.scheduler, progress=both, revise=revise, **extra)
             if output_type != "latent":
                 images = self._pictures(images, output_type)
-            return ControlConditionedPipelineOutput(images, tuple(log))
+        return ControlConditionedPipelineOutput(images, tuple(log)) if return_dict else (images, tuple(log))
 
-    def _refuse_unknown(self, embeds: dict[str, Any]) -> None:
-        """What the stock pipeline would take but this one cannot honour must not be swallowed."""
-        encoding = inspect.signature(self.encode_prompt).parameters
-        known = [name for name in encoding if name.endswith(("_embeds", "_attention_mask"))]
-        unknown = sorted(set(embeds) - set(known))
-        if unknown:
-            raise refuse("arguments", unknown, ["those of the docstring", *known], "sample with the stock pipeline")
+    def _embeds(self) -> list[str]:
+        """Names of encoded prompts that this model's ``encode_prompt`` takes."""
+        names = inspect.signature(self.encode_prompt).parameters
+        return [name for name in names if name.endswith(("_embeds", "_attention_mask"))]
 
     # --- before the loop ----------------------------------------------------------------------------------------
     def _settings(

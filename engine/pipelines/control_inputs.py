@@ -1,19 +1,37 @@
-"""The arguments of a controlled call, made what sampling takes: sizes, guidance, and where the noise comes from."""
+"""The arguments of a controlled call, made what sampling takes: sizes and guidance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from ..condition import Condition
 from ..control import GuidanceConfig, SizeCondition
 from ..errors import refuse
-from ..noise import generators
 
 Sizes = SizeCondition | Sequence[SizeCondition]
-Generators = torch.Generator | list[torch.Generator]
+
+INSTEAD = {
+    "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+    "guidance_rescale": "sample with the stock pipeline",
+    "timesteps": "pass sigmas, or num_inference_steps",
+    "clip_skip": "pass prompt_embeds",
+    "ip_adapter_image": "sample with the stock pipeline",
+    "ip_adapter_image_embeds": "sample with the stock pipeline",
+    "use_resolution_binning": "pictures are made at the size asked for",
+    "clean_caption": "clean the prompt before the call",
+    "callback": "use callback_on_step_end",
+    "callback_on_step_end_tensor_inputs": "the callback gets latents alone",
+    "original_size": "use size_condition",
+    "target_size": "use size_condition",
+    "crops_coords_top_left": "use size_condition",
+    "negative_original_size": "use size_condition",
+    "negative_target_size": "use size_condition",
+    "negative_crops_coords_top_left": "use size_condition",
+    "denoising_end": "sample with the stock pipeline",
+}
+"""What the stock pipelines take and these do not, and what to do instead."""
 
 
 def one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
@@ -39,26 +57,11 @@ def guidance_of(guidance: GuidanceConfig | None, scale: float | None) -> Guidanc
     return guidance or GuidanceConfig(scale=5.0 if scale is None else scale)
 
 
-def noise_sources(
-    seeds: Sequence[int] | None, generator: Generators | None, latents: torch.Tensor | None, count: int
-) -> Generators | None:
-    """What noise is drawn from: one generator, or one for each picture; None where the noise is given.
-
-    Raises:
-        VitrineError: If there is more than one source, or its number is not that of the pictures.
-    """
-    sources: dict[str, Any] = {"seeds": seeds, "generator": generator, "latents": latents}
-    chosen = [name for name, value in sources.items() if value is not None]
-    if len(chosen) > 1:
-        raise refuse(", ".join(chosen), "all of them", "one of them", "each of them decides the noise")
-    rows = range(count) if not chosen else sources[chosen[0]]
-    if not isinstance(rows, torch.Generator) and len(rows) != count:
-        raise refuse(chosen[0], len(rows), f"{count}, one for each picture", "repeat or remove some")
-    if latents is not None:
-        return None
-    return generator if generator is not None else generators(range(count) if seeds is None else seeds)
-
-
 def rows_of(cond: Condition) -> int:
     """Rows of a condition's text, 0 where it has none."""
     return 0 if cond.text is None else len(cond.text)
+
+
+def repeated(cond: Condition, each: int) -> Condition:
+    """Every row ``each`` times, the pictures of one prompt after each other, as diffusers orders them."""
+    return cond.take(torch.arange(rows_of(cond)).repeat_interleave(each)) if each > 1 else cond

@@ -4,12 +4,14 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 """
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+from diffusers.utils.torch_utils import randn_tensor
 
 from ..condition import Condition
 from ..denoiser import Denoiser
@@ -25,8 +27,8 @@ from ..emd import (
     read_student,
 )
 from ..errors import refuse
-from ..noise import seeded_noise
 from ..progress import Progress, silent
+from .conventions import Generators, noise_sources
 from .shared import SharedPipeline
 
 
@@ -38,6 +40,18 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         >>> contract = pipe.load_student("student_kohya.safetensors")
         >>> images = pipe("a prompt", seeds=[0], contract=contract).images
     """
+
+    _meaningless = {
+        "negative_prompt": "guidance is distilled into a one-step student",
+        "negative_prompt_embeds": "guidance is distilled into a one-step student",
+        "guidance_rescale": "guidance is distilled into a one-step student",
+        "num_inference_steps": "there is one step",
+        "timesteps": "there is one step, at the contract's timestep",
+        "sigmas": "there is one step, at the contract's timestep",
+        "eta": "there is one step",
+        "callback_on_step_end": "there is one step; progress= follows a correction",
+        "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+    }
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
@@ -80,52 +94,75 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
     @torch.no_grad()
     def __call__(  # type: ignore[override]
         self,
-        prompt: str | list[str],
+        prompt: str | list[str] | None = None,
         seeds: list[int] | None = None,
         contract: StudentContract | None = None,
         *,
+        generator: Generators | None = None,
         latents: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        num_images_per_prompt: int = 1,
+        height: int | None = None,
+        width: int | None = None,
         guidance_scale: float = 1.0,
         output_type: str = "pil",
+        return_dict: bool = True,
         correction: CorrectConfig | None = None,
         teacher: Denoiser | None = None,
         score: Denoiser | None = None,
         progress: Progress = silent,
-    ) -> StableDiffusionPipelineOutput:
+        **unknown: Any,
+    ) -> StableDiffusionPipelineOutput | tuple[Any, None]:
         """One UNet call for all pictures, then the VAE.
 
         Args:
-            prompt: one for all seeds, or one for each.
+            prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
             seeds: one for each picture; default 0, 1, ... for the prompts.
             contract: t* and noise convention; by default 999 and unit.
+            generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
+            prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
+            height, width: in pixels; by default the size the student was made for.
             guidance_scale: 0 or 1; guidance is distilled in.
-            output_type: ``"pil"``, ``"pt"`` or ``"latent"``.
+            output_type: ``"pil"``, ``"np"``, ``"pt"`` or ``"latent"``.
+            return_dict: False returns the tuple (images, None).
             correction: repair settings; needs ``teacher`` and ``score``.
             teacher, score: the base model and the student's own score network.
 
         Raises:
-            VitrineError: Guidance is neither 0 nor 1, the counts do not match, or a correction lacks its networks.
+            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's contract has another size,
+                a correction lacks its networks or seeds, or an argument is not one of these.
         """
+        self._refuse_arguments(unknown)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
         if correction is not None and (teacher is None or score is None):
             raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
+        if correction is not None and generator is not None:
+            raise refuse("correction", "with a generator", "with seeds", "its chain draws noise again and again")
         contract = contract or StudentContract()
         check_network(contract, self.unet)
-        prompts, seeds = _paired(prompt, seeds, latents)
-        z = latents if latents is not None else seeded_noise(seeds, self._shape(contract))
+        if (prompt is None) == (prompt_embeds is None):
+            raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        texts = len(prompts if prompts is not None else prompt_embeds)
+        pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
+        sources = noise_sources(seeds, generator, latents, pictures)
+        shape = (pictures, *self._shape(contract, height, width))
         with self._in_use():
-            z = z.to(self._execution_device)
-            cond = Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
+            device = self._execution_device
+            z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
+            z = z.to(device)
+            text = self.encode_prompt(prompts, device, 1, False, prompt_embeds=prompt_embeds)[0]
+            cond = Condition(text.repeat_interleave(pictures // texts, 0))
             student = Denoiser.from_diffusers(self)
             if correction is None or teacher is None or score is None:
                 x0 = one_step(student, z, cond, contract)
             else:
                 networks = Networks(student, teacher, score)
-                x0, _ = correct(networks, z, cond, contract, correction, seeds, None, progress)
+                x0, _ = correct(networks, z, cond, contract, correction, seeds or list(range(pictures)), None, progress)
             images = self._decoded(x0, output_type)
-        return StableDiffusionPipelineOutput(images=images, nsfw_content_detected=None)
+        return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 
     def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         if output_type == "latent":
@@ -133,22 +170,25 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         pixels = self.vae.decode(x0.to(self.vae.dtype) / self.vae.config.scaling_factor).sample
         return self.image_processor.postprocess(pixels, output_type=output_type)
 
-    def _shape(self, contract: StudentContract) -> tuple[int, ...]:
-        side = self.unet.config.sample_size
-        height, width = (side, side) if isinstance(side, int) else side
-        return contract.shape or (self.unet.config.in_channels, height, width)
+    def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
+        """Of one picture's latents."""
+        side, factor = self.unet.config.sample_size, self.vae_scale_factor
+        own = contract.shape or (self.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
+        asked = (height or own[1] * factor, width or own[2] * factor)
+        if any(s % factor for s in asked):
+            raise refuse("height, width", asked, f"multiples of {factor}", "round them")
+        shape = (own[0], asked[0] // factor, asked[1] // factor)
+        if contract.shape and shape != tuple(contract.shape):
+            made_for = tuple(s * factor for s in contract.shape[1:])
+            raise refuse("height, width", asked, f"{made_for}, the student's", "leave them out")
+        return shape
 
 
-def _paired(
-    prompt: str | list[str], seeds: list[int] | None, latents: torch.Tensor | None
-) -> tuple[list[str], list[int]]:
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    if seeds is None:
-        seeds = list(range(len(prompts) if latents is None else len(latents)))
-    prompts = prompts * len(seeds) if len(prompts) == 1 else prompts
-    if len(prompts) != len(seeds) or (latents is not None and len(latents) != len(seeds)):
-        raise refuse("seeds", len(seeds), f"{len(prompts)} prompts", "give one seed for each picture")
-    return prompts, list(seeds)
+def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:
+    """How many pictures: as many as the prompts ask for; a single prompt is repeated for its seeds."""
+    counts = [len(rows) for rows in sources if isinstance(rows, (Sequence, torch.Tensor))]
+    asked, noises = prompts * each, max(counts, default=0)
+    return noises if prompts == 1 and each == 1 and noises else asked
 
 
 def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, StudentContract]:

@@ -19,16 +19,24 @@ from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe
 from ..errors import refuse
 from ..progress import Progress, silent
 from .activation_tap import ActivationTapPipeline, ActivationTapXLPipeline, _TapPipeline
+from .conventions import masks_of
+from .tap_call import MEANINGLESS
 
 _ENCODED = 16
 """Pictures that the VAE encodes at once."""
 
 
+_OUTPUT = dict.fromkeys(("output_type", "return_dict"), "no pictures come back, but what the docstring says")
+
+
 class _Matching(_TapPipeline):
     """Two sets of pictures, tapped alike."""
 
+    _meaningless = MEANINGLESS | _OUTPUT
+
     def _read_both(self, first: Any, second: Any, tap: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Both sets as pixels (B, 3, H, W) in [-1, 1]; ``tap`` then says that they are."""
+        self._refuse_arguments({name: tap[name] for name in _OUTPUT if name in tap})
         size, protocol = tap.pop("size", None), tap.get("protocol", "vitrine")
         one, other = self._pixels([first, second], size, protocol, tap.get("value_range"))
         if size is not None or check_protocol(protocol):
@@ -126,7 +134,7 @@ class _Segmentation(_Matching):
     def __call__(  # type: ignore[override]  # another task takes other inputs
         self,
         examples: Any,
-        masks: torch.Tensor | Sequence[torch.Tensor],
+        masks: Any,
         images: Any,
         prompt: str = "",
         *,
@@ -138,7 +146,8 @@ class _Segmentation(_Matching):
 
         Args:
             examples: 1 to 50 labelled pictures.
-            masks: (N, H, W) integers, 255 where nobody knows, or a list of masks, each of its picture's size.
+            masks: (N, H, W) integers, 255 where nobody knows, or a list of masks, each of its picture's size; PIL
+                pictures and arrays too.
             images: pictures to label, of one size or with ``size``.
             classes: number of classes; by default one more than the largest label.
             probe: linear by default; ``ProbeSettings(hidden=64)`` for a small MLP.
@@ -152,7 +161,7 @@ class _Segmentation(_Matching):
             VitrineError: If masks and examples differ in number or size, or only one class is labelled.
         """
         sizes = set(picture_sizes(images))
-        labels = fit_masks(masks, picture_sizes(examples), tap.get("size"))
+        labels = fit_masks(masks_of(masks), picture_sizes(examples), tap.get("size"))
         known, new = self._read_both(examples, images, tap)
         labelled, unlabelled = self._features(known, new, prompt, False, tap)
         fitted = fit_probe(labelled, labels.to(labelled.device), classes, probe)
@@ -161,7 +170,7 @@ class _Segmentation(_Matching):
 
     @torch.no_grad()
     def rank(
-        self, images: Any, masks: torch.Tensor | None = None, prompt: str = "", *, timestep: float = 50.0,
+        self, images: Any, masks: Any = None, prompt: str = "", *, timestep: float = 50.0,
         rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
         state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
         size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
@@ -170,7 +179,8 @@ class _Segmentation(_Matching):
 
         Args:
             images: at least two pictures, at least four with masks; more give steadier scores.
-            masks: (N, H, W) integers, 255 where nobody knows; None runs the filter alone.
+            masks: (N, H, W) integers, 255 where nobody knows, or PIL pictures or arrays of them; None runs the filter
+                alone.
             size, value_range: as in :class:`ActivationTapPipeline`.
             prompt: one for all pictures.
             timestep, rule, budget, most, patterns, strips: as in
@@ -189,7 +199,8 @@ class _Segmentation(_Matching):
         with self._in_use():
             latents = torch.cat([encode_pixels(self.vae, part) for part in pixels.split(_ENCODED)])
             cond = self._condition([prompt], height, width)
-            told: dict[str, Any] = {"masks": masks, "state": state, "memory": memory, "progress": progress}
+            labels = None if masks is None else torch.stack(masks_of(masks))
+            told: dict[str, Any] = {"masks": labels, "state": state, "memory": memory, "progress": progress}
             return rank_places(self._denoiser(), latents, cond, config, **told)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 
+from ..activations.images import to_pixels
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
@@ -38,6 +39,7 @@ from ..nemo import (
 )
 from ..nemo.block import RunningForward
 from ..progress import Progress, silent
+from .conventions import refuse_unknown
 from .shared import SharedPipeline
 
 
@@ -63,8 +65,9 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
             block_config: factor, branch, part of sampling; the default blocks fully, in both branches, all the time.
 
         Raises:
-            VitrineError: If the neurons belong to another model, before any sampling.
+            VitrineError: If the neurons belong to another model, or an argument is unknown, before any sampling.
         """
+        refuse_unknown(type(self), kwargs)
         sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
         if not any(map(len, sets)):
             with self._in_use():
@@ -174,7 +177,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         prompt: str,
         neurons: NeuronSet,
         tau: float,
-        picture: torch.Tensor | None = None,
+        picture: Any = None,
         probe: ProbeConfig | None = None,
         seed: int = 101,
         progress: Progress = silent,
@@ -182,14 +185,15 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         """Score blocked neurons on other seeds and, with ``picture``, under an optimised embedding.
 
         Args:
-            picture: (1, 3, H, W) in [0, 1], the memorized one, or an unblocked sample.
+            picture: the memorized one, or an unblocked sample: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
         """
         prober = make_probe(Denoiser.from_diffusers(self), "all", probe or ProbeConfig())
         with self._in_use():
             (cond,), reference = self._encoded([prompt]), None
             if picture is not None:
                 with torch.no_grad():
-                    pixels = picture.to(self._execution_device, self.vae.dtype) * 2 - 1
+                    pixels = to_pixels(picture, None, self.vae_scale_factor)
+                    pixels = pixels.to(self._execution_device, self.vae.dtype)
                     reference = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
             config = VerifyConfig(tau, seed)
             return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)

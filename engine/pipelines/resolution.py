@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from ..errors import refuse
 from ..noise import generators
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of
+from .conventions import accepted_by, refuse_unknown
 
 
 class ResolutionTransferPipeline:
@@ -45,6 +45,25 @@ class ResolutionTransferPipeline:
         """The same as the constructor, under diffusers' name."""
         return cls(pipe, config, metadata)
 
+    @classmethod
+    def from_pretrained(
+        cls, path: str, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> ResolutionTransferPipeline:
+        """Around whatever pipeline a folder or hub repository holds.
+
+        Args:
+            kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.
+        """
+        from diffusers import DiffusionPipeline
+
+        return cls(DiffusionPipeline.from_pretrained(path, **kwargs), config, metadata)
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest is the wrapped pipeline's: saving, offloading, LoRAs, the progress bar."""
+        if name == "pipe":
+            raise AttributeError(name)  # while an object is copied, before it has one
+        return getattr(self.pipe, name)
+
     @property
     def plan(self) -> Plan:
         """What will be done to the pipeline as it now stands; ``plan.summary`` says it in words."""
@@ -65,7 +84,8 @@ class ResolutionTransferPipeline:
         Raises:
             VitrineError: If height or width differ from the target's.
         """
-        accepted = _accepted(type(self.pipe))
+        accepted = accepted_by(type(self.pipe))
+        refuse_unknown(type(self.pipe), kwargs)
         self._sizes(kwargs, accepted)
         if seeds is not None:
             kwargs["generator"] = generators(seeds)
@@ -92,15 +112,3 @@ class ResolutionTransferPipeline:
         for name, value in wanted.items():
             if kwargs.setdefault(name, value) != value:
                 raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")
-
-
-def _accepted(kind: type) -> Mapping[str, Any]:
-    """Parameters of a pipeline's call, with its parent's where it hands ``**kwargs`` on."""
-    parameters: dict[str, Any] = {}
-    for base in kind.__mro__:
-        if "__call__" in vars(base):
-            of_base = inspect.signature(base.__call__).parameters
-            parameters = {**of_base, **parameters}
-            if not any(p.kind is p.VAR_KEYWORD for p in of_base.values()):
-                break
-    return parameters

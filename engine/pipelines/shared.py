@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import DiffusionPipeline, ModelMixin
@@ -20,7 +21,33 @@ _OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
 class SharedPipeline(DiffusionPipeline):
     """Base of the pipelines; comes first among a class's bases."""
 
+    _meaningless: ClassVar[Mapping[str, str]] = {}
+    """Arguments of the stock pipelines that have no meaning here, and why."""
+    _stock: ClassVar[str | None] = None
+    """Name of the diffusers class whose parts these are, where it is not a base."""
     _finite: dict[str, int]
+
+    def to_json_string(self) -> str:
+        """diffusers' index of what is saved, with the stock class's name: a saved folder loads without this package."""
+        index = json.loads(super().to_json_string())
+        bases = (base for base in type(self).__mro__ if base.__module__.startswith("diffusers.pipelines."))
+        index["_class_name"] = self._stock or next(bases).__name__
+        return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+    def _refuse_arguments(self, unknown: Mapping[str, Any], accepted: Iterable[str] = ()) -> None:
+        """An argument that cannot be honoured must not be swallowed.
+
+        Args:
+            accepted: names that the method takes beyond those of its signature.
+        """
+        if unknown:
+            names, calls = sorted(unknown), [vars(c)["__call__"] for c in type(self).__mro__ if "__call__" in vars(c)]
+            ours = [c for c in calls if c.__module__.startswith(__name__.rsplit(".", 1)[0])]
+            parameters = [p for call in ours for p in inspect.signature(call).parameters.values()]
+            known = [p.name for p in parameters if p.kind != p.VAR_KEYWORD and p.name != "self"]
+            reasons = dict.fromkeys(self._meaningless[name] for name in names if name in self._meaningless)
+            remedy = "; ".join(reasons) or "see the docstring"
+            raise refuse("arguments", names, [*known, *accepted], remedy)
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Self:

@@ -15,8 +15,20 @@ from ..activations.container import Activations
 from ..activations.pca import PCABasis, pca_rgb
 from ..activations.presets import preset as find_preset
 from ..errors import refuse
+from .conventions import Generators
 
-Generators = torch.Generator | list[torch.Generator]
+MEANINGLESS = {
+    "negative_prompt": "a tap is one forward, without guidance",
+    "guidance_scale": "a tap is one forward, without guidance",
+    "num_inference_steps": "a tap is one forward; tap_steps taps a sampling run",
+    "callback_on_step_end": "a tap is one forward; callback= follows the rows",
+    "num_images_per_prompt": "pictures come in; seeds= averages over noises",
+    "height": "use size=",
+    "width": "use size=",
+    "latents": "pass them as the picture",
+    "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+}
+"""What the stock pipelines take and a tap does not, and what to do instead."""
 
 
 def tap_config(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 
+from ..activations.images import to_pixels
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
@@ -33,6 +34,7 @@ from ..w2w import (
     sample,
 )
 from ..w2w.batched_lora import late_lora
+from .conventions import refuse_unknown, soft_masks
 from .shared import SharedPipeline
 
 
@@ -70,29 +72,30 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
 
     def invert_image(
-        self, space: Space, image: torch.Tensor, prompt: str, config: InvertConfig | None = None,
-        mask: torch.Tensor | None = None, progress: Progress = silent,
+        self, space: Space, image: Any, prompt: str, config: InvertConfig | None = None, mask: Any = None,
+        progress: Progress = silent,
     ) -> tuple[W2WModel, Inversion]:  # fmt: skip
         """A model for each picture.
 
         Args:
-            image: (B, 3, H, W) in [0, 1].
+            image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
             prompt: the one the space was trained with, or what the pictures show beside the subject.
-            mask: (B, H, W) in [0, 1], 1 where the subject is.
+            mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
 
         Raises:
-            VitrineError: If ``image`` is not a batch of pictures, and as :func:`~vitrine.engine.w2w.invert`.
+            VitrineError: If ``image`` holds no pictures, or ``mask`` not one for each, and as
+                :func:`~vitrine.engine.w2w.invert`.
             BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
                 result so far.
         """
-        if image.ndim != 4 or image.shape[1] != 3:
-            raise refuse("image", tuple(image.shape), "(B, 3, H, W) in [0, 1]", "add the batch dimension")
+        pixels = to_pixels(image, None, self.vae_scale_factor)
+        masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
         with self._in_use():
             with torch.no_grad():
-                pixels = image.to(self._execution_device, self.vae.dtype) * 2 - 1
+                pixels = pixels.to(self._execution_device, self.vae.dtype)
                 latents = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
                 text = self.encode_prompt([prompt], self._execution_device, 1, False)[0]
-            latent_size = None if mask is None else latent_mask(mask, *latents.shape[-2:])
+            latent_size = None if masks is None else latent_mask(masks, *latents.shape[-2:])
             with _frozen(self.unet):
                 denoiser = Denoiser.from_diffusers(self)
                 result = invert(denoiser, space, latents.float(), Condition(text), config, latent_size, progress)
@@ -100,8 +103,8 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]
-        self, prompt: str | list[str], *args: Any, space: Space | None = None, model: W2WModel | None = None,
-        edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
+        self, prompt: str | list[str] | None = None, *args: Any, space: Space | None = None,
+        model: W2WModel | None = None, edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
         seeds: Sequence[int] | None = None, **kwargs: Any,
     ) -> Any:  # fmt: skip
         """Samples as StableDiffusionPipeline does, each picture with its own model.
@@ -111,26 +114,33 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
                 draws.
             edits: label -> strength; they act from timestep ``edit_config.start`` down.
             seeds: one per picture, instead of ``generator``.
+            args, kwargs: as StableDiffusionPipeline takes them; a single prompt, with its negative one, or encoded, is
+                repeated for the models or seeds.
 
         Raises:
             VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
                 do not match.
         """
+        refuse_unknown(type(self), kwargs)
+        if model is not None and (kwargs.get("cross_attention_kwargs") or {}).get("scale") is not None:
+            remedy = "its strength is its coefficients': blend_models, edit_model, or scale them"
+            raise refuse("cross_attention_kwargs", "a scale beside a model", "none", remedy)
         if (model is None) != (space is None) or (model is None and (edits or edit_config)):
             named = {"space": space, "model": model, "edits": edits, "edit_config": edit_config}
             shown = ", ".join(name for name, value in named.items() if value is not None) + " alone"
             raise refuse("arguments", shown, "space and model together", "without both, the base model would draw")
         each = kwargs.get("num_images_per_prompt") or 1
-        prompts = _prompts(prompt, each, len(model) if model else 1, len(seeds) if seeds else 1)
-        pictures = len(prompts) * each
+        texts = {"prompt": prompt, **{name: kwargs.pop(name) for name in _TEXTS if name in kwargs}}
+        prompts = _rows(texts, each, len(model) if model else 1, len(seeds) if seeds else 1)
+        pictures = prompts * each
         if seeds is not None:
             if len(seeds) != pictures:
                 raise refuse("seeds", len(seeds), f"{pictures} pictures", "give one seed for each picture")
             kwargs["generator"] = generators(seeds)
         if model is None or space is None:
             with self._in_use():
-                return super().__call__(prompts, *args, **kwargs)
-        if len(model) not in (1, len(prompts), pictures):
+                return super().__call__(texts.pop("prompt"), *args, **texts, **kwargs)
+        if len(model) not in (1, prompts, pictures):
             raise refuse("models", len(model), f"1 or {pictures}", "give one model, or one for each picture")
         config = edit_config or EditConfig()
         before, after, manifest = self._weights(space, model.belongs(space), edits or {}, config)
@@ -138,7 +148,7 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         repeats = pictures // len(model)
         before, after = (w.repeat_interleave(repeats, 0).to(self._execution_device) for w in (before, after))
         with self._in_use(), late_lora(self.unet, manifest, before, after, config.start):
-            return super().__call__(prompts, *args, **kwargs)
+            return super().__call__(texts.pop("prompt"), *args, **texts, **kwargs)
 
     def _weights(
         self, space: Space, model: W2WModel, edits: Mapping[str, float], config: EditConfig
@@ -153,17 +163,31 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         return before, after, manifest
 
 
-def _prompts(prompt: str | list[str], each: int, models: int, seeds: int) -> list[str]:
-    """The prompts of a call; a single one is repeated for as many pictures as there are models or seeds.
+_TEXTS = ("negative_prompt", "prompt_embeds", "negative_prompt_embeds")
+
+
+def _rows(texts: dict[str, Any], each: int, models: int, seeds: int) -> int:
+    """How many prompts a call has; a single one is repeated in ``texts`` for its models or seeds.
 
     Raises:
-        VitrineError: If that number is not a multiple of the pictures for each prompt.
+        VitrineError: If these are not a multiple of the pictures for each prompt.
     """
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    wanted = max(len(prompts) * each, models, seeds)
+    encoded = texts.get("prompt_embeds")
+    prompts = len(encoded) if encoded is not None else 1 if isinstance(texts["prompt"], str) else len(texts["prompt"])
+    for name, value in texts.items():
+        if isinstance(value, str):
+            texts[name] = [value] * prompts
+    wanted = max(prompts * each, models, seeds)
     if wanted % each:
         raise refuse("models or seeds", wanted, f"a multiple of {each} pictures a prompt", "leave some out")
-    return prompts * (wanted // each) if len(prompts) == 1 else prompts
+    if prompts > 1:
+        return prompts
+    for name, value in texts.items():
+        if isinstance(value, list):
+            texts[name] = value * (wanted // each)
+        elif isinstance(value, torch.Tensor):
+            texts[name] = value.repeat_interleave(wanted // each, 0)
+    return wanted // each
 
 
 @contextmanager

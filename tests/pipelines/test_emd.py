@@ -36,7 +36,7 @@ def test_pictures_and_refusals(pipe):
     assert pipe([PROMPT, "x"]).images[1].size == (64, 64)
     with pytest.raises(VitrineError, match="distilled"):
         pipe(PROMPT, guidance_scale=7.5)
-    with pytest.raises(VitrineError, match="seed for each"):
+    with pytest.raises(VitrineError, match="one for each picture"):
         pipe(["a", "b"], [1])
     with pytest.raises(VitrineError, match="score"):
         pipe(PROMPT, correction=CorrectConfig(1))

@@ -70,7 +70,7 @@ def test_pixart_takes_generators_and_guidance(pixart):
 
 
 def test_and_refuses_what_it_cannot_honour(pixart):
-    for more in ({"cross_attention_kwargs": {}}, {"num_images_per_prompt": 2}, {"clean_caption": False}):
+    for more in ({"cross_attention_kwargs": {}}, {"use_resolution_binning": True}, {"clean_caption": False}):
         with pytest.raises(VitrineError, match="arguments: given"):
             pixart("a cat", **SIZED, **more)
     noise = seeded_noise([1], (4, 8, 8))

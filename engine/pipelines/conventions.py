@@ -1,0 +1,106 @@
+"""Arguments that diffusers' pipelines share, made what our sampling takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import refuse
+from ..noise import generators
+from ..sampling import Revise
+
+Generators = torch.Generator | list[torch.Generator]
+StepEnd = Callable[[Any, int, torch.Tensor, dict[str, torch.Tensor]], dict[str, torch.Tensor] | None]
+"""diffusers' ``callback_on_step_end``: (pipeline, step, t, {"latents": x}) -> what to go on with."""
+
+
+def noise_sources(
+    seeds: Sequence[int] | None, generator: Generators | None, latents: torch.Tensor | None, count: int
+) -> Generators | None:
+    """What noise is drawn from: one generator, or one for each picture; None where the noise is given.
+
+    Raises:
+        VitrineError: If there is more than one source, or its number is not that of the pictures.
+    """
+    sources: dict[str, Any] = {"seeds": seeds, "generator": generator, "latents": latents}
+    chosen = [name for name, value in sources.items() if value is not None]
+    if len(chosen) > 1:
+        raise refuse(", ".join(chosen), "all of them", "one of them", "each of them decides the noise")
+    rows = range(count) if not chosen else sources[chosen[0]]
+    if not isinstance(rows, torch.Generator) and len(rows) != count:
+        raise refuse(chosen[0], len(rows), f"{count}, one for each picture", "repeat or remove some")
+    if latents is not None:
+        return None
+    return generator if generator is not None else generators(range(count) if seeds is None else seeds)
+
+
+def accepted_by(kind: type) -> Mapping[str, inspect.Parameter]:
+    """Parameters of a pipeline's call, with its parent's where it hands ``**kwargs`` on."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for base in kind.__mro__:
+        if "__call__" in vars(base):
+            of_base = inspect.signature(base.__call__).parameters
+            parameters = {**of_base, **parameters}
+            if not any(p.kind is p.VAR_KEYWORD for p in of_base.values()):
+                break
+    return parameters
+
+
+def refuse_unknown(kind: type, arguments: Mapping[str, Any]) -> None:
+    """diffusers' older pipelines swallow arguments they do not know.
+
+    Raises:
+        VitrineError: If the pipeline class has no such argument.
+    """
+    accepted = [name for name, p in accepted_by(kind).items() if p.kind is not p.VAR_KEYWORD and name != "self"]
+    unknown = sorted(set(arguments) - {*accepted, *_DEPRECATED})
+    if unknown:
+        raise refuse("arguments", unknown, accepted, f"{kind.__name__} would ignore them")
+
+
+_DEPRECATED = ("callback", "callback_steps")
+"""diffusers takes them from ``**kwargs``."""
+
+
+def masks_of(masks: Any) -> list[torch.Tensor]:
+    """(H, W) of each mask, in its own numbers, of a tensor, an array, a PIL picture, or a list of these.
+
+    Raises:
+        VitrineError: If one has another form.
+    """
+    several = masks if isinstance(masks, (list, tuple)) else [masks]
+    tensors = [m if isinstance(m, torch.Tensor) else torch.from_numpy(np.array(m)) for m in several]
+    if not tensors or any(t.ndim not in (2, 3) for t in tensors):
+        forms = "(H, W) or (N, H, W) tensors or arrays, PIL pictures of one channel, or a list of them"
+        raise refuse("masks", [tuple(t.shape) for t in tensors], forms, "convert them first")
+    return [mask for t in tensors for mask in (t[None] if t.ndim == 2 else t)]
+
+
+def soft_masks(masks: Any, size: Sequence[int]) -> torch.Tensor:
+    """(B, H, W) float32 in [0, 1], from masks of that range, of 0..255 bytes, or of truth values.
+
+    Args:
+        size: (B, H, W) that is wanted.
+
+    Raises:
+        VitrineError: As :func:`masks_of`, or if their number or size is another.
+    """
+    each = masks_of(masks)
+    if [tuple(m.shape) for m in each] != [tuple(size[1:])] * size[0]:
+        raise refuse("masks", [tuple(m.shape) for m in each], f"{tuple(size)}", "one for each picture, as large as it")
+    return torch.stack([m.float() / 255 if m.dtype == torch.uint8 else m.float() for m in each])
+
+
+def revision(pipe: Any, callback: StepEnd | None) -> Revise | None:
+    """A callback of diffusers as our sampling loop calls it."""
+    if callback is None:
+        return None
+
+    def revise(step: int, t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return (callback(pipe, step, t, {"latents": x}) or {}).get("latents", x)
+
+    return revise

@@ -1,0 +1,34 @@
+"""Every pipeline keeps diffusers' conventions, or refuses what it cannot honour. Writes the table of docs/python.md.
+
+``VITRINE_WRITE_DOCS=1 pytest tests/conventions`` writes it anew.
+"""
+
+import os
+
+import pytest
+from vitrine.engine.errors import VitrineError
+from vitrine_tests.conventions import page
+from vitrine_tests.conventions.checks import CHECKS, cells
+from vitrine_tests.conventions.doors import DOORS
+
+pytestmark = pytest.mark.rounding
+
+
+@pytest.mark.parametrize("title", DOORS)
+@pytest.mark.parametrize("name", CHECKS)
+def test_convention(name, title):
+    door = DOORS[title]
+    if (name, title) not in cells():
+        pytest.skip("has no meaning here, and there is no argument to refuse")
+    if name not in door.refused:
+        CHECKS[name][0](door)
+        return
+    arguments, reason = door.refused[name]
+    with pytest.raises(VitrineError, match=reason):
+        door.run(door.pipeline(), **arguments)
+
+
+def test_the_page_has_the_table():
+    if os.environ.get("VITRINE_WRITE_DOCS"):
+        page.write()
+    assert page.split(page.PAGE.read_text(encoding="utf-8"))[1] == page.render()
