@@ -145,7 +145,7 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
         prompts = [prompt] if isinstance(prompt, str) else prompt
-        texts = len(prompts if prompts is not None else prompt_embeds)
+        texts = len(prompts or []) if prompt_embeds is None else len(prompt_embeds)
         pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
         sources = noise_sources(seeds, generator, latents, pictures)
         shape = (pictures, *self._shape(contract, height, width))
