@@ -41,9 +41,7 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
     """
     digest, layout = hashlib.sha256(), hashlib.sha256()
     samples: dict[str, torch.Tensor] = {}
-    for site in sites_of(backbone).values():
-        if not isinstance(site, ModuleSite) or not site.address.endswith(("-cross-v", "-ctx-v")):
-            continue
+    for site in _values(backbone):
         module: Any = backbone.get_submodule(site.path)
         weight = (originals or {}).get(site.path)
         weight = (weight_of(getattr(module, "base_layer", module)) if weight is None else weight).detach()
@@ -57,6 +55,13 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
         digest.update(f"{place} {[f'{v:.4g}' for v in numbers.tolist()]}".encode())
         layout.update(place.encode())
     return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(values)}"
+
+
+def _values(backbone: nn.Module) -> list[ModuleSite]:
+    """The projections of text values; those that serve image tokens too only where there are no others."""
+    sites = [s for s in sites_of(backbone).values() if isinstance(s, ModuleSite)]
+    values = [s for s in sites if s.address.endswith(("-cross-v", "-ctx-v"))]
+    return [s for s in values if not s.joint] or values
 
 
 def _digits(values: torch.Tensor) -> str:

@@ -127,8 +127,9 @@ class Family:
         latent: shape of its latents.
         condition: (diffusers pipeline, prompts, height, width) -> Condition, or None where a pipeline class of ours
             encodes prompts itself.
-        weights: names of modules, diffusers -> ComfyUI, as fragments of a path; a fragment with ``|i/n`` is the i-th
-            of n row blocks of a fused weight (the last blocks are of one size, the first may be larger).
+        weights: names of modules, diffusers -> ComfyUI, as fragments of a path (``*`` is any number). A fragment with
+            ``|n`` is the n-th block of rows of a fused weight, counted from its end where n is negative; with
+            ``|swap`` its two halves of rows are exchanged.
         strangeness: what keeps a backbone of these classes from being of the family (``what is given``, ``what to
             do``), None where nothing does.
     """

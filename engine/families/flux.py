@@ -1,7 +1,15 @@
 """Flux.1: double blocks with joint attention, then single blocks over the joined tokens; rotary positions.
 
 Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding. Joint attention has one map a
-block, ``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys.
+block, ``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys. Single blocks continue the
+count of the double ones; their ``-ctx-`` places are the text rows of projections that serve both.
+
+Facts (diffusers 0.42, ComfyUI 0.33):
+
+- Time: s in both; both return eps - x0. Latents: 16 channels, factor 8, packed (c, ph, pw) for diffusers.
+- Text: T5-XXL, 4096 wide, and CLIP-L pooled; guidance 3.5 is ComfyUI's and FluxPipeline's default.
+- Shift: ComfyUI s' with e^mu, mu = 1.15; FluxPipeline's mu is linear in image tokens.
+- Positions: theta 10000, axes 16, 56, 56; text (0, 0, 0), image (0, y, x).
 """
 
 from __future__ import annotations
@@ -12,74 +20,143 @@ from typing import Any
 import torch
 
 from ..condition import Condition
-from ..site import ModuleSite, Site
+from ..site import Columns, ModuleSite, Site
 from .family import Family, Inputs, Latent, Side, Tokens
 from .joint import QKV, fused_stream, joint_map, part, split_stream
 from .packing import flow_time, grid_ids, pack, text_of, unpack
 
+WEIGHTS = {
+    "transformer_blocks": "double_blocks",
+    "single_transformer_blocks": "single_blocks",
+    "transformer_blocks.*.attn.to_q": "double_blocks.*.img_attn.qkv|0",
+    "transformer_blocks.*.attn.to_k": "double_blocks.*.img_attn.qkv|1",
+    "transformer_blocks.*.attn.to_v": "double_blocks.*.img_attn.qkv|2",
+    "transformer_blocks.*.attn.norm_q": "double_blocks.*.img_attn.norm.query_norm",
+    "transformer_blocks.*.attn.norm_k": "double_blocks.*.img_attn.norm.key_norm",
+    "attn.add_q_proj": "txt_attn.qkv|0",
+    "attn.add_k_proj": "txt_attn.qkv|1",
+    "attn.add_v_proj": "txt_attn.qkv|2",
+    "attn.norm_added_q": "txt_attn.norm.query_norm",
+    "attn.norm_added_k": "txt_attn.norm.key_norm",
+    "attn.to_out.0": "img_attn.proj",
+    "attn.to_add_out": "txt_attn.proj",
+    "ff.net.0.proj": "img_mlp.0",
+    "ff.net.2": "img_mlp.2",
+    "ff_context.net.0.proj": "txt_mlp.0",
+    "ff_context.net.2": "txt_mlp.2",
+    "norm1.linear": "img_mod.lin",
+    "norm1_context.linear": "txt_mod.lin",
+    "single_transformer_blocks.*.attn.to_q": "single_blocks.*.linear1|0",
+    "single_transformer_blocks.*.attn.to_k": "single_blocks.*.linear1|1",
+    "single_transformer_blocks.*.attn.to_v": "single_blocks.*.linear1|2",
+    "single_transformer_blocks.*.proj_mlp": "single_blocks.*.linear1|-1",
+    "single_transformer_blocks.*.proj_out": "single_blocks.*.linear2",
+    "single_transformer_blocks.*.attn.norm_q": "single_blocks.*.norm.query_norm",
+    "single_transformer_blocks.*.attn.norm_k": "single_blocks.*.norm.key_norm",
+    "norm.linear": "modulation.lin",
+    "x_embedder": "img_in",
+    "context_embedder": "txt_in",
+    "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
+    "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
+    "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
+    "time_text_embed.guidance_embedder.linear_2": "guidance_in.out_layer",
+    "time_text_embed.text_embedder.linear_1": "vector_in.in_layer",
+    "time_text_embed.text_embedder.linear_2": "vector_in.out_layer",
+    "norm_out.linear": "final_layer.adaLN_modulation.1|swap",
+    "proj_out": "final_layer.linear",
+}
+
+
+# --- sites ----------------------------------------------------------------------------------------------------------
+def diffusers_double(net: Any, b: int, patch: int, inner: str) -> Iterator[Site]:
+    """A block with a stream for each kind of token; ``inner`` is the MLP's activation."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
+    name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+    for x in QKV:
+        yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
+    for x in QKV:
+        yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
+    both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
+    last, heads = f"{path}.attn.add_k_proj", int(net.transformer_blocks[b].attn.heads)
+    yield joint_map(f"{name}-map", f"{path}.attn", both, last, heads, rope=f"{path}.attn", patch=patch)
+    yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+    yield ModuleSite(f"{name}-ffn-inner", f"{path}.{inner}", **image)
+    yield ModuleSite(f"{name}-ffn-out", f"{path}.ff", **image)
+    yield ModuleSite(f"{name}-out", path, element=1, **image)
+
+
+def comfyui_double(net: Any, b: int) -> Iterator[Site]:
+    """The same in ComfyUI, where the image stream comes first in the block's output."""
+    patch = int(net.patch_size)
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
+    name, path = f"vit-block{b}", f"double_blocks.{b}"
+    for i, x in enumerate(QKV):
+        columns = part(net, f"{path}.img_attn.qkv", i, 3)
+        yield ModuleSite(f"{name}-{x}", f"{path}.img_attn.qkv", columns=columns, **image)
+    for i, x in enumerate(QKV):
+        columns = part(net, f"{path}.txt_attn.qkv", i, 3)
+        yield ModuleSite(f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=columns)
+    norms = ("norm.query_norm", "norm.key_norm")
+    both = tuple(fused_stream(net, f"{path}.{s}_attn", norms) for s in ("txt", "img"))
+    last, heads = f"{path}.txt_attn.qkv", int(net.num_heads)
+    yield joint_map(f"{name}-map", path, both, last, heads, rope=path, patch=patch)
+    yield ModuleSite(f"{name}-attn-out", f"{path}.img_attn.proj", **image)
+    yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.1", **image)
+    yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
+    yield ModuleSite(f"{name}-out", path, element=0, **image)
+
+
+def joined_projections(name: str, paths: tuple[str, ...], slices: tuple[Columns | None, ...], patch: int) -> Any:
+    """q, k and v of image tokens, then those of text tokens, from projections that serve both."""
+    for kind, prefix in (("tokens", ""), ("text", "ctx-")):
+        where: dict[str, Any] = {"kind": kind, "joint": True, "patch": patch, "grid": "" if kind == "tokens" else None}
+        for x, path, columns in zip(QKV, paths, slices, strict=True):
+            yield ModuleSite(f"{name}-{prefix}{x}", path, columns=columns, **where)
+
+
+def diffusers_single(net: Any, j: int) -> Iterator[Site]:
+    """A block over the joined tokens, with projections of its own for q, k and v."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2, "joint": True}
+    name, path = f"vit-block{len(net.transformer_blocks) + j}", f"single_transformer_blocks.{j}"
+    heads = int(net.single_transformer_blocks[j].attn.heads)
+    yield from joined_projections(name, tuple(f"{path}.attn.to_{x}" for x in QKV), (None,) * 3, 2)
+    stream = (split_stream(net, f"{path}.attn", False),)
+    yield joint_map(f"{name}-map", f"{path}.attn", stream, f"{path}.attn.to_k", heads, rope=f"{path}.attn")
+    yield ModuleSite(f"{name}-ffn-inner", f"{path}.act_mlp", **image)
+    # diffusers >= 0.35 returns (text, image), older ones the joint sequence: the reader accepts both.
+    yield ModuleSite(f"{name}-out", path, element=1, **image)
+
+
+def comfyui_single(net: Any, j: int) -> Iterator[Site]:
+    """The same in ComfyUI, which fuses q, k and v with the MLP."""
+    patch, width = int(net.patch_size), int(net.hidden_size)
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch, "joint": True}
+    name, path = f"vit-block{len(net.double_blocks) + j}", f"single_blocks.{j}"
+    slices = tuple((i * width, width) for i in range(3))
+    yield from joined_projections(name, (f"{path}.linear1",) * 3, slices, patch)
+    stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1", width),)
+    yield joint_map(f"{name}-map", path, stream, f"{path}.linear1", int(net.num_heads), rope=path, patch=patch)
+    yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", **image)
+    yield ModuleSite(f"{name}-out", path, **image)
+
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
-    """FluxTransformer2DModel: single blocks continue the count of the double ones."""
-    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
-    for b, block in enumerate(net.transformer_blocks):
-        name, path = f"vit-block{b}", f"transformer_blocks.{b}"
-        for x in QKV:
-            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
-        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
-        last, rope = f"{path}.attn.add_k_proj", f"{path}.attn"
-        yield joint_map(f"{name}-map", f"{path}.attn", both, last, block.attn.heads, rope=rope)
-        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
-        yield ModuleSite(f"{name}-ffn-inner", f"{path}.ff.net.0", **image)
-        yield ModuleSite(f"{name}-ffn-out", f"{path}.ff", **image)
-        yield ModuleSite(f"{name}-out", path, element=1, **image)
-    doubles = len(net.transformer_blocks)
-    for j, single in enumerate(net.single_transformer_blocks):
-        name, path = f"vit-block{doubles + j}", f"single_transformer_blocks.{j}"
-        for x in QKV:
-            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", joint=True, **image)
-        stream = (split_stream(net, f"{path}.attn", False),)
-        yield joint_map(
-            f"{name}-map", f"{path}.attn", stream, f"{path}.attn.to_k", single.attn.heads, rope=f"{path}.attn"
-        )
-        yield ModuleSite(f"{name}-ffn-inner", f"{path}.act_mlp", joint=True, **image)
-        # diffusers >= 0.35 returns (text, image), older ones the joint sequence: the reader accepts both.
-        yield ModuleSite(f"{name}-out", path, element=1, joint=True, **image)
+    """FluxTransformer2DModel."""
+    for b in range(len(net.transformer_blocks)):
+        yield from diffusers_double(net, b, 2, "ff.net.0")
+    for j in range(len(net.single_transformer_blocks)):
+        yield from diffusers_single(net, j)
 
 
 def comfyui_sites(net: Any) -> Iterator[Site]:
-    """Flux: the image stream comes first in a double block's output; single blocks fuse q, k, v with the MLP."""
-    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
+    """Flux."""
     for b in range(len(net.double_blocks)):
-        name, path = f"vit-block{b}", f"double_blocks.{b}"
-        for i, x in enumerate(QKV):
-            yield ModuleSite(
-                f"{name}-{x}", f"{path}.img_attn.qkv", columns=part(net, f"{path}.img_attn.qkv", i, 3), **image
-            )
-        for i, x in enumerate(QKV):
-            yield ModuleSite(
-                f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=part(net, f"{path}.txt_attn.qkv", i, 3)
-            )
-        norms = ("norm.query_norm", "norm.key_norm")
-        both = tuple(fused_stream(net, f"{path}.{s}_attn", norms) for s in ("txt", "img"))
-        heads = int(net.num_heads)
-        yield joint_map(f"{name}-map", path, both, f"{path}.txt_attn.qkv", heads, rope=path)
-        yield ModuleSite(f"{name}-attn-out", f"{path}.img_attn.proj", **image)
-        yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.1", **image)
-        yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
-        yield ModuleSite(f"{name}-out", path, element=0, **image)
-    doubles, width = len(net.double_blocks), int(net.hidden_size)
+        yield from comfyui_double(net, b)
     for j in range(len(net.single_blocks)):
-        name, path = f"vit-block{doubles + j}", f"single_blocks.{j}"
-        for i, x in enumerate(QKV):
-            yield ModuleSite(f"{name}-{x}", f"{path}.linear1", joint=True, columns=(i * width, width), **image)
-        stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1", width),)
-        yield joint_map(f"{name}-map", path, stream, f"{path}.linear1", int(net.num_heads), rope=path)
-        yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", joint=True, **image)
-        yield ModuleSite(f"{name}-out", path, joint=True, **image)
+        yield from comfyui_single(net, j)
 
 
+# --- the call -------------------------------------------------------------------------------------------------------
 def packed_tokens(given: Inputs) -> Tokens:
     """diffusers' Flux takes packed latents (B, N, C) with the position (_, row, column) of each token."""
     x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(5, "img_ids")
@@ -102,19 +179,28 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     return unpack(out, x)
 
 
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through FluxPipeline's own ``encode_prompt``, with its usual guidance."""
+    text, pooled, _ = pipe.encode_prompt(prompts, None)
+    guided = pipe.transformer.config.guidance_embeds
+    return Condition(text, pooled, {"guidance": torch.full((len(text),), 3.5)} if guided else {})
+
+
 def strangeness(net: Any) -> tuple[str, str] | None:
-    """ComfyUI builds Flux.2 and others from the class of Flux.1, with other wiring."""
+    """ComfyUI builds others from the class of Flux.1, with other wiring."""
     params = getattr(net, "params", None)
-    if params is not None and (params.patch_size != 2 or getattr(params, "global_modulation", False)):
-        return "Flux.2, or another model built from the class of Flux.1", "this model has no layout here yet"
+    if params is not None and (params.patch_size != 2 or params.yak_mlp):
+        return "a model built from the class of Flux.1 with other patches or MLPs", "it has no layout here yet"
     return None
 
 
 FAMILY = Family(
     "Flux",
     Side("FluxTransformer2DModel", diffusers_sites, packed_tokens),
-    Side("Flux", comfyui_sites),
+    Side("Flux", comfyui_sites, fits=lambda net: not net.params.global_modulation),
     call,
     Latent(16),
-    strangeness=strangeness,
+    condition,
+    WEIGHTS,
+    strangeness,
 )

@@ -29,9 +29,9 @@ from .joint import JointBlock, joint_block
 from .packing import MASK, flow_time, masked, text_of
 
 WEIGHTS = {
-    "attn.to_q": "attention.qkv|0/3",
-    "attn.to_k": "attention.qkv|1/3",
-    "attn.to_v": "attention.qkv|2/3",
+    "attn.to_q": "attention.qkv|0",
+    "attn.to_k": "attention.qkv|-2",
+    "attn.to_v": "attention.qkv|-1",
     "attn.norm_q": "attention.q_norm",
     "attn.norm_k": "attention.k_norm",
     "attn.to_out.0": "attention.out",

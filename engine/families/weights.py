@@ -13,20 +13,19 @@ class Place(NamedTuple):
 
     Attributes:
         name: its dotted name there.
-        part: (i, n): it is the i-th of n row blocks of a fused one; None for a whole one.
+        part: n: it is the n-th block of rows of a fused one, negative ones count from its end; None for a whole one.
         swapped: its two halves of rows are exchanged there.
     """
 
     name: str
-    part: tuple[int, int] | None = None
+    part: int | None = None
     swapped: bool = False
 
     def rows(self, total: int, own: int) -> tuple[int, int]:
-        """(start, length) of its rows among ``total``; where blocks differ in size, the first is the larger one."""
+        """(start, length) of its ``own`` rows among ``total``."""
         if self.part is None:
             return 0, total
-        i, n = self.part
-        return (0 if i == 0 else total - (n - i) * own), own
+        return (self.part * own if self.part >= 0 else total + self.part * own), own
 
 
 def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
@@ -39,12 +38,12 @@ def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
 
     def other(match: re.Match) -> str:
         nonlocal part, swapped
-        fragment, _, note = weights[match[0]].partition("|")
-        if note == "swap":
-            swapped = True
-        elif note:
-            i, n = note.split("/")
-            part = int(i), int(n)
+        numbers = re.findall(r"(?<=\.)\d+(?=\.)", match[0])
+        known = match[0] if match[0] in weights else re.sub(r"(?<=\.)\d+(?=\.)", "*", match[0])
+        fragment, _, note = weights[known].partition("|")
+        swapped, part = swapped or note == "swap", int(note) if note not in ("", "swap") else part
+        for number in numbers if "*" in known else ():
+            fragment = fragment.replace("*", number, 1)
         return fragment
 
     found = _pattern(tuple(weights)).sub(other, name) if weights else name
@@ -53,5 +52,5 @@ def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
 
 @functools.cache
 def _pattern(fragments: tuple[str, ...]) -> re.Pattern:
-    longest_first = "|".join(re.escape(f) for f in sorted(fragments, key=len, reverse=True))
+    longest_first = "|".join(re.escape(f).replace(r"\*", r"\d+") for f in sorted(fragments, key=len, reverse=True))
     return re.compile(rf"(?<![^.])(?:{longest_first})(?![^.])")

@@ -34,9 +34,9 @@ MULTIPLE = 32
 """Tokens of each stream are padded to a multiple of it."""
 
 WEIGHTS = {
-    "attention.to_q": "attention.qkv|0/3",
-    "attention.to_k": "attention.qkv|1/3",
-    "attention.to_v": "attention.qkv|2/3",
+    "attention.to_q": "attention.qkv|0",
+    "attention.to_k": "attention.qkv|1",
+    "attention.to_v": "attention.qkv|2",
     "attention.norm_q": "attention.q_norm",
     "attention.norm_k": "attention.k_norm",
     "attention.to_out.0": "attention.out",

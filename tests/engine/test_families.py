@@ -3,9 +3,9 @@
 import pytest
 import torch
 from diffusers import (
-    ChromaTransformer2DModel,
+    AuraFlowTransformer2DModel,
     DDIMScheduler,
-    Flux2Transformer2DModel,
+    LatteTransformer3DModel,
     UNet2DModel,
 )
 from vitrine.engine.activations.during import tap_steps
@@ -17,21 +17,21 @@ from vitrine.engine.hooks import capture
 from vitrine_tests import models
 
 
-def flux_2():
+def aura_flow():
     config = {
-        "patch_size": 1, "in_channels": 128, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 32,
-        "num_attention_heads": 2, "joint_attention_dim": 20, "axes_dims_rope": (8, 8, 8, 8),
+        "sample_size": 8, "patch_size": 2, "in_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
+        "attention_head_dim": 8, "num_attention_heads": 2, "joint_attention_dim": 16, "caption_projection_dim": 16,
+        "pos_embed_max_size": 16,
     }  # fmt: skip
-    return Flux2Transformer2DModel(**config)
+    return AuraFlowTransformer2DModel(**config)
 
 
-def chroma():
+def latte():
     config = {
-        "in_channels": 64, "num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
-        "joint_attention_dim": 20, "axes_dims_rope": (4, 6, 6), "approximator_hidden_dim": 16, "approximator_layers": 1,
-        "approximator_num_channels": 64,
+        "sample_size": 8, "in_channels": 4, "out_channels": 8, "num_layers": 1, "num_attention_heads": 2,
+        "attention_head_dim": 8, "caption_channels": 16, "patch_size": 2, "video_length": 2,
     }  # fmt: skip
-    return ChromaTransformer2DModel(**config)
+    return LatteTransformer3DModel(**config)
 
 
 def unconditional():
@@ -54,7 +54,7 @@ def fused():
     return unet
 
 
-@pytest.mark.parametrize("make", [flux_2, chroma, unconditional, kandinsky, fused])
+@pytest.mark.parametrize("make", [aura_flow, latte, unconditional, kandinsky, fused])
 def test_look_alikes_are_refused_at_every_door(make, no_hooks_left):
     network = make()
     no_hooks_left(network)
@@ -66,7 +66,7 @@ def test_look_alikes_are_refused_at_every_door(make, no_hooks_left):
         pass
 
 
-@pytest.mark.parametrize("make", [flux_2, chroma, unconditional])
+@pytest.mark.parametrize("make", [aura_flow, latte, unconditional])
 def test_and_by_the_denoiser(make):
     with pytest.raises(VitrineError, match="backbone: given"):
         Denoiser.from_diffusers(make(), DDIMScheduler())

@@ -48,7 +48,7 @@ def carried(weights, state):
             assert place.name not in found, f"two weights for {place.name}"
             found[place.name] = value
         else:
-            parts.setdefault(place.name, {})[place.part[0]] = value
+            parts.setdefault(place.name, {})[place.part < 0, place.part] = value
     return found | {name: torch.cat([p[i] for i in sorted(p)]) for name, p in parts.items()}
 
 

@@ -6,7 +6,6 @@ from vitrine_tests.families.twin import condition, text_states
 
 SIZE = (8, 12)
 EPS = 1.1920928955078125e-07
-FULL = {"values": 30, "width": 3840}
 
 
 def diffusers(seed=0):

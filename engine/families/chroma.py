@@ -1,0 +1,78 @@
+"""Chroma: Flux.1's blocks, whose modulations all come from one small network.
+
+Addresses as in ``flux.py``.
+
+Facts (diffusers 0.42, ComfyUI 0.33):
+
+- Time: s in both; both return eps - x0. ComfyUI's network takes a guidance, which is 0.
+- Latents: 16 channels, factor 8, packed (c, ph, pw) for diffusers.
+- Text: T5-XXL, 4096 wide. ChromaPipeline masks padding but its first token, over text and image together; ComfyUI cuts
+  it away.
+- Shift: ComfyUI s' with e^mu, mu = 1.15. Positions: as Flux.1's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..attention import text_bias
+from ..condition import Condition
+from . import flux
+from .family import Family, Inputs, Latent, Side, Tokens
+from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
+
+WEIGHTS = flux.WEIGHTS | {
+    "distilled_guidance_layer.layers.*.linear_1": "distilled_guidance_layer.layers.*.in_layer",
+    "distilled_guidance_layer.layers.*.linear_2": "distilled_guidance_layer.layers.*.out_layer",
+}
+
+
+def diffusers_tokens(given: Inputs) -> Tokens:
+    """Packed latents with the position (_, row, column) of each token, and a mask over text and image."""
+    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(3, "img_ids")
+    rows, columns = (0, 0) if given.known else given.sides(ids.reshape(-1, 3)[:, 1:])
+    mask, count = given(5, "attention_mask"), text.shape[1]
+    bias = None if mask is None else text_bias(mask[:, :count])
+    return Tokens(x.shape[0], given.known or (2 * rows, 2 * columns), 1, count, bias=bias)
+
+
+def comfyui_tokens(given: Inputs) -> Tokens:
+    """Latents (B, C, h, w) and text (B, N, C); core gives no mask."""
+    x, text = given(0, "x"), given(2, "context")
+    return Tokens(x.shape[0], (x.shape[-2], x.shape[-1]), 1, text.shape[1])
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """ChromaTransformer2DModel."""
+    text, mask = text_of(cond), cond.extra.get(MASK)
+    if mask is not None:
+        mask = torch.nn.functional.pad(mask.bool(), (0, x.shape[-2] * x.shape[-1] // 4), value=True)
+    places = torch.zeros(text.shape[1], 3, device=x.device)
+    return unpack(net(pack(x), text, flow_time(t), grid_ids(x), places, mask).sample, x)
+
+
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through ChromaPipeline's own ``encode_prompt``."""
+    text, _, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False)
+    return masked(text, mask)
+
+
+def strangeness(net: Any) -> tuple[str, str] | None:
+    """Chroma Radiance is a Chroma that works on pixels."""
+    if any(kind.__name__ == "ChromaRadiance" for kind in type(net).__mro__):
+        return "Chroma Radiance", "it works on pixels and has no layout here yet"
+    return None
+
+
+FAMILY = Family(
+    "Chroma",
+    Side("ChromaTransformer2DModel", flux.diffusers_sites, diffusers_tokens),
+    Side("Chroma", flux.comfyui_sites, comfyui_tokens),
+    call,
+    Latent(16),
+    condition,
+    WEIGHTS,
+    strangeness,
+)

@@ -1,0 +1,110 @@
+"""Flux.2 and Klein: Flux.1's arrangement with one modulation for all blocks, gated MLPs and patches made by the VAE.
+
+Addresses as in ``flux.py``.
+
+Facts (diffusers 0.42, ComfyUI 0.33):
+
+- Time: s in both; both return eps - x0. Guidance is an input of dev (times 1000 inside); Klein has none.
+- Latents: the VAE's 32 channels packed 2 x 2 to 128 and normalised by the statistics of its batch norm, factor 16; a
+  token is a latent pixel.
+- Text: dev Mistral-3-24B, three layers, 15360 wide; Klein Qwen3-4B or 8B, 7680 or 12288 wide; 512 tokens. ComfyUI fills
+  dev's prompts with zeros on the left, diffusers encodes padding.
+- Shift: ComfyUI s' with e^mu, mu = 2.02; Flux2Pipeline's mu is a line in steps and tokens.
+- Positions: theta 2000, four axes of 32: text (0, 0, 0, n), image (0, y, x, 0), references at 10, 20 ...
+- Numbers: qk-norm's epsilon is 1e-6 in diffusers and 1.2e-7 in ComfyUI: 6e-6 at attention's output for that alone.
+- LoRA: single blocks fuse q, k, v and the MLP in both; ComfyUI's own map of diffusers names lacks the modulations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..condition import Condition
+from ..errors import refuse
+from ..site import ModuleSite, Site, Stream
+from . import flux
+from .family import Family, Inputs, Latent, Side, Tokens
+from .joint import joint_map
+from .packing import flow_time, grid_ids, pack, text_of, unpack
+
+WEIGHTS = flux.WEIGHTS | {
+    "ff.linear_in": "img_mlp.0",
+    "ff.linear_out": "img_mlp.2",
+    "ff_context.linear_in": "txt_mlp.0",
+    "ff_context.linear_out": "txt_mlp.2",
+    "attn.to_qkv_mlp_proj": "linear1",
+    "single_transformer_blocks.*.attn.to_out": "single_blocks.*.linear2",
+    "double_stream_modulation_img.linear": "double_stream_modulation_img.lin",
+    "double_stream_modulation_txt.linear": "double_stream_modulation_txt.lin",
+    "single_stream_modulation.linear": "single_stream_modulation.lin",
+    "time_guidance_embed.timestep_embedder.linear_1": "time_in.in_layer",
+    "time_guidance_embed.timestep_embedder.linear_2": "time_in.out_layer",
+    "time_guidance_embed.guidance_embedder.linear_1": "guidance_in.in_layer",
+    "time_guidance_embed.guidance_embedder.linear_2": "guidance_in.out_layer",
+}
+
+
+def diffusers_sites(net: Any) -> Iterator[Site]:
+    """Flux2Transformer2DModel."""
+    for b in range(len(net.transformer_blocks)):
+        yield from flux.diffusers_double(net, b, 1, "ff.act_fn")
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 1, "joint": True}
+    for j, block in enumerate(net.single_transformer_blocks):
+        name, path = f"vit-block{len(net.transformer_blocks) + j}", f"single_transformer_blocks.{j}"
+        fused, width = f"{path}.attn.to_qkv_mlp_proj", int(block.attn.inner_dim)
+        slices = tuple((i * width, width) for i in range(3))
+        yield from flux.joined_projections(name, (fused,) * 3, slices, 1)
+        stream = Stream(fused, fused, slices[0], slices[1], f"{path}.attn.norm_q", f"{path}.attn.norm_k")
+        rope, heads = f"{path}.attn", int(block.attn.heads)
+        yield joint_map(f"{name}-map", rope, (stream,), fused, heads, rope=rope, patch=1)
+        yield ModuleSite(f"{name}-ffn-inner", f"{path}.attn.mlp_act_fn", **image)
+        yield ModuleSite(f"{name}-out", path, element=1, **image)
+
+
+def diffusers_tokens(given: Inputs) -> Tokens:
+    """Latents (B, h w, C) with the position (_, row, column, _) of each token."""
+    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(3, "img_ids")
+    size = given.known or given.sides((ids[0] if ids.ndim == 3 else ids)[:, 1:3])
+    return Tokens(x.shape[0], size, 1, text.shape[1])
+
+
+def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """Flux2Transformer2DModel."""
+    text = text_of(cond)
+    places = torch.zeros(text.shape[1], 4, device=x.device)
+    places[:, 3] = torch.arange(text.shape[1], device=x.device)
+    guidance = cond.extra.get("guidance")
+    if guidance is not None and not net.config.guidance_embeds:
+        raise refuse("guidance", "an input for a model without one (Klein)", "none", "leave it out of the condition")
+    tokens = net(pack(x, 1), text, flow_time(t), grid_ids(x, 1, 4), places, guidance).sample
+    return unpack(tokens, x, 1)
+
+
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through the pipeline's own ``encode_prompt``, with dev's usual guidance."""
+    text = pipe.encode_prompt(prompts)[0]
+    guided = pipe.transformer.config.guidance_embeds
+    return Condition(text, None, {"guidance": torch.full((len(text),), 4.0)} if guided else {})
+
+
+def strangeness(net: Any) -> tuple[str, str] | None:
+    """ComfyUI builds others from the class of Flux.2."""
+    params = getattr(net, "params", None)
+    if params is not None and (params.patch_size != 1 or not params.mlp_silu_act):
+        return "a model built from the class of Flux.2 with other patches or MLPs", "it has no layout here yet"
+    return None
+
+
+FAMILY = Family(
+    "Flux.2",
+    Side("Flux2Transformer2DModel", diffusers_sites, diffusers_tokens),
+    Side("Flux", flux.comfyui_sites, fits=lambda net: net.params.global_modulation),
+    call,
+    Latent(128, 16),
+    condition,
+    WEIGHTS,
+    strangeness,
+)
