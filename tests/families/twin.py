@@ -1,8 +1,9 @@
 """What the tiny twins of all families share: weights carried from diffusers' network to ComfyUI's, and their inputs.
 
 A twin is a file here: ``diffusers()``, ``comfyui(ops)``, ``prompt(generator, rows)`` and ``run(net, x, t, cond)``,
-ComfyUI's bare call with t in 0 .. 1000, whose result is eps - x0. ``SIZE`` is its latents' (h, w), ``CHANNELS`` their
-number if not 16, ``EPS`` the qk-norm epsilon that ComfyUI's network has where diffusers' has another one.
+ComfyUI's bare call with t in 0 .. 1000, whose result is eps - x0. ``SIZE`` is its latents' ([T,] h, w), ``CHANNELS``
+their number if not 16, ``TIME`` the timestep if not 300, ``EPS`` the qk-norm epsilon that ComfyUI's network has where
+diffusers' has another one.
 """
 
 import functools
@@ -72,9 +73,10 @@ def network(name):
     return shaken(twin(name).diffusers())
 
 
-def inputs(name, rows=2, t=300.0):
-    """(x (B, C, h, w), t, Condition)."""
+def inputs(name, rows=2):
+    """(x (B, C, [T,] h, w), t, Condition)."""
     module, g = twin(name), torch.Generator().manual_seed(1)
+    t = getattr(module, "TIME", 300.0)
     x = torch.randn(rows, getattr(module, "CHANNELS", 16), *module.SIZE, generator=g)
     return x, t, module.prompt(g, rows)
 

@@ -1,0 +1,58 @@
+"""What transformers with self-attention, then cross-attention to the text share: the sites of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..site import MapSite, ModuleSite, Site, Stream
+from .joint import QKV
+
+
+@dataclass(frozen=True)
+class CrossBlock:
+    """The modules of a block; paths from the block.
+
+    Attributes:
+        attentions: self- and cross-attention.
+        projections, norms, out: inside each: of q, k and v, the norms of q and k, the output's.
+        mlp, mlp_in: the MLP, and the module whose input is its inner.
+        heads: of both.
+        rotary: finds the rotary embedding among self-attention's arguments.
+        whole_norm: the norms act on all heads together.
+        patch: pixels of the latent for one token.
+        element: of a block's output, where that is a tuple.
+    """
+
+    attentions: tuple[str, str]
+    projections: tuple[str, str, str]
+    norms: tuple[str, str]
+    out: str
+    mlp: str
+    mlp_in: str
+    heads: int
+    rotary: Callable[[tuple, dict[str, Any]], Any]
+    whole_norm: bool = False
+    patch: int = 2
+    element: int | None = None
+
+
+def cross_block(name: str, path: str, block: CrossBlock) -> Iterator[Site]:
+    """``-self-q`` .. ``-self-out``, ``-cross-q`` .. ``-cross-out``, ``-ffn-inner``, ``-ffn-out``, ``-out``."""
+    image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": block.patch}
+    for prefix, attention in zip(("self", "cross"), block.attentions, strict=True):
+        where, text = f"{path}.{attention}", prefix == "cross"
+        for x, projection in zip(QKV, block.projections, strict=True):
+            of: dict[str, Any] = {"kind": "text"} if text and x != "q" else image
+            yield ModuleSite(f"{name}-{prefix}-{x}", f"{where}.{projection}", **of)
+        query, key, _ = (f"{where}.{p}" for p in block.projections)
+        norm_query, norm_key = (f"{where}.{n}" for n in block.norms)
+        streams = (Stream(query, key, None, None, norm_query, norm_key, block.whole_norm),)
+        turned: dict[str, Any] = {} if text else {"rope": where, "rotary": block.rotary}
+        more: dict[str, Any] = {"heads": block.heads, "streams": streams, "text_keys": text, "patch": block.patch}
+        yield MapSite(f"{name}-{prefix}-map", where, query, key, **more, **turned)
+        yield ModuleSite(f"{name}-{prefix}-out", f"{where}.{block.out}", **image)
+    yield ModuleSite(f"{name}-ffn-inner", f"{path}.{block.mlp_in}", before=True, **image)
+    yield ModuleSite(f"{name}-ffn-out", f"{path}.{block.mlp}", **image)
+    yield ModuleSite(f"{name}-out", path, element=block.element, **image)
