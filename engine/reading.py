@@ -12,7 +12,7 @@ from torch import nn
 from .errors import refuse
 from .families import Inputs, Tokens, tokens_of
 from .schedule import append_dims
-from .site import Columns, ModuleSite, Site
+from .site import AdaLN, Columns, ModuleSite, Site
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,21 @@ class Surroundings:
         h, w = self._token_grid(patch)
         return slice(self.tokens.first_image, self.tokens.first_image + self.tokens.frames * h * w)
 
+    def modulation(self, adaln: AdaLN, given: torch.Tensor) -> torch.Tensor:
+        """(B, 2, C) float32 shift and factor of a norm without weights: f = factor norm(x) + shift."""
+        rows = given.detach().float()[: self.tokens.batch]  # what follows are reference pictures' (Qwen-Image, Krea 2)
+        parts = rows.reshape(len(rows), adaln.parts, -1)
+        if adaln.table:
+            parts = parts + self._parameter(adaln.table).to(parts).reshape(adaln.parts, -1)
+        factor = 1 + parts[:, adaln.scale]
+        if adaln.weight:
+            factor = factor * (self._parameter(adaln.weight).to(parts) + float(adaln.above_one))
+        shift = torch.zeros_like(factor) if adaln.shift is None else parts[:, adaln.shift]
+        return torch.stack([shift, factor], 1).expand(self.tokens.batch, -1, -1)
+
+    def _parameter(self, name: str) -> torch.Tensor:
+        return self._backbone.get_parameter(name).detach()
+
 
 def module_at(backbone: nn.Module, path: str) -> nn.Module:
     """A submodule by its dotted path; the backbone itself for an empty one."""
@@ -135,6 +150,8 @@ def read_site(site: ModuleSite, output: Any, around: Surroundings) -> Activation
         VitrineError: If the number of tokens does not fit the grid.
     """
     tensor, joint = _pick(site, output)
+    if site.adaln is not None and site.kind == "adaln":
+        return Activation(site.address, around.modulation(site.adaln, tensor))
     view = _view(site, tensor.contiguous() if tensor.ndim == 5 else tensor, joint, around)
     if site.kind == "text":
         return Activation(site.address, view.detach().clone())

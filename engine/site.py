@@ -31,6 +31,30 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class AdaLN:
+    """How a block modulates what its first norm gives (adaLN): f = (1 + scale) norm(x) + shift.
+
+    Attributes:
+        path: module that gives the modulation, (B, parts C) or (B, 1, parts C).
+        shift, scale: which of so many ``parts`` of equal width they are; no shift where it is None.
+        table: name of a parameter of parts x C numbers that is added to it, or "".
+        rms: the norm does not subtract the mean.
+        weight: name of the norm's own weight (C,), or ""; ``above_one`` where it counts from 1.
+        eps: the norm's.
+    """
+
+    path: str
+    shift: int | None = 0
+    scale: int = 1
+    parts: int = 6
+    table: str = ""
+    rms: bool = False
+    weight: str = ""
+    above_one: bool = False
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
 class ModuleSite:
     """A tensor that a module takes in or gives out.
 
@@ -38,7 +62,7 @@ class ModuleSite:
         address: the canonical name.
         path: dotted module path inside the backbone.
         kind: ``"spatial"`` (B, C, h, w), ``"tokens"`` (image tokens, presented as (B, C, h, w), or (B, C, T, h, w) of
-            a video) or ``"text"`` (text tokens, (B, N, C)).
+            a video), ``"text"`` (text tokens, (B, N, C)) or ``"adaln"`` (:func:`adaln_site`).
         before: read the module's input instead of its output.
         element: index into an output that is a tuple.
         columns: (start, length) of the slice of the last axis that is meant (fused q, k, v).
@@ -47,6 +71,7 @@ class ModuleSite:
         grid: module whose input carries (h, w): the path of the enclosing spatial transformer, or ``""`` for the
             backbone itself with ``patch``; None for text.
         patch: pixels of the latent for one token, with ``grid == ""``.
+        adaln: of a block's input (that of its first norm): how the block modulates it.
     """
 
     address: str
@@ -59,6 +84,7 @@ class ModuleSite:
     flat_batch: bool = False
     grid: str | None = None
     patch: int = 1
+    adaln: AdaLN | None = None
 
 
 @dataclass(frozen=True)
@@ -99,3 +125,10 @@ class MapSite:
 
 
 Site = ModuleSite | MapSite
+
+
+def adaln_site(site: ModuleSite) -> ModuleSite | None:
+    """Where the modulation of a block's input is read, (B, 2, C): what f takes instead of (0, 1); None of others."""
+    if site.adaln is None:
+        return None
+    return ModuleSite(f"{site.address}/adaln", site.adaln.path, "adaln", adaln=site.adaln)

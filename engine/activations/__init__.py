@@ -6,6 +6,7 @@
 
 from .config import TapConfig
 from .container import Activations, TapInfo
+from .ditf import massive_channels
 from .during import DIFFUSERS_GUIDED, StepRecord, tap_steps
 from .images import encode_pixels, to_pixels
 from .pca import PCABasis, pca_rgb
@@ -15,6 +16,6 @@ from .writer import ActivationReader, ActivationWriter
 
 __all__ = [
     "DIFFUSERS_GUIDED", "PRESETS", "ActivationReader", "ActivationWriter", "Activations", "PCABasis", "Preset",
-    "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "gdf_noise", "pca_rgb", "preset",
-    "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
+    "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "gdf_noise", "massive_channels", "pca_rgb",
+    "preset", "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
 ]  # fmt: skip

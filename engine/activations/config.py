@@ -35,6 +35,10 @@ class TapConfig(Config):
         noise: False feeds the clean latent, as CleanDIFT's fine-tuned networks expect.
         map_heads: attention maps with their heads apart (``"each"``) or averaged (``"mean"``).
         map_tokens: keys of attention maps to keep, by position; None keeps all.
+        modulate: block inputs (``vit-block*-in``) as their block reads them, normed and under its adaLN (DiTF, arXiv
+            2505.18584), which match far better than raw ones.
+        discard: channels set to nought, before the norm where there is one: massive ones, see
+            :func:`~vitrine.engine.activations.ditf.massive_channels`.
 
     Raises:
         VitrineError: If a value is outside what is listed above.
@@ -52,10 +56,13 @@ class TapConfig(Config):
     noise: bool = True
     map_heads: str = "each"
     map_tokens: tuple[int, ...] | None = None
+    modulate: bool = False
+    discard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", tuple(split_patterns(self.addresses)))
-        object.__setattr__(self, "seeds", _integers(self.seeds))
+        object.__setattr__(self, "seeds", _integers(self.seeds, "seeds", "seeds=(0,) taps once"))
+        object.__setattr__(self, "discard", _integers(self.discard, "discard", "discard=(154, 1446) for Flux.1-dev"))
         self._check_addresses()
         self._check_timestep()
         self._check_seeds()
@@ -93,14 +100,18 @@ class TapConfig(Config):
             raise refuse("posterior", self.posterior, "'mean' or 'sample'", "'sample' is what the GDF code does")
         if self.size is not None and not (isinstance(self.size, int) and self.size > 0):
             raise refuse("size", self.size, "a positive number of pixels or None", "512 for SD 1.5, 1024 for SDXL")
+        if any(isinstance(c, bool) or c < 0 for c in self.discard):
+            raise refuse("discard", self.discard, "channel numbers from 0", "see massive_channels")
+        if self.variance and (self.modulate or self.discard):
+            raise refuse("variance", True, "raw activations", "leave variance, or modulate and discard, off")
         if not isinstance(self.batch, int) or self.batch < 1:
             raise refuse("batch", self.batch, "an integer >= 1", "lower it when memory is short")
 
 
-def _integers(seeds: Iterable | int) -> tuple[int, ...]:
+def _integers(seeds: Iterable | int, what: str, remedy: str) -> tuple[int, ...]:
     """Any integers (a range, a numpy array, one number) as a tuple of Python ints."""
     entries = list(seeds) if isinstance(seeds, Iterable) else [seeds]
     try:
         return tuple(s if isinstance(s, bool) else operator.index(s) for s in entries)
     except TypeError as error:
-        raise refuse("seeds", seeds, "integers in [0, 2**63)", "seeds=(0,) taps once") from error
+        raise refuse(what, seeds, "integers in [0, 2**63)", remedy) from error

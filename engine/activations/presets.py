@@ -31,6 +31,7 @@ class Preset(Config):
         channels: of all places together; 0 is not known.
         seeds: noises to average over.
         noise: False where the network takes the clean latent.
+        modulate, discard: as in :class:`TapConfig`.
         note: what else the source does.
     """
 
@@ -45,6 +46,8 @@ class Preset(Config):
     seeds: tuple[int, ...] = (0,)
     noise: bool = True
     note: str = ""
+    modulate: bool = False
+    discard: tuple[int, ...] = ()
 
     def config(self, **changes: Any) -> TapConfig:
         """The preset as a :class:`TapConfig`; keyword arguments replace its settings.
@@ -52,8 +55,8 @@ class Preset(Config):
         Raises:
             VitrineError: If a value is outside what :class:`TapConfig` accepts.
         """
-        settings = {"addresses": self.addresses, "timestep": self.timestep, "seeds": self.seeds, "noise": self.noise}
-        return TapConfig(**{**settings, **changes})
+        names = ("addresses", "timestep", "seeds", "noise", "modulate", "discard")
+        return TapConfig(**{**{name: getattr(self, name) for name in names}, **changes})
 
 
 _UPSAMPLERS = ("up-level0-upsampler-out", "up-level1-upsampler-out", "up-level2-upsampler-out")
@@ -147,6 +150,11 @@ _ALL = (
         "CleanDIFT", (_UPSAMPLERS[1],), 261, "CleanDIFT's fine-tuned SD 2.1", 768,
         "CleanDIFT (arXiv 2412.03439)", {}, 1280,
         noise=False, note="needs CleanDIFT's UNet weights, which take the latent without noise",
+    ),
+    Preset(
+        "DiTF-Flux", ("vit-block28-in",), 260, "Flux.1-dev", 640, "DiTF (arXiv 2505.18584)",
+        {"spair": (None, 67.1)}, 3072, _EIGHT, modulate=True, discard=(154, 1446),
+        note="block input 29.9 raw, 65.3 modulated; pictures 640 on the long side, their own captions, guidance 3.5",
     ),
     Preset(
         "portraits", _PORTRAITS, 50, "portraits", 64, "Vitrine: Ours-v1.5 carried over to two levels",

@@ -19,8 +19,10 @@ from ..errors import refuse
 from ..hooks import Activation, capture
 from ..noise import RowNoise
 from ..progress import Progress, silent
+from ..site import ModuleSite, Site, adaln_site
 from .config import DTYPES, TapConfig
 from .container import Activations, TapInfo
+from .ditf import modulated, without_channels
 from .statistics import RunningMoments, store
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ def tap_timesteps(
     """
     configs = [replace(config, timestep=t) for t in timesteps]
     sites = resolve(denoiser.backbone, list(config.addresses))
+    read = [*sites, *_modulations(sites, config)]
     _check(denoiser, latents, cond, configs, noise)
     if noise is None:
         noise = torch.stack([gdf_noise(s, latents.shape[1:], config.posterior) for s in config.seeds])[:, None]
@@ -110,12 +113,29 @@ def tap_timesteps(
         current[:] = rows[start : start + config.batch]
         size = (latents.shape[-2], latents.shape[-1])
         with capture(
-            denoiser.backbone, sites, early_exit=config.early_exit, reduce=reduce, maps=config.maps, latent_size=size
+            denoiser.backbone, read, early_exit=config.early_exit, reduce=reduce, maps=config.maps, latent_size=size
         ):
             _forward(denoiser, latents, cond, noise, current, configs)
         progress(start + len(current), len(rows), None)
-    order = [site.address for site in sites]
-    return [_finish(table, order, c, denoiser, prompts, model) for table, c in zip(tables, configs, strict=True)]
+    return [_finish(table, sites, c, denoiser, prompts, model) for table, c in zip(tables, configs, strict=True)]
+
+
+def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
+    """Where the adaLN of each wanted place is read, if it is wanted.
+
+    Raises:
+        VitrineError: If a place has no adaLN, or no channels to discard.
+    """
+    others = [s.address for s in sites if s.kind not in ("spatial", "tokens")]
+    if config.discard and others:
+        raise refuse("discard", others, "places with a grid", "text tokens and attention maps keep their channels")
+    if not config.modulate:
+        return []
+    found = {s.address: adaln_site(s) if isinstance(s, ModuleSite) else None for s in sites}
+    plain = [a for a, where in found.items() if where is None]
+    if plain:
+        raise refuse("modulate", plain, "block inputs of transformers, vit-block*-in", "tap those, or leave it off")
+    return [where for where in found.values() if where is not None]
 
 
 def _forward(
@@ -138,17 +158,18 @@ def _forward(
 
 def _finish(
     table: dict[str, RunningMoments],
-    order: list[str],
+    sites: Sequence[Site],
     config: TapConfig,
     denoiser: Denoiser,
     prompts: Sequence[str],
     model: str,
 ) -> Activations:
-    dtype = DTYPES[config.dtype]
+    dtype, order = DTYPES[config.dtype], [site.address for site in sites]
     missing = [a for a in order if a not in table]
     if missing:
         raise refuse("address", missing, "places that run in this model", "the network never reached them")
-    items = {a: Activation(a, store(table[a].mean, dtype, a), table[a].grid) for a in order}
+    means = {site.address: _remedied(site, table, config) for site in sites}
+    items = {a: Activation(a, store(means[a], dtype, a), table[a].grid) for a in order}
     variances = {a: table[a].variance() for a in order}
     variance = {a: store(v, torch.float32, a) for a, v in variances.items() if v is not None}
     info = TapInfo(
@@ -160,6 +181,15 @@ def _finish(
         extra={"config": config.to_dict()},
     )
     return Activations(items, info, variance)
+
+
+def _remedied(site: Site, table: dict[str, RunningMoments], config: TapConfig) -> torch.Tensor:
+    """The mean over seeds of one place, after DiTF's discarding and modulation where they are wanted."""
+    mean = table[site.address].mean
+    if config.discard:
+        mean = without_channels(mean, config.discard, site.address)
+    where = adaln_site(site) if config.modulate and isinstance(site, ModuleSite) else None
+    return mean if where is None or where.adaln is None else modulated(mean, table[where.address].mean, where.adaln)
 
 
 def _check(

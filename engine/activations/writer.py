@@ -194,6 +194,8 @@ def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[
                 keys = [str(item["key"]) for item in header["items"]]
         shards[path.name] = keys
     stored = _stored_config(folder)[0] if shards else None
+    if config is not None and stored is not None:
+        stored = {**TapConfig(("*",)).to_dict(), **stored}  # settings that a later version added
     if config is not None and stored is not None and stored != config:
         changed = {k: v for k, v in config.items() if stored.get(k) != v}
         raise refuse("config", changed, {k: stored.get(k) for k in changed}, "use a new folder for other settings")

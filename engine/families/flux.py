@@ -15,14 +15,15 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..condition import Condition
-from ..site import Columns, ModuleSite, Site
+from ..site import AdaLN, Columns, ModuleSite, Site
 from .family import Family, Inputs, Latent, Side, Tokens
-from .joint import QKV, fused_stream, joint_map, part, split_stream
+from .joint import QKV, block_input, fused_stream, joint_map, norm_at, part, split_stream
 from .packing import flow_time, grid_ids, pack, text_of, unpack
 
 WEIGHTS = {
@@ -68,10 +69,45 @@ WEIGHTS = {
 
 
 # --- sites ----------------------------------------------------------------------------------------------------------
+# A block's norm and modulation, by paths from the block; the modulation that all blocks of a kind share.
+_DOUBLE = ("norm1", "norm1.linear", "double_stream_modulation_img.linear")
+SINGLE = ("norm", "norm.linear", "single_stream_modulation.linear")
+_COMFYUI_DOUBLE = ("img_norm1", "img_mod.lin", "double_stream_modulation_img.lin")
+_COMFYUI_SINGLE = ("pre_norm", "modulation.lin", "single_stream_modulation.lin")
+
+
+def modulated_input(net: Any, name: str, path: str, modules: tuple[str, str, str], b: int, **image: Any) -> Site:
+    """A block's input. Flux.1's blocks modulate it themselves, Flux.2's share one module, Chroma's have rows of one.
+
+    Args:
+        modules: the norm and the block's own modulation, from the block, and the shared one.
+        b: number of the block among its kind.
+    """
+    norm, own, shared = f"{path}.{modules[0]}", f"{path}.{modules[1]}", modules[2]
+    norm = norm_at(net, f"{norm}.norm") or norm
+    single = bool(image.get("joint"))
+    adaln = AdaLN(own, parts=3 if single else 6)
+    if hasattr(net, "distilled_guidance_layer"):  # rows: three a single block, six a double one's picture, then text
+        doubles, singles = (len(blocks) for blocks in _blocks(net))
+        row = 3 * b if single else 3 * singles + 6 * b
+        adaln = AdaLN("distilled_guidance_layer", row, row + 1, 3 * singles + 12 * doubles + 2)
+    elif hasattr(net, shared.split(".")[0]):
+        adaln = replace(adaln, path=shared)
+    return block_input(name, norm, adaln, **image)
+
+
+def _blocks(net: Any) -> tuple[Any, Any]:
+    """Double and single blocks in either library."""
+    if hasattr(net, "transformer_blocks"):
+        return net.transformer_blocks, net.single_transformer_blocks
+    return net.double_blocks, net.single_blocks
+
+
 def diffusers_double(net: Any, b: int, patch: int, inner: str) -> Iterator[Site]:
     """A block with a stream for each kind of token; ``inner`` is the MLP's activation."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
     name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+    yield modulated_input(net, name, path, _DOUBLE, b, **image)
     for x in QKV:
         yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
     for x in QKV:
@@ -90,6 +126,7 @@ def comfyui_double(net: Any, b: int) -> Iterator[Site]:
     patch = int(net.patch_size)
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
     name, path = f"vit-block{b}", f"double_blocks.{b}"
+    yield modulated_input(net, name, path, _COMFYUI_DOUBLE, b, **image)
     for i, x in enumerate(QKV):
         columns = part(net, f"{path}.img_attn.qkv", i, 3)
         yield ModuleSite(f"{name}-{x}", f"{path}.img_attn.qkv", columns=columns, **image)
@@ -118,6 +155,7 @@ def diffusers_single(net: Any, j: int) -> Iterator[Site]:
     """A block over the joined tokens, with projections of its own for q, k and v."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2, "joint": True}
     name, path = f"vit-block{len(net.transformer_blocks) + j}", f"single_transformer_blocks.{j}"
+    yield modulated_input(net, name, path, SINGLE, j, **image)
     heads = int(net.single_transformer_blocks[j].attn.heads)
     yield from joined_projections(name, tuple(f"{path}.attn.to_{x}" for x in QKV), (None,) * 3, 2)
     stream = (split_stream(net, f"{path}.attn", False),)
@@ -132,6 +170,7 @@ def comfyui_single(net: Any, j: int) -> Iterator[Site]:
     patch, width = int(net.patch_size), int(net.hidden_size)
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch, "joint": True}
     name, path = f"vit-block{len(net.double_blocks) + j}", f"single_blocks.{j}"
+    yield modulated_input(net, name, path, _COMFYUI_SINGLE, j, **image)
     slices = tuple((i * width, width) for i in range(3))
     yield from joined_projections(name, (f"{path}.linear1",) * 3, slices, patch)
     stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1", width),)

@@ -54,6 +54,7 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 1, "joint": True}
     for j, block in enumerate(net.single_transformer_blocks):
         name, path = f"vit-block{len(net.transformer_blocks) + j}", f"single_transformer_blocks.{j}"
+        yield flux.modulated_input(net, name, path, flux.SINGLE, j, **image)
         fused, width = f"{path}.attn.to_qkv_mlp_proj", int(block.attn.inner_dim)
         slices = tuple((i * width, width) for i in range(3))
         yield from flux.joined_projections(name, (fused,) * 3, slices, 1)

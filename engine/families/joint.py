@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..rotary import rope_of
-from ..site import Columns, MapSite, ModuleSite, Site, Stream
+from ..site import AdaLN, Columns, MapSite, ModuleSite, Site, Stream
 
 QKV = ("q", "k", "v")
 
@@ -44,6 +44,21 @@ def fused_stream(net: Any, path: str, norms: tuple[str, str], projection: str = 
     return Stream(whole, whole, query, key, norm_query=norm_query, norm_key=norm_key)
 
 
+def block_input(name: str, norm: str, adaln: AdaLN, **more: Any) -> ModuleSite:
+    """What a block takes in, ``-in``: the input of its first norm."""
+    return ModuleSite(f"{name}-in", norm, before=True, adaln=adaln, **more)
+
+
+def scale_alone(norm: str, modulation: str) -> Callable[[str], AdaLN]:
+    """Path of a block -> its AdaLN, where that is an RMS norm scaled by the first of four parts, without a shift."""
+
+    def adaln(path: str) -> AdaLN:
+        weight = f"{path}.{norm}.weight"
+        return AdaLN(f"{path}.{modulation}", None, 0, 4, rms=True, weight=weight, eps=1e-5)
+
+    return adaln
+
+
 def norm_at(net: Any, path: str) -> str:
     """The path of a norm the model really has, else ""."""
     parent, _, name = path.rpartition(".")
@@ -62,6 +77,8 @@ class JointBlock:
         heads: of the queries.
         rope: module among whose arguments the rotary embedding is; ``rotary`` finds it there.
         whole_norm: the norms act on all heads together.
+        norm: the norm before attention, whose input is the block's.
+        adaln: path -> how the block at it modulates that norm.
     """
 
     projections: Sequence[tuple[str, Columns | None]]
@@ -73,12 +90,16 @@ class JointBlock:
     rope: str
     rotary: Callable[[tuple, dict[str, Any]], Any]
     whole_norm: bool = False
+    norm: str = ""
+    adaln: Callable[[str], AdaLN] = AdaLN
 
 
 def joint_block(name: str, path: str, block: JointBlock, patch: int = 2) -> Iterator[Site]:
-    """The sites of such a block: image rows as ``-q`` .. ``-out``, text rows of q, k and v as ``-ctx-``."""
+    """The sites of such a block: image rows as ``-in`` .. ``-out``, text rows of q, k and v as ``-ctx-``."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch, "joint": True}
     text: dict[str, Any] = {"kind": "text", "patch": patch, "joint": True}
+    if block.norm:
+        yield block_input(name, f"{path}.{block.norm}", block.adaln(path), **image)
     projections = list(zip(QKV, block.projections, strict=True))
     for x, (where, columns) in projections:
         yield ModuleSite(f"{name}-{x}", f"{path}.{where}", columns=columns, **image)

@@ -16,7 +16,7 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ import torch
 from ..attention import text_bias
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
-from ..site import Site
+from ..site import AdaLN, Site
 from .family import Family, Inputs, Latent, Side, Tokens
 from .joint import JointBlock, joint_block
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
@@ -61,11 +61,22 @@ def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
     return Rope(cos[:, ::2], sin[:, ::2])
 
 
+def _adaln(path: str, table: str, weight: str) -> Callable[[str], AdaLN]:
+    """One modulation for all blocks, to which each adds a table; scale comes before shift."""
+
+    def of(block: str) -> AdaLN:
+        added, norm = f"{block}.{table}", f"{block}.{weight}"
+        return AdaLN(path, shift=1, scale=0, table=added, rms=True, weight=norm, above_one=True, eps=1e-5)
+
+    return of
+
+
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """Krea2Transformer2DModel."""
     modules = JointBlock(
         [(f"attn.to_{x}", None) for x in "qkv"], ("attn.norm_q", "attn.norm_k"), "attn.to_out.0", "ff.down", "ff",
         int(net.config.num_attention_heads), "attn", _rope,
+        norm="norm1", adaln=_adaln("time_mod_proj", "scale_shift_table", "norm1.weight"),
     )  # fmt: skip
     for b in range(len(net.transformer_blocks)):
         yield from joint_block(f"vit-block{b}", f"transformer_blocks.{b}", modules)
@@ -76,6 +87,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     modules = JointBlock(
         [(f"attn.w{x}", None) for x in "qkv"], ("attn.qknorm.qnorm", "attn.qknorm.knorm"), "attn.wo", "mlp.down",
         "mlp", int(net.heads), "attn", lambda a, k: matrix_rope(a[1]),
+        norm="prenorm", adaln=_adaln("tproj.1", "mod.lin", "prenorm.scale"),
     )  # fmt: skip
     for b in range(len(net.blocks)):
         yield from joint_block(f"vit-block{b}", f"blocks.{b}", modules)

@@ -25,7 +25,7 @@ from ..errors import refuse
 from ..rotary import complex_rope, matrix_rope
 from ..site import Site
 from .family import Family, Inputs, Latent, Side, Tokens
-from .joint import JointBlock, joint_block
+from .joint import JointBlock, joint_block, scale_alone
 from .packing import MASK, flow_time, masked, text_of
 
 WEIGHTS = {
@@ -56,6 +56,7 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
         [(f"attn.to_{x}", None) for x in "qkv"], ("attn.norm_q", "attn.norm_k"), "attn.to_out.0",
         "feed_forward.linear_2", "feed_forward", int(net.config.num_attention_heads), "attn",
         lambda a, k: complex_rope(k["image_rotary_emb"]),
+        norm="norm1.norm", adaln=scale_alone("norm1.norm", "norm1.linear"),
     )  # fmt: skip
     for b in range(len(net.layers)):
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
@@ -70,6 +71,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         modules = JointBlock(
             [("attention.qkv", columns) for columns in slices], ("attention.q_norm", "attention.k_norm"),
             "attention.out", "feed_forward.w2", "feed_forward", heads, "attention", lambda a, k: matrix_rope(a[2]),
+            norm="attention_norm1", adaln=scale_alone("attention_norm1", "adaLN_modulation.1"),
         )  # fmt: skip
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..condition import Condition
-from ..site import MapSite, ModuleSite, Site
+from ..site import AdaLN, MapSite, ModuleSite, Site
 from .family import Family, Side
-from .joint import QKV, part
+from .joint import QKV, block_input, part
 
 
 def _map(address: str, path: str, query: str, key: str, **more: Any) -> MapSite:
@@ -25,6 +25,8 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
     for b, block in enumerate(net.transformer_blocks):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        adaln = AdaLN("adaln_single.linear", table=f"{path}.scale_shift_table")
+        yield block_input(name, f"{path}.norm1", adaln, **image)
         for x in QKV:
             yield ModuleSite(f"{name}-self-{x}", f"{path}.attn1.to_{x}", **image)
         yield _map(f"{name}-self-map", f"{path}.attn1", "to_q", "to_k", heads=block.attn1.heads)
@@ -44,6 +46,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
     for b, block in enumerate(net.blocks):
         name, path, heads = f"vit-block{b}", f"blocks.{b}", int(block.attn.num_heads)
+        yield block_input(name, f"{path}.norm1", AdaLN("t_block", table=f"{path}.scale_shift_table"), **image)
         for i, x in enumerate(QKV):
             yield ModuleSite(
                 f"{name}-self-{x}", f"{path}.attn.qkv", columns=part(net, f"{path}.attn.qkv", i, 3), **image

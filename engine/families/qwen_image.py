@@ -22,9 +22,9 @@ import torch
 from ..attention import text_bias
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
-from ..site import ModuleSite, Site
+from ..site import AdaLN, ModuleSite, Site
 from .family import Family, Inputs, Latent, Side, Tokens, plain_tokens
-from .joint import QKV, joint_map, split_stream
+from .joint import QKV, block_input, joint_map, split_stream
 from .packing import MASK, flow_time, masked, pack, text_of, unpack
 
 
@@ -43,6 +43,7 @@ def sites(net: Any) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
     for b, block in enumerate(net.transformer_blocks):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        yield block_input(name, f"{path}.img_norm1", AdaLN(f"{path}.img_mod.1"), **image)
         for x in QKV:
             yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
         for x in QKV:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ..condition import Condition
-from ..site import MapSite, ModuleSite, Site
+from ..site import AdaLN, MapSite, ModuleSite, Site
 from .family import Family, Latent, Side
-from .joint import QKV, fused_stream, joint_map, part, split_stream
+from .joint import QKV, block_input, fused_stream, joint_map, part, split_stream
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
@@ -22,6 +22,8 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
     for b, block in enumerate(net.transformer_blocks):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
+        parts = 6 if getattr(block, "attn2", None) is None else 9
+        yield block_input(name, f"{path}.norm1.norm", AdaLN(f"{path}.norm1.linear", parts=parts), **image)
         for x in QKV:
             yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
         for x in QKV:
@@ -47,6 +49,9 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": int(net.patch_size)}
     for b, block in enumerate(net.joint_blocks):
         name, path = f"vit-block{b}", f"joint_blocks.{b}"
+        parts = 6 if getattr(block.x_block, "attn2", None) is None else 9
+        adaln = AdaLN(f"{path}.x_block.adaLN_modulation", parts=parts)
+        yield block_input(name, f"{path}.x_block.norm1", adaln, **image)
         for i, x in enumerate(QKV):
             yield ModuleSite(
                 f"{name}-{x}", f"{path}.x_block.attn.qkv", columns=part(net, f"{path}.x_block.attn.qkv", i, 3), **image

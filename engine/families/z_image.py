@@ -27,7 +27,7 @@ from ..errors import refuse
 from ..rotary import complex_rope, matrix_rope
 from ..site import Site
 from .family import Family, Inputs, Latent, Side, Tokens
-from .joint import JointBlock, joint_block, part
+from .joint import JointBlock, joint_block, part, scale_alone
 from .packing import MASK, flow_time, ragged, text_of, whole
 
 MULTIPLE = 32
@@ -50,6 +50,7 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     modules = JointBlock(
         [(f"attention.to_{x}", None) for x in "qkv"], ("attention.norm_q", "attention.norm_k"), "attention.to_out.0",
         "feed_forward.w2", "feed_forward", int(net.n_heads), "attention", lambda a, k: complex_rope(k["freqs_cis"]),
+        norm="attention_norm1", adaln=scale_alone("attention_norm1", "adaLN_modulation.0"),
     )  # fmt: skip
     for b in range(len(net.layers)):
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
@@ -63,6 +64,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
             [("attention.qkv", part(net, f"{path}.attention.qkv", i, 3)) for i in range(3)],
             ("attention.q_norm", "attention.k_norm"), "attention.out", "feed_forward.w2", "feed_forward",
             int(net.n_heads), "attention", lambda a, k: matrix_rope(a[2]),
+            norm="attention_norm1", adaln=scale_alone("attention_norm1", "adaLN_modulation.0"),
         )  # fmt: skip
         yield from joint_block(f"vit-block{b}", path, modules)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from diffusers import FluxTransformer2DModel
 from vitrine.engine.activations import PRESETS, TapConfig, gdf_noise, preset, tap_latents, tap_timesteps
 from vitrine.engine.addresses import resolve, sites_of
 from vitrine.engine.condition import Condition
@@ -215,6 +216,8 @@ def test_presets_fit_the_real_architectures() -> None:
     sd15 = models.outline(**models.SD15)
     sdxl = models.outline(**models.SDXL)
     networks = {"SD": sd15, "Cl": sd15, "SDXL": sdxl, "Playground v2": sdxl, "portraits": build_models().unet}
+    with torch.device("meta"):
+        networks["Flux.1-dev"] = FluxTransformer2DModel(guidance_embeds=True)
     for item in PRESETS.values():
         unet = networks.get(item.model) or networks[item.model[:2]]
         known = sites_of(unet)
@@ -227,7 +230,8 @@ def _width(unet: torch.nn.Module, path: str) -> int:
     for owner, name in ((module, "out_features"), (module, "out_channels"), (module, "channels")):
         if hasattr(owner, name):
             return int(getattr(owner, name))
-    return int(module.norm1.normalized_shape[0])  # a basic transformer block
+    norm = getattr(module, "norm1", module)  # of a basic transformer block, or a block's input
+    return int(norm.normalized_shape[0])
 
 
 def test_the_papers_filter_gives_the_papers_counts() -> None:

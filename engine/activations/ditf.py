@@ -1,0 +1,69 @@
+"""Features of transformers that match: modulated block inputs, without massive channels (DiTF, arXiv 2505.18584).
+
+A few channels of a transformer's stream are larger than the rest by orders of magnitude, the same for all patches and
+pictures. They decide the cosine of any two positions, so that raw features match badly. What a block itself reads is
+not the stream, but its norm under the block's adaLN; that, with those channels set to nought before the norm, matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import refuse
+from ..site import AdaLN
+
+
+def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ...]:
+    """Channels whose mean magnitude over pictures and positions is ``ratio`` times the median channel's or more.
+
+    The paper gives two for Flux.1-dev, 154 and 1446, and no rule; ordinary channels lie within a factor of ten or so.
+
+    Args:
+        tensor: (B, C, h, w), or (B, C, T, h, w) of a video.
+
+    Returns:
+        Their numbers, the largest first.
+
+    Raises:
+        VitrineError: If the tensor has no grid.
+    """
+    if tensor.ndim not in (4, 5):
+        raise refuse(
+            "activation", tuple(tensor.shape), "(B, C, h, w)", "text tokens and attention maps have no picture"
+        )
+    size = tensor.float().abs().transpose(0, 1).flatten(1).mean(1)
+    found = torch.nonzero(size >= ratio * size.median().clamp_min(1e-30)).flatten().tolist()
+    return tuple(sorted(found, key=lambda c: -float(size[c])))
+
+
+def without_channels(tensor: torch.Tensor, channels: Sequence[int], address: str = "") -> torch.Tensor:
+    """A copy of (B, C, ...) in which channels are nought.
+
+    Raises:
+        VitrineError: If there is no such channel.
+    """
+    width = tensor.shape[1]
+    if any(c >= width for c in channels):
+        raise refuse("discard", list(channels), f"channels 0 .. {width - 1} of {address}", "see massive_channels")
+    kept = tensor.clone()
+    kept[:, list(channels)] = 0
+    return kept
+
+
+def modulated(tensor: torch.Tensor, modulation: torch.Tensor, adaln: AdaLN) -> torch.Tensor:
+    """(B, C, ...) block inputs as their block's attention reads them, float32.
+
+    A discarded channel is not nought here: it is what norm and adaLN make of nought, as in the authors' code.
+
+    Args:
+        modulation: (B, 2, C) shift and factor.
+    """
+    x = tensor.float()
+    # DiTF: f = (1 + scale) LN(x) + shift, over channels; RMS norms do not centre.
+    if not adaln.rms:
+        x = x - x.mean(1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + adaln.eps)
+    shift, factor = (part.reshape(*part.shape, *[1] * (x.ndim - 2)) for part in modulation.to(x).unbind(1))
+    return factor * x + shift
