@@ -43,6 +43,10 @@ class Surroundings:
         self._grids: dict[str, tuple[int, int]] = {}
         self._latent_size = latent_size
         self._positions: tuple[torch.Tensor, int, tuple[int, int]] | None = None
+        self._added: dict[str, torch.Tensor] = {}
+        self._plus = sorted(
+            {s.adaln.plus for s in sites if s.kind == "adaln" and isinstance(s, ModuleSite) and s.adaln}
+        )
         self._backbone, self._vits = backbone, sorted({s.grid for s in sites if isinstance(s, ModuleSite) and s.grid})
 
     def watch(self, on_start: Callable[[], None]) -> list[Any]:
@@ -60,6 +64,12 @@ class Surroundings:
             return read
 
         handles = [self._backbone.register_forward_pre_hook(root, with_kwargs=True)]
+        for path in filter(None, self._plus):
+
+            def keep(module: nn.Module, args: tuple, output: Any, path: str = path) -> None:
+                self._added[path] = (output[-1] if isinstance(output, (tuple, list)) else output).detach()
+
+            handles.append(module_at(self._backbone, path).register_forward_hook(keep))
         for path in self._vits:
             handles.append(module_at(self._backbone, path).register_forward_pre_hook(vit(path), with_kwargs=True))
         return handles
@@ -94,8 +104,12 @@ class Surroundings:
 
     def modulation(self, adaln: AdaLN, given: torch.Tensor) -> torch.Tensor:
         """(B, 2, C) float32 shift and factor of a norm without weights: f = factor norm(x) + shift."""
-        rows = given.detach().float()[: self.tokens.batch]  # what follows are reference pictures' (Qwen-Image, Krea 2)
-        parts = rows.reshape(len(rows), adaln.parts, -1)
+        given = given.detach().float()[: self.tokens.batch]  # reference pictures' rows follow (Qwen-Image, Krea 2)
+        if adaln.plus:
+            given = given + self._added[adaln.plus].to(given)
+        if not adaln.rows:
+            given = given.reshape(len(given), -1, given.shape[-1]).mean(1)  # of the frames, which share their time
+        parts = given.reshape(len(given), adaln.parts, -1)
         if adaln.table:
             parts = parts + self._parameter(adaln.table).to(parts).reshape(adaln.parts, -1)
         factor = 1 + parts[:, adaln.scale]

@@ -35,9 +35,10 @@ class AdaLN:
     """How a block modulates what its first norm gives (adaLN): f = (1 + scale) norm(x) + shift.
 
     Attributes:
-        path: module that gives the modulation, (B, parts C) or (B, 1, parts C).
+        path: module that gives the modulation: (B, parts C), of T frames (B, T, parts C), with ``rows`` (B, parts, C).
         shift, scale: which of so many ``parts`` of equal width they are; no shift where it is None.
         table: name of a parameter of parts x C numbers that is added to it, or "".
+        plus: module that has run before, whose output (the last element of a tuple) is added to it, or "".
         rms: the norm does not subtract the mean.
         weight: name of the norm's own weight (C,), or ""; ``above_one`` where it counts from 1.
         eps: the norm's.
@@ -47,7 +48,9 @@ class AdaLN:
     shift: int | None = 0
     scale: int = 1
     parts: int = 6
+    rows: bool = False
     table: str = ""
+    plus: str = ""
     rms: bool = False
     weight: str = ""
     above_one: bool = False

@@ -55,7 +55,7 @@ def tap_latents(
     prompts: Sequence[str] = (),
     model: str = "",
 ) -> Activations:
-    """Tap scaled latents (B, C, h, w) at one timestep.
+    """Tap scaled latents (B, C, h, w), of a video (B, C, T, h, w), at one timestep.
 
     Args:
         cond: text condition with B rows, or one row for all pictures.
@@ -200,8 +200,9 @@ def _check(
         raise refuse("timesteps", (), "at least one", "GDF uses 50")
     for config in configs:
         check_timestep(denoiser, config.timestep)
-    if latents.ndim != 4 or 0 in latents.shape or not latents.is_floating_point():
-        raise refuse("latents", tuple(latents.shape), "float (B, C, h, w)", "add a batch axis; encode pictures first")
+    if latents.ndim not in (4, 5) or 0 in latents.shape or not latents.is_floating_point():
+        accepted = "float (B, C, h, w), or (B, C, T, h, w) of a video"
+        raise refuse("latents", tuple(latents.shape), accepted, "add a batch axis; encode pictures first")
     if not torch.isfinite(latents).all():
         raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
     for value in (cond.text, cond.pooled, *cond.extra.values()):

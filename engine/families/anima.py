@@ -23,7 +23,7 @@ import torch
 
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
-from ..site import Site
+from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
 from .family import Family, Latent, Side
 from .packing import flow_time, text_of
@@ -70,7 +70,8 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     for b, block in enumerate(net.transformer_blocks):
         modules = CrossBlock(
             ("attn1", "attn2"), ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out.0", "ff", "ff.net.2",
-            int(block.attn1.heads), _diffusers_rope, patch=net.config.patch_size[-1],
+            int(block.attn1.heads), _diffusers_rope, patch=net.config.patch_size[-1], norm="norm1.norm",
+            adaln=lambda path: AdaLN(f"{path}.norm1.linear_2", parts=3, plus="time_embed.t_embedder"),
         )  # fmt: skip
         yield from cross_block(f"vit-block{b}", f"transformer_blocks.{b}", modules)
 
@@ -81,6 +82,8 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         modules = CrossBlock(
             ("self_attn", "cross_attn"), ("q_proj", "k_proj", "v_proj"), ("q_norm", "k_norm"), "output_proj", "mlp",
             "mlp.layer2", int(block.self_attn.n_heads), _comfyui_rope, patch=int(net.patch_spatial),
+            norm="layer_norm_self_attn",
+            adaln=lambda path: AdaLN(f"{path}.adaln_modulation_self_attn.2", parts=3, plus="t_embedder.1"),
         )  # fmt: skip
         yield from cross_block(f"vit-block{b}", f"blocks.{b}", modules)
 

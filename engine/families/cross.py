@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..site import MapSite, ModuleSite, Site, Stream
-from .joint import QKV
+from ..site import AdaLN, MapSite, ModuleSite, Site, Stream
+from .joint import QKV, block_input
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class CrossBlock:
         whole_norm: the norms act on all heads together.
         patch: pixels of the latent for one token.
         element: of a block's output, where that is a tuple.
+        norm: the norm before self-attention, whose input is the block's, or "" where it is not addressed.
+        adaln: path -> how the block at it modulates that norm.
     """
 
     attentions: tuple[str, str]
@@ -36,11 +38,15 @@ class CrossBlock:
     whole_norm: bool = False
     patch: int = 2
     element: int | None = None
+    norm: str = ""
+    adaln: Callable[[str], AdaLN] = AdaLN
 
 
 def cross_block(name: str, path: str, block: CrossBlock) -> Iterator[Site]:
-    """``-self-q`` .. ``-self-out``, ``-cross-q`` .. ``-cross-out``, ``-ffn-inner``, ``-ffn-out``, ``-out``."""
+    """``-in``, ``-self-q`` .. ``-self-out``, ``-cross-q`` .. ``-cross-out``, ``-ffn-inner``, ``-ffn-out``, ``-out``."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": block.patch}
+    if block.norm:
+        yield block_input(name, f"{path}.{block.norm}", block.adaln(path), **image)
     for prefix, attention in zip(("self", "cross"), block.attentions, strict=True):
         where, text = f"{path}.{attention}", prefix == "cross"
         for x, projection in zip(QKV, block.projections, strict=True):

@@ -90,7 +90,7 @@ def modulated_input(net: Any, name: str, path: str, modules: tuple[str, str, str
     if hasattr(net, "distilled_guidance_layer"):  # rows: three a single block, six a double one's picture, then text
         doubles, singles = (len(blocks) for blocks in _blocks(net))
         row = 3 * b if single else 3 * singles + 6 * b
-        adaln = AdaLN("distilled_guidance_layer", row, row + 1, 3 * singles + 12 * doubles + 2)
+        adaln = AdaLN("distilled_guidance_layer", row, row + 1, 3 * singles + 12 * doubles + 2, rows=True)
     elif hasattr(net, shared.split(".")[0]):
         adaln = replace(adaln, path=shared)
     return block_input(name, norm, adaln, **image)

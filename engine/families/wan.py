@@ -24,7 +24,7 @@ import torch
 
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
-from ..site import Site
+from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
 from .family import Family, Latent, Side
 from .packing import text_of
@@ -68,7 +68,8 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     for b, block in enumerate(net.blocks):
         modules = CrossBlock(
             ("attn1", "attn2"), ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out.0", "ffn", "ffn.net.2",
-            int(block.attn1.heads), _diffusers_rope, True, net.config.patch_size[-1],
+            int(block.attn1.heads), _diffusers_rope, True, net.config.patch_size[-1], norm="norm1",
+            adaln=lambda path: AdaLN("condition_embedder.time_proj", table=f"{path}.scale_shift_table"),
         )  # fmt: skip
         yield from cross_block(f"vit-block{b}", f"blocks.{b}", modules)
 
@@ -78,7 +79,8 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     for b in range(len(net.blocks)):
         modules = CrossBlock(
             ("self_attn", "cross_attn"), ("q", "k", "v"), ("norm_q", "norm_k"), "o", "ffn", "ffn.2",
-            int(net.num_heads), _comfyui_rope, True, int(net.patch_size[-1]),
+            int(net.num_heads), _comfyui_rope, True, int(net.patch_size[-1]), norm="norm1",
+            adaln=lambda path: AdaLN("time_projection.1", table=f"{path}.modulation"),
         )  # fmt: skip
         yield from cross_block(f"vit-block{b}", f"blocks.{b}", modules)
 
