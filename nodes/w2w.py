@@ -13,14 +13,12 @@ from ..engine.w2w import (
     Space,
     W2WModel,
     blend,
-    closeness,
     conditioned,
+    contents,
+    described,
     edit,
     materialise,
-    nearest,
-    reach,
     sample,
-    score,
     write_lora,
 )
 from .comfy import saved
@@ -50,21 +48,6 @@ def sliders(text: str) -> dict[str, float]:
         except ValueError:
             raise refuse("slider", part.strip(), "label: number", "write beard: 2") from None
     return strengths
-
-
-def describe(space: Space, model: W2WModel) -> str:
-    """Where a model stands: nearest training models, and its score on each direction of the space."""
-    lines = []
-    for i, near in enumerate(nearest(space, model.coefficients, 3)):
-        names = ", ".join(f"{n.name} {n.cosine:.2f}" for n in near)
-        lines.append(f"model {i}: nearest {names}")
-        if near[0].cosine > closeness(space, percentile=0.95):
-            lines.append(f"  closer to {near[0].name} than 95 % of the training models are to each other")
-        scores = {label: float(score(d, model.coefficients[i])) for label, d in space.directions.items()}
-        strong = sorted(scores.items(), key=lambda item: -abs(item[1]))[:6]
-        if strong:
-            lines.append("  " + ", ".join(f"{label} {value:+.1f}" for label, value in strong))
-    return "\n".join(lines)
 
 
 class LoadSpace(io.ComfyNode):
@@ -99,10 +82,7 @@ class LoadSpace(io.ComfyNode):
         """Load and say what it is."""
         space = comfy_w2w.space(space_file)
         space = space.first(components) if components else space
-        held = float(space.explained.double().sum())
-        lines = [f"{space.count} models, {space.dimension} components with {held:.1%} of the variance, {space.mode}"]
-        lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in space.directions.items()]
-        text = "\n".join(lines)
+        text = contents(space)
         return io.NodeOutput(space, text, ui=ui.PreviewText(text))
 
 
@@ -153,7 +133,7 @@ class W2WSample(io.ComfyNode):
         targets = sliders(wanted)
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], "factor": factor} | targets},))
-        text = describe(space, model)
+        text = described(space, model.coefficients)
         return io.NodeOutput(model, text, ui=ui.PreviewText(text))
 
 
@@ -199,7 +179,7 @@ class W2WEdit(io.ComfyNode):
         config = EditConfig(tuple(p.strip() for p in protect.split(",") if p.strip()))
         rows = edit(space, w2w_model.belongs(space).coefficients, strengths, config)
         moved = w2w_model.moved_to(rows, edit=strengths)
-        text = describe(space, moved)
+        text = described(space, moved.coefficients)
         return io.NodeOutput(moved, text, ui=ui.PreviewText(text))
 
 

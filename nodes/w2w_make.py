@@ -14,9 +14,11 @@ from ..engine.w2w import (
     InvertConfig,
     Space,
     W2WModel,
+    described,
     direction,
     invert,
     latent_mask,
+    member_names,
     partial_inversion,
     quality,
     reach,
@@ -31,7 +33,7 @@ from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, encode
 from .comfy.progress import progress
 from .sockets import W2WModelSocket, W2WSpaceSocket
-from .w2w import CATEGORY, SPACE, describe
+from .w2w import CATEGORY, SPACE
 
 
 class BuildSpace(io.ComfyNode):
@@ -106,7 +108,7 @@ class TrainDirection(io.ComfyNode):
         cls, space: Space, label: str, labels: str, method: str, components: int, save_as: str
     ) -> io.NodeOutput:
         """``direction`` and its ``quality``."""
-        y, used = parse_labels(labels, space.names), components or None
+        y, used = parse_labels(labels, member_names(space)), components or None
         if not label.strip():
             raise refuse("label", label, "a name for the slider", "write one")
         vector = direction(space, y, method, used)
@@ -196,7 +198,8 @@ class W2WInvert(io.ComfyNode):
             inversion.coefficients, space.identity, ({"invert": {"steps": inversion.steps, "preset": preset}},)
         )
         first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
-        text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n{describe(space, inverted)}"
+        text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"
+        text += described(space, inverted.coefficients)
         return io.NodeOutput(inverted, text, ui=ui.PreviewText(text))
 
 

@@ -1,4 +1,4 @@
-"""``vitrine w2w train-loras | build | sample | import-official``: spaces of models, from files to files."""
+"""``vitrine w2w train-loras | build | label | sample | import-official``: spaces of models, from files to files."""
 
 from __future__ import annotations
 
@@ -111,8 +111,7 @@ class Build:
         """0 on success; bad files are named and left out."""
         from ...evidence.w2w.world import build_people
         from ..progress import TqdmProgress
-        from ..w2w import BuildConfig, build_space, quality, with_directions
-        from ..w2w.labels import read_table
+        from ..w2w import BuildConfig, build_space
 
         bar = TqdmProgress("components")
         if self.portraits:
@@ -125,26 +124,62 @@ class Build:
             space = built.space
             print(built.summary())
         if self.labels is not None:
-            table = read_table(self.labels, space.names)
-            space = with_directions(space, self._directions(space, table))
-            reader = "least_squares" if self.method == "joint" else self.method  # joint is for edits, not for reading
-            for label, value in quality(space, table, reader).balanced.items():
-                print(f"{label}: held-out accuracy {value:.1%} by {reader}, both classes equally")
+            space = _labelled(space, self.labels, self.method, self.exclusive)
         print(f"space: {space.save(self.out, self.dtype)}")
         return 0
 
-    def _directions(self, space: Any, table: dict[str, Any]) -> dict[str, Any]:
-        from ..w2w import direction, joint_directions
 
-        if self.method != "joint":
-            if self.exclusive:
-                raise refuse("exclusive", self.exclusive, "--method joint", "add it, or leave exclusive out")
-            return {k: direction(space, y, self.method) for k, y in table.items()}
-        groups = [tuple(map(str.strip, group.split(","))) for group in self.exclusive]
-        unknown = {label for group in groups for label in group} - set(table)
-        if unknown:
-            raise refuse("exclusive", sorted(unknown), sorted(table), "use the columns' names")
-        return joint_directions(space, table, groups)
+@dataclass(frozen=True)
+class Label:
+    """Give a space directions from a table of labels, such as the published space's own."""
+
+    space: Positional[Path]
+    """A space file with the coefficients of its models."""
+    labels: Positional[Path]
+    """CSV: model name, then one column a label. Models of a space without names are called 0, 1, 2 .."""
+    out: Path | None = None
+    """The space with directions; none: SPACE itself."""
+    method: str = "least_squares"
+    """As in build."""
+    exclusive: tuple[str, ...] = ()
+    """As in build."""
+    dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import load_space
+
+        space = _labelled(load_space(self.space), self.labels, self.method, self.exclusive)
+        print(f"space: {space.save(self.out or self.space, self.dtype)}")
+        return 0
+
+
+def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...]) -> Any:
+    """The space with a direction for each label; prints how well they tell models apart."""
+    from ..w2w import member_names, quality, with_directions
+    from ..w2w.labels import read_table
+
+    table = read_table(labels, member_names(space))
+    space = with_directions(space, _directions(space, table, method, exclusive))
+    reader = "least_squares" if method == "joint" else method  # joint is for edits, not for reading
+    for label, value in quality(space, table, reader).balanced.items():
+        print(f"{label}: held-out accuracy {value:.1%} by {reader}, both classes equally")
+    return space
+
+
+def _directions(space: Any, table: dict[str, Any], method: str, exclusive: tuple[str, ...]) -> dict[str, Any]:
+    from ..w2w import direction, joint_directions
+
+    if method != "joint":
+        if exclusive:
+            raise refuse("exclusive", exclusive, "--method joint", "add it, or leave exclusive out")
+        return {k: direction(space, y, method) for k, y in table.items()}
+    groups = [tuple(map(str.strip, group.split(","))) for group in exclusive]
+    unknown = {label for group in groups for label in group} - set(table)
+    if unknown:
+        raise refuse("exclusive", sorted(unknown), sorted(table), "use the columns' names")
+    return joint_directions(space, table, groups)
 
 
 @dataclass(frozen=True)
@@ -177,8 +212,8 @@ class Sample:
             path = write_lora(self.out / f"{name}.safetensors", materialise(space, row), self.dialect)
             origin = ({"sample": {"seed": seed, "factor": self.factor}}, {"edit": strengths})
             W2WModel(row[None], space.identity, origin).save(self.out / f"{name}.w2wmodel.safetensors")
-            near = nearest(space, row[None])[0][0]
-            print(f"{path}  nearest training model {near.name}, cosine {near.cosine:.2f}")
+            near = nearest(space, row[None])[0]
+            print(path, *(f" nearest training model {n.name}, cosine {n.cosine:.2f}" for n in near))
         return 0
 
 
@@ -187,7 +222,8 @@ class ImportOfficial:
     """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
 
     folder: Positional[Path]
-    """Holds mean.pt, std.pt, V.pt, weight_dimensions.pt and perhaps proj_1000pc.pt."""
+    """Holds mean.pt, std.pt, V.pt, weight_dimensions.pt, and perhaps proj_1000pc.pt (or all_weights.pt) and labels.csv,
+    the table of labels once it is converted: with them the space can be sampled and labelled."""
     out: Path = Path("official.w2w.safetensors")
     """The space; their licence is non-commercial, and stays so."""
     components: int = 1000
@@ -195,10 +231,13 @@ class ImportOfficial:
 
     def run(self) -> int:
         """0 on success."""
+        from ..w2w import contents
         from ..w2w.official import import_official
 
         space = import_official(self.folder, self.components or None)
-        print(space.info.get("note", ""))
+        print(contents(space))
+        if note := space.info.get("note"):
+            print(note)
         print(f"space: {space.save(self.out, 'bfloat16')}")
         return 0
 
@@ -212,5 +251,5 @@ def _slider(text: str) -> tuple[str, float]:
 
 
 COMMANDS: dict[str, type] = {
-    "train-loras": TrainLoras, "build": Build, "sample": Sample, "import-official": ImportOfficial,
+    "train-loras": TrainLoras, "build": Build, "label": Label, "sample": Sample, "import-official": ImportOfficial,
 }  # fmt: skip

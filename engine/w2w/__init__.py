@@ -2,7 +2,7 @@
 
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .build import BuildConfig, Built, build_space, load_space
-from .delta import DeltaSpace, Space
+from .delta import DeltaSpace, Space, member_names
 from .directions import (
     Quality,
     direction,
@@ -22,16 +22,18 @@ from .lora_files import FolderScan, LoraFile, read_header, read_lora, scan_folde
 from .manifest import Layer, Lora, LoraLayer, Manifest
 from .model_file import W2WModel
 from .pca import PCAConfig, principal_components
+from .report import contents, described
 from .sampling import Neighbour, SampleConfig, closeness, conditioned, nearest, sample
 from .space import WeightSpace
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [
-    "PAPER_TARGETS", "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "DeltaSpace", "EditConfig", "FolderScan",
-    "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer", "LoraTrainConfig", "Manifest",
-    "Neighbour", "PCAConfig", "Quality", "SampleConfig", "Space", "Subject", "W2WModel", "WeightSpace", "blend",
-    "build_space", "closeness", "conditioned", "difference", "direction", "direction_named", "edit", "edited_lora",
-    "gauge_test", "initial_lora", "invert", "joint_directions", "latent_mask", "load_space", "materialise", "nearest",
-    "partial_inversion", "principal_components", "quality", "reach", "read_header", "read_lora", "sample",
-    "scan_folder", "score", "share_inside", "shift", "train_loras", "with_directions", "without", "write_lora",
+    "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "DeltaSpace", "EditConfig", "FolderScan", "Gauge",
+    "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer", "LoraTrainConfig", "Manifest",
+    "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space", "Subject", "W2WModel",
+    "WeightSpace", "blend", "build_space", "closeness", "conditioned", "contents", "described", "difference",
+    "direction", "direction_named", "edit", "edited_lora", "gauge_test", "initial_lora", "invert",
+    "joint_directions", "latent_mask", "load_space", "materialise", "member_names", "nearest", "partial_inversion",
+    "principal_components", "quality", "reach", "read_header", "read_lora", "sample", "scan_folder", "score",
+    "share_inside", "shift", "train_loras", "with_directions", "without", "write_lora",
 ]  # fmt: skip

@@ -253,6 +253,14 @@ Space = WeightSpace | DeltaSpace
 """A space of either mode."""
 
 
+def member_names(space: Space) -> tuple[str, ...]:
+    """Names of the training models whose coefficients the space holds: as it says, else ``0``, ``1``, ...
+
+    Published spaces have none of their own, see :func:`~.official.import_official`.
+    """
+    return space.names or tuple(map(str, range(len(space.coefficients))))
+
+
 def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
     """The same weight change in fewer factors, by QR of both stacks and an SVD of the small middle (R x R).
 

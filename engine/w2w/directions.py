@@ -26,7 +26,7 @@ def published_direction(space: Space, labels: torch.Tensor, components: int | No
     Coefficient columns are orthogonal, so pinv(P) y needs no inverse. Components beyond ``components`` stay zero.
     """
     p = _coefficients(space).double()
-    used = min(components or space.dimension, space.dimension)
+    used = min(components or space.dimension, p.shape[1])
     normal = torch.zeros(space.dimension, dtype=torch.float64)
     # weights2weights, editing: n = pinv(P) y = diag(1 / S^2) P^T y
     normal[:used] = (p[:, :used].T @ _labels(space, labels).double()) / space.singular_values[:used].double() ** 2
@@ -54,12 +54,12 @@ def direction(
     if len(set(y[known].tolist())) < 2:
         shown = f"{int(known.sum())} labels, all equal"
         raise refuse("labels", shown, "two classes or more", "label models on both sides")
-    used = min(used, space.dimension)
+    used = min(used, space.coefficients.shape[1])
     if method == "least_squares" and bool(known.all()):
         return _unit(space, published_direction(space, y, used))
     p, y = _coefficients(space)[known][:, :used], y[known]
     fit = {"logistic": _logistic, "means": _means, "least_squares": _least_squares}[method]
-    return _unit(space, torch.nn.functional.pad(fit(p, y), (0, space.dimension - used)))
+    return _unit(space, _padded(space, fit(p, y)))
 
 
 def joint_directions(
@@ -96,7 +96,8 @@ def joint_directions(
     for label in columns:
         rivals = {other for group in exclusive if label in group for other in group} - {label}
         constant = [y for other, y in columns.items() if other not in rivals and other != label]
-        directions[label] = _unit(space, _pattern(p, torch.stack([columns[label], *constant], 1)).float())
+        pattern = _pattern(p, torch.stack([columns[label], *constant], 1)).float()
+        directions[label] = _unit(space, _padded(space, pattern))
     return directions
 
 
@@ -146,7 +147,8 @@ def _unit(space: Space, vector: torch.Tensor) -> torch.Tensor:
 def reach(space: Space, vector: torch.Tensor) -> float:
     """The farthest training model along a direction, in deviations: the paper's step length (section 4.3)."""
     unit = vector / vector.norm().clamp_min(1e-30)
-    return float((_coefficients(space) @ unit).abs().max()) / spread_along(space, vector)
+    known = _coefficients(space)
+    return float((known @ unit[: known.shape[1]]).abs().max()) / spread_along(space, vector)
 
 
 def score(vector: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
@@ -225,7 +227,7 @@ def _held_out(
         if len(set(high[fitted].tolist())) < 2:  # one class only: nothing to fit
             continue
         d = direction(space, torch.where(fitted, y, torch.nan), method, components)
-        scores = p @ d
+        scores = p @ d[: p.shape[1]]
         midpoint = (scores[fitted & high].mean() + scores[fitted & ~high].mean()) / 2
         held_out = (fold == i) & ~y.isnan()
         hits[held_out] = ((scores[held_out] > midpoint) == high[held_out]).float()
@@ -250,6 +252,11 @@ def direction_named(space: Space, label: str) -> torch.Tensor:
         known = sorted(space.directions)
         raise refuse("direction", label, known, f"Did you mean {', '.join(near)}?" if near else "train it first")
     return space.directions[label]
+
+
+def _padded(space: Space, vector: torch.Tensor) -> torch.Tensor:
+    """Zeros for the components of which the models' coefficients are not known, or not used."""
+    return torch.nn.functional.pad(vector, (0, space.dimension - len(vector)))
 
 
 def _coefficients(space: Space) -> torch.Tensor:

@@ -33,7 +33,8 @@ class InvertConfig(Config):
         steps, lr: of Adam.
         batch: noise levels in each step; one in the paper.
         weight_decay: L2 in Adam, as in the published code.
-        prior: weight of mean((beta / sigma)^2), which pulls towards the mean model; 0 in the paper.
+        prior: weight of mean((beta / sigma)^2), which pulls towards the mean model; 0 in the paper. Where a published
+            space does not know a deviation, it is at most the last one known, and counts as that.
         schedule: of the learning rate, ``constant`` as in the paper, or ``cosine``.
         low, high: range of the timesteps drawn, 0 .. 999.
         antithetic: spread a batch's timesteps evenly over the range, for less noise in the gradient.
@@ -110,7 +111,8 @@ def invert(
             interrupted.
 
     Raises:
-        VitrineError: If the mask is empty, outside [0, 1] or of another size, or the space is in delta mode.
+        VitrineError: If the mask is empty, outside [0, 1] or of another size, the space is in delta mode, a prior is
+            asked of a space without deviations, or a picture's loss never was a number.
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
@@ -156,7 +158,7 @@ class _Run:
         # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
         self.beta = torch.zeros(len(latents), k, device=device, requires_grad=True)
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
-        self.sigma = space.deviations[:k].to(device)
+        self.sigma = _spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
         self.best = torch.zeros(len(latents), space.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
@@ -212,6 +214,9 @@ class _Run:
             return
         losses = self.loss(*self._held_out).cpu()
         self.losses.append((number, [round(v, 6) for v in losses.tolist()]))
+        if bool((lost := ~losses.isfinite() & self._lowest.isinf()).any()):
+            shown = f"{losses[lost][0]} for picture {int(lost.nonzero()[0])} after {number} steps"
+            raise refuse("inversion's loss", shown, "a number", "use a smaller learning rate, or a float32 network")
         better = (losses < self._lowest).nonzero().flatten()
         self._lowest[better] = losses[better]
         self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]
@@ -221,6 +226,14 @@ class _Run:
         if not self.losses:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
         return Inversion(self.best.cpu(), self.losses, done, interrupted)
+
+
+def _spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
+    """Deviations for the prior; they fall with the component, so the last one known bounds those unknown (zero)."""
+    known = deviations[deviations > 0]
+    if prior and not len(known):
+        raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")
+    return torch.where(deviations > 0, deviations, known.min()) if len(known) else deviations
 
 
 def _factors(space: Space, device: torch.device) -> WeightSpace:

@@ -12,20 +12,23 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from .labels import names_in
 from .manifest import Layer, Manifest
 from .names import parse
 from .space import WeightSpace
 
 FILES = ("mean.pt", "std.pt", "V.pt", "weight_dimensions.pt")
+PROJECTIONS, WEIGHTS, TABLE = "proj_1000pc.pt", "all_weights.pt", "labels.csv"
 ALPHA = 27.0
 CONVERT = "pandas.read_pickle('identity_df.pt').to_csv('labels.csv')"
 
 
 def import_official(folder: str | Path, components: int | None = 1000, alpha: float = ALPHA) -> WeightSpace:
-    """A space from ``mean.pt, std.pt, V.pt, weight_dimensions.pt`` and, where present, ``proj_1000pc.pt``.
+    """A space from ``mean.pt, std.pt, V.pt, weight_dimensions.pt`` and, where present, three more.
 
-    The coefficients' deviations are known from the projections only, which hold 1,000 components. Components beyond
-    them can be inverted into but not sampled, and the space then holds no training coefficients.
+    ``proj_1000pc.pt``, or else ``all_weights.pt``, says how far the models spread, without which there is nothing to
+    sample; ``labels.csv``, the converted table of labels in the order of their rows, names the models. Projections hold
+    1,000 components: those beyond can be inverted into, and stay at the mean in sampling and directions.
 
     Args:
         components: how many of V's columns to take; None takes all.
@@ -37,27 +40,48 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
     missing = [p for p in FILES if not (folder / p).is_file()]
     if missing:
         raise refuse("folder", f"{folder.name} without {missing}", list(FILES), "download the published files into it")
-    mean, std, basis = (_tensor(folder / p) for p in FILES[:3])
+    mean, std, basis = (_tensor(folder / p).float() for p in FILES[:3])
     manifest = _manifest(_load(folder / FILES[3]), alpha)
     k = min(components or basis.shape[1], basis.shape[1])
-    projections = _tensor(folder / "proj_1000pc.pt") if (folder / "proj_1000pc.pt").is_file() else None
-    singular, coefficients, count = torch.zeros(k), torch.zeros(0, k), 2
-    if projections is not None:
-        count, known = len(projections), min(k, projections.shape[1])
-        singular[:known] = projections[:, :known].float().std(0) * (count - 1) ** 0.5
-        if k <= projections.shape[1]:
-            coefficients = projections[:, :k].float()
-    info = {"base": "RealisticVision v5.1 (SD1.5)", "source": "official", "licence": "non-commercial, do not pass on"}
+    basis = basis[:, :k].T.contiguous()
+    projections, notes = _projections(folder, mean, std, basis), []
     negative = int((std < 0).sum())
     if negative:
-        info["note"] = f"{negative} negative deviations in std.pt, kept: projection and its inverse both use them"
-    basis = basis[:, :k].T.contiguous()
-    return WeightSpace(manifest, mean.float(), std.float(), basis, singular, coefficients, count, (), {}, 0.0, info)
+        notes.append(f"{negative} negative deviations in std.pt, kept: projection and its inverse both use them")
+    singular, coefficients, count = torch.zeros(k), torch.zeros(0, k), 2
+    if projections is None:
+        notes.append(f"without {PROJECTIONS} the spread of the models is unknown: invert and edit, but do not sample")
+    else:
+        count, centre = len(projections), projections.mean(0)
+        deviations = projections.std(0)
+        singular[: len(centre)] = deviations * (count - 1) ** 0.5
+        coefficients = projections - centre
+        if bool((centre.abs() > 1e-3 * deviations).any()):
+            # sample_weights() draws around the projections' mean; a space of ours has it in its mean model instead
+            mean = mean + std * (centre @ basis[: len(centre)])
+            notes.append("projections off centre: their mean became the mean model")
+    names = names_in(folder / TABLE, len(coefficients)) if (folder / TABLE).is_file() else ()
+    info = {"base": "RealisticVision v5.1 (SD1.5)", "source": "official", "licence": "non-commercial, do not pass on"}
+    info |= {"note": "; ".join(notes)} if notes else {}
+    # standardised: each number has a variance of one
+    return WeightSpace(manifest, mean, std, basis, singular, coefficients, count, names, {}, float(len(mean)), info)
+
+
+def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: torch.Tensor) -> torch.Tensor | None:
+    """(N, M) coefficients of the models in the leading M of K components, as published, or from their weights."""
+    if (folder / PROJECTIONS).is_file():
+        return _tensor(folder / PROJECTIONS)[:, : len(basis)].float()
+    if not (folder / WEIGHTS).is_file():
+        return None
+    weights = _tensor(folder / WEIGHTS)  # memory-mapped: 26 GB in the published set
+    if weights.ndim != 2 or weights.shape[1] != len(mean):
+        raise refuse("file", f"{WEIGHTS}: {tuple(weights.shape)}", f"(N, {len(mean)})", "use the published file")
+    return torch.cat([((rows.float() - mean) / std) @ basis.T for rows in weights.split(1024)])
 
 
 def _load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=path.stat().st_size > 2**30)
     except Exception as error:  # a refused pickle raises a class of the pickle module, which nothing here imports
         table = "df" in path.name or "labels" in path.name
         remedy = f"convert tables first: {CONVERT}" if table else "download it again"

@@ -11,7 +11,7 @@ import torch
 from ..config import Config
 from ..errors import refuse
 from ..noise import generators
-from .delta import Space
+from .delta import Space, member_names
 from .directions import direction_named
 
 RNGS, ATTRIBUTES = ("vector", "official"), ("gaussian", "joined")
@@ -64,9 +64,13 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     """(len(seeds), K) coefficients; row i depends on ``seeds[i]`` only.
 
     Raises:
-        VitrineError: If ``joined`` is asked of a space without directions or coefficients.
+        VitrineError: If ``joined`` is asked of a space without directions or coefficients, or the space does not know
+            how far its models spread.
     """
     config = config or SampleConfig()
+    if config.factor and not bool(space.deviations.any()):
+        remedy = "import it again with proj_1000pc.pt beside the other files, or draw with factor 0, the mean model"
+        raise refuse("space", "without the spread of its models", "a space to draw from", remedy)
     used = min(config.components or max(1, space.count // 3), space.dimension)
     drawn = torch.zeros(len(seeds), space.dimension)
     for row, random in enumerate(generators(seeds)):
@@ -84,6 +88,7 @@ def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: Sam
     donors = space.coefficients[
         [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in random]
     ].float()
+    donors = torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
     mixed = math.sqrt(1 - config.inherit**2) * drawn + config.inherit * donors
     gaps = config.emphasis * donors - mixed
     # row by row, so that rounding does not depend on the batch
@@ -126,12 +131,16 @@ class Neighbour:
 
 
 def nearest(space: Space, coefficients: torch.Tensor, count: int = 1) -> list[list[Neighbour]]:
-    """For each row of (B, k), the ``count`` training models with the highest cosine (section 4.2, appendix A)."""
-    k = coefficients.shape[-1]
-    rows = torch.nn.functional.normalize(coefficients.float().reshape(-1, k), dim=1)
+    """For each row of (B, k), the ``count`` training models with the highest cosine (section 4.2, appendix A).
+
+    None where the space holds no coefficients of its models; over the leading ones where it holds these.
+    """
+    rows = coefficients.float().reshape(-1, coefficients.shape[-1])
+    k = min(rows.shape[1], space.coefficients.shape[1])
+    rows = torch.nn.functional.normalize(rows[:, :k], dim=1)
     known = torch.nn.functional.normalize(space.coefficients[:, :k].float(), dim=1)
     best = (rows @ known.T).topk(min(count, len(known)), dim=1)
-    names = space.names or tuple(str(i) for i in range(space.count))
+    names = member_names(space)
     return [
         [Neighbour(names[i], round(float(c), 4), int(i)) for c, i in zip(cosines, indices, strict=True)]
         for cosines, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
@@ -141,8 +150,11 @@ def nearest(space: Space, coefficients: torch.Tensor, count: int = 1) -> list[li
 def closeness(space: Space, components: int | None = None, percentile: float = 0.95) -> float:
     """The given percentile (0 .. 1) of the training models' cosine to their nearest fellow.
 
-    A sampled model above it is closer to a training model than these are to each other.
+    A sampled model above it is closer to a training model than these are to each other. 1 where the space holds no
+    coefficients of its models.
     """
+    if len(space.coefficients) < 2:
+        return 1.0
     rows = torch.nn.functional.normalize(space.coefficients[:, :components].float(), dim=1)
     cosines = rows @ rows.T
     cosines.fill_diagonal_(-1)

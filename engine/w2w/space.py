@@ -33,7 +33,8 @@ class WeightSpace:
         scale: (D,) float32, the standard deviation of each weight; some are negative in the published files.
         components: (K, D), orthonormal; as rows, so that the first m are one contiguous slice.
         singular_values: (K,) of the standardised, centred data; the deviation of coefficient k is S_k / sqrt(N - 1).
-        coefficients: (N, K) of the training models; (0, K) if the file holds none.
+        coefficients: (N, M) of the training models, M <= K: the leading ones, as the published files give 1,000 of
+            10,000; (0, K) if the file holds none.
         count: N, the number of models the space was made from.
         names: of the models, in the order of ``coefficients``.
         directions: label -> (K,), one standard deviation long (see ``directions.py``).
@@ -67,7 +68,7 @@ class WeightSpace:
                     f"space {name}", tuple(shape), (d,), "the file does not fit its own manifest: build it anew"
                 )
         shaped = self.singular_values.ndim == 1 and self.coefficients.ndim == 2
-        if not shaped or len(self.singular_values) != k or self.coefficients.shape[1] != k or self.count < 2:
+        if not shaped or len(self.singular_values) != k or self.coefficients.shape[1] > k or self.count < 2:
             shown = (len(self.singular_values), tuple(self.coefficients.shape), self.count)
             raise refuse("space", shown, f"{k} components of 2 or more models", "build it anew")
 
@@ -78,14 +79,13 @@ class WeightSpace:
 
     @property
     def deviations(self) -> torch.Tensor:
-        """(K,) standard deviation of each coefficient over the training models, S_k / sqrt(N - 1)."""
+        """(K,) standard deviation of each coefficient over the training models, S_k / sqrt(N - 1); 0 if unknown."""
         return self.singular_values / (self.count - 1) ** 0.5
 
     @property
     def explained(self) -> torch.Tensor:
-        """(K,) share of the total variance each component holds."""
-        variance = self.deviations.double() ** 2
-        return (variance / (self.total_variance or float(variance.sum()))).float()
+        """(K,) share of the total variance each component holds; each standardised number has a variance of one."""
+        return (self.deviations.double() ** 2 / (self.total_variance or float(self.manifest.size))).float()
 
     @property
     def identity(self) -> str:

@@ -1,7 +1,5 @@
 """Models, labels and the published artefacts as files."""
 
-import math
-
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
@@ -13,6 +11,7 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.labels import parse_labels, read_table
 from vitrine.engine.w2w.official import import_official
+from vitrine_tests.engine.official_files import official_files
 
 
 def test_models_as_files(space, tmp_path):
@@ -43,24 +42,6 @@ def test_labels_from_text_and_csv(space, tmp_path):
         read_table(table, space.names)
 
 
-def official_files(space, folder, negative=3):
-    """What the published folder holds, from a space of ours."""
-    std = space.scale.clone()
-    std[:negative] *= -1
-    dims = {}
-    for layer in space.manifest:
-        for role, shape in (("A", layer.down), ("B", layer.up)):
-            key = f"base_model.model.{layer.path}.lora_{role}.weight"
-            dims[key] = [torch.Size([math.prod(shape)]), torch.Size(shape)]
-    basis = space.components.clone()
-    basis[:, :negative] *= -1
-    torch.save(space.mean, folder / "mean.pt")
-    torch.save(std, folder / "std.pt")
-    torch.save(basis.T.contiguous(), folder / "V.pt")
-    torch.save(dims, folder / "weight_dimensions.pt")
-    torch.save(space.coefficients[:, :20].clone(), folder / "proj_1000pc.pt")
-
-
 def test_import_of_the_published_files(space, tmp_path):
     official_files(space, tmp_path)
     found = import_official(tmp_path, 20)
@@ -70,7 +51,7 @@ def test_import_of_the_published_files(space, tmp_path):
     torch.testing.assert_close(found.deviations, space.deviations[:20], atol=1e-4, rtol=1e-3)
     assert "3 negative" in found.info["note"] and found.count == space.count
     wide = import_official(tmp_path, None)
-    assert wide.dimension == space.dimension and len(wide.coefficients) == 0
+    assert wide.dimension == space.dimension and wide.coefficients.shape == (space.count, 20)
     assert [layer.offset for layer in found.manifest] == [layer.offset for layer in space.manifest]
 
 
