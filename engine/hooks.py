@@ -254,7 +254,11 @@ def _readers_last(module: nn.Module) -> None:
 
 # --- edit ---------------------------------------------------------------------------------------------------------
 class Edit(_Hooks):
-    """An open edit, made by :func:`edit`."""
+    """An open edit, made by :func:`edit`.
+
+    Leaving the block refuses an edit that a whole forward never reached, as when projections have been fused meanwhile:
+    its result would pass for an edited one.
+    """
 
     def __init__(
         self, backbone: nn.Module, changes: list[tuple[ModuleSite, Callable]], rows: torch.Tensor | None
@@ -263,21 +267,42 @@ class Edit(_Hooks):
         self._handles += eager_runs(backbone)
         backbone = uncompiled(backbone)
         around = Surroundings(backbone, [site for site, _ in changes])
+        self._forwards, self._silent = 0, {site.address for site, _ in changes}
         try:
             self._handles += around.watch(lambda: None)
             for site, change in changes:
-                module = module_at(backbone, site.path)
+                module, reached = module_at(backbone, site.path), self._reached(site, change)
                 if site.before:
-                    self._handles.append(module.register_forward_pre_hook(_edit_input(site, change, around, rows)))
+                    self._handles.append(module.register_forward_pre_hook(_edit_input(site, reached, around, rows)))
                 else:
-                    self._handles.append(module.register_forward_hook(_edit_output(site, change, around, rows)))
+                    self._handles.append(module.register_forward_hook(_edit_output(site, reached, around, rows)))
                 _readers_last(module)
+            self._handles.append(backbone.register_forward_hook(lambda *_: self._ended()))
         except BaseException:
             self.close()
             raise
 
     def __enter__(self) -> Edit:
         return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
+        self.close()
+        if error is None and self._forwards and self._silent:
+            missed = f"{len(self._silent)} places that {self._forwards} forwards never reached: {min(self._silent)} ..."
+            remedy = "call unfuse_qkv_projections(), and compile the network before the edit is opened"
+            raise refuse("edit", missed, "places that the network runs through", remedy)
+        return None
+
+    def _reached(self, site: ModuleSite, change: Callable) -> Callable:
+        def changed(values: torch.Tensor) -> torch.Tensor:
+            self._silent.discard(site.address)
+            return change(values)
+
+        return changed
+
+    def _ended(self) -> None:
+        """A forward that a capture ends early says nothing of the places behind."""
+        self._forwards += 1
 
 
 def _edit_input(site: ModuleSite, change: Callable, around: Surroundings, rows: torch.Tensor | None) -> Callable:

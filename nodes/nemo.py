@@ -36,8 +36,8 @@ INDEX = io.Int.Input(
     tooltip="Which of 50 DDIM steps is looked at: 1 (t = 961) is published; small models may need 4 to 15.",
 )  # fmt: skip
 TAU = io.Float.Input(
-    "tau", default=0.428, min=0.001, max=1.0, step=0.001,
-    tooltip="Threshold of memorization: 0.428 for SD1.4; calibrate with NEMO Threshold for any other model.",
+    "tau", default=0.0, min=0.0, max=1.0, step=0.001,
+    tooltip="Threshold of memorization, from NEMO Threshold: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
 )  # fmt: skip
 _PROMPTS = io.String.Input(
     "prompts", multiline=True, default="", tooltip="Ordinary captions, one a line: the more the better, 500 or more."
@@ -178,10 +178,14 @@ class NEMOScore(io.ComfyNode):
         probe = make_probe(denoiser_of(model), config=config)
         cond = condition_of(model, positive, blank)
         shape = shape_of(blank)
-        ((score,), _) = score_prompts(probe, [cond], shape, tau, progress())
+        ((score,), _) = score_prompts(probe, [cond], shape, tau or None, progress())
         pictures = previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
-        verdict = f"{'memorized' if score.memorized else 'not memorized'}: score {score.value:.3f}, tau {tau:.3f}"
-        return io.NodeOutput(score.value, score.memorized, pictures, ui=ui.PreviewText(verdict))
+        memorized = score.tau is not None and score.memorized
+        verdict = (
+            "no verdict: connect NEMO Threshold" if score.tau is None else "memorized" if memorized else "not memorized"
+        )
+        text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{score.metric}"
+        return io.NodeOutput(score.value, memorized, pictures, ui=ui.PreviewText(text))
 
 
 class NEMOFindNeurons(io.ComfyNode):
@@ -228,14 +232,14 @@ class NEMOFindNeurons(io.ComfyNode):
         model_id = fingerprint(model)
         statistics.check(backbone_of(model), model_id)
         blank = blank_latents(model, latent)[:1]
-        config = SearchConfig(tau=tau, share=share or None, mode=mode)
+        config = SearchConfig(tau=tau or None, share=share or None, mode=mode)
         probe = make_probe(
             denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
         )
         cond = condition_of(model, positive, blank)
         shape = shape_of(blank)
         (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress())
-        neurons = result.neurons(model_id, {"probe": probe.config.to_dict(), "search": config.to_dict()})
+        neurons = result.neurons(model_id)
         picture = heat_map(neurons, {s.address: len(statistics.means[s.address]) for s in probe.sites})
         text = describe(neurons)
         return io.NodeOutput(neurons, text, picture[None], ui=ui.PreviewText(text))
@@ -247,6 +251,7 @@ def describe(neurons: NeuronSet) -> str:
     if "score_after" in neurons.info:
         lines.append(
             f"seeds agree by {neurons.info['score_before']:.3f} before, {neurons.info['score_after']:.3f} after"
+            f" ({neurons.info.get('metric', 'MS-SSIM')})"
         )
     return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
 

@@ -71,7 +71,7 @@ class NEMOVerify(io.ComfyNode):
                 allow_gradients(model)
             verdict = verify(
                 probe, cond.to(model.load_device, copy=True), neurons, shape_of(blank),
-                VerifyConfig(tau, seed, AttackConfig(steps=attack_steps)),
+                VerifyConfig(tau or None, seed, AttackConfig(steps=attack_steps)),
                 reference=None if picture is None else picture.clone(),
                 fingerprint=fingerprint(model), progress=progress(),
             )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -156,20 +156,32 @@ def bake(
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
 
     Raises:
-        VitrineError: See :meth:`NeuronSet.check`, and if a projection serves text and image tokens alike.
+        VitrineError: See :meth:`NeuronSet.check`, and if a projection serves text and image tokens alike or carries an
+            adapter that scales its outputs (DoRA).
     """
     changed: dict[str, torch.Tensor] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
         if site.joint:
             shown, accepted = f"{address}, whose weights read image tokens too", "values that read text alone"
             raise refuse("neurons to bake", shown, accepted, "block them while sampling instead")
-        module = backbone.get_submodule(site.path)
         first = site.columns[0] if site.columns else 0
         index = torch.tensor(neurons.neurons[address]) + first
-        for name, value in module.named_parameters(recurse=False):
-            if name in ("weight", "bias"):
-                key = f"{site.path}.{name}"
-                new = changed.get(key, (originals or {}).get(key, value).detach().clone())
-                new[index.to(new.device)] *= factor
-                changed[key] = new
+        for name, value in _rows_of_outputs(backbone.get_submodule(site.path), address):
+            key = f"{site.path}.{name}"
+            new = changed.get(key, (originals or {}).get(key, value).detach().clone())
+            new[index.to(new.device)] *= factor
+            changed[key] = new
     return changed
+
+
+def _rows_of_outputs(module: nn.Module, address: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters of a projection with a row for each of its outputs; those of adapters that stand on it too.
+
+    W + s B A has its rows scaled when those of W and of B are.
+    """
+    if any(len(getattr(module, name, ())) for name in ("lora_magnitude_vector", "lora_embedding_B")):
+        raise refuse("adapter", f"{address} with a DoRA", "plain LoRAs", "fuse it into the weights first")
+    for name, value in module.named_parameters():
+        adapted = name.startswith("lora_B.") and name.endswith(".weight")
+        if adapted or name in ("weight", "bias", "base_layer.weight", "base_layer.bias"):
+            yield name, value

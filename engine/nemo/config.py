@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..config import Config
@@ -9,8 +10,22 @@ from ..errors import refuse
 
 SIGNALS = ("eps_minus_noise", "x0")
 MODES = ("parity", "chain", "fast")
+AUTO = "auto"
+
 PAPER_TAU = 0.428
 """The authors' threshold for SD1.4 at 512 px (mean 0.358 + one std 0.070 of unmemorized captions)."""
+
+
+def check_tau(tau: float | None) -> float:
+    """A threshold that somebody measured.
+
+    Raises:
+        VitrineError: If there is none.
+    """
+    if tau is None:
+        remedy = "calibrate on 200 or more ordinary captions; PAPER_TAU (0.428) is for SD1.4 at 512 px alone"
+        raise refuse("tau", None, "a threshold measured on this model at this size", remedy)
+    return tau
 
 
 @dataclass(frozen=True)
@@ -24,7 +39,7 @@ class ProbeConfig(Config):
         timestep_index: position in that grid; 1 is what the official code uses (t = 961 of 50 steps), 0 the paper's.
         signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
         data_range: of the similarity: None takes it from the batch as the official code does, 1.0 makes a seed's score
-            independent of its companions.
+            independent of its companions. "auto" is None in a search of mode ``parity``, else 1.0.
         guidance: 0 takes the conditional prediction alone (published detection), else eps_u + g (eps_c - eps_u),
             at twice the rows.
         swapped: guidance with the two branches exchanged, as the official ``compute_noise_diff`` computes it; only to
@@ -36,7 +51,7 @@ class ProbeConfig(Config):
     steps: int = 50
     timestep_index: int = 1
     signal: str = "eps_minus_noise"
-    data_range: float | None = 1.0
+    data_range: float | str | None = AUTO
     guidance: float = 0.0
     swapped: bool = False
 
@@ -49,6 +64,8 @@ class ProbeConfig(Config):
             raise refuse("timestep_index", self.timestep_index, f"0 .. {self.steps - 1}", "use 1")
         if self.signal not in SIGNALS:
             raise refuse("signal", self.signal, SIGNALS, "x0 works for every model")
+        if isinstance(self.data_range, str) and self.data_range != AUTO:
+            raise refuse("data_range", self.data_range, f"a number, None or {AUTO!r}", "pictures have range 1.0")
         if self.guidance < 0 or (self.guidance and self.signal == "x0"):
             pair = (self.guidance, self.signal)
             raise refuse("guidance, signal", pair, "guidance >= 0 with eps_minus_noise", "0 is the published way")
@@ -60,6 +77,7 @@ class SearchConfig(Config):
 
     Attributes:
         tau: memorization threshold in (0, 1]: seeds that agree by more are kept; a prompt with none is not memorized.
+            None until it was calibrated: no number is right for every model and size.
         tau_search: the search stops when blocked and unblocked predictions agree no more than this; None takes tau, as
             published. Where all pictures are similar, so that ordinary captions agree a lot too, it must be lower.
         share: instead of ``tau_search``, a level for each prompt: the candidates must do this share (0..1) of what
@@ -71,7 +89,7 @@ class SearchConfig(Config):
         rows: largest batch of one forward.
     """
 
-    tau: float = PAPER_TAU
+    tau: float | None = None
     tau_search: float | None = None
     share: float | None = None
     theta: float = 5.0
@@ -83,12 +101,13 @@ class SearchConfig(Config):
     rows: int = 80
 
     def __post_init__(self) -> None:
-        if not 0 < self.tau <= 1 or not 0 < self.stop <= 1:
+        if not all(level is None or 0 < level <= 1 for level in (self.tau, self.tau_search)):
             pair = (self.tau, self.tau_search)
             raise refuse("tau, tau_search", pair, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
         if self.share is not None and not 0 < self.share <= 1:
             raise refuse("share", self.share, "a number in (0, 1]", "0.95 is a good start")
-        if not (self.theta_step > 0 and self.theta > self.theta_min >= 0 and self.k >= 0 and self.k_step >= 0):
+        finite = all(map(math.isfinite, (self.theta, self.theta_step, self.theta_min)))
+        if not (finite and self.theta_step > 0 and self.theta > self.theta_min >= 0 <= min(self.k, self.k_step)):
             raise refuse("theta, k", self.to_dict(), "theta > theta_min >= 0, positive steps", "use 5, 0.25, 1, 0, 1")
         if self.mode not in MODES:
             raise refuse("mode", self.mode, MODES, "chain gives parity's result in fewer calls")
@@ -98,7 +117,8 @@ class SearchConfig(Config):
     @property
     def stop(self) -> float:
         """The score at which blocking has changed enough."""
-        return self.tau if self.tau_search is None else self.tau_search
+        level = self.tau if self.tau_search is None else self.tau_search
+        return check_tau(level)
 
     @property
     def evaluations(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import width_of
 from ..progress import Progress, silent
-from .config import ProbeConfig, SearchConfig
+from .config import AUTO, ProbeConfig, SearchConfig, check_tau
 from .neurons import NeuronSet
 from .score import Probe, Request, Score, ddim_timestep, probe_noise
 from .search import Outcome, Search, Trial, search
@@ -33,6 +33,7 @@ class Result:
         search: what the search ended with; None when the prompt is not memorized.
         after: cross-seed score with its neurons blocked.
         forwards: network rows spent on this prompt.
+        settings: of the probe and the search, as :func:`settings_of` gives them.
     """
 
     prompt: str
@@ -40,6 +41,7 @@ class Result:
     search: Outcome | None
     after: Score | None
     forwards: int
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -56,15 +58,25 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for NEURONS files."""
         plain: dict[str, Any] = {"prompt": self.prompt, "verdict": self.verdict, "forwards": self.forwards}
+        plain |= {"metric": self.before.metric, "settings": self.settings}
         plain |= {"score_before": self.before.value, "seeds_kept": self.before.keep.nonzero().flatten().tolist()}
         if self.search and self.after:
             plain |= {"score_after": self.after.value, "search": self.search.to_dict()}
         return plain
 
-    def neurons(self, fingerprint: str, settings: dict[str, Any]) -> NeuronSet:
+    def neurons(self, fingerprint: str) -> NeuronSet:
         """As a set to block, with this result in its ``info``; empty when the prompt is not memorized."""
         neurons = {a: tuple(n) for a, n in self.search.neurons.items()} if self.search else {}
-        return NeuronSet(neurons, fingerprint, self.to_dict() | {"settings": settings})
+        return NeuronSet(neurons, fingerprint, self.to_dict())
+
+
+def settings_of(probe: Probe, config: SearchConfig) -> dict[str, Any]:
+    """Plain values of everything that decides a search's result but the model and the statistics."""
+    return {
+        "probe": probe.config.to_dict() | {"data_range": probe.data_range},
+        "search": config.to_dict(),
+        "sites": [site.address for site in probe.sites],
+    }
 
 
 def make_probe(
@@ -78,23 +90,27 @@ def make_probe(
 
 @torch.no_grad()
 def score_prompts(
-    probe: Probe, conds: Sequence[Condition], shape: tuple[int, int, int], tau: float, progress: Progress = silent
+    probe: Probe,
+    conds: Sequence[Condition],
+    shape: tuple[int, int, int],
+    tau: float | None,
+    progress: Progress = silent,
 ) -> tuple[list[Score], list[torch.Tensor]]:
     """(scores, unblocked signals (S, C, h, w)) of prompts, from a condition of one row each, in full batches.
 
     Args:
         shape: (C, h, w) of the latents.
-        tau: the threshold of the scores, 0..1.
+        tau: the threshold of the scores, 0..1; None where it has not been calibrated.
     """
     noise = probe_noise(probe.config, shape).to(_device(conds))
-    at_once = probe.at_once
+    at_once, metric = probe.at_once, probe.metric(shape)
     scores: list[Score] = []
     unblocked: list[torch.Tensor] = []
     for i in range(0, len(conds), at_once):
         signals = probe.signals([Request(c, noise, {}) for c in conds[i : i + at_once]])
         unblocked += signals
         per_seed = torch.stack([probe.per_seed(s) for s in signals]).cpu()  # one wait for all of them
-        scores += [Score(values, tau) for values in per_seed]
+        scores += [Score(values, tau, metric) for values in per_seed]
         progress(min(i + at_once, len(conds)), len(conds), None)
     return scores, unblocked
 
@@ -120,6 +136,9 @@ def find_neurons(
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
+    check_tau(config.tau)
+    if config.mode == "parity" and probe.config.data_range == AUTO:
+        probe = replace(probe, config=replace(probe.config, data_range=None))
     noise = probe_noise(probe.config, shape).to(_device(conds))
     scores, unblocked = score_prompts(probe, conds, shape, config.tau)
     keep = {i: score.keep.to(noise.device) for i, score in enumerate(scores) if score.memorized}
@@ -128,15 +147,15 @@ def find_neurons(
     share = replace(config, rows=max(1, config.rows // max(1, len(searched))))
     levels = _levels(probe, searched, share)
     tasks = {i: _task(probe, prompt, statistics, levels[i]) for i, prompt in searched.items()}
-    outcomes = lockstep(probe, tasks, progress)
+    outcomes, settings = lockstep(probe, tasks, progress), settings_of(probe, config)
     results = []
     for i, prompt in enumerate(prompts):
         outcome, after, spent = outcomes.get(i), None, len(noise)
         if outcome is not None:
             (signals,) = probe.signals([Request(conds[i], noise, outcome.neurons)])
-            after = Score(probe.per_seed(signals).cpu(), config.tau)
+            after = Score(probe.per_seed(signals).cpu(), config.tau, probe.metric(shape))
             spent += len(noise) + tasks[i].rows + (len(tasks[i].noise) if config.share is not None else 0)
-        results.append(Result(prompt, scores[i], outcome, after, spent))
+        results.append(Result(prompt, scores[i], outcome, after, spent, settings))
     return results
 
 
@@ -188,7 +207,7 @@ def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config
     activations = [a.mean(0) for a in value_activations(probe.denoiser, cond, probe.sites, latents, probe.t)]
     activations = list(torch.cat(activations).cpu().split([len(a) for a in activations]))  # the search reads them
     z = [statistics.z(address, a) for address, a in zip(addresses, activations, strict=True)]
-    early = probe.config.data_range is not None
+    early = probe.data_range is not None
     searching = search(addresses, z, activations, len(prompt.noise), config, early)
     return Task(prompt.cond, prompt.noise, prompt.unblocked, searching)
 

@@ -17,7 +17,7 @@ from ..errors import refuse
 from ..guidance import guide
 from ..site import ModuleSite
 from .block import block_rows
-from .config import ProbeConfig
+from .config import ProbeConfig, check_tau
 from .ssim import betas_for, ms_ssim
 
 Neurons = Mapping[str, Sequence[int]]
@@ -111,7 +111,17 @@ class Probe:
 
     def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """(B,) similarity of two batches of signals, as the configuration says."""
-        return ms_ssim(a, b, betas_for(min(a.shape[-2:])), self.config.data_range)
+        return ms_ssim(a, b, betas_for(min(a.shape[-2:])), self.data_range)
+
+    @property
+    def data_range(self) -> float | None:
+        """Of the similarity; None is the batch's own."""
+        return 1.0 if isinstance(self.config.data_range, str) else self.config.data_range
+
+    def metric(self, shape: Sequence[int]) -> str:
+        """The similarity in words: small latents have fewer scales, and other scores."""
+        scales, within = len(betas_for(min(shape[-2:]))), self.data_range
+        return f"MS-SSIM of {scales} scales, range {'of the batch' if within is None else f'{within:g}'}"
 
     def per_seed(self, signals: torch.Tensor) -> torch.Tensor:
         """(S,) from the signals of S seeds: how alike each is to the one most like it; all pairs in one batch."""
@@ -126,15 +136,17 @@ class Probe:
 
 @dataclass(frozen=True)
 class Score:
-    """Whether a prompt is memorized.
+    """How alike the predictions of a prompt's seeds are, and whether that means that it is memorized.
 
     Attributes:
         per_seed: (S,) similarity of each seed to the one most like it, 0..1.
-        tau: the threshold.
+        tau: the threshold; without one there is a score, but no verdict.
+        metric: what the similarity is, in words.
     """
 
     per_seed: torch.Tensor
-    tau: float
+    tau: float | None = None
+    metric: str = ""
 
     @property
     def value(self) -> float:
@@ -143,12 +155,20 @@ class Score:
 
     @property
     def keep(self) -> torch.Tensor:
-        """(S,) bool: seeds that agree with another one by more than tau."""
-        return self.per_seed > self.tau
+        """(S,) bool: seeds that agree with another one by more than tau.
+
+        Raises:
+            VitrineError: If there is no tau.
+        """
+        return self.per_seed > check_tau(self.tau)
 
     @property
     def memorized(self) -> bool:
-        """True if any seed agrees with another one."""
+        """True if any seed agrees with another one.
+
+        Raises:
+            VitrineError: If there is no tau.
+        """
         return bool(self.keep.any())
 
 

@@ -54,6 +54,7 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for NEURONS files."""
         plain = {k: getattr(self, k) for k in self.__dataclass_fields__ if k != "tests"}
+        # A set that was kept on one seed scored at least this, on all seeds no less.
         return plain | {"closest_decision": min((abs(s - self.threshold) for _, s, _ in self.tests), default=None)}
 
 
@@ -170,27 +171,28 @@ class _Tester:
     def first_failure(
         self, sets: Sequence[Mapping[str, list[int]]]
     ) -> Generator[list[Trial], list[torch.Tensor], tuple[int, list[float]]]:
-        """(number of sets that pass before the first that reaches the threshold, their scores)."""
+        """(number of sets that pass before the first that reaches the threshold, their scores and then its own)."""
         lead_scores: list[float] = []
         seeds = self.seeds
         if self.early and len(self.seeds) > 1:
             similarities = yield [(blocked, [self.lead]) for blocked in sets]
             lead_scores = [float(v.max()) for v in similarities]
             passed = next((i for i, s in enumerate(lead_scores) if s >= self.outcome.threshold), len(sets))
-            if passed < len(sets):
-                self.outcome.tests.append(("kept on one seed", lead_scores[passed], False))
+            failing = lead_scores[passed : passed + 1]
             sets, seeds = sets[:passed], [s for s in self.seeds if s != self.lead]
+        else:
+            failing = []
         if not sets:
-            return 0, []
+            return 0, failing
         similarities = yield [(blocked, seeds) for blocked in sets]
         scores: list[float] = []
         for i, values in enumerate(similarities):
             score = max(float(values.max()), lead_scores[i] if lead_scores else 0.0)
             if score >= self.outcome.threshold:
                 self.lead = seeds[int(values.argmax())]  # the seed that objects is the one to ask first
-                return i, scores
+                return i, [*scores, score]
             scores.append(score)
-        return len(sets), scores
+        return len(sets), scores + failing
 
 
 def _refine(tester: _Tester, groups: list[list[Entry]], config: SearchConfig) -> Refining:
@@ -210,7 +212,7 @@ def _refine(tester: _Tester, groups: list[list[Entry]], config: SearchConfig) ->
         if passed:
             tester.blocked, tester.score = sets[passed - 1], scores[passed - 1]
         if passed < len(chain):
-            tester.outcome.tests.append((_name(chain[passed]), tester.outcome.threshold, False))
+            tester.outcome.tests.append((_name(chain[passed]), scores[passed], False))
         position += passed + (passed < len(chain))
         width = min(2 * width, limit) if passed == len(chain) else max(1, width // 2)
 
@@ -233,7 +235,7 @@ def _bisect(tester: _Tester, groups: list[list[Entry]]) -> Refining:
         yield from _bisect(tester, groups[:middle])
         yield from _bisect(tester, groups[middle:])
     else:
-        tester.outcome.tests.append((_name(groups[0]), tester.outcome.threshold, False))
+        tester.outcome.tests.append((_name(groups[0]), scores[0], False))
 
 
 def _name(group: list[Entry]) -> str:

@@ -16,6 +16,7 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..progress import Progress, silent
 from .block import block
+from .config import check_tau
 from .neurons import NeuronSet
 from .score import Neurons, Probe, Request, Score, probe_noise
 
@@ -48,12 +49,12 @@ class VerifyConfig(Config):
     """How blocking is verified.
 
     Attributes:
-        tau: memorization threshold, 0..1, as in the search.
+        tau: memorization threshold, 0..1, as in the search; there is no verdict without one.
         seed: of the noises, in place of the probe's own; the search uses 1.
         attack: the adversarial embedding, tried where there is a reference.
     """
 
-    tau: float
+    tau: float | None
     seed: int = 101
     attack: AttackConfig = field(default=ATTACK)
 
@@ -93,11 +94,11 @@ class Verification:
 
 
 @torch.no_grad()
-def _score(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float, blocked: Neurons) -> Score:
+def _score(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float | None, blocked: Neurons) -> Score:
     """The cross-seed score with some neurons blocked, at the probe's own seeds."""
     noise = probe_noise(probe.config, shape).to(cond.text.device if cond.text is not None else "cpu")
     (signals,) = probe.signals([Request(cond, noise, blocked)])
-    return Score(probe.per_seed(signals).cpu(), tau)
+    return Score(probe.per_seed(signals).cpu(), tau, probe.metric(shape))
 
 
 def adversarial_embedding(
@@ -163,8 +164,9 @@ def verify(
         fingerprint: of the model, where its modules carry patches at the moment.
 
     Raises:
-        VitrineError: If the neurons belong to another model, or see :func:`adversarial_embedding`.
+        VitrineError: If there is no tau, the neurons belong to another model, or see :func:`adversarial_embedding`.
     """
+    check_tau(config.tau)
     fresh = replace(probe, config=replace(probe.config, seed=config.seed))
     neurons.check(probe.denoiser.backbone, probe.sites, fingerprint)
     untouched = _score(fresh, cond, shape, config.tau, {})

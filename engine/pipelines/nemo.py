@@ -125,7 +125,11 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
             return running.finish(model)
 
     def score(
-        self, prompts: str | Iterable[str], tau: float, config: ProbeConfig | None = None, progress: Progress = silent
+        self,
+        prompts: str | Iterable[str],
+        tau: float | None = None,
+        config: ProbeConfig | None = None,
+        progress: Progress = silent,
     ) -> list[Score]:
         """Cross-seed score of each prompt: how alike the one-step predictions from different noises are.
 
@@ -170,7 +174,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
-        return result.neurons(fingerprint_of(self.unet), {})
+        return result.neurons(fingerprint_of(self.unet))
 
     def verify(
         self,

@@ -22,8 +22,9 @@ from ...engine.progress import Progress, silent
 
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 SHAPE, STEPS, GUIDANCE = (4, 16, 16), 30, 3.0
-DETECT = ProbeConfig(timestep_index=15)
-SEARCH = ProbeConfig(timestep_index=4)
+DETECT = ProbeConfig(timestep_index=15, data_range=1.0)
+SEARCH = ProbeConfig(timestep_index=4, data_range=1.0)
+"""The range is fixed, so that searches in every mode compare the same numbers."""
 """On 16 x 16 latents the published index 1 separates less: nothing of the picture is decided there yet."""
 SHARE = 0.98
 """Of what blocking every neuron does to the prediction; the search stops there."""
@@ -100,7 +101,7 @@ class World:
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block."""
-        return result.neurons(fingerprint_of(self.model.unet), {})
+        return result.neurons(fingerprint_of(self.model.unet))
 
     def widths(self) -> dict[str, int]:
         """address -> number of neurons."""

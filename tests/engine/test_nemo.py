@@ -275,7 +275,7 @@ def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statis
 
 
 def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistics):
-    config = ProbeConfig(seeds=SEEDS)
+    config = ProbeConfig(seeds=SEEDS, data_range=1.0)
     conds = [Condition(texts[i : i + 1]) for i in range(2)]
     probe = make_probe(denoiser, config=config)
     scores, _ = score_prompts(probe, conds, SHAPE, 1.0)
@@ -301,7 +301,7 @@ def test_prompts_that_are_not_memorized_are_left_alone(denoiser, texts, statisti
         make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])], statistics, SHAPE,
         SearchConfig(tau=0.999),
     )  # fmt: skip
-    assert result.verdict == "not memorized" and len(result.neurons("", {})) == 0 and result.forwards == SEEDS
+    assert result.verdict == "not memorized" and len(result.neurons("")) == 0 and result.forwards == SEEDS
 
 
 def test_threshold_is_mean_plus_one_deviation():

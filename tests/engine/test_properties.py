@@ -55,8 +55,8 @@ FIELDS = {
     "VoteSettings": {"voters": WHOLE, "epochs": WHOLE, "batch": st.integers(2), "rate": POSITIVE, "seed": SMALL},
     "ProbeConfig": {
         "seeds": st.integers(2, 99), "seed": SMALL, "steps": st.integers(50, 99), "timestep_index": st.integers(0, 49),
-        "signal": st.just("eps_minus_noise"), "data_range": st.none() | POSITIVE, "guidance": st.floats(0, 99),
-        "swapped": st.booleans(),
+        "signal": st.just("eps_minus_noise"), "data_range": st.none() | st.just("auto") | POSITIVE,
+        "guidance": st.floats(0, 99), "swapped": st.booleans(),
     },
     "SearchConfig": {
         "tau": LEVEL, "tau_search": st.none() | LEVEL, "share": st.none() | LEVEL, "theta": st.floats(5, 9),
