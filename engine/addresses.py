@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
 from .errors import refuse
 from .families import layout_of
-from .site import Site
+from .site import ModuleSite, Site
+
+AUTO = "auto"
+"""In place of an address: :func:`usual`."""
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:
@@ -31,7 +34,7 @@ def sites_of(backbone: nn.Module) -> dict[str, Site]:
 def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
     """The sites that match addresses or globs (``up-level*-cross-q``), each once, in execution order.
 
-    A string may hold several patterns, separated by commas or spaces.
+    A string may hold several patterns, separated by commas or spaces; ``auto`` stands for :func:`usual`.
 
     Raises:
         VitrineError: If a pattern matches nothing; the message names the nearest valid addresses.
@@ -42,11 +45,21 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
     if not names:
         raise refuse("addresses", patterns, "one address or glob at least", f"e.g. {next(iter(table))!r}")
     for pattern in names:
-        matching = fnmatch.filter(table, pattern)
+        matching = [usual(table)] if pattern == AUTO else fnmatch.filter(table, pattern)
         if not matching:
             raise refuse("address", pattern, f"{len(table)} addresses of this model", _hint(pattern, list(table)))
         wanted.update(matching)
     return [site for address, site in table.items() if address in wanted]
+
+
+def usual(table: Mapping[str, Site]) -> str:
+    """A place that every model has, for who names none: queries of image tokens, three fifths of the way through.
+
+    They are those of the cross-attention where there is one; there GDF's selections and DIFT's place lie, too.
+    """
+    places = [a for a, s in table.items() if isinstance(s, ModuleSite) and s.kind == "tokens" and a.endswith("-q")]
+    queries = [a for a in places if a.endswith("-cross-q")] or places or list(table)
+    return queries[3 * len(queries) // 5]
 
 
 def split_patterns(patterns: str | Sequence[str]) -> list[str]:

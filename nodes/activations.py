@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.activations import PRESETS, Activations, PCABasis, TapConfig, pca_rgb, preset, tap_latents
-from ..engine.addresses import resolve
+from ..engine.addresses import AUTO, resolve
 from ..engine.errors import refuse
 from .comfy import saved
 from .comfy.conditioning import condition_of
@@ -21,8 +21,10 @@ from .sockets import ActivationsSocket, RecorderSocket
 CATEGORY = "Vitrine/activations"
 _OWN = "addresses below"
 _FOLDER = "vitrine_activations"
-_DEFAULT = "up-level0-repeat0-vit-block0-cross-q\nup-level1-repeat0-vit-block0-cross-q"
-_HELP = "One address or glob a line, e.g. up-level*-cross-q. A wrong one is refused with the nearest valid names."
+_HELP = (
+    "One address or glob a line, e.g. up-level*-cross-q; auto: a place that every model has. A wrong one is refused "
+    "with the nearest valid names."
+)
 
 
 def selection_inputs() -> list[io.Input]:
@@ -32,7 +34,7 @@ def selection_inputs() -> list[io.Input]:
             "selection", options=[_OWN, *PRESETS], default=_OWN,
             tooltip="A published selection, or the addresses typed below.",
         ),
-        io.String.Input("addresses", multiline=True, default=_DEFAULT, tooltip=_HELP),
+        io.String.Input("addresses", multiline=True, default=AUTO, tooltip=_HELP),
         io.Float.Input(
             "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
             tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
@@ -133,7 +135,7 @@ class TapDuringSampling(io.ComfyNode):
             search_aliases=["record activations", "activations while sampling", "hooks", "h-space"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
-                io.String.Input("addresses", multiline=True, default=_DEFAULT, tooltip=_HELP),
+                io.String.Input("addresses", multiline=True, default=AUTO, tooltip=_HELP),
                 io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps to keep, counted from 0; or 'all'."),
             ],
             outputs=[

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from vitrine_tests.full_size.notes import Following, families_of, note, plain
 
 ROOT = Path(__file__).parents[1]
 GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
@@ -30,6 +31,28 @@ def test_the_node_to_swap_is_in_the_workflow(workflow):
     names, nodes = (json.loads(p.read_text(encoding="utf-8")) for p in (NAMES, workflow))
     shown = {names[n["type"]]["display_name"] for n in nodes["nodes"] if n["type"] in names}
     assert re.search(r"swap \*([^*]+)\*", section).group(1) in shown
+
+
+OWN = {
+    "checkpoint": "c", "pictures": ["a", "b"], "labels": "x 1\ny 0", "student": "s", "preset": "DMD2 SD1.5",
+    "slider": "own", "folder": "people", "space": "w", "neurons": "n", "person": "p", "places": "f", "taps": "t",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+def test_the_note_is_the_gallerys_and_can_be_followed(workflow):
+    """On real checkpoints in tests/full_size; here, that each part of it is understood and leaves a whole graph."""
+    (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
+    (said,) = re.findall(r"\*\*Your own model:\*\* (.*?)\n- \*\*In Python", section, re.S)
+    assert plain(said) == note(workflow.stem)
+    for family in families_of(workflow.stem):
+        following = Following.start(workflow.stem, family, OWN)
+        following.follow(note(workflow.stem))
+        kinds = {node["class_type"] for node in following.graph.values()}
+        assert "CheckpointLoaderSimple" in kinds and not {k for k in kinds if k.startswith("VitrineLoadPortraits")}
+        links_ = [v for node in following.graph.values() for v in node["inputs"].values() if isinstance(v, list)]
+        assert all(link[0] in following.graph for link in links_), "nothing hangs in the air"
+        assert not re.search("shipped|portraits power", json.dumps(following.graph))
 
 
 def test_links_lead_somewhere_and_no_example_is_left_out():

@@ -146,6 +146,21 @@ def test_globs_keep_execution_order_and_mistakes_are_explained():
         resolve(unet, "")
 
 
+@pytest.mark.parametrize(
+    ("network", "wanted"),
+    [
+        (lambda: models.outline(**models.SD15), "up-level1-repeat2-vit-block0-cross-q"),
+        (lambda: models.outline(**models.SDXL), "up-level0-repeat0-vit-block8-cross-q"),
+        (lambda: models.shared(models.pixart), "vit-block1-cross-q"),
+        (lambda: models.shared(models.sd3), "vit-block1-q"),
+        (lambda: models.shared(models.flux), "vit-block1-q"),
+    ],
+    ids=["SD1.5", "SDXL", "PixArt", "SD3", "Flux"],
+)
+def test_auto_is_a_place_of_every_model(network, wanted):
+    assert [s.address for s in resolve(network(), "auto")] == [wanted]
+
+
 # --- hooks --------------------------------------------------------------------------------------------------------
 def test_capture_is_the_module_output_and_leaves_nothing_behind(no_hooks_left):
     unet, (x, text) = tiny_unet(), inputs()

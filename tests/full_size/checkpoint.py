@@ -58,7 +58,8 @@ def _unet_config(family: str) -> dict[str, Any]:
     """What ComfyUI detects behind the names and shapes of diffusers' own network."""
     from comfy.model_detection import unet_config_from_diffusers_unet
 
-    config: dict[str, Any] = unet_config_from_diffusers_unet(models.outline(**UNETS[family]).state_dict(), torch.float16)
+    names = models.outline(**UNETS[family]).state_dict()
+    config: dict[str, Any] = unet_config_from_diffusers_unet(names, torch.float16)
     return config
 
 

@@ -1,0 +1,68 @@
+# ruff: noqa: E501 - lines of the page
+"""``docs/full_size.md``: what ran on the full-size checkpoints, and what it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import measure
+from .notes import NAMES, ROOT, families_of
+
+PAGE = ROOT / "docs" / "full_size.md"
+DOORS = {"ComfyUI": "Nodes in ComfyUI", "diffusers": "Pipelines", "note": "Workflows, changed as their notes say"}
+FAMILIES = {"sd15": "SD1.5", "sdxl": "SDXL"}
+REFUSED = {
+    ("ComfyUI", "VitrineApplyGammaSchedule", "sd15"): "refused: it is told no size",
+    ("ComfyUI", "VitrineEMDDistill", "sdxl"): "SD1.x only",
+}
+
+HEAD = """# At full size
+
+Every node, every pipeline and every note "Your own model" on single-file checkpoints of full size: SD1.5 (2.1 GB, 1130 tensors) and
+SDXL (6.9 GB, 2514 tensors) in the layout of the models' authors, with **random float16 weights** that the tests write themselves. What
+that shows: names, shapes, sizes, precision and memory of what people load. What it cannot show: pictures; random weights draw noise.
+**This page is written by the tests**, the nightly lane:
+
+```bash
+VITRINE_FULL_SIZE=1 VITRINE_WRITE_DOCS=1 pytest tests/full_size          # both; an hour or two on one CPU core
+VITRINE_FULL_SIZE=sd15 pytest tests/full_size                             # 6 GB of memory; sdxl: 14 GB
+```
+
+The files are written once, below `~/.cache/vitrine-full-size` or `$VITRINE_FULL_SIZE_DIR`; ComfyUI is needed (`$COMFYUI_PATH`), for its
+networks say which tensors a checkpoint has and its folder has CLIP's vocabulary. Nothing is downloaded. Both libraries read every tensor and miss
+none (`test_checkpoint.py`); taps of the published selections are equal in both to 0.001 (`test_doors.py`).
+
+Seconds and peak memory of the process (mapped files included) of each run: few steps, pictures of 96 px (`$VITRINE_FULL_SIZE_SIDE` for others),
+one CPU thread on a busy machine. ComfyUI keeps weights in float16 and computes in float32 (`--fp16-unet`); diffusers has SD1.5 in float32, SDXL's
+UNet in float16 with `enable_layerwise_casting`. A node's seconds include what it needs of nodes that had not run before.
+"""
+
+
+def render(figures: dict[str, Any]) -> str:
+    """The page for these figures."""
+    parts = [HEAD]
+    for door, title in DOORS.items():
+        rows = sorted({key.split(" | ")[1] for key in figures if key.startswith(door)}, key=_shown)
+        header = [title, *(f"{name}: s, GiB" for name in FAMILIES.values())]
+        table = [header, ["---"] * 3, *([_shown(r), *(_cell(figures, door, r, f) for f in FAMILIES)] for r in rows)]
+        parts += ["", *(f"| {' | '.join(row)} |" for row in table)]
+    return "\n".join([*parts, ""])
+
+
+def _shown(row: str) -> str:
+    return NAMES[row]["display_name"] if row in NAMES else f"`{row}`"
+
+
+def _cell(figures: dict[str, Any], door: str, row: str, family: str) -> str:
+    if (door, row, family) in REFUSED:
+        return REFUSED[door, row, family]
+    found = figures.get(f"{door} | {row} | {family}")
+    if found is None:
+        only = door == "note" and family not in families_of(row)
+        return "for SDXL" if only else "–"
+    return f"{found[0]:g}, {found[1] / 1024:.1f}"
+
+
+def write() -> None:
+    """Write figures and page."""
+    PAGE.write_text(render(measure.write()), encoding="utf-8")

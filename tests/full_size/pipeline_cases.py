@@ -10,6 +10,7 @@ from typing import Any
 import diffusers
 import torch
 from vitrine.engine import pipelines
+from vitrine.engine.activations.filter import FilterRule
 from vitrine.engine.control import (
     ControlCheckpoint,
     ControlEmbedder,
@@ -29,7 +30,7 @@ from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import BuildConfig, EditConfig, InvertConfig, WeightSpace, build_space, with_directions
 from vitrine_tests.full_size.material import CLASSES, checkpoint, configuration, loras, pictures
-from vitrine_tests.full_size.node_cases import CAPTIONS, PLACE, PROMPT, SELECTION, VALUES
+from vitrine_tests.full_size.scene import CAPTIONS, PLACE, PROMPT, SELECTION, VALUES
 
 Tensors = list[torch.Tensor]
 CASES: dict[tuple[str, str], Callable[[Loaded], Tensors]] = {}
@@ -59,6 +60,7 @@ class Loaded:
                 part.float()
         if family == "sdxl":
             store_in_half(self.pipe.unet)
+        self.pipe.unet.register_to_config(sample_size=side // 8)  # what methods that are told no size draw
         self.pipe.set_progress_bar_config(disable=True)
         images, self.masks = pictures(4, side)
         self.images = images.permute(0, 3, 1, 2)
@@ -81,7 +83,7 @@ class Loaded:
 
     @functools.cached_property
     def neurons(self) -> NeuronSet:
-        return NeuronSet({VALUES[self.family]: tuple(range(40))}, self.statistics.fingerprint)
+        return NeuronSet({VALUES: tuple(range(40))}, self.statistics.fingerprint)
 
     @functools.cached_property
     def space(self) -> WeightSpace:
@@ -127,7 +129,8 @@ def segmentation(s: Loaded) -> Tensors:
 @case("SegmentationPipeline.rank", "SegmentationXLPipeline.rank", families=BOTH)
 def rank(s: Loaded) -> Tensors:
     places = "up-level1-repeat0-vit-block0-*"
-    ranking = s.of("Segmentation").rank(s.images, s.masks.long(), PROMPT, patterns=places, most=2)
+    rule = FilterRule(None, None, (None, None))  # random weights have no better and worse places
+    ranking = s.of("Segmentation").rank(s.images, s.masks.long(), PROMPT, patterns=places, rule=rule, most=2)
     return [torch.tensor([[p.noise, p.granularity, p.locality] for p in ranking.properties.values()])]
 
 
@@ -157,8 +160,8 @@ def nemo_calibrate(s: Loaded) -> Tensors:
 
 @case("NEMOPipeline.find")
 def nemo_find(s: Loaded) -> Tensors:
-    config = SearchConfig(tau=0.01, share=0.01, mode="fast")
-    (found,) = s.of("NEMO").find([PROMPT], s.statistics, config, PROBE)
+    config = SearchConfig(tau=0.01, share=0.02, mode="fast")
+    (found,) = s.of("NEMO").find([PROMPT], s.statistics, config, ProbeConfig(seeds=4))
     return [torch.tensor(found.before.value)]
 
 
@@ -194,7 +197,7 @@ def w2w_invert(s: Loaded) -> Tensors:
 
 # --- EMD ----------------------------------------------------------------------------------------------------------
 def z(s: Loaded) -> torch.Tensor:
-    """(1, 4, h, w) of the scene's own side: seeds give the model's usual 512."""
+    """(1, 4, h, w) of one picture's noise."""
     from vitrine.engine.noise import seeded_noise
 
     return seeded_noise([0], (4, s.side // 8, s.side // 8))

@@ -1,9 +1,8 @@
 """One file, one prompt, one seed: the same numbers from ComfyUI and from diffusers, which read it by other code."""
 
 import pytest
-import torch
 from vitrine_tests.full_size.conftest import families
-from vitrine_tests.full_size.node_cases import PROMPT, SELECTION
+from vitrine_tests.full_size.scene import PROMPT, SELECTION
 
 
 def away(found, wanted):

@@ -1,0 +1,334 @@
+"""The notes "Your own model", followed word for word: each part of the sentence is found in ``WORDS`` and done.
+
+A part that no entry of ``WORDS`` knows is an error: a note that is written anew must still be one that can be followed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NAMES = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
+CORE = {
+    "EmptyLatentImage": "Empty Latent Image", "CheckpointLoaderSimple": "Load Checkpoint", "LoadImage": "Load Image",
+    "BatchImagesNode": "Batch Images", "BatchMasksNode": "Batch Masks", "LoraLoaderModelOnly": "Load LoRA",
+}  # fmt: skip
+PORTRAITS = ("VitrineLoadPortraits", "VitrineLoadPortraitsTransformer")
+OWN_SIDES = {"sd15": 512, "sdxl": 1024}
+"""What the families were trained at."""
+
+
+def note(workflow: str) -> str:
+    """The sentence after "Your own model:" in a workflow's note, without marks of emphasis."""
+    graph = json.loads((ROOT / "workflows" / f"{workflow}.json").read_text(encoding="utf-8"))
+    texts = [str(n["widgets_values"][0]) for n in graph["nodes"] if n["type"] in ("Note", "MarkdownNote")]
+    (found,) = re.findall(r"\*\*Your own model:\*\* ([^\n]*)", "\n".join(texts))
+    return plain(found)
+
+
+def plain(text: str) -> str:
+    """The first sentence, in one line."""
+    words = re.sub(r"[*`]", "", " ".join(text.split()))
+    return re.split(r"(?<!SD 1)\.(?= |$)", words)[0]
+
+
+def families_of(workflow: str) -> list[str]:
+    """Those a note is for: what it says is for SDXL is not tried on SD1.5."""
+    return ["sdxl"] if "with SDXL" in note(workflow) else ["sd15", "sdxl"]
+
+
+@dataclass
+class Following:
+    """An API graph that is changed as a note says.
+
+    Attributes:
+        graph: node id -> class and inputs.
+        family: ``sd15`` or ``sdxl``.
+        own: what the user has: names of files and folders, by kind.
+    """
+
+    graph: dict[str, Any]
+    family: str
+    own: dict[str, Any]
+    workflow: str = ""
+    sliders: list[str] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, workflow: str, family: str, own: dict[str, Any]) -> Following:
+        """The workflow as it ships."""
+        path = ROOT / "workflows" / "api" / f"{workflow}.json"
+        return cls(json.loads(path.read_text(encoding="utf-8")), family, own, workflow)
+
+    def follow(self, sentence: str) -> None:
+        """Do all that a sentence says.
+
+        Raises:
+            AssertionError: A part of it has no entry in ``WORDS``, or says something of a node that is not there.
+        """
+        for part in sentence.split("; "):
+            known = [(match, act) for words, act in WORDS if (match := re.fullmatch(words, part))]
+            assert len(known) == 1, f"{self.workflow}: nobody knows how to follow {part!r}"
+            known[0][1](self, *known[0][0].groups())
+
+    # --- the graph ------------------------------------------------------------------------------------------------
+    def of(self, name: str) -> list[str]:
+        """Ids of the nodes with a display name; there must be one."""
+        ids = [i for i, node in self.graph.items() if _name(node["class_type"]) == name]
+        assert ids, f"{self.workflow} has no {name}"
+        return ids
+
+    def inputs(self, node_id: str) -> dict[str, Any]:
+        """Inputs of a node."""
+        found: dict[str, Any] = self.graph[node_id]["inputs"]
+        return found
+
+    def add(self, kind: str, **inputs: Any) -> str:
+        """A new node; returns its id."""
+        node_id = str(1 + max(int(i) for i in self.graph))
+        self.graph[node_id] = {"class_type": kind, "inputs": inputs}
+        return node_id
+
+    def relink(self, old: list, new: list) -> None:
+        """Lead every link from one output to another."""
+        for node in self.graph.values():
+            for key, value in node["inputs"].items():
+                if value == old:
+                    node["inputs"][key] = new
+
+    def remove(self, node_id: str) -> None:
+        """Take a node out: a MODEL passes by, all else behind it goes too."""
+        model = self.inputs(node_id).get("model")
+        passes = model is not None and self.graph[node_id]["class_type"] in ("VitrineLoadControl",)
+        if passes:
+            self.relink([node_id, 0], model)
+        del self.graph[node_id]
+        for other in [i for i, n in self.graph.items() if any(_from(v) == node_id for v in n["inputs"].values())]:
+            if other in self.graph:
+                self.remove(other)
+
+    def set_everywhere(self, name: str, value: Any, nodes: list[str] | None = None) -> None:
+        """Set an input wherever it is."""
+        having = [i for i in (nodes or self.graph) if name in self.inputs(i)]
+        assert having, f"{self.workflow}: no node has {name}"
+        for node_id in having:
+            self.inputs(node_id)[name] = value
+
+
+def _name(kind: str) -> str:
+    return CORE.get(kind) or NAMES.get(kind, {}).get("display_name", kind)
+
+
+def _from(value: Any) -> str | None:
+    return value[0] if isinstance(value, list) else None
+
+
+# --- what the words mean ------------------------------------------------------------------------------------------
+def swap_loader(f: Following, name: str) -> None:
+    for node_id in f.of(name):
+        f.graph[node_id] = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": f.own["checkpoint"]}}
+
+
+def swap_renders(f: Following) -> None:
+    """As many pictures as were drawn, if there are, one node each, joined where there are several."""
+    for node_id in f.of("Render Portrait"):
+        count, label = f.inputs(node_id)["count"], node_id
+        loaded = [f.add("LoadImage", image=f.own["pictures"][i]) for i in range(min(count, len(f.own["pictures"])))]
+        images, masks = [loaded[0], 0], [loaded[0], 1]
+        if len(loaded) > 1:
+            images = [f.add("BatchImagesNode", **{f"images.image{i}": [n, 0] for i, n in enumerate(loaded)}), 0]
+            masks = [f.add("BatchMasksNode", **{f"masks.mask{i}": [n, 1] for i, n in enumerate(loaded)}), 0]
+        f.relink([label, 0], images)
+        f.relink([label, 2], masks)
+        del f.graph[label]
+
+
+def set_side(f: Following, first: str, sdxl: str | None = None) -> None:
+    side = int(sdxl or first) if f.family == "sdxl" else int(first)
+    for node_id in f.of("Empty Latent Image"):
+        f.inputs(node_id).update(width=side, height=side)
+
+
+def set_both(f: Following, first: str, one: str, second: str, other: str) -> None:
+    for name, value in ((first, one), (second, other)):
+        f.set_everywhere(name, _number(value))
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.isdigit() else text
+
+
+def train_sizes(f: Following, value: str) -> None:
+    set_both(f, "train_width", value, "train_height", value)
+
+
+def target_sizes(f: Following, value: str) -> None:
+    set_both(f, "target_width", value, "target_height", value)
+
+
+def your_size(f: Following) -> None:
+    side = OWN_SIDES[f.family] * 3 // 2
+    target_sizes(f, str(side))
+    set_side(f, str(side))
+
+
+def set_of(f: Following, name: str, node: str, value: str) -> None:
+    f.set_everywhere(name, value, f.of(node))
+
+
+def choose_selection(f: Following, sd15: str, sdxl: str) -> None:
+    f.set_everywhere("selection", sdxl if f.family == "sdxl" else sd15, f.of("Activation Tap"))
+
+
+def take_tau(f: Following) -> None:
+    """Over the captions that the workflow has already."""
+    (statistics,) = f.of("NEMO Statistics")
+    given = f.inputs(statistics)
+    probe = next(f.inputs(i) for i in f.of("NEMO Find Neurons"))
+    told = {k: probe[k] for k in ("model", "latent", "seeds", "timestep_index")}
+    threshold = f.add("VitrineNEMOThreshold", clip=given["clip"], prompts=given["prompts"], **told)
+    f.set_everywhere("tau", [threshold, 0])
+
+
+def choose_student(f: Following) -> None:
+    for node_id in f.of("EMD One-Step Generator"):
+        f.inputs(node_id).update(student=f.own["student"], contract=f.own["preset"])
+
+
+def choose_student_and_style(f: Following) -> None:
+    choose_student(f)
+    f.set_everywhere("lora_name", f.own["student"], f.of("Load LoRA"))
+
+
+def leave_out(f: Following, name: str) -> None:
+    for node_id in f.of(name):
+        if node_id in f.graph:
+            f.remove(node_id)
+
+
+def switch_on(f: Following, name: str) -> None:
+    """A node that is bypassed in the page: put it in, with what it has there, before those it leads to."""
+    page = json.loads((ROOT / "workflows" / f"{f.workflow}.json").read_text(encoding="utf-8"))
+    (node,) = [n for n in page["nodes"] if _name(n["type"]) == name and n["mode"] == 4]
+    names = [i["name"] for i in node["inputs"] if "widget" in i] or list(NAMES[node["type"]]["inputs"])[1:]
+    loader = f.of("Load Checkpoint")[0]
+    made = f.add(node["type"], **dict(zip(names, node["widgets_values"], strict=True)), model=[loader, 0])
+    for _, origin, _, target, slot, _ in page["links"]:
+        if origin == node["id"]:
+            socket = next(n for n in page["nodes"] if n["id"] == target)["inputs"][slot]["name"]
+            f.inputs(str(target))[socket] = [made, 0]
+
+
+def own_space(f: Following) -> None:
+    f.set_everywhere("space_file", f.own["space"], f.of("Load W2W Space"))
+    f.sliders = [f.own["slider"]]
+
+
+def build_space(f: Following) -> None:
+    for node_id in f.of("Load W2W Space"):
+        built = {"folder": f.own["folder"], "name": f"notes_{f.family}", "mode": "auto", "components": 0, "base": ""}
+        f.graph[node_id] = {"class_type": "VitrineBuildW2WSpace", "inputs": built}
+
+
+def name_sliders(f: Following) -> None:
+    for node_id in f.of("Build W2W Space"):
+        told = {"label": f.own["slider"], "labels": f.own["labels"], "method": "means", "components": 2, "save_as": ""}
+        trained = f.add("VitrineTrainW2WDirection", **told, space=[node_id, 0])
+        f.relink([node_id, 0], [trained, 0])
+        f.inputs(trained)["space"] = [node_id, 0]
+    f.sliders = [f.own["slider"]]
+    write_sliders(f)
+
+
+def write_sliders(f: Following) -> None:
+    for node_id in f.of("W2W Edit"):
+        given = f.inputs(node_id)
+        for place in range(1, 5):
+            if given[f"label_{place}"]:
+                given[f"label_{place}"] = f.sliders[0] if place == 1 else ""
+
+
+def own_files(f: Following) -> None:
+    for name, (key, kind) in {
+        "Load Neurons": ("file", "neurons"), "Load W2W Space": ("space_file", "space"),
+        "Load W2W Model": ("file", "person"), "Load Feature Preset": ("file", "places"),
+        "Load Activations": ("file", "taps"),
+    }.items():  # fmt: skip
+        f.set_everywhere(key, f.own[kind], f.of(name))
+
+
+def choose_folder(f: Following) -> None:
+    f.set_everywhere("folder", f.own["folder"], f.of("Build W2W Space"))
+
+
+def connect_space(f: Following) -> None:
+    (old,), (new,) = f.of("Load W2W Space"), f.of("Build W2W Space")
+    f.relink([old, 0], [new, 0])
+    del f.graph[old]
+
+
+def write_names(f: Following) -> None:
+    f.set_everywhere("labels", f.own["labels"], f.of("Train W2W Direction"))
+
+
+def choose_teacher(f: Following) -> None:
+    """Whoever has no SD1.x folder has no use for the node."""
+    if "teacher" in f.own:
+        f.set_everywhere("base", f.own["teacher"], f.of("EMD Distill"))
+    else:
+        leave_out(f, "EMD Distill")
+
+
+def tell(f: Following, *numbers: str) -> None:
+    """Sizes told, wherever one of the portraits' stands as width and height."""
+    new, old = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+    table = {int(a): int(b) for a, b in zip(old, new, strict=True)}
+    nodes = [i for kind in ("Control Values", "Control-Conditioned Sampler") for i in _some(f, kind)]
+    for node_id in nodes:
+        given = f.inputs(node_id)
+        given.update(width=table[given["width"]], height=table[given["height"]])
+
+
+def _some(f: Following, name: str) -> list[str]:
+    return [i for i, node in f.graph.items() if _name(node["class_type"]) == name]
+
+
+WORDS: list[tuple[str, Callable[..., None]]] = [
+    (r"swap (Load Portraits \w+) for Load Checkpoint(?: with SDXL)?", swap_loader),
+    (r"swap (?:the )?Render Portrait(?: nodes)? for Load Image with (?:a )?painted masks?"
+     r"(?:, joined by Batch Images and Batch Masks \(sixteen pictures of 512 px\))?", swap_renders),
+    (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
+    (r"set (timestep_index|schedule) to (\w+) and (share|pos_embed) to (\w+)", set_both),
+    (r"set timestep_index to (\d+)", lambda f, value: f.set_everywhere("timestep_index", int(value))),
+    (r"set train_width and train_height to (\d+)(?: \(the family's usual size\))?", train_sizes),
+    (r"set target_width and target_height to (\d+)", target_sizes),
+    (r"set your size as target_width and target_height of Resolution Transfer Loader and in Empty Latent Image",
+     your_size),
+    (r"set (addresses|places) of ([\w ]+) to ([\w*-]+)", set_of),
+    (r"empty the (address) of (Activation Picture)", lambda f, name, node: set_of(f, name, node, "")),
+    (r"choose a published selection \(([\w.-]+), ([\w.-]+)\) in Activation Tap", choose_selection),
+    (r"take tau from NEMO Threshold(?: over 500 or more ordinary captions \(0\.428 for SD 1\.4\))?", take_tau),
+    (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator",
+     choose_student),
+    (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator, and any "
+     r"style LoRA in Load LoRA", choose_student_and_style),
+    (r"leave ([\w ]+) out(?: unless the student came with a score network| \(the curve then works training-free\))?",
+     leave_out),
+    (r"switch ([\w ]+) on \(.*Ctrl\+B\)", switch_on),
+    (r"choose your own space in Load W2W Space", own_space),
+    (r"swap Load W2W Space for Build W2W Space over a folder of your LoRAs below models/loras", build_space),
+    (r"name sliders with Train W2W Direction and write them in W2W Edit", name_sliders),
+    (r"write its sliders in W2W Edit", write_sliders),
+    (r"choose your own files in the Load nodes", own_files),
+    (r"put LoRAs of one kind into a folder below models/loras and choose it in Build W2W Space", choose_folder),
+    (r"connect its SPACE in place of Load W2W Space", connect_space),
+    (r"write your files' names in Train W2W Direction", write_names),
+    (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Distill", choose_teacher),
+    (r"tell (\d+) in place of (\d+)", tell),
+    (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+)", tell),
+]  # fmt: skip
+"""Part of a sentence -> what it means for the graph."""

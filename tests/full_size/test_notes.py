@@ -1,0 +1,104 @@
+"""The notes "Your own model" of all workflows on full-size checkpoints: what they say is done, and the graph runs.
+
+What a note does not speak of is made small: steps, batches, seeds, and by one factor for all the sides of pictures.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from vitrine_tests.full_size.conftest import SIDE, families
+from vitrine_tests.full_size.material import pictures, teacher_folder
+from vitrine_tests.full_size.measure import measuring
+from vitrine_tests.full_size.notes import OWN_SIDES, ROOT, Following, families_of, note
+from vitrine_tests.full_size.scene import STUDENT
+
+WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/*.json"))
+FEW = {
+    "steps": 2, "batch_size": 1, "seeds": 2, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1, "rank": 2,
+    "most": 2, "seed": 0,
+}  # fmt: skip
+"""Numbers of which fewer cost less time."""
+
+
+def made_small(graph, family):
+    """The same graph in less time."""
+    factor = OWN_SIDES[family] // SIDE
+    for node in graph.values():
+        given = node["inputs"]
+        given.update({k: min(v, FEW[k]) for k, v in given.items() if k in FEW and isinstance(v, int)})
+        if node["class_type"] == "EmptyLatentImage":
+            given.update(width=given["width"] // factor, height=given["height"] // factor)
+        if node["class_type"] == "VitrineTapDuringSampling":
+            given["steps"] = "0 1"
+        if node["class_type"] == "VitrineCollectTaps":
+            given["step"] = min(given["step"], 1)
+        if "prompts" in given:
+            given["prompts"] = "\n".join(given["prompts"].splitlines()[:4])
+        if node["class_type"] == "VitrineW2WInvert":
+            given["steps"] = 1
+
+
+class Owned:
+    """What a user has of a checkpoint: files that the nodes wrote, LoRAs, pictures with painted masks."""
+
+    def __init__(self, scene, comfy, folder, family):
+        import folder_paths
+
+        s, name = scene(family), f"full-{family}"
+        s.call("VitrineSaveNeurons", neurons=s.neurons, name=name)
+        s.call("VitrineSaveW2WLora", space=s.trained, w2w_model=s.person, name=name)
+        s.call("VitrineSaveFeaturePreset", preset=s.ranking[0], name=name)
+        s.call("VitrineSaveActivations", activations=s.taps[0], name=name)
+        labels = "\n".join(f"{family}-{i} {i % 2}" for i in range(6))
+        trained = {"label": "slider", "labels": labels, "components": 2, "save_as": f"own_{family}"}
+        s.call("VitrineTrainW2WDirection", space=s.space, **trained)
+        folder_paths.set_input_directory(str(folder / "input"))
+        self.names = {
+            "checkpoint": s.checkpoint, "pictures": painted(folder / "input", SIDE), "labels": labels,
+            "student": f"people-{family}/{family}-0.safetensors", "preset": STUDENT[family], "slider": "slider",
+            "folder": f"people-{family}", "space": f"own_{family}.w2w.safetensors", "neurons": f"{name}.json",
+            "person": f"{name}.w2wmodel.safetensors", "places": f"{name}.json", "taps": f"{name}.safetensors",
+        }  # fmt: skip
+        if family == "sd15":
+            folder_paths.add_model_folder_path("diffusers", str(folder / "diffusers"))
+            self.names["teacher"] = teacher_folder(folder / "diffusers", SIDE).name
+        folder_paths.filename_list_cache.clear()
+
+
+def painted(folder, side):
+    """Names of four pictures whose mask is their transparency, as ComfyUI's mask editor saves them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images, masks = pictures(4, side)
+    names = [f"painted-{i}.png" for i in range(4)]
+    for name, image, mask in zip(names, images, masks, strict=True):
+        pixels = np.concatenate([image.numpy(), 1 - mask.numpy()[..., None]], -1)
+        Image.fromarray((pixels * 255).astype(np.uint8)).save(Path(folder) / name)
+    return names
+
+
+@pytest.fixture
+def owned(scene, half_stored, held, tmp_path_factory):
+    """family -> names of what a user has; the checkpoint itself is let go of."""
+    kept = held.__dict__.setdefault("owned", {})
+
+    def get(family):
+        if family not in kept:
+            kept[family] = Owned(scene, half_stored, tmp_path_factory.mktemp("owned"), family).names
+        held.release()
+        return kept[family]
+
+    return get
+
+
+@pytest.mark.parametrize(("workflow", "family"), [(w, f) for w in WORKFLOWS for f in families_of(w) if f in families()])
+def test_the_note_can_be_followed(workflow, family, owned, half_stored):
+    following = Following.start(workflow, family, owned(family))
+    following.follow(note(workflow))
+    made_small(following.graph, family)
+    with measuring("note", workflow, family):
+        history, error = half_stored.run(following.graph)
+    assert error is None, error
+    shown = [i for i, node in following.graph.items() if node["class_type"] == "PreviewImage"]
+    assert shown and all(history["outputs"][i]["images"] for i in shown)
