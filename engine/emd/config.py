@@ -18,7 +18,7 @@ class EStepConfig(Config):
     Attributes:
         steps: K, Langevin steps; at least 1 (with none the M-step has no signal).
         ge: step size of eps, in (0, 1].
-        gz: step size of z, in [0, 1]; 0 freezes z and needs no autograd. z moving is what covers modes.
+        gz: step size of z, in [0, 1]. z moving is what covers modes; 0 freezes it, and needs no autograd.
         estimator: of the M-step direction. ``cancel`` removes the accumulated noise (the paper), ``raw`` keeps it,
             ``last`` takes the score gap at the final point (one more pair of score calls).
         clip: largest RMS of a row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.
@@ -26,7 +26,7 @@ class EStepConfig(Config):
 
     steps: int = 4
     ge: float = 0.16
-    gz: float = 0.0
+    gz: float = 0.01
     estimator: str = "cancel"
     clip: float = math.inf
 

@@ -47,6 +47,11 @@ def one_step(student: Denoiser, z: torch.Tensor, cond: Condition, contract: Stud
         (B, C, H, W) float32 latents in the scale of the diffusion model.
     """
     wide = torch.promote_types(z.dtype, torch.float32)
+    if contract.trained_guidance and getattr(getattr(student.backbone, "config", None), "time_cond_proj_dim", None):
+        told = torch.full(
+            (len(z),), contract.trained_guidance, device=z.device
+        )  # a consistency model reads its guidance
+        cond = replace(cond, extra={"guidance": told} | cond.extra)
     if contract.prediction not in ("model", student.prediction):
         student = replace(student, prediction=contract.prediction)
     u = z.to(wide) * noise_scale(student.schedule, contract)

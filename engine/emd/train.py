@@ -73,7 +73,7 @@ class Trainer:
         self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
-        if not self._resume() and rare.auto_gz and config.chain != EStepConfig.diff_instruct():
+        if not self._resume() and rare.auto_gz and config.chain.gz:
             self.chain = config.chain.with_gz(*self._calibrate())
 
     def _check(self) -> None:
@@ -167,8 +167,9 @@ class Trainer:
         """One pass of the algorithm box."""
         self._set_rates()
         cond, z, t = self._draw()
-        for _ in range(self.config.score_updates):
-            self._score_update(cond, z)  # A. student score, on uncorrected samples
+        self._score_update(cond, z)  # A. student score, on uncorrected samples
+        for _ in range(self.config.score_updates - 1):
+            self._score_update(*self._draw()[:2])
         self.roles.train_only(None)
         rho = self._joint(cond, t, z)
         end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
@@ -264,7 +265,7 @@ class Trainer:
         for _ in range(4):
             cond, z, t = self._draw()
             drifts.append(z_drifts(self._joint(cond, t, z), z, self._normal(z)))
-        return calibrate_gz(self.accelerator.gather(torch.cat(drifts)))
+        return calibrate_gz(self.accelerator.gather(torch.cat(drifts)), self.config.chain.ge)
 
     def _read_meter(self, rho: Joint, end: ChainEnd) -> None:
         every = self.config.advanced.meter_every
@@ -289,13 +290,16 @@ class Trainer:
         if state is None:
             return False
         facts = state.facts
-        if not self.config.continues(EMDTrainConfig.from_dict(facts["config"])):
-            raise refuse("folder", self.folder.name, "a run with these settings", "choose another folder")
+        chain = EStepConfig.from_dict(facts["chain"])
+        differences = self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain)
+        if differences:
+            shown = f"{self.folder.name}, a run with {'; '.join(differences)}"
+            raise refuse("folder", shown, "a run with these settings", "choose another folder, or its settings")
         self.random.set_state(state.tensors["random"]["state"].cpu())
         self.average.values = state.tensors["average"]
         for name in self.optimizers:
             for key, parameter in self.roles.parameters(name).items():
                 parameter.data.copy_(state.tensors["weight"][key])
         self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
-        self.chain = EStepConfig.from_dict(facts["chain"])
+        self.chain = chain
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,8 +21,8 @@ class EMDAdvancedConfig(Config):
     """Settings of a run that rarely change.
 
     Attributes:
-        auto_gz: measure gz and the clip of the chain at the start.
-        weight: of the M-step, ``uniform`` or ``dmd``.
+        auto_gz: measure gz and the clip of the chain at the start. A chain whose gz is 0 keeps z frozen.
+        weight: of the M-step, ``uniform`` (Xie et al.) or ``dmd``.
         ema: decay of the exported average of the generator, in [0, 1).
         decay: share of the run, at its end, over which both learning rates fall to zero; 0 keeps them.
         dtype: of the frozen networks; chain, trained weights and Adam are float32 whatever it is.
@@ -32,7 +33,7 @@ class EMDAdvancedConfig(Config):
     """
 
     auto_gz: bool = True
-    weight: str = "dmd"
+    weight: str = "uniform"
     ema: float = 0.999
     decay: float = 0.0
     dtype: str = "float32"
@@ -45,7 +46,9 @@ class EMDAdvancedConfig(Config):
         if self.save_every < 1:
             raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
         if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
-            raise refuse("ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and dmd are usual")
+            raise refuse(
+                "ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and uniform are usual"
+            )
         if not 0 <= self.decay <= 1:
             raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
         if self.dtype not in DTYPES:
@@ -101,12 +104,25 @@ class EMDTrainConfig(Config):
         if self.student not in STUDENTS:
             raise refuse("student", self.student, STUDENTS, "lora is the small one")
 
-    def continues(self, other: EMDTrainConfig) -> bool:
-        """True if a run begun with ``other`` may resume with these: nothing the weights depend on differs.
+    def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
+        """What keeps a run begun with ``other`` from going on with these: settings that its weights depend on.
 
         How long it is (unless the rates fall towards its end), how often it is saved or looked at, and how memory is
         spared may change.
+
+        Args:
+            chain: what that run walked, with gz as it was measured. These settings may measure too, or give that gz.
         """
         steps = other.steps if not self.advanced.decay else self.steps
-        mine = replace(self, steps=steps, advanced=self.advanced.essential())
-        return mine == replace(other, advanced=other.advanced.essential())
+        theirs = other if chain is None else replace(other, chain=chain)
+        if other.advanced.auto_gz and self.advanced.auto_gz:
+            theirs = replace(theirs, chain=theirs.chain.with_gz(self.chain.gz, self.chain.clip))
+        elif other.advanced.auto_gz:
+            theirs = replace(theirs, advanced=replace(other.advanced, auto_gz=False))
+        before, now = theirs._essential(), replace(self, steps=steps)._essential()
+        return sorted(f"{name} {before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name])
+
+    def _essential(self) -> dict[str, Any]:
+        values = replace(self, advanced=self.advanced.essential()).to_dict()
+        advanced: dict[str, Any] = values.pop("advanced")
+        return values | advanced

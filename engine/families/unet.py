@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,8 +118,19 @@ def _attention(prefix: str, path: str, attention: Any, grid: str, source: str) -
     yield ModuleSite(f"{prefix}-out", f"{path}.to_out.0", "tokens", grid=grid)
 
 
+LCM_GUIDANCE = 8.5
+"""What LatentConsistencyModelPipeline tells a network that reads its guidance, unless told otherwise."""
+
+
+def guidance_embedding(scale: torch.Tensor, width: int) -> torch.Tensor:
+    """(B, width) of (B,) guidance scales, as consistency models read them (Luo et al. 2023): sines of 1000 (w - 1)."""
+    rates = torch.exp(-math.log(10_000) * torch.arange(width // 2, device=scale.device) / (width // 2 - 1))
+    angles = 1000 * (scale.float() - 1)[:, None] * rates
+    return torch.nn.functional.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
+
+
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """UNet2DConditionModel; SDXL takes picture sizes as ``time_ids``.
+    """UNet2DConditionModel; SDXL takes picture sizes as ``time_ids``, a consistency model its ``guidance`` (B,).
 
     Raises:
         VitrineError: If the UNet takes more than a latent: an inpainting model, or one with an IP-Adapter loaded.
@@ -131,7 +143,11 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     added = None
     if getattr(net.config, "addition_embed_type", None) == "text_time":
         added = {"text_embeds": cond.pooled, "time_ids": cond.extra["time_ids"]}
-    return net(x, t, encoder_hidden_states=cond.text, added_cond_kwargs=added).sample
+    told, width = None, getattr(net.config, "time_cond_proj_dim", None)
+    if width:
+        scale = cond.extra.get("guidance", torch.full((len(x),), LCM_GUIDANCE, device=x.device))
+        told = guidance_embedding(scale, width).to(x.dtype)
+    return net(x, t, encoder_hidden_states=cond.text, timestep_cond=told, added_cond_kwargs=added).sample
 
 
 _BLOCKS = {"DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D", "UNetMidBlock2DCrossAttn", None}

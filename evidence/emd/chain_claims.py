@@ -46,7 +46,7 @@ def settings(steps: int, plan: Plan = FULL) -> EMDTrainConfig:
     """
     return EMDTrainConfig(
         plan.looks[-1], plan.batch, rank=32, guidance=1.5, score_updates=2, lr_generator=3e-4, lr_score=1e-3,
-        chain=EStepConfig(steps, 0.16, 0.01), advanced=EMDAdvancedConfig(ema=0.95, auto_gz=False),
+        chain=EStepConfig(steps, 0.16, 0.01), advanced=EMDAdvancedConfig(False, "dmd", 0.95),
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def section(report: Report, progress: Progress = silent) -> None:
         "mass 0.10 near the smaller mode and forward KL 0.60."
     )
     rows: list[list[object]] = [["training", "mass near the smaller mode", "forward KL"]]
-    runs = {"Diff-Instruct": EStepConfig.diff_instruct(), "EMD K = 4, z frozen": EStepConfig(4)}
+    runs = {"Diff-Instruct": EStepConfig.diff_instruct(), "EMD K = 4, z frozen": EStepConfig(4, gz=0.0)}
     runs |= {f"EMD K = {k}": EStepConfig(k, 0.16, 0.01) for k in (2, 4, 8)}
     for i, (name, config) in enumerate(runs.items()):
         run = train_mixture(config)
