@@ -19,15 +19,17 @@ class Condition:
         text: (B, T, C) text states, or None.
         pooled: (B, D) pooled text embedding, or None.
         extra: further tensors, by the backbone's own argument names (``time_ids``, ``encoder_attention_mask`` ...).
+        fixed: further arguments that are the same for every row, such as numbers.
     """
 
     text: torch.Tensor | None = None
     pooled: torch.Tensor | None = None
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
 
     def _map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Condition:
         text, pooled = (None if v is None else fn(v) for v in (self.text, self.pooled))
-        return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()})
+        return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()}, self.fixed)
 
     def take(self, rows: torch.Tensor) -> Condition:
         """Rows by index, with repetition. A condition of one row is expanded to any index."""
@@ -44,7 +46,7 @@ class Condition:
     def cast(self, dtype: torch.dtype) -> Condition:
         """Casts the text. What ``extra`` holds keeps its dtype: half precision would round sizes."""
         text, pooled = (None if v is None else v.to(dtype) for v in (self.text, self.pooled))
-        return Condition(text, pooled, self.extra)
+        return Condition(text, pooled, self.extra, self.fixed)
 
     @staticmethod
     def batch(conditions: Sequence[Condition]) -> Condition:
@@ -53,7 +55,9 @@ class Condition:
         Raises:
             VitrineError: If the conditions do not hold the same tensors.
         """
-        if len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in conditions}) != 1:
+        fixed = conditions[0].fixed
+        same = all(p.fixed == fixed for p in conditions)
+        if not same or len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in conditions}) != 1:
             kinds = [(p.text is not None, p.pooled is not None, sorted(p.extra)) for p in conditions]
             raise refuse("conditions", kinds, "the same parts in each", "encode all prompts with the same pipeline")
 
@@ -62,4 +66,4 @@ class Condition:
             return torch.cat(present) if present else None
 
         extra = {k: torch.cat([p.extra[k] for p in conditions]) for k in conditions[0].extra}
-        return Condition(cat([p.text for p in conditions]), cat([p.pooled for p in conditions]), extra)
+        return Condition(cat([p.text for p in conditions]), cat([p.pooled for p in conditions]), extra, fixed)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..families import Latent
 from ..files import named
 from ..noise import seeded_noise
 from ..placement import device_of, dtype_of
@@ -164,20 +165,26 @@ def _resize(pixels: torch.Tensor, size: int | None) -> torch.Tensor:
 
 @torch.no_grad()
 def encode_pixels(
-    vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "mean", seed: int = 0, noise: torch.Tensor | None = None
-) -> torch.Tensor:
+    vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "mean", seed: int = 0,
+    noise: torch.Tensor | None = None, latent: Latent | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Scaled latents (B, C, h, w), float32, of (B, 3, H, W) in [-1, 1]: one call of the encoder.
 
     ``posterior="sample"`` draws each picture's sample from the first numbers of ``seed``, or takes ``noise`` of the
     latents' shape. A VAE whose config says ``force_upcast`` runs in float32 and gets its own dtype back.
 
+    Args:
+        latent: what the model's family says of its latents; Stable Diffusion's by default.
+
     Raises:
         VitrineError: If the encoder returns NaN or infinite values.
     """
+    latent = latent or Latent()
     dtype, upcast = vae.dtype, vae.dtype == torch.float16 and getattr(vae.config, "force_upcast", False)
     try:
         if upcast:
             vae.to(torch.float32)
+        pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
         posteriors = vae.encode(pixels.to(device_of(vae), dtype_of(vae))).latent_dist
     finally:
         if upcast:
@@ -185,12 +192,11 @@ def encode_pixels(
     latents = posteriors.mean.float()
     if posterior == "sample":
         if noise is None:
-            noise = seeded_noise([seed], latents.shape[1:])  # the same for all pictures
-        latents = latents + posteriors.std.float() * noise.to(latents.device)
+            noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all pictures
+        latents = latents + posteriors.std.float() * noise.to(latents.device).reshape(latents.shape)
     if not torch.isfinite(latents).all():
         raise refuse("VAE latents", "NaN or infinite values", "finite values", "run the VAE in float32")
-    # latents = (z - shift) * scaling, diffusers' convention for every AutoencoderKL
-    return (latents - (getattr(vae.config, "shift_factor", None) or 0.0)) * vae.config.scaling_factor
+    return latent.scaled(vae, latents)
 
 
 def per_picture(values: str | Sequence[str], count: int, what: str) -> list[str]:

@@ -71,7 +71,7 @@ FAMILY = Family(
     Side("ChromaTransformer2DModel", flux.diffusers_sites, diffusers_tokens),
     Side("Chroma", flux.comfyui_sites, comfyui_tokens),
     call,
-    Latent(16),
+    Latent(16, patch=2),
     condition,
     WEIGHTS,
     strangeness,

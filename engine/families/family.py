@@ -100,19 +100,39 @@ class Side:
     fits: Callable[[Any], bool] = lambda net: True
 
 
+def kl_scaled(vae: Any, z: torch.Tensor) -> torch.Tensor:
+    """(z - shift) * scaling: diffusers' convention for every AutoencoderKL."""
+    return (z - (getattr(vae.config, "shift_factor", None) or 0.0)) * vae.config.scaling_factor
+
+
+def per_channel(vae: Any, z: torch.Tensor) -> torch.Tensor:
+    """(z - mean) / std of each channel, (B, C, 1, h, w) -> (B, C, h, w): the VAEs of Wan and Qwen-Image."""
+    mean, std = (
+        torch.tensor(v, device=z.device).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    scaled = (z - mean) / std
+    return scaled[:, :, 0] if scaled.shape[2] == 1 else scaled
+
+
 @dataclass(frozen=True)
 class Latent:
     """What a family's latents look like.
 
     Attributes:
-        channels: usual number of channels; 0 where it varies.
-        factor: pixels for each latent position.
+        channels: usual number of channels.
+        factor: usual number of pixels for each latent position.
+        patch: latent positions on a token's side, by which a latent's sides must be divisible.
         frames: the VAE and ComfyUI have a frame axis (B, C, T, h, w), of length one for pictures.
+        packed: VAE positions on a latent position's side.
+        scaled: (VAE, what it encodes) -> latents in the network's scale.
     """
 
     channels: int = 4
     factor: int = 8
+    patch: int = 1
     frames: bool = False
+    packed: int = 1
+    scaled: Callable[[Any, torch.Tensor], torch.Tensor] = kl_scaled
 
 
 @dataclass(frozen=True)

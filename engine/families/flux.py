@@ -238,7 +238,7 @@ FAMILY = Family(
     Side("FluxTransformer2DModel", diffusers_sites, packed_tokens),
     Side("Flux", comfyui_sites, fits=lambda net: not net.params.global_modulation),
     call,
-    Latent(16),
+    Latent(16, patch=2),
     condition,
     WEIGHTS,
     strangeness,

@@ -72,6 +72,14 @@ def diffusers_tokens(given: Inputs) -> Tokens:
     return Tokens(x.shape[0], size, 1, text.shape[1])
 
 
+def _normalised(vae: Any, z: torch.Tensor) -> torch.Tensor:
+    """2 x 2 positions packed into channels, then the statistics of the VAE's batch norm."""
+    b, c, h, w = z.shape
+    packed = z.view(b, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(b, 4 * c, h // 2, w // 2)
+    mean, var = (v.view(1, -1, 1, 1).to(packed) for v in (vae.bn.running_mean, vae.bn.running_var))
+    return (packed - mean) / torch.sqrt(var + vae.config.batch_norm_eps)
+
+
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Flux2Transformer2DModel."""
     text = text_of(cond)
@@ -104,7 +112,7 @@ FAMILY = Family(
     Side("Flux2Transformer2DModel", diffusers_sites, diffusers_tokens),
     Side("Flux", flux.comfyui_sites, fits=lambda net: net.params.global_modulation),
     call,
-    Latent(128, 16),
+    Latent(128, 16, packed=2, scaled=_normalised),
     condition,
     WEIGHTS,
     strangeness,

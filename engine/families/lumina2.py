@@ -105,7 +105,7 @@ FAMILY = Family(
     Side("Lumina2Transformer2DModel", diffusers_sites, diffusers_tokens),
     Side("NextDiT", comfyui_sites, fits=lambda net: net.pad_tokens_multiple is None),
     call,
-    Latent(16),
+    Latent(16, patch=2),
     condition,
     WEIGHTS,
 )

@@ -12,7 +12,7 @@ import torch
 
 from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
-from .family import Family, Side
+from .family import Family, Latent, Side
 from .joint import QKV, block_input, part
 
 
@@ -79,9 +79,21 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     return net(x, timestep=t, **inputs).sample[:, : x.shape[1]]  # what follows is a learned variance
 
 
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through PixArt's own ``encode_prompt``; models that are told sizes are told this one."""
+    text, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False)
+    extra = {"encoder_attention_mask": mask}
+    if pipe.transformer.use_additional_conditions:
+        extra["resolution"] = torch.tensor([[float(height), float(width)]]).repeat(len(text), 1)
+        extra["aspect_ratio"] = torch.tensor([[height / width]]).repeat(len(text), 1)
+    return Condition(text, None, extra)
+
+
 FAMILY = Family(
     "PixArt",
     Side("PixArtTransformer2DModel", diffusers_sites),
     Side("PixArtMS", comfyui_sites),
     call,
+    Latent(patch=2),
+    condition,
 )

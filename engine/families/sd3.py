@@ -16,6 +16,42 @@ from ..site import AdaLN, MapSite, ModuleSite, Site
 from .family import Family, Latent, Side
 from .joint import QKV, block_input, fused_stream, joint_map, part, split_stream
 
+WEIGHTS = {
+    "transformer_blocks": "joint_blocks",
+    "attn.to_q": "x_block.attn.qkv|0",
+    "attn.to_k": "x_block.attn.qkv|1",
+    "attn.to_v": "x_block.attn.qkv|2",
+    "attn.norm_q": "x_block.attn.ln_q",
+    "attn.norm_k": "x_block.attn.ln_k",
+    "attn.to_out.0": "x_block.attn.proj",
+    "attn.add_q_proj": "context_block.attn.qkv|0",
+    "attn.add_k_proj": "context_block.attn.qkv|1",
+    "attn.add_v_proj": "context_block.attn.qkv|2",
+    "attn.norm_added_q": "context_block.attn.ln_q",
+    "attn.norm_added_k": "context_block.attn.ln_k",
+    "attn.to_add_out": "context_block.attn.proj",
+    "attn2.to_q": "x_block.attn2.qkv|0",
+    "attn2.to_k": "x_block.attn2.qkv|1",
+    "attn2.to_v": "x_block.attn2.qkv|2",
+    "attn2.norm_q": "x_block.attn2.ln_q",
+    "attn2.norm_k": "x_block.attn2.ln_k",
+    "attn2.to_out.0": "x_block.attn2.proj",
+    "norm1.linear": "x_block.adaLN_modulation.1",
+    "norm1_context.linear": "context_block.adaLN_modulation.1",
+    "ff.net.0.proj": "x_block.mlp.fc1",
+    "ff.net.2": "x_block.mlp.fc2",
+    "ff_context.net.0.proj": "context_block.mlp.fc1",
+    "ff_context.net.2": "context_block.mlp.fc2",
+    "pos_embed.proj": "x_embedder.proj",
+    "pos_embed.pos_embed": "pos_embed",
+    "time_text_embed.timestep_embedder.linear_1": "t_embedder.mlp.0",
+    "time_text_embed.timestep_embedder.linear_2": "t_embedder.mlp.2",
+    "time_text_embed.text_embedder.linear_1": "y_embedder.mlp.0",
+    "time_text_embed.text_embedder.linear_2": "y_embedder.mlp.2",
+    "norm_out.linear": "final_layer.adaLN_modulation.1|swap",
+    "proj_out": "final_layer.linear",
+}
+
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """SD3Transformer2DModel, with the second self-attention of SD3.5-medium where a block has it."""
@@ -89,10 +125,18 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     return net(hidden_states=x, timestep=t, encoder_hidden_states=cond.text, pooled_projections=cond.pooled).sample
 
 
+def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
+    """Through StableDiffusion3Pipeline's own ``encode_prompt``."""
+    text, _, pooled, _ = pipe.encode_prompt(prompts, None, None, do_classifier_free_guidance=False)
+    return Condition(text, pooled)
+
+
 FAMILY = Family(
     "SD3",
     Side("SD3Transformer2DModel", diffusers_sites),
     Side("OpenAISignatureMMDITWrapper", comfyui_sites),
     call,
-    Latent(16),
+    Latent(16, patch=2),
+    condition,
+    WEIGHTS,
 )

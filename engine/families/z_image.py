@@ -113,7 +113,7 @@ FAMILY = Family(
     Side("ZImageTransformer2DModel", diffusers_sites, diffusers_tokens),
     Side("NextDiT", comfyui_sites, comfyui_tokens, lambda net: net.pad_tokens_multiple is not None),
     call,
-    Latent(16),
+    Latent(16, patch=2),
     condition,
     WEIGHTS,
 )

@@ -8,6 +8,7 @@ from typing import Any
 _HOMES = {
     "ActivationTapPipeline": ".activation_tap",
     "ActivationTapXLPipeline": ".activation_tap",
+    "ActivationTapTransformerPipeline": ".activation_tap",
     "ActivationTapPipelineOutput": ".activation_tap",
     "ControlConditionedPipeline": ".control",
     "ControlConditionedPipelineOutput": ".control",
@@ -15,8 +16,10 @@ _HOMES = {
     "ControlConditionedXLPipeline": ".control",
     "EMDOneStepPipeline": ".emd",
     "CorrespondencePipeline": ".matching",
+    "CorrespondenceTransformerPipeline": ".matching",
     "CorrespondenceXLPipeline": ".matching",
     "SegmentationPipeline": ".matching",
+    "SegmentationTransformerPipeline": ".matching",
     "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
     "W2WPipeline": ".w2w",

@@ -1,279 +1,51 @@
-"""Activation Tap as a diffusers pipeline: pictures and prompts in, inner activations and their pictures out.
+"""Activation Tap as diffusers pipelines: Stable Diffusion, SDXL, and every other model of a known family.
 
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch
-from diffusers import AutoencoderKL, SchedulerMixin, UNet2DConditionModel
-from diffusers.utils import BaseOutput, logging
-from PIL import Image
+from diffusers import AutoencoderKL, DiffusionPipeline, ModelMixin, SchedulerMixin, UNet2DConditionModel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from ..activations.config import TapConfig
-from ..activations.container import Activations
-from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
-from ..activations.images import encode_pixels, open_picture, per_picture, to_pixels, value_range_of
-from ..activations.pca import PCABasis
-from ..activations.streaming import Streamed, stream_taps
-from ..activations.tap import check_timestep, tap_latents
-from ..addresses import resolve
 from ..condition import Condition
-from ..denoiser import Denoiser
 from ..errors import refuse
-from ..progress import Progress, silent
-from .conventions import Generators
-from .shared import SharedPipeline
-from .tap_call import MEANINGLESS, check_generators, drawn, model_id, pca_pictures, tap_config
+from ..families import Latent, family_of
+from .tap_base import ActivationTapPipelineOutput, TapPipeline
 
-logger = logging.get_logger(__name__)
-
-
-@dataclass
-class ActivationTapPipelineOutput(BaseOutput):
-    """``activations``: address -> activation of B rows. ``pictures``: address -> B PIL pictures of its components."""
-
-    activations: Activations
-    pictures: dict[str, list[Image.Image]]
+__all__ = [
+    "ActivationTapPipeline",
+    "ActivationTapPipelineOutput",
+    "ActivationTapTransformerPipeline",
+    "ActivationTapXLPipeline",
+]
 
 
-class _TapPipeline(SharedPipeline):
-    """What the SD and SDXL pipelines share; they differ in how a prompt becomes a condition."""
+class Fitting(TapPipeline):
+    """A pipeline whose ``from_pipe`` makes the form that fits a model."""
 
-    _meaningless = MEANINGLESS
+    _forms: ClassVar[dict[str, type[TapPipeline]]] = {}
 
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
-        """Text condition with one row for each prompt, for pictures of that many pixels."""
-        return self._sized(self._encode(prompts), height, width)
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        """A pipeline around the components of another, each as it is, of the form that its model needs.
 
-    def _encode(self, prompts: list[str]) -> Condition:
-        raise refuse(
-            "pipeline", type(self).__name__, "ActivationTapPipeline, ActivationTapXLPipeline", "use one of them"
-        )
-
-    def _sized(self, cond: Condition, height: int, width: int) -> Condition:
-        """With the inputs that a picture's size decides."""
-        return cond
-
-    @property
-    def vae_scale_factor(self) -> int:
-        """Pixels for each latent position."""
-        return 2 ** (len(self.vae.config.block_out_channels) - 1)
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        image: Any,
-        prompt: str | list[str] = "",
-        addresses: str | list[str] | None = None,
-        preset: str | None = None,
-        timestep: float | None = None,
-        seeds: int | list[int] | None = None,
-        generator: Generators | None = None,
-        *,
-        prompt_embeds: torch.Tensor | None = None,
-        pooled_prompt_embeds: torch.Tensor | None = None,
-        size: int | None = None,
-        posterior: str | None = None,
-        protocol: str = "vitrine",
-        value_range: Sequence[float] | None = None,
-        dtype: str = "float32",
-        variance: bool = False,
-        early_exit: bool = True,
-        batch: int = 16,
-        basis: dict[str, PCABasis] | None = None,
-        output_type: str = "pil",
-        callback: Progress = silent,
-        return_dict: bool = True,
-        **unknown: Any,
-    ) -> ActivationTapPipelineOutput | tuple[Activations, dict[str, list[Image.Image]]]:
-        """Tap pictures at one noise level (GDF, arXiv 2410.03558, section 3).
-
-        Args:
-            image: one or more pictures: PIL, array (H, W, 3) in [0, 1] or uint8, tensor (3, H, W) in [0, 1] or [-1, 1];
-                or scaled latents as a tensor with the VAE's latent channels.
-            prompt: one for all pictures or one for each.
-            addresses: places or globs; or give ``preset``. Addresses win over the preset's, the rest of which stays.
-            timestep: the network's own timestep (0..999); by default the preset's, else 50.
-            seeds: noises to average over; by default the preset's, else 0.
-            generator: instead of seeds: posterior samples, where they are asked for, and then the noises of all
-                pictures, from one generator or a list with one each, as diffusers draws them.
-            prompt_embeds, pooled_prompt_embeds: encoded prompts instead of ``prompt``, one row or one for each picture.
-            size: resize pictures to a square first.
-            posterior: "mean" (default) or "sample".
-            protocol: "gdf" equals the authors' code where it differs from the defaults here: posterior sample and noise
-                drawn for the whole batch, their timestep (51 for 50 on SD 1.5) and resizing, which default to the
-                model's own size. The rows then depend on the batch. See :mod:`vitrine.engine.activations.gdf_protocol`.
-            value_range: (0, 1) or (-1, 1) of float tensors; by default (-1, 1) where any of them has a negative number.
-            dtype, variance, early_exit, batch: see :class:`TapConfig`.
-            basis: PCA bases by address, for colours that mean the same across calls.
-            output_type: "pil" pictures of the activations, or "none".
-            callback: called as callback(step, total, preview); may raise to interrupt, nothing is left behind.
-
-        Returns:
-            :class:`ActivationTapPipelineOutput`, or the tuple (activations, pictures).
+        Stable Diffusion 1.x and 2.x, SDXL, and every pipeline with a transformer of a known family.
 
         Raises:
-            VitrineError: If addresses, timestep, seeds or sizes are not accepted, weights are NaN, or an argument is
-                not one of these; always before any forward.
+            VitrineError: If the other pipeline lacks a component, or its model is of no known family.
         """
-        self._refuse_arguments(unknown)
-        settings = {"size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit}
-        settings |= {} if posterior is None else {"posterior": posterior}
-        config = tap_config(addresses, preset, timestep, seeds, generator, settings)
-        if check_protocol(protocol):
-            config = self._as_gdf(config, posterior)
-            generator = generator or gdf_generator(config.seeds)
-        if prompt and prompt_embeds is not None:
-            raise refuse("prompt and prompt_embeds", "both", "one of them", "prompt_embeds are prompts, encoded")
-        if output_type not in ("pil", "none"):
-            raise refuse("output_type", output_type, "'pil' or 'none'", "activations come back either way")
-        denoiser = self._denoiser()
-        check_timestep(denoiser, config.timestep)
-        sites = resolve(self.unet, list(config.addresses))
-        inputs = self._inputs(image, config, protocol, value_range)
-        prompts = per_picture(prompt, len(inputs), "prompt")
-        check_generators(generator, len(inputs))
-        self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
-        with self._in_use():
-            latents = self._latents(inputs, config, generator)
-            height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-            encoded = None if prompt_embeds is None else Condition(prompt_embeds, pooled_prompt_embeds)
-            cond = self._sized(encoded or self._encode(prompts), height, width)
-            activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
-        shown = [s.address for s in sites] if output_type == "pil" else []
-        pictures = pca_pictures(activations, shown, basis, height, width)
-        return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
-
-    @torch.no_grad()
-    def stream(
-        self, pictures: Mapping[str, Any], folder: str | Path, prompt: str | Mapping[str, str] = "",
-        addresses: str | list[str] | None = None, preset: str | None = None, *, memory: int | str = "2GB",
-        callback: Progress = silent, **settings: Any,
-    ) -> Streamed:  # fmt: skip
-        """Tap any number of pictures at any places into a folder, in bounded memory.
-
-        The same call goes on where an interrupted one stopped, also after ``kill -9``.
-
-        Args:
-            pictures: name -> picture, or the path of one, all of one size after ``size``; read when its turn comes.
-            folder: of shards; ``Streamed.read(names, addresses)`` or :class:`ActivationReader` opens them.
-            prompt: one for all pictures, or name -> prompt.
-            memory: budget in bytes or as "2GB", for what is held beyond the models and a bare forward. Places that do
-                not fit it together are tapped one part after another.
-            settings: timestep, seeds, size, posterior, value_range, dtype, variance, early_exit, batch: as in a call.
-
-        Raises:
-            VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`.
-        """
-        given = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
-        value_range = settings.pop("value_range", None)
-        config = tap_config(addresses, preset, given["timestep"], given["seeds"], None, settings)
-        denoiser = self._denoiser()
-        check_timestep(denoiser, config.timestep)
-        resolve(self.unet, list(config.addresses))
-        self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
-        names = list(pictures)
-        texts = dict.fromkeys(names, prompt) if isinstance(prompt, str) else prompt
-
-        def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
-            chosen = [names[n] for n in numbers]
-            opened = [open_picture(p) if isinstance(p, (str, Path)) else p for p in (pictures[n] for n in chosen)]
-            inputs = self._inputs(opened, config, value_range=value_range)
-            latents = self._latents(inputs, config)
-            height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-            return latents, self._condition([texts[name] for name in chosen], height, width)
-
-        with self._in_use():
-            return stream_taps(denoiser, source, names, config, folder, memory, callback)
-
-    def _denoiser(self) -> Denoiser:
-        return Denoiser.from_diffusers(self)
-
-    def _own_size(self) -> int:
-        """Side in pixels of the square pictures that the network was trained on."""
-        side = self.unet.config.sample_size
-        return (side if isinstance(side, int) else max(side)) * self.vae_scale_factor
-
-    def _as_gdf(self, config: TapConfig, posterior: str | None) -> TapConfig:
-        """The config with what the authors' code takes instead of the defaults here."""
-        timestep = gdf_timestep(self.scheduler, config.timestep)
-        return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self._own_size())
-
-    def _inputs(
-        self, image: Any, config: TapConfig, protocol: str = "vitrine", value_range: Sequence[float] | None = None
-    ) -> torch.Tensor:
-        """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""
-        channels = self.vae.config.latent_channels
-        if isinstance(image, torch.Tensor) and image.ndim == 4 and image.shape[1] == channels != 3:
-            return image.float()
-        return self._pixels([image], config.size, protocol, value_range)[0]
-
-    def _pixels(
-        self, pictures: Sequence[Any], size: int | None, protocol: str, value_range: Sequence[float] | None
-    ) -> list[torch.Tensor]:
-        """Pixels (B, 3, H, W) in [-1, 1] of each entry; what float tensors mean is decided for all entries together."""
-        meant, factor = value_range_of(pictures, value_range), self.vae_scale_factor
-        if check_protocol(protocol):
-            return [gdf_pixels(entry, size or self._own_size(), factor, meant) for entry in pictures]
-        return [to_pixels(entry, size, factor, meant) for entry in pictures]
-
-    def _latents(self, inputs: torch.Tensor, config: TapConfig, generator: Generators | None = None) -> torch.Tensor:
-        device, channels = self._execution_device, self.vae.config.latent_channels
-        if inputs.shape[1] == channels:
-            return inputs.to(device)
-        sides = [side // self.vae_scale_factor for side in inputs.shape[-2:]]
-        parts = inputs.split(config.batch)
-        noise: Sequence[torch.Tensor | None] = [None] * len(parts)
-        if generator is not None and config.posterior == "sample":
-            noise = drawn(generator, (len(inputs), channels, *sides)).split(config.batch)
-        latents = [
-            encode_pixels(self.vae, pixels.to(device), config.posterior, config.seeds[0], n)
-            for pixels, n in zip(parts, noise, strict=True)
-        ]
-        return torch.cat(latents).to(device)
-
-    def _tap(
-        self,
-        denoiser: Denoiser,
-        latents: torch.Tensor,
-        cond: Condition,
-        config: TapConfig,
-        prompts: list[str],
-        generator: Generators | None,
-        callback: Progress,
-    ) -> Activations:
-        noise = None if generator is None else drawn(generator, tuple(latents.shape))[None]
-        rows = len(latents) * len(config.seeds)
-        with self.progress_bar(total=rows) as bar:
-
-            def progress(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-                bar.update(step - bar.n)
-                callback(step, total, preview)
-
-            result = tap_latents(
-                denoiser, latents, cond, config, progress, noise=noise, prompts=prompts, model=model_id(self)
-            )
-        if generator is not None:
-            each = generator if isinstance(generator, list) else [generator]
-            result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in each))
-        return result
-
-    def _text(self, tokenizer: CLIPTokenizer, encoder: Any, prompts: list[str], **options: bool) -> Any:
-        """One text encoder's output for padded prompts."""
-        length = tokenizer.model_max_length
-        tokens = tokenizer(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        longest = max(len(ids) for ids in tokenizer(prompts).input_ids)
-        if longest > length:
-            logger.warning(f"A prompt has {longest} tokens; this text encoder reads the first {length}.")
-        return encoder(tokens.input_ids.to(self._execution_device), **options)
+        unet = getattr(pipeline, "unet", None)
+        xl = unet is not None and getattr(unet.config, "addition_embed_type", None) == "text_time"
+        form = "xl" if xl else "transformer" if getattr(pipeline, "transformer", None) is not None else ""
+        if form in cls._forms:
+            return cls._forms[form].from_pipe(pipeline, **kwargs)
+        return super().from_pipe(pipeline, **kwargs)
 
 
-class ActivationTapPipeline(_TapPipeline):
+class ActivationTapPipeline(Fitting):
     """Tap Stable Diffusion 1.x / 2.x and models of their shape.
 
     ::
@@ -305,7 +77,7 @@ class ActivationTapPipeline(_TapPipeline):
         return Condition(text=self._text(self.tokenizer, self.text_encoder, prompts).last_hidden_state)
 
 
-class ActivationTapXLPipeline(_TapPipeline):
+class ActivationTapXLPipeline(TapPipeline):
     """Tap SDXL: two text encoders, pooled text, and time ids (H, W, 0, 0, H, W) as GDF gives them."""
 
     model_cpu_offload_seq = "text_encoder->text_encoder_2->vae->unet"
@@ -341,3 +113,58 @@ class ActivationTapXLPipeline(_TapPipeline):
             raise refuse("prompt_embeds", "without pooled_prompt_embeds", "both", "SDXL takes pooled text too")
         time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=cond.text.dtype, device=cond.text.device)
         return replace(cond, extra={"time_ids": time_ids.repeat(len(cond.text), 1)})
+
+
+class ActivationTapTransformerPipeline(TapPipeline):
+    """Tap any model of a known family through its own pipeline, which encodes the prompts.
+
+    ::
+
+        pipe = ActivationTapPipeline.from_pipe(ZImagePipeline.from_pretrained("Tongyi-MAI/Z-Image-Turbo"))
+        pipe(image, "a photo of a horse", addresses="vit-block15-out", timestep=260).activations
+    """
+
+    model_cpu_offload_seq = "vae->transformer"
+
+    def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
+        super().__init__()
+        self.register_modules(vae=vae, transformer=transformer, scheduler=scheduler)
+
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        """As of every pipeline here; the other pipeline is kept, because it knows how to read a prompt.
+
+        Raises:
+            VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
+        """
+        family = family_of(pipeline.transformer)
+        if family.condition is None:
+            shown = f"a pipeline of {family.name}"
+            raise refuse("pipeline", shown, "one that encodes prompts", "tap_latents takes encoded text")
+        made = super().from_pipe(pipeline, **kwargs)
+        made.__dict__["source"] = pipeline
+        return made
+
+    @property
+    def _latent(self) -> Latent:  # type: ignore[override]
+        return family_of(self.transformer).latent
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels for each latent position."""
+        config = self.vae.config
+        halvings = len(config.get("block_out_channels") or (0,)) - 1 or len(config.get("temperal_downsample") or ())
+        return int(config.get("scale_factor_spatial") or 2**halvings) * self._latent.packed
+
+    @property
+    def _latent_channels(self) -> int:
+        config = self.vae.config
+        return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
+
+    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+        family = family_of(self.transformer)
+        assert family.condition is not None
+        return family.condition(self.__dict__["source"], list(prompts), height, width)  # some pipelines write into it
+
+
+ActivationTapPipeline._forms = {"xl": ActivationTapXLPipeline, "transformer": ActivationTapTransformerPipeline}

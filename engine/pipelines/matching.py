@@ -18,8 +18,9 @@ from ..activations.ranking import Ranking, RankingConfig, rank_places
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe
 from ..errors import refuse
 from ..progress import Progress, silent
-from .activation_tap import ActivationTapPipeline, ActivationTapXLPipeline, _TapPipeline
+from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
 from .conventions import masks_of
+from .tap_base import TapPipeline
 from .tap_call import MEANINGLESS
 
 _ENCODED = 16
@@ -29,7 +30,7 @@ _ENCODED = 16
 _OUTPUT = dict.fromkeys(("output_type", "return_dict"), "no pictures come back, but what the docstring says")
 
 
-class _Matching(_TapPipeline):
+class _Matching(TapPipeline):
     """Two sets of pictures, tapped alike."""
 
     _meaningless = MEANINGLESS | _OUTPUT
@@ -127,6 +128,13 @@ class CorrespondenceXLPipeline(_Correspondence, ActivationTapXLPipeline):
     """:class:`CorrespondencePipeline` for SDXL, e.g. with ``preset="Ours-XL"``."""
 
 
+class CorrespondenceTransformerPipeline(_Correspondence, ActivationTapTransformerPipeline):
+    """:class:`CorrespondencePipeline` for transformers of every known family."""
+
+
+CorrespondencePipeline._forms = {"xl": CorrespondenceXLPipeline, "transformer": CorrespondenceTransformerPipeline}
+
+
 class _Segmentation(_Matching):
     """What the SD and SDXL pipelines share."""
 
@@ -192,12 +200,12 @@ class _Segmentation(_Matching):
         Raises:
             VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
         """
-        pixels = to_pixels(images, size, self.vae_scale_factor, value_range)
+        pixels = to_pixels(images, size, self.vae_scale_factor * self._latent.patch, value_range)
         height, width = pixels.shape[-2:]
         config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips)
-        self._refuse_broken_weights("unet", "vae", "text_encoder", "text_encoder_2")
+        self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
         with self._in_use():
-            latents = torch.cat([encode_pixels(self.vae, part) for part in pixels.split(_ENCODED)])
+            latents = torch.cat([encode_pixels(self.vae, p, latent=self._latent) for p in pixels.split(_ENCODED)])
             cond = self._condition([prompt], height, width)
             labels = None if masks is None else torch.stack(masks_of(masks))
             told: dict[str, Any] = {"masks": labels, "state": state, "memory": memory, "progress": progress}
@@ -215,3 +223,10 @@ class SegmentationPipeline(_Segmentation, ActivationTapPipeline):
 
 class SegmentationXLPipeline(_Segmentation, ActivationTapXLPipeline):
     """:class:`SegmentationPipeline` for SDXL, e.g. with ``preset="Ours-XL"``."""
+
+
+class SegmentationTransformerPipeline(_Segmentation, ActivationTapTransformerPipeline):
+    """:class:`SegmentationPipeline` for transformers of every known family."""
+
+
+SegmentationPipeline._forms = {"xl": SegmentationXLPipeline, "transformer": SegmentationTransformerPipeline}

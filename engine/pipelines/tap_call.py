@@ -91,5 +91,6 @@ def pca_pictures(
 
 def model_id(pipe: DiffusionPipeline) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
-    name = str(pipe.config.get("_name_or_path") or pipe.unet.config.get("_name_or_path") or "")
+    net = pipe.components.get("unet") or pipe.components["transformer"]
+    name = str(pipe.config.get("_name_or_path") or net.config.get("_name_or_path") or "")
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name

@@ -36,8 +36,11 @@ def condition_of(model: Any, conditioning: list, latents: torch.Tensor) -> Condi
     call = {"cross_attn": text, "noise": latents, "device": latents.device, "prompt_type": "positive"}
     model_conds = model.model.extra_conds(**sizes | settings | call)
     values = {k: v.process_cond(batch_size=len(latents), area=None).cond for k, v in model_conds.items()}
+    if "ref_latents" in values:
+        raise refuse("conditioning", "reference pictures", "one plain prompt", "remove Reference Latent nodes")
     tensors = {k: v.to(latents.device) for k, v in values.items() if isinstance(v, torch.Tensor)}
-    return Condition(tensors.pop("c_crossattn", None), None, tensors)
+    fixed = {k: v for k, v in values.items() if isinstance(v, (int, float, str))}
+    return Condition(tensors.pop("c_crossattn", None), None, tensors, fixed)
 
 
 def prompt_conditions(model: Any, clip: Any, prompts: list[str], latents: torch.Tensor) -> list[Condition]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import comfy.conds
 import comfy.model_patcher
+import comfy.model_sampling
 import comfy.patcher_extension
 import comfy.sampler_helpers
 import comfy.samplers
@@ -46,8 +47,11 @@ class Forward:
 
     @property
     def timestep(self) -> float:
-        """The first row's timestep, as the network is told it."""
-        return float(self.base.model_sampling.timestep(self.sigma[:1]))
+        """The first row's timestep; of flows 1000 s, whatever the network is told."""
+        sampling = self.base.model_sampling
+        if isinstance(sampling, comfy.model_sampling.CONST):
+            return 1000 * float(self.sigma[0])
+        return float(sampling.timestep(self.sigma[:1]))
 
     @property
     def positive_rows(self) -> torch.Tensor:
@@ -131,6 +135,7 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
     inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
     named = {"c_crossattn": cond.text} | cond.extra
     model_conds = {k: comfy.conds.CONDRegular(v) for k, v in named.items() if v is not None}
+    model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in cond.fixed.items()}
     model.pre_run()
     try:
         comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())

@@ -94,7 +94,9 @@ def encode(model: Any, vae: Any, image: torch.Tensor) -> torch.Tensor:
     height, width = image.shape[1:3]
     if height % factor or width % factor:
         raise refuse("image size", f"{width} x {height}", f"multiples of {factor}", "resize or crop the picture first")
-    latents = vae.encode(image[..., :3])
+    frames = getattr(vae, "latent_dim", 2) == 3 and not vae.not_video  # such a VAE takes a batch for one video
+    rows = image[..., :3].split(1) if frames else [image[..., :3]]
+    latents = torch.cat([vae.encode(row) for row in rows])
     return model.model.process_latent_in(latents).to(model.load_device).float()
 
 

@@ -8,6 +8,7 @@ from diffusers.models.transformers import transformer_cosmos
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "Anima"
 SIZE = (8, 12)
 EPS = 1e-6
 

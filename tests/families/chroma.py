@@ -5,6 +5,8 @@ from diffusers import ChromaTransformer2DModel
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "Chroma"
+CONFIG_KEYS = {"out_channels": 64}
 SIZE = (4, 6)
 EPS = 1.1920928955078125e-07
 

@@ -5,6 +5,8 @@ from diffusers import Flux2Transformer2DModel
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "Flux2"
+CONFIG_KEYS = {"hidden_size": 64, "out_channels": 128}
 SIZE, CHANNELS = (4, 6), 128
 EPS = 1.1920928955078125e-07
 
@@ -35,3 +37,7 @@ def prompt(g, rows=2):
 
 def run(net, x, t, cond):
     return net(x, t / 1000, cond.text, guidance=cond.extra.get("guidance"), transformer_options={})
+
+
+def conditioning(cond):
+    return [[cond.text, {"guidance": 4.0}]]

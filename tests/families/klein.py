@@ -1,7 +1,7 @@
 """Flux.2 Klein, tiny, in both libraries: no guidance."""
 
 from vitrine_tests.families import flux2
-from vitrine_tests.families.flux2 import CHANNELS, EPS, SIZE, run  # noqa: F401
+from vitrine_tests.families.flux2 import CHANNELS, CONFIG_KEYS, EPS, MODEL, SIZE, run  # noqa: F401
 from vitrine_tests.families.twin import condition, text_states
 
 

@@ -4,6 +4,7 @@ from diffusers import Krea2Transformer2DModel
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "Krea2"
 SIZE = (8, 12)
 
 
@@ -32,3 +33,7 @@ def prompt(g, rows=2):
 
 def run(net, x, t, cond):
     return net(x, t / 1000, cond.text.flatten(2), transformer_options={})
+
+
+def conditioning(cond):
+    return [[cond.text.flatten(2), {}]]

@@ -4,6 +4,7 @@ from diffusers import Lumina2Transformer2DModel
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "Lumina2"
 SIZE = (8, 12)
 EPS = 1.1920928955078125e-07
 

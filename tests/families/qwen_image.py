@@ -4,6 +4,7 @@ from diffusers import QwenImageTransformer2DModel
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "QwenImage"
 SIZE = (8, 12)  # even grids: on odd ones the libraries centre positions differently
 CONFIG = {
     "in_channels": 64, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2,

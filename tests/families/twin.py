@@ -2,8 +2,9 @@
 
 A twin is a file here: ``diffusers()``, ``comfyui(ops)``, ``prompt(generator, rows)`` and ``run(net, x, t, cond)``,
 ComfyUI's bare call with t in 0 .. 1000, whose result is eps - x0. ``SIZE`` is its latents' ([T,] h, w), ``CHANNELS``
-their number if not 16, ``TIME`` the timestep if not 300, ``EPS`` the qk-norm epsilon that ComfyUI's network has where
-diffusers' has another one.
+their number if not 16, ``MODEL`` its class in ComfyUI's ``supported_models``, ``CONFIG_KEYS`` what that asks of a
+config, ``TIME`` the timestep if not 300, ``EPS`` the qk-norm epsilon that ComfyUI's network has where diffusers' has
+another one.
 """
 
 import functools
@@ -65,6 +66,25 @@ def comfyui_twin(name, ours):
     state = {k: v.reshape(shapes[k]) if k in shapes and v.numel() == shapes[k].numel() else v for k, v in state.items()}
     theirs.load_state_dict(state, strict=True)
     return theirs.eval().requires_grad_(False)
+
+
+def comfyui_model(name, net):
+    """A MODEL around ComfyUI's network, of the class that ComfyUI's loader would choose."""
+    import comfy.model_patcher
+    import comfy.supported_models
+
+    config = getattr(comfy.supported_models, twin(name).MODEL)(
+        {"disable_unet_model_creation": True} | getattr(twin(name), "CONFIG_KEYS", {})
+    )
+    config.set_inference_dtype(torch.float32, None)
+    base = config.get_model({}, "")
+    base.diffusion_model = net
+    return comfy.model_patcher.ModelPatcher(base, torch.device("cpu"), torch.device("cpu"))
+
+
+def conditioning(name, cond):
+    """The prompt as ComfyUI's text encoders would give it."""
+    return getattr(twin(name), "conditioning", lambda c: [[c.text, {}]])(cond)
 
 
 @functools.cache

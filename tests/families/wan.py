@@ -4,6 +4,7 @@ from diffusers import WanTransformer3DModel
 from vitrine_tests import models
 from vitrine_tests.families.twin import condition, text_states
 
+MODEL = "WAN21_T2V"
 SIZE = (3, 4, 6)
 TIME = 20.0  # the libraries' sinusoids round differently: at 300 that alone is 4e-6
 
