@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from .details import add_details
 from .scenes import ATTRIBUTES, GEOMETRY_NAMES, POSE_NAMES, Scenes
 
 PARTS = ("background", "skin", "hair", "beard", "eyes", "glasses", "nose", "mouth", "hat", "shirt", "mole")
@@ -52,6 +53,7 @@ def render(
     crop: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0),
     flip: bool = False,
     original_size: int | None = None,
+    details: bool = False,
     device: torch.device | str = "cpu",
 ) -> Pictures:
     """Draw B scenes at ``size`` x ``size`` pixels.
@@ -61,6 +63,7 @@ def render(
         flip: mirror left and right (a cap that points left then points right; captions must follow).
         original_size: draw at this many pixels first and resize bilinearly: the loss of detail that a small
             source picture has after upscaling. None draws at ``size``.
+        details: strands of hair, light on skin and cloth, and more that 128 px have room for.
 
     Raises:
         VitrineError: If a size is below 8, or the crop is empty, outside [0, 1] or not square.
@@ -69,6 +72,8 @@ def render(
     drawn = original_size or size
     canvas = _Canvas(scenes, drawn, crop, flip, torch.device(device))
     _paint(canvas)
+    if details:
+        add_details(canvas)
     images, parts = canvas.color.clamp(0, 1), canvas.parts
     if drawn != size:
         images = F.interpolate(images, (size, size), mode="bilinear", antialias=drawn > size)
