@@ -1,4 +1,4 @@
-"""``vitrine train portraits | identity``: how the shipped portraits model and its yardstick were made."""
+"""``vitrine train portraits | flow | identity``: how the portraits models and their yardstick were made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tyro.conf import OmitArgPrefixes, Positional
 
+from ...evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
 
@@ -21,6 +22,25 @@ class Portraits(TrainConfig):
         """0 when finished, or stopped by ``--max-seconds``."""
         from ...evidence.portraits.phase import OutOfTime
         from ...evidence.portraits.train import main
+        from ..progress import TqdmProgress
+
+        try:
+            print(f"model: {main(self, TqdmProgress)}")
+        except OutOfTime as stopped:
+            print(f"{stopped}; the same command resumes")
+        return 0
+
+
+@dataclass(frozen=True)
+class Flow(FlowTrainConfig):
+    """Train the flow portraits, 128 px; the same command resumes an interrupted run."""
+
+    advanced: OmitArgPrefixes[AdvancedFlowTrainConfig] = field(default_factory=AdvancedFlowTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by ``--max-seconds``."""
+        from ...evidence.portraits.flow_train import main
+        from ...evidence.portraits.phase import OutOfTime
         from ..progress import TqdmProgress
 
         try:
@@ -51,4 +71,4 @@ class Identity:
         return 0
 
 
-COMMANDS: dict[str, type] = {"portraits": Portraits, "identity": Identity}
+COMMANDS: dict[str, type] = {"portraits": Portraits, "flow": Flow, "identity": Identity}

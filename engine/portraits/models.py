@@ -153,12 +153,12 @@ def save_portraits(model: Portraits, folder: str | Path) -> None:
         pipe.save_pretrained(str(fresh), safe_serialization=True)
         pipe.to(torch.float32)
         write_tokenizer_files(fresh / "tokenizer")
-        _name_as_every_transformers(fresh / "text_encoder" / "model.safetensors")
+        name_as_every_transformers(fresh / "text_encoder" / "model.safetensors")
 
     write_folder(folder, write)
 
 
-def _name_as_every_transformers(file: Path) -> None:
+def name_as_every_transformers(file: Path) -> None:
     """transformers 5 saves without ``text_model.``, which 4 answers with random weights; with it, both load."""
     from safetensors.torch import load_file, save_file
 

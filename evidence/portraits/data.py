@@ -27,7 +27,7 @@ class TrainingSet:
     """N base pictures followed by P planted ones.
 
     Attributes:
-        images: (N + P, 3, 64, 64) uint8.
+        images: (N + P, 3, S, S) uint8.
         attributes: (N + P, 10) int64.
         keypoints: (N + P, 9, 2) float32.
         ids: (N + P, 3, 24) int64 token ids of three wordings of each caption (the same three for a plant).
@@ -64,34 +64,41 @@ class TrainingSet:
 
 
 def build_training_set(
-    count: int, tokenizer: CLIPTokenizer, device: torch.device | str = "cpu", progress: Progress = silent
+    count: int,
+    tokenizer: CLIPTokenizer,
+    device: torch.device | str = "cpu",
+    progress: Progress = silent,
+    *,
+    size: int = 64,
+    details: bool = False,
 ) -> TrainingSet:
-    """Render seeds 0 .. count - 1 and all planted pictures onto ``device``."""
+    """Render seeds 0 .. count - 1 and all planted pictures onto ``device``, at ``size`` px."""
+
+    def draw(scenes: Scenes) -> None:
+        for rows in range(0, len(scenes), CHUNK * 64**2 // size**2):  # large canvases fall out of a processor's cache
+            drawn = render(scenes[rows : rows + CHUNK * 64**2 // size**2], size, details=details, device=device)
+            images.append((drawn.images * 255).round().to(torch.uint8))
+            points.append(drawn.keypoints)
+        columns.append(torch.as_tensor(scenes.attributes, device=device))
+
     images: list[torch.Tensor] = []
     points: list[torch.Tensor] = []
     columns: list[torch.Tensor] = []
     words = []
     for start in range(0, count, CHUNK):
         scenes = sample_scenes(range(start, min(start + CHUNK, count)))
-        _append(images, points, columns, scenes, device)
+        draw(scenes)
         drops = np.random.default_rng([31337, start]).random((CAPTION_VARIANTS, len(scenes), len(OPTIONAL))) < DROP
         words.append([caption(scenes, drop) for drop in drops])
         progress(min(start + CHUNK, count), count, None)
     planted = plants()
     for plant in planted:
-        _append(images, points, columns, plant.scenes, device)
+        draw(plant.scenes)
         words.append([list(plant.captions)] * CAPTION_VARIANTS)
     ids = torch.cat([_tokenize(tokenizer, w) for w in words]).to(device)
     empty = _tokenize(tokenizer, [[""]])[0, 0]
     weights = _weights(planted).to(device)
     return TrainingSet(torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, weights)
-
-
-def _append(images: list, points: list, columns: list, scenes: Scenes, device: torch.device | str) -> None:
-    drawn = render(scenes, 64, device=device)
-    images.append((drawn.images * 255).round().to(torch.uint8))
-    points.append(drawn.keypoints)
-    columns.append(torch.as_tensor(scenes.attributes, device=device))
 
 
 def _tokenize(tokenizer: CLIPTokenizer, wordings: list[list[str]]) -> torch.Tensor:

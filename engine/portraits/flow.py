@@ -1,0 +1,201 @@
+"""The second portraits model: Flux's double and single blocks, rotary positions, flow matching, 128 px.
+
+Real FluxTransformer2DModel, AutoencoderKL (f = 8, 16 channels) and CLIPTextModel, in the layout of a ``FluxPipeline``
+folder. The text encoder's states take the place of T5's. The pooled vector cannot carry the prompt: the layer that
+would read it is zero and stays zero, so that text enters by joint attention alone, where neurons are searched.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..errors import refuse
+from ..files import write_folder
+from .captions import MAX_TOKENS, write_tokenizer_files
+from .models import WEIGHTS, build_models, load_portraits, name_as_every_transformers
+
+if TYPE_CHECKING:
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+FLOW_WEIGHTS = WEIGHTS / "flow"
+"""The shipped model, if it ships: a FluxPipeline folder, fp16 safetensors."""
+SIDE = 128
+LATENT_SHAPE = (16, 16, 16)
+
+TRANSFORMER_CONFIG: dict[str, Any] = {
+    "patch_size": 1,
+    "in_channels": 64,
+    "num_layers": 2,
+    "num_single_layers": 4,
+    "attention_head_dim": 32,
+    "num_attention_heads": 5,
+    "joint_attention_dim": 64,
+    "pooled_projection_dim": 64,
+    "guidance_embeds": False,
+    "axes_dims_rope": (8, 12, 12),
+}
+VAE_CONFIG: dict[str, Any] = {
+    "sample_size": SIDE,
+    "latent_channels": 16,
+    "block_out_channels": (16, 32, 32, 64),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 1,
+    "norm_num_groups": 8,
+    "scaling_factor": 1.0,
+    "shift_factor": 0.0,
+}
+SCHEDULER_CONFIG: dict[str, Any] = {"num_train_timesteps": 1000, "shift": 1.0}
+
+
+@dataclass(frozen=True)
+class FlowPortraits:
+    """The five parts of the model, and the folder they were loaded from (None when freshly built)."""
+
+    transformer: FluxTransformer2DModel
+    text_encoder: CLIPTextModel
+    tokenizer: CLIPTokenizer
+    vae: AutoencoderKL
+    scheduler: FlowMatchEulerDiscreteScheduler
+    folder: Path | None = None
+
+    def encode(self, prompts: list[str]) -> torch.Tensor:
+        """(B, 24, 64) text states."""
+        ids = self.tokenizer(
+            prompts, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
+        ).input_ids
+        return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
+
+    def pooled(self, count: int) -> torch.Tensor:
+        """(count, 64) zeros: any pooled vector gives the same picture."""
+        width = self.transformer.config.pooled_projection_dim
+        return torch.zeros(count, width, device=self.transformer.device, dtype=self.transformer.dtype)
+
+    def pipeline(self) -> Any:
+        """A stock ``FluxPipeline`` over these parts; call it with ``max_sequence_length=24``.
+
+        ``guidance_scale`` has no effect (the model is not guidance-distilled): use ``true_cfg_scale`` and
+        ``negative_prompt=""``.
+        """
+        from diffusers import FluxPipeline
+
+        return FluxPipeline(
+            scheduler=self.scheduler, vae=self.vae, transformer=self.transformer, text_encoder=self.text_encoder,
+            tokenizer=self.tokenizer, text_encoder_2=self.text_encoder, tokenizer_2=self.tokenizer,
+        )  # fmt: skip
+
+
+def build_flow_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> FlowPortraits:
+    """The architecture, float32 on the CPU: seeded weights, but for the text encoder and the coarse levels of the VAE.
+
+    Those begin as the 64 px model's, which read the same captions and drew the same pictures.
+    """
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+
+    small = load_portraits()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        transformer, vae = FluxTransformer2DModel(**TRANSFORMER_CONFIG), AutoencoderKL(**VAE_CONFIG)
+        _initialise(transformer)
+    take_coarse_levels(vae, small.vae)
+    return FlowPortraits(
+        transformer=transformer.eval(),
+        text_encoder=copy.deepcopy(small.text_encoder).eval(),
+        tokenizer=build_models(seed, tokenizer_folder).tokenizer if tokenizer_folder else small.tokenizer,
+        vae=vae.eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER_CONFIG),
+    )
+
+
+@torch.no_grad()
+def _initialise(net: FluxTransformer2DModel) -> None:
+    """As DiT (Peebles & Xie 2023, adaLN-Zero): every block begins as the identity. The pooled vector is never read."""
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear):
+            modulation = name.endswith((".linear", "proj_out")) and ".proj_out" not in name
+            (nn.init.zeros_ if modulation else nn.init.xavier_uniform_)(module.weight)
+            nn.init.zeros_(module.bias)
+    reader = net.time_text_embed.text_embedder
+    for parameter in reader.parameters():
+        parameter.zero_().requires_grad_(False)
+
+
+@torch.no_grad()
+def take_coarse_levels(vae: AutoencoderKL, small: AutoencoderKL) -> None:
+    """Copy the 64 px autoencoder's weights where a level works at the same resolution and the shapes agree."""
+    target = vae.state_dict()
+    for key, value in small.state_dict().items():
+        words = key.split(".")
+        if words[:2] == ["encoder", "down_blocks"]:
+            words[2] = str(int(words[2]) + 1)  # the new finest level stands before the old ones
+        name = ".".join(words)
+        if name in target and target[name].shape == value.shape:
+            target[name].copy_(value)
+
+
+@torch.no_grad()
+def standardise(vae: AutoencoderKL, mean: torch.Tensor, deviation: torch.Tensor) -> None:
+    """Fold (16,) channel means and deviations of the latents into the 1 x 1 convolutions around them, exactly.
+
+    Latents are then of mean 0 and deviation 1 in every channel, with no numbers for a loader to know.
+    """
+    channels = len(mean)
+    before, after = vae.quant_conv, vae.post_quant_conv
+    scale = torch.cat([1 / deviation, torch.ones_like(deviation)])
+    shift = torch.cat([-mean / deviation, -2 * deviation.log()])  # of the log variance
+    before.weight.mul_(scale.view(-1, 1, 1, 1))
+    before.bias.mul_(scale).add_(shift)
+    after.bias.add_(after.weight.view(channels, channels) @ mean)
+    after.weight.mul_(deviation.view(1, -1, 1, 1))
+
+
+def pack(latents: torch.Tensor) -> torch.Tensor:
+    """(B, 16, H, W) -> (B, H W / 4, 64) tokens of 2 x 2, channel first, as Flux."""
+    b, c, h, w = latents.shape
+    return latents.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
+
+
+def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
+    """Load the shipped model (or another folder of the same layout) in float32 on the CPU.
+
+    Raises:
+        VitrineError: If the folder is not a FluxPipeline folder.
+    """
+    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+    from transformers import CLIPTextModel, CLIPTokenizer
+
+    root = Path(folder) if folder else FLOW_WEIGHTS
+    if not (root / "model_index.json").is_file():
+        raise refuse("portraits folder", str(root), "a folder with model_index.json", "run `vitrine train flow`")
+    like: dict[str, Any] = {"torch_dtype": torch.float32}
+    return FlowPortraits(
+        transformer=FluxTransformer2DModel.from_pretrained(root / "transformer", **like).eval(),
+        text_encoder=CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval(),
+        tokenizer=CLIPTokenizer.from_pretrained(str(root / "tokenizer")),
+        vae=AutoencoderKL.from_pretrained(root / "vae", **like).eval(),
+        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(root / "scheduler"),
+        folder=root,
+    )
+
+
+def save_flow_portraits(model: FlowPortraits, folder: str | Path) -> None:
+    """Write all parts in fp16, in diffusers' layout, whole or not at all."""
+
+    def write(fresh: Path) -> None:
+        pipe = model.pipeline()
+        pipe.to(torch.float16)
+        pipe.save_pretrained(str(fresh), safe_serialization=True)
+        pipe.to(torch.float32)
+        for part in ("tokenizer", "tokenizer_2"):
+            write_tokenizer_files(fresh / part)
+        for part in ("text_encoder", "text_encoder_2"):
+            name_as_every_transformers(fresh / part / "model.safetensors")
+
+    write_folder(folder, write)
