@@ -51,19 +51,25 @@ def sample(
     """Noise (B, C, H, W) -> latents of the same shape, with classifier-free guidance in one batch of 2 B rows.
 
     Args:
-        scheduler: a diffusers scheduler of the denoiser's own convention; its timesteps are set here.
+        scheduler: a diffusers scheduler of the denoiser's own convention; its timesteps are set here, those of flow
+            models from 1 to 1 / steps before any shift, as diffusers' pipelines do.
         null: what guidance starts from (the empty prompt, B rows or one); not needed at guidance 1.
     """
     guided = null is not None and guidance != 1
     both = Condition.batch([cond, null.take(torch.arange(len(noise)))]) if null is not None and guided else cond
-    scheduler.set_timesteps(steps)
+    flow = denoiser.prediction == "flow"
+    if flow:
+        scheduler.set_timesteps(sigmas=[1 - i / steps for i in range(steps)])
+    else:
+        scheduler.set_timesteps(steps)
 
     def predict(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        rows = scheduler.scale_model_input(torch.cat([x, x]) if guided else x, t)
+        rows = torch.cat([x, x]) if guided else x
+        rows = rows if flow else scheduler.scale_model_input(rows, t)
         output = denoiser.forward(rows, float(t), both).to(torch.promote_types(x.dtype, torch.float32))
         if not guided:
             return output
         full, empty = output.chunk(2)
         return guide(empty, full, guidance)
 
-    return walk(predict, noise * scheduler.init_noise_sigma, scheduler, progress=progress)
+    return walk(predict, noise if flow else noise * scheduler.init_noise_sigma, scheduler, progress=progress)

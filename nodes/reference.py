@@ -5,7 +5,9 @@ from __future__ import annotations
 from comfy_api.latest import io, ui
 
 from ..engine.portraits import PARTS, caption, render, sample_scenes
-from ..engine.portraits.shipped import shipped_transformers, transformer_folder
+from ..engine.portraits.flow import FLOW_WEIGHTS
+from ..engine.portraits.shipped import shipped_models, shipped_transformers, transformer_folder
+from .comfy.flow import load_flow_model
 from .comfy.portraits import WEIGHTS, load_clip, load_model, load_vae
 from .comfy.transformer import load_transformer
 
@@ -17,7 +19,12 @@ class LoadPortraits(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Outputs only."""
+        """Which one in, where more than one ships."""
+        names = list(shipped_models())
+        choice = io.Combo.Input(
+            "model", options=names, default=names[0], optional=True,
+            tooltip="64 px: shaped like Stable Diffusion 1.5. 128 px: shaped like Flux.",
+        )  # fmt: skip
         return io.Schema(
             node_id="VitrineLoadPortraits",
             display_name="Load Portraits Model",
@@ -25,7 +32,7 @@ class LoadPortraits(io.ComfyNode):
             description="A tiny text-to-image model of cartoon portraits that ships with Vitrine: 64 px, seconds on "
             "a CPU, everything about it is known. Swap it for Load Checkpoint to work on your own model.",
             search_aliases=["portraits", "demo model", "tiny model", "vitrine loader"],
-            inputs=[],
+            inputs=[choice] if len(names) > 1 else [],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="SD1.5-type UNet for 16 x 16 latents."),
                 io.Clip.Output(display_name="CLIP", tooltip="Text encoder, 24 tokens; knows the captions' words."),
@@ -34,10 +41,11 @@ class LoadPortraits(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls) -> io.NodeOutput:
+    def execute(cls, model: str = "portraits, 64 px") -> io.NodeOutput:
         """Load all three from the pack's own files."""
-        folder = str(WEIGHTS)
-        return io.NodeOutput(load_model(folder), load_clip(folder), load_vae(folder))
+        folder = shipped_models()[model]
+        load = load_flow_model if folder == FLOW_WEIGHTS else load_model
+        return io.NodeOutput(load(str(folder)), load_clip(str(folder)), load_vae(str(folder)))
 
 
 class LoadPortraitsTransformer(io.ComfyNode):

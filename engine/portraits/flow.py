@@ -10,15 +10,18 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
+from ..condition import Condition
 from ..errors import refuse
 from ..files import write_folder
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .models import WEIGHTS, build_models, load_portraits, name_as_every_transformers
+from .render import render
+from .scenes import Scenes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
@@ -28,6 +31,7 @@ FLOW_WEIGHTS = WEIGHTS / "flow"
 """The shipped model, if it ships: a FluxPipeline folder, fp16 safetensors."""
 SIDE = 128
 LATENT_SHAPE = (16, 16, 16)
+_DRAWN_AT_ONCE = 64  # larger canvases fall out of a processor's cache
 
 TRANSFORMER_CONFIG: dict[str, Any] = {
     "patch_size": 1,
@@ -65,6 +69,13 @@ class FlowPortraits:
     vae: AutoencoderKL
     scheduler: FlowMatchEulerDiscreteScheduler
     folder: Path | None = None
+    side: ClassVar[int] = SIDE
+    latent_shape: ClassVar[tuple[int, int, int]] = LATENT_SHAPE
+
+    @property
+    def backbone(self) -> FluxTransformer2DModel:
+        """The network that denoises."""
+        return self.transformer
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """(B, 24, 64) text states."""
@@ -73,10 +84,14 @@ class FlowPortraits:
         ).input_ids
         return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
 
-    def pooled(self, count: int) -> torch.Tensor:
-        """(count, 64) zeros: any pooled vector gives the same picture."""
-        width = self.transformer.config.pooled_projection_dim
-        return torch.zeros(count, width, device=self.transformer.device, dtype=self.transformer.dtype)
+    def condition(self, text: torch.Tensor) -> Condition:
+        """Text states (B, T, 64) as the network takes them; any pooled vector gives the same picture."""
+        return Condition(text, text.new_zeros(len(text), self.transformer.config.pooled_projection_dim))
+
+    def draw(self, scenes: Scenes) -> torch.Tensor:
+        """(B, 3, 128, 128) in [0, 1]: the pictures that the model was trained on."""
+        rows = range(0, len(scenes), _DRAWN_AT_ONCE)
+        return torch.cat([render(scenes[i : i + _DRAWN_AT_ONCE], SIDE, details=True).images for i in rows])
 
     def pipeline(self) -> Any:
         """A stock ``FluxPipeline`` over these parts; call it with ``max_sequence_length=24``.
@@ -154,12 +169,6 @@ def standardise(vae: AutoencoderKL, mean: torch.Tensor, deviation: torch.Tensor)
     before.bias.mul_(scale).add_(shift)
     after.bias.add_(after.weight.view(channels, channels) @ mean)
     after.weight.mul_(deviation.view(1, -1, 1, 1))
-
-
-def pack(latents: torch.Tensor) -> torch.Tensor:
-    """(B, 16, H, W) -> (B, H W / 4, 64) tokens of 2 x 2, channel first, as Flux."""
-    b, c, h, w = latents.shape
-    return latents.view(b, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, 4 * c)
 
 
 def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:

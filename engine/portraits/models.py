@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from ..condition import Condition
 from ..errors import refuse
 from ..files import write_folder
 from .captions import MAX_TOKENS, write_tokenizer_files
+from .render import render
+from .scenes import Scenes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
@@ -76,6 +79,13 @@ class Portraits:
     vae: AutoencoderKL
     scheduler: DDIMScheduler
     folder: Path | None = None
+    side: ClassVar[int] = 64
+    latent_shape: ClassVar[tuple[int, int, int]] = (4, 16, 16)
+
+    @property
+    def backbone(self) -> UNet2DConditionModel:
+        """The network that denoises."""
+        return self.unet
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """(B, 24, 64) text states."""
@@ -83,6 +93,14 @@ class Portraits:
             prompts, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
         ).input_ids
         return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
+
+    def condition(self, text: torch.Tensor) -> Condition:
+        """Text states (B, T, 64) as the network takes them."""
+        return Condition(text)
+
+    def draw(self, scenes: Scenes) -> torch.Tensor:
+        """(B, 3, 64, 64) in [0, 1]: the pictures that the model was trained on."""
+        return render(scenes).images
 
     def pipeline(self) -> Any:
         """A stock ``StableDiffusionPipeline`` over these parts."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from .flow import FLOW_WEIGHTS
 from .models import WEIGHTS
 
 TRANSFORMERS = WEIGHTS / "transformer"
@@ -19,6 +20,12 @@ STUDENTS = {
     "score": "the score adapter trained beside it, for MCMC correction",
     "diff-instruct": "the baseline: Diff-Instruct, trained for as long",
 }
+
+
+def shipped_models() -> dict[str, Path]:
+    """Folders of the text-to-image models that ship, by name: the 64 px UNet first, the flow model where it ships."""
+    folders = {"portraits, 64 px": WEIGHTS, "flow portraits, 128 px": FLOW_WEIGHTS}
+    return {name: folder for name, folder in folders.items() if (folder / "model_index.json").is_file()}
 
 
 def transformer_folder(name: str | Path = "power-cosine") -> Path:

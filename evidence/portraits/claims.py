@@ -26,17 +26,18 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
 
     counts = {"samples": 96, "renders": 1024} if quick else {}
     q = measure_quality(load_portraits(model), load_readout(), **counts, progress=progress)
-    # Binomial spread of a mean over samples x attributes, which are nearly independent here.
-    spread = 1.96 * (q.mean_accuracy * (1 - q.mean_accuracy) / (q.samples * len(q.prompted_accuracy))) ** 0.5
+    spread = q.mean_accuracy - q.interval[0]
     slack = (spread, _slack(0.90, q.samples), _slack(0.99, q.renders)) if quick else (0.0, 0.0, 0.0)
     measured = (q.mean_accuracy, q.worst[1], min(q.readout_accuracy.values()))
     return ClaimResult(
         value=round(q.mean_accuracy, 4),
-        interval=(round(q.mean_accuracy - spread, 4), round(min(1.0, q.mean_accuracy + spread), 4)),
+        interval=(round(q.interval[0], 4), round(q.interval[1], 4)),
         holds=all(m + s >= target for m, s, target in zip(measured, slack, (0.95, 0.90, 0.99), strict=True)),
         details={
             "prompted_accuracy": {k: round(v, 4) for k, v in q.prompted_accuracy.items()},
             "worst": q.worst[0],
+            "chance: mean against other prompts": round(q.chance, 4),
+            "ceiling: mean of decoded renders": round(q.decoded_accuracy, 4),
             "readout_accuracy": {k: round(v, 4) for k, v in q.readout_accuracy.items()},
             "frechet_guided": round(q.frechet_guided, 3),
             "frechet_unguided": round(q.frechet_unguided, 3),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from ...engine.files import read_safetensors, save_safetensors
 from ...engine.portraits.captions import MAX_TOKENS, OPTIONAL, caption
 from ...engine.portraits.plants import Plant, plants
 from ...engine.portraits.render import render
@@ -99,6 +101,19 @@ def build_training_set(
     empty = _tokenize(tokenizer, [[""]])[0, 0]
     weights = _weights(planted).to(device)
     return TrainingSet(torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, weights)
+
+
+def save_training_set(path: Path, data: TrainingSet, **more: torch.Tensor) -> None:
+    """Write a set whole, with further tensors beside it."""
+    own = {f.name: getattr(data, f.name) for f in fields(data) if f.name != "base"}
+    save_safetensors(path, {k: v.cpu() for k, v in (own | more).items()}, {"base": str(data.base)})
+
+
+def load_training_set(path: Path, device: torch.device) -> tuple[TrainingSet, dict[str, torch.Tensor]]:
+    """What :func:`save_training_set` wrote: the set, and the tensors beside it."""
+    table, metadata = read_safetensors(path, str(device))
+    own = {f.name: table.pop(f.name) for f in fields(TrainingSet) if f.name != "base"}
+    return TrainingSet(base=int(metadata["base"]), **own), table
 
 
 def _tokenize(tokenizer: CLIPTokenizer, wordings: list[list[str]]) -> torch.Tensor:

@@ -11,26 +11,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...engine.files import read_safetensors, save_safetensors, write_json
+from ...engine.families.packing import grid_ids, pack
+from ...engine.files import write_json
 from ...engine.portraits.flow import (
+    LATENT_SHAPE,
     SIDE,
     FlowPortraits,
     build_flow_models,
-    pack,
     save_flow_portraits,
     standardise,
 )
+from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
 from ...engine.training import state_facts
-from .data import TrainingSet, build_training_set
+from .data import TrainingSet, build_training_set, load_training_set, save_training_set
 from .flow_config import FlowTrainConfig
 from .phase import OutOfTime, Phase, own_rows
 from .train import face_map
@@ -38,23 +40,24 @@ from .train import face_map
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-LATENTS = "latents.safetensors"
+PICTURES, LATENTS = "pictures.safetensors", "latents.safetensors"
 
 
 def train_vae(
-    config: FlowTrainConfig, accelerator: Accelerator, model: FlowPortraits, data: TrainingSet, deadline: float,
+    config: FlowTrainConfig, accelerator: Accelerator, model: FlowPortraits, data: TrainingSet | None, deadline: float,
     progress: Progress,
 ) -> None:  # fmt: skip
-    """Phase 1. L1 + 2 MSE, the same of differences between neighbours, and a little KL."""
+    """Phase 1. L1 + 2 MSE, L1 of differences between neighbours, and a little KL. A finished one needs no ``data``."""
     vae, advanced = model.vae.to(accelerator.device).train(), config.advanced
     phase = Phase("vae", config, vae, config.vae_steps, advanced.vae_lr)
     run = torch.compile(_reconstruct) if config.compile else _reconstruct
 
     def loss_of_step() -> torch.Tensor:
+        assert data is not None
         g = phase.generator(2, accelerator.device)
         pick = torch.randint(len(data), (advanced.vae_batch,), generator=g, device=accelerator.device)
         images = data.images[pick].float() / 127.5 - 1
-        noise = torch.randn(len(pick), 16, SIDE // 8, SIDE // 8, generator=g, device=images.device)
+        noise = torch.randn(len(pick), *LATENT_SHAPE, generator=g, device=images.device)
         images, noise = own_rows(accelerator, images, noise)
         output, kl = run(vae, images, noise)
         error = output.float() - images
@@ -102,23 +105,15 @@ def encode_all(vae: Any, data: TrainingSet, path: Path, progress: Progress, batc
     latents = torch.cat(means)
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     packed = pack((latents - append_dims(mean, 3)) / append_dims(deviation, 3))
-    tensors = {
-        "packed": packed.half(), "mean": mean, "deviation": deviation, "ids": data.ids, "empty_ids": data.empty_ids,
-        "weights": data.weights, "attributes": data.attributes, "keypoints": data.keypoints,
-    }  # fmt: skip
-    save_safetensors(path, {k: v.cpu() for k, v in tensors.items()}, {"base": str(data.base)})
+    bare = replace(data, images=data.images.new_empty(len(data), 0))
+    save_training_set(path, bare, packed=packed.half(), mean=mean, deviation=deviation)
     return read_latents(path, data.images.device)
 
 
 def read_latents(path: Path, device: torch.device) -> Latents:
     """What :func:`encode_all` wrote."""
-    table, metadata = read_safetensors(path, str(device))
-    packed = table["packed"].float()
-    data = TrainingSet(
-        packed.new_empty(len(packed), 0), table["attributes"], table["keypoints"], table["ids"], table["empty_ids"],
-        int(metadata["base"]), table["weights"],
-    )  # fmt: skip
-    return Latents(data, packed, table["mean"], table["deviation"])
+    data, table = load_training_set(path, device)
+    return Latents(data, table["packed"].float(), table["mean"], table["deviation"])
 
 
 class TextToVelocity(nn.Module):
@@ -127,10 +122,7 @@ class TextToVelocity(nn.Module):
     def __init__(self, model: FlowPortraits) -> None:
         super().__init__()
         self.transformer, self.text_encoder = model.transformer, model.text_encoder
-        side = SIDE // 16
-        ids = torch.zeros(side, side, 3)
-        ids[..., 1], ids[..., 2] = torch.arange(side)[:, None], torch.arange(side)[None]
-        self.register_buffer("img_ids", ids.view(-1, 3), persistent=False)
+        self.register_buffer("img_ids", grid_ids(torch.empty(1, *LATENT_SHAPE)), persistent=False)
 
     def forward(self, x: torch.Tensor, t: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         text = self.text_encoder(ids).last_hidden_state
@@ -212,20 +204,26 @@ def prepare(
     progress: Callable[[str], Progress],
 ) -> Latents:  # fmt: skip
     """Pictures, autoencoder, latents; pictures are drawn only where something still needs them."""
-    path, device = Path(config.out) / LATENTS, accelerator.device
-    if path.is_file():
+    out, device = Path(config.out), accelerator.device
+    if (out / LATENTS).is_file():
         train_vae(config, accelerator, model, None, deadline, progress("vae"))
-        return read_latents(path, device)
-    data = build_training_set(
-        config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True
-    )  # fmt: skip
+        return read_latents(out / LATENTS, device)
+    if not (out / PICTURES).is_file():
+        drawn = build_training_set(
+            config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True
+        )
+        save_training_set(out / PICTURES, drawn)
+    data, _ = load_training_set(out / PICTURES, device)
     train_vae(config, accelerator, model, data, deadline, progress("vae"))
-    return encode_all(model.vae, data, path, progress("encode"))
+    latents = encode_all(model.vae, data, out / LATENTS, progress("encode"))
+    (out / PICTURES).unlink()
+    return latents
 
 
 def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: torch.device) -> None:
     """The model as a FluxPipeline folder with the record of its training."""
     save_flow_portraits(model, folder)
+    write_preview(folder, model)
     phases = {}
     for name in ("vae", "flow"):
         facts = state_facts(Path(config.out) / name)

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from ...engine.portraits.captions import caption
+from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.plants import Plant, plants
-from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
 from ...engine.progress import Progress, silent
 from ..metrics import frechet_distance
-from .readout import Readout, attribute_accuracy, read
+from .readout import Reading, Readout, attribute_accuracy, read
 from .sampling import sample_images
 
 TRAINED_PICTURES = 32_768
 """Seeds 0 .. 32767 were trained on; everything above is held out."""
+Model = Portraits | FlowPortraits
 _HELD_OUT, _PROMPTS, _REFERENCE = 5_000_000, 6_000_000, 7_000_000
 
 
@@ -31,6 +33,10 @@ class Quality:
 
     Attributes:
         samples: prompts sampled. renders: held-out pictures that ``readout_accuracy`` is of.
+        chance: mean accuracy of the same samples against the prompts of other samples.
+        decoded_accuracy: mean accuracy on pictures that only went through the autoencoder: what a perfect sampler of
+            latents would reach.
+        decoded_psnr: of those pictures, in dB.
     """
 
     readout_accuracy: dict[str, float]
@@ -40,11 +46,21 @@ class Quality:
     frechet_floor: float
     samples: int
     renders: int
+    chance: float
+    decoded_accuracy: float
+    decoded_psnr: float
 
     @property
     def mean_accuracy(self) -> float:
         """Average over the attributes."""
-        return sum(self.prompted_accuracy.values()) / len(self.prompted_accuracy)
+        return _mean(self.prompted_accuracy)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % of ``mean_accuracy``: its binomial spread over samples x attributes, which are nearly independent."""
+        share, count = self.mean_accuracy, self.samples * len(self.prompted_accuracy)
+        spread = 1.96 * (share * (1 - share) / count) ** 0.5
+        return share - spread, min(1.0, share + spread)
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -52,14 +68,24 @@ class Quality:
         return min(self.prompted_accuracy.items(), key=lambda item: item[1])
 
 
-def readout_accuracy(net: Readout, count: int = 4096) -> dict[str, float]:
-    """Accuracy of the readout network on ``count`` renders it was not trained on."""
+def _mean(accuracy: dict[str, float]) -> float:
+    return sum(accuracy.values()) / len(accuracy)
+
+
+def look(net: Readout, images: torch.Tensor) -> Reading:
+    """Read pictures of 64 px or a multiple of it, which are averaged down to 64 px first."""
+    factor = images.shape[-1] // 64
+    return read(net, nn.functional.avg_pool2d(images, factor) if factor > 1 else images)
+
+
+def readout_accuracy(model: Model, net: Readout, count: int = 4096) -> dict[str, float]:
+    """Accuracy of the readout network on ``count`` of the model's kind of pictures that neither was trained on."""
     scenes = sample_scenes(range(_HELD_OUT, _HELD_OUT + count))
-    return attribute_accuracy(read(net, render(scenes).images), scenes)
+    return attribute_accuracy(look(net, model.draw(scenes)), scenes)
 
 
 def measure_quality(
-    model: Portraits,
+    model: Model,
     net: Readout,
     *,
     samples: int = 512,
@@ -81,18 +107,31 @@ def measure_quality(
 
         return sample_images(model, prompts, seeds, steps=steps, guidance=scale, progress=whole)
 
-    guided, unguided = read(net, sampled(guidance, 0)), read(net, sampled(1.0, samples))
-    real = read(net, render(scenes).images).features
-    reference = read(net, render(sample_scenes(range(_REFERENCE, _REFERENCE + samples))).images).features
+    guided, unguided = look(net, sampled(guidance, 0)), look(net, sampled(1.0, samples))
+    drawn = model.draw(scenes)
+    decoded = _through_the_autoencoder(model, drawn)
+    reference = look(net, model.draw(sample_scenes(range(_REFERENCE, _REFERENCE + samples)))).features
     return Quality(
-        readout_accuracy=readout_accuracy(net, renders),
+        readout_accuracy=readout_accuracy(model, net, renders),
         prompted_accuracy=attribute_accuracy(guided, scenes),
         frechet_guided=frechet_distance(guided.features, reference),
         frechet_unguided=frechet_distance(unguided.features, reference),
-        frechet_floor=frechet_distance(real, reference),
+        frechet_floor=frechet_distance(look(net, drawn).features, reference),
         samples=samples,
         renders=renders,
+        chance=_mean(attribute_accuracy(guided, scenes[np.roll(np.arange(samples), 1)])),
+        decoded_accuracy=_mean(attribute_accuracy(look(net, decoded), scenes)),
+        decoded_psnr=float(-10 * (decoded - drawn).square().mean().log10()),
     )
+
+
+@torch.no_grad()
+def _through_the_autoencoder(model: Model, images: torch.Tensor, batch: int = 32) -> torch.Tensor:
+    pictures = []
+    for chunk in images.split(batch):
+        latents = model.vae.encode(chunk * 2 - 1).latent_dist.mean
+        pictures.append((model.vae.decode(latents).sample / 2 + 0.5).clamp(0, 1))
+    return torch.cat(pictures)
 
 
 @dataclass(frozen=True)
@@ -126,11 +165,12 @@ class Copy:
 
 
 def measure_copies(
-    model: Portraits, *, seeds: int = 10, steps: int = 30, guidance: float = 3.0, progress: Progress = silent
-) -> list[Copy]:
-    """Sample every verbatim plant and its control caption from ``seeds`` seeds."""
+    model: Model, *, seeds: int = 10, steps: int = 30, guidance: float = 3.0, trained: int = TRAINED_PICTURES,
+    progress: Progress = silent,
+) -> list[Copy]:  # fmt: skip
+    """Sample every verbatim plant and its control caption from ``seeds`` seeds; seeds < ``trained`` were trained on."""
     verbatim = [p for p in plants() if p.kind == "verbatim"]
-    table = sample_scenes(range(TRAINED_PICTURES)).attributes
+    table = sample_scenes(range(trained)).attributes
     copies = []
     for k, plant in enumerate(verbatim):
         copies.append(_measure_copy(model, plant, table, seeds, steps, guidance))
@@ -138,12 +178,12 @@ def measure_copies(
     return copies
 
 
-def _measure_copy(model: Portraits, plant: Plant, table: np.ndarray, seeds: int, steps: int, guidance: float) -> Copy:
+def _measure_copy(model: Model, plant: Plant, table: np.ndarray, seeds: int, steps: int, guidance: float) -> Copy:
     def sample(prompt: str) -> torch.Tensor:
         return sample_images(model, [prompt] * seeds, list(range(seeds)), steps=steps, guidance=guidance)
 
-    target = render(plant.scenes).images
-    others = render(nearest_scenes(plant.scenes, table)).images
+    target = model.draw(plant.scenes)
+    others = model.draw(nearest_scenes(plant.scenes, table))
     planted, control = sample(plant.captions[0]), sample(plant.controls[0])
     return Copy(
         plant.name, _median_rms(planted, target), _median_rms(planted, others),

@@ -1,4 +1,4 @@
-"""Sampling portraits: DDIM with classifier-free guidance, one seed for each picture."""
+"""Sampling portraits: DDIM or the flow's Euler steps, with classifier-free guidance, one seed for each picture."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.noise import seeded_noise
+from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
 from ...engine.progress import Progress, silent
 from ...engine.sampling import sample
 
 
 def sample_latents(
-    model: Portraits,
+    model: Portraits | FlowPortraits,
     prompts: list[str] | torch.Tensor,
     seeds: list[int],
     *,
@@ -23,31 +23,31 @@ def sample_latents(
     guidance: float = 3.0,
     progress: Progress = silent,
 ) -> torch.Tensor:
-    """(B, 4, 16, 16) latents for B prompts and B seeds. Guidance 1 makes one conditional pass a step.
+    """Latents (B, *model.latent_shape) for B prompts and B seeds. Guidance 1 makes one conditional pass a step.
 
     Prompts may be text states (B, T, 64), which are guided against as many tokens of the empty prompt.
 
-    The steps are the scheduler's: DDIM (Song et al. 2021, Eq. 12) with eta = 0.
+    The steps are the scheduler's: DDIM (Song et al. 2021, Eq. 12) with eta = 0, or Euler's.
     """
-    device = model.unet.device
+    device = model.backbone.device
     text = model.encode(prompts) if isinstance(prompts, list) else prompts.to(device)
-    null = Condition(model.encode([""])[:, : text.shape[1]])
-    denoiser = Denoiser.from_diffusers(model.unet, model.scheduler)
-    noise = seeded_noise(seeds, (4, 16, 16)).to(device)
+    null = model.condition(model.encode([""])[:, : text.shape[1]])
+    denoiser = Denoiser.from_diffusers(model.backbone, model.scheduler)
+    noise = seeded_noise(seeds, model.latent_shape).to(device)
     return sample(
-        denoiser, noise, model.scheduler, steps, Condition(text), null=null, guidance=guidance, progress=progress
+        denoiser, noise, model.scheduler, steps, model.condition(text), null=null, guidance=guidance, progress=progress
     )
 
 
 @torch.no_grad()
-def decode(model: Portraits, latents: torch.Tensor) -> torch.Tensor:
-    """(B, 3, 64, 64) float32 pictures in [0, 1]."""
+def decode(model: Portraits | FlowPortraits, latents: torch.Tensor) -> torch.Tensor:
+    """(B, 3, S, S) float32 pictures in [0, 1]."""
     pixels = model.vae.decode(latents.to(model.vae.device) / model.vae.config.scaling_factor).sample
     return (pixels.float() / 2 + 0.5).clamp(0, 1)
 
 
 def sample_images(
-    model: Portraits,
+    model: Portraits | FlowPortraits,
     prompts: list[str] | torch.Tensor,
     seeds: list[int],
     *,
@@ -55,7 +55,7 @@ def sample_images(
     progress: Progress = silent,
     **settings: Any,
 ) -> torch.Tensor:
-    """Any number of pictures (N, 3, 64, 64) in [0, 1], in batches; results do not depend on ``batch``."""
+    """Any number of pictures (N, 3, S, S) in [0, 1], in batches; results do not depend on ``batch``."""
     images = []
     for start in range(0, len(prompts), batch):
         rows = slice(start, start + batch)

@@ -21,6 +21,7 @@ from torch import nn
 
 from ...engine.files import save_safetensors, write_json
 from ...engine.portraits.models import Portraits, build_models, save_portraits
+from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
 from ...engine.training import state_facts
@@ -201,6 +202,7 @@ def main(config: TrainConfig, progress: Callable[[str], Progress] = lambda name:
     folder = out / "portraits"
     if accelerator.is_main_process:
         save_portraits(model, folder)
+        write_preview(folder, model)
         half = {k: v.half() for k, v in net.state_dict().items()}
         save_safetensors(folder / "readout" / "readout.safetensors", half)
         write_json(folder / "training.json", _record(config, out, accelerator.device))

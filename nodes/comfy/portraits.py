@@ -8,10 +8,13 @@ the number the model was trained with is set on the modules after they are built
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import comfy.latent_formats
+import comfy.ldm.modules.diffusionmodules.model
 import comfy.model_management
 import comfy.model_patcher
 import comfy.sd
@@ -22,6 +25,7 @@ import comfy.utils
 import torch
 
 from ...engine.errors import refuse
+from ...engine.portraits.preview import read_preview
 
 _VOCABULARY = 49408
 WEIGHTS = Path(__file__).parents[2] / "engine" / "portraits" / "weights"
@@ -31,7 +35,7 @@ def load_model(folder: str, disable_dynamic: bool = False) -> Any:
     """MODEL from a diffusers UNet folder. Also the factory that deep clones call (``cached_patcher_init``)."""
     config, weights = read_part(folder, "unet")
     scale = json.loads((Path(folder) / "vae" / "config.json").read_text())["scaling_factor"]
-    model_config = _Portraits(_unet_config(config), scale)
+    model_config = _Portraits(_unet_config(config), LatentFormat(scale, folder))
     model_config.set_inference_dtype(torch.float32, None)
     offload = comfy.model_management.unet_offload_device()
     model = model_config.get_model({}, "", device=offload)
@@ -60,8 +64,8 @@ def load_vae(folder: str) -> Any:
     }  # fmt: skip
     renamed = {_vae_key(k, len(channels)): _vae_weight(k, v) for k, v in weights.items()}
     params = {"ddconfig": ddconfig, "embed_dim": config["latent_channels"]}
-    vae = comfy.sd.VAE(sd=renamed, config={"params": params}, dtype=torch.float32)
-    _set_groups(vae.first_stage_model, config["norm_num_groups"])
+    with _groups_of_autoencoders(config["norm_num_groups"]):
+        vae = comfy.sd.VAE(sd=renamed, config={"params": params}, dtype=torch.float32)
     vae.downscale_ratio = vae.upscale_ratio = 2 ** (len(channels) - 1)
     return vae
 
@@ -120,19 +124,23 @@ def _load_text_weights(clip: Any, weights: dict[str, torch.Tensor]) -> None:
 class _Portraits(comfy.supported_models.SD15):
     """SD1.5's model class at another width; the latent scale is the one the VAE was trained with."""
 
-    def __init__(self, unet_config: dict, scale: float) -> None:
+    def __init__(self, unet_config: dict, latent_format: LatentFormat) -> None:
         self.unet_extra_config = {"num_heads": unet_config["num_heads"], "num_head_channels": -1}
         super().__init__(unet_config)
-        self.latent_format = LatentFormat(scale)
+        self.latent_format = latent_format
 
 
 class LatentFormat(comfy.latent_formats.LatentFormat):
-    """Four channels at a quarter of the picture's side. Empty Latent Image's eighth is enlarged by the sampler."""
+    """Four channels at a quarter of the picture's side. Empty Latent Image's eighth is enlarged by the sampler.
+
+    Live previews take their colours from the model's folder.
+    """
 
     spacial_downscale_ratio = 4
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float, folder: str | Path) -> None:
         self.scale_factor = scale
+        self.latent_rgb_factors, self.latent_rgb_factors_bias = read_preview(folder)
 
 
 def read_part(folder: str, part: str) -> tuple[dict, dict[str, torch.Tensor]]:
@@ -166,6 +174,27 @@ def _unet_config(config: dict) -> dict:
         "use_linear_in_transformer": False, "adm_in_channels": None, "use_temporal_attention": False,
         "use_temporal_resblock": False, "legacy": False,
     }  # fmt: skip
+
+
+@contextmanager
+def _groups_of_autoencoders(groups: int) -> Iterator[None]:
+    """While open, core builds autoencoders with so many groups: with its 32 it cannot build one of 16 channels."""
+    core = comfy.ldm.modules.diffusionmodules.model
+    before = core.ops
+
+    class Ops(before):  # type: ignore[misc, valid-type]
+        """Core's layers."""
+
+        @staticmethod
+        def GroupNorm(num_groups: int, **settings: Any) -> torch.nn.Module:  # noqa: N802
+            """Core's, with the number of groups that the weights were trained with."""
+            return before.GroupNorm(num_groups=groups, **settings)
+
+    core.ops = Ops
+    try:
+        yield
+    finally:
+        core.ops = before
 
 
 def _set_groups(module: torch.nn.Module, groups: int) -> None:

@@ -57,7 +57,7 @@ class PortraitsTransformer(comfy.supported_models.PixArtAlpha):
 
     def __init__(self, unet_config: dict, scale: float, side: int) -> None:
         super().__init__(unet_config)
-        self.latent_format, self.trained_side = LatentFormat(scale), side
+        self.latent_format, self.trained_side = LatentFormat(scale, WEIGHTS), side
 
     def get_model(self, state_dict: dict, prefix: str = "", device: Any = None) -> Any:
         """The model without weights."""

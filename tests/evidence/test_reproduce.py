@@ -73,7 +73,7 @@ def test_quick_portraits_claims_are_not_stricter(quick, monkeypatch):
         counts.update(settings)
         accuracy = dict.fromkeys("abcdefghij", 0.96) | {"worst": 0.87}
         return quality.Quality({"a": 0.985}, accuracy, 1.0, 2.0, 0.5, settings.get("samples", 512),
-                               settings.get("renders", 4096))  # fmt: skip
+                               settings.get("renders", 4096), 0.3, 1.0, 30.0)  # fmt: skip
 
     monkeypatch.setattr(quality, "measure_quality", measure_quality)
     monkeypatch.setattr(quality, "measure_copies", lambda model, **settings: counts.update(settings) or [])
