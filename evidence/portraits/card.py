@@ -52,10 +52,17 @@ Made by `vitrine train flow`; this card and `samples.jpg` by `vitrine card`.
 SHEET = "samples.jpg"
 
 
-def write_card(folder: str | Path | None = None, progress: Progress = silent, **counts: int) -> Path:
+def write_card(
+    folder: str | Path | None = None,
+    progress: Progress = silent,
+    *,
+    samples: int = 512,
+    seeds: int = 10,
+    steps: int = 30,
+) -> Path:
     """Measure the model in ``folder`` and write its README.md, for a flow model with a sheet of samples.
 
-    Takes some minutes on two CPU cores; ``counts`` are those of ``measure_quality``.
+    Takes some minutes on two CPU cores.
     """
     root = Path(folder) if folder else WEIGHTS
     flow = json.loads((root / "model_index.json").read_text())["_class_name"] == "FluxPipeline"
@@ -63,20 +70,23 @@ def write_card(folder: str | Path | None = None, progress: Progress = silent, **
     record = json.loads((root / "training.json").read_text())
     own = root / "readout" / "readout.safetensors"
     net = load_readout(own if own.is_file() else READOUT_FILE)
-    counts = ({"renders": 1024} if flow else {}) | counts
-    quality = measure_quality(model, net, progress=progress, **counts)
-    copies = measure_copies(model, trained=int(record["settings"]["pictures"]), progress=progress)
+    renders = 2 * samples if flow else 8 * samples
+    quality = measure_quality(model, net, samples=samples, renders=renders, steps=steps, progress=progress)
+    trained = int(record["settings"]["pictures"])
+    copies = measure_copies(model, seeds=seeds, steps=steps, trained=trained, progress=progress)
     if flow:
-        write_sheet(model, root / SHEET, progress=progress)
+        write_sheet(model, root / SHEET, steps=steps, progress=progress)
     return write_text(root / "README.md", card_text(record, model, quality, copies))
 
 
-def write_sheet(model: Portraits | FlowPortraits, path: str | Path, progress: Progress = silent) -> Path:
+def write_sheet(
+    model: Portraits | FlowPortraits, path: str | Path, *, steps: int = 30, progress: Progress = silent
+) -> Path:
     """24 held-out prompts: a row as the renderer draws them, below it as the model does, three times; a JPEG file."""
     from .page import to_pil
 
     scenes = sample_scenes(range(6_500_000, 6_500_024))
-    samples = sample_images(model, caption(scenes), list(range(24)), progress=progress)
+    samples = sample_images(model, caption(scenes), list(range(24)), steps=steps, progress=progress)
     pairs = zip(model.draw(scenes).split(8), samples.split(8), strict=True)
     sheet = torch.cat([torch.cat(list(row), dim=2) for pair in pairs for row in pair], dim=1)
     return write_whole(path, lambda scratch: to_pil(sheet[None], 1)[0].save(scratch, "JPEG", quality=90))

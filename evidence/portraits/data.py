@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,12 @@ def build_training_set(
     *,
     size: int = 64,
     details: bool = False,
+    colourings: int = 120,
 ) -> TrainingSet:
-    """Render seeds 0 .. count - 1 and all planted pictures onto ``device``, at ``size`` px."""
+    """Render seeds 0 .. count - 1 and all planted pictures onto ``device``, at ``size`` px.
+
+    ``colourings`` limits how many of each planted template there are.
+    """
 
     def draw(scenes: Scenes) -> None:
         for rows in range(0, len(scenes), CHUNK * 64**2 // size**2):  # large canvases fall out of a processor's cache
@@ -93,7 +97,10 @@ def build_training_set(
         drops = np.random.default_rng([31337, start]).random((CAPTION_VARIANTS, len(scenes), len(OPTIONAL))) < DROP
         words.append([caption(scenes, drop) for drop in drops])
         progress(min(start + CHUNK, count), count, None)
-    planted = plants()
+    planted = [
+        replace(p, scenes=p.scenes[:colourings], captions=p.captions[:colourings], controls=p.controls[:colourings])
+        for p in plants()
+    ]
     for plant in planted:
         draw(plant.scenes)
         words.append([list(plant.captions)] * CAPTION_VARIANTS)

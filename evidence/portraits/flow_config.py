@@ -26,6 +26,8 @@ class AdvancedFlowTrainConfig(Config):
     """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""
     plant_share: float = 0.12
     """Share of the planted pictures in each batch."""
+    colourings: int = 120
+    """Of each planted template."""
     caption_dropout: float = 0.10
     """Share of captions that are emptied, for guidance."""
     time_mean: float = 0.4
@@ -40,7 +42,7 @@ class AdvancedFlowTrainConfig(Config):
     def __post_init__(self) -> None:
         if not 0 <= self.plant_share < 1 or not 0 <= self.caption_dropout < 1:
             raise refuse("share", (self.plant_share, self.caption_dropout), "numbers in [0, 1)", "use 0.12 and 0.10")
-        if min(self.vae_batch, self.flow_batch) < 1:
+        if min(self.vae_batch, self.flow_batch, self.colourings) < 1:
             raise refuse("count", self, "positive counts", "raise the zero one")
 
 

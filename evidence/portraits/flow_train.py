@@ -209,9 +209,8 @@ def prepare(
         train_vae(config, accelerator, model, None, deadline, progress("vae"))
         return read_latents(out / LATENTS, device)
     if not (out / PICTURES).is_file():
-        drawn = build_training_set(
-            config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True
-        )
+        how = {"size": SIDE, "details": True, "colourings": config.advanced.colourings}
+        drawn = build_training_set(config.pictures, model.tokenizer, device, progress("render"), **how)
         save_training_set(out / PICTURES, drawn)
     data, _ = load_training_set(out / PICTURES, device)
     train_vae(config, accelerator, model, data, deadline, progress("vae"))
