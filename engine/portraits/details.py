@@ -6,17 +6,14 @@ stands there: parts and keypoints are those of the plain drawing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from .render import _Canvas
+from .canvas import CURLS, HAT_Y, HEAD_Y, PARTS, Canvas, circles, nose_tip
 
 _BUTTONS = (0.86, 0.97)
 
 
-def add_details(c: _Canvas) -> None:
+def add_details(c: Canvas) -> None:
     """Recolour a finished canvas part by part."""
     light = 1 + 0.10 * torch.exp(-((c.page_x + 0.3) ** 2 + (c.page_y + 0.5) ** 2) / 0.5) - 0.05 * c.page_y
     _shade(c, "background", light)
@@ -27,18 +24,14 @@ def add_details(c: _Canvas) -> None:
     _face(c)
 
 
-def _shade(c: _Canvas, part: str, brightness: torch.Tensor) -> None:
+def _shade(c: Canvas, part: str, brightness: torch.Tensor) -> None:
     """Multiply the colour of one part by (B or 1, S, S)."""
-    from .render import PARTS
-
     here = c.parts == PARTS.index(part)
     c.color = c.color * torch.where(here, brightness, 1.0)[:, None]
 
 
-def _tint(c: _Canvas, part: str, amount: torch.Tensor, color: tuple[int, int, int]) -> None:
+def _tint(c: Canvas, part: str, amount: torch.Tensor, color: tuple[int, int, int]) -> None:
     """Blend one part towards a colour by (B or 1, S, S) in [0, 1]."""
-    from .render import PARTS
-
     here = torch.where(c.parts == PARTS.index(part), amount, 0.0)[:, None]
     target = torch.tensor(color, device=c.device, dtype=torch.float32).view(1, 3, 1, 1) / 255
     c.color = c.color + here * (target - c.color)
@@ -48,10 +41,8 @@ def _blob(x: torch.Tensor, y: torch.Tensor, width: float, height: float) -> torc
     return torch.exp(-0.5 * ((x / width) ** 2 + (y / height) ** 2))
 
 
-def _skin(c: _Canvas) -> None:
+def _skin(c: Canvas) -> None:
     """Round the head: darker towards its outline, a lit forehead, warm cheeks, a shadow under the nose."""
-    from .render import HEAD_Y, nose_tip
-
     edge = ((c.x / c.head_width) ** 2 + ((c.y - HEAD_Y) / c.head_height) ** 2).clamp(max=1.6)
     _shade(c, "skin", 1.03 - 0.13 * edge**2 + 0.06 * _blob(c.x + 0.12, c.y + 0.18, 0.16, 0.10))
     for side in (-1, 1):
@@ -60,20 +51,16 @@ def _skin(c: _Canvas) -> None:
     _shade(c, "nose", 1.16 - 0.9 * (c.x - 0.015).abs() / (c.nose_width + 0.02))
 
 
-def _strands(c: _Canvas) -> torch.Tensor:
+def _strands(c: Canvas) -> torch.Tensor:
     """(B, S, S) in [-1, 1]: strands run from the crown outwards; curls are rings."""
-    from .render import _CURLS, HEAD_Y, _circles
-
     angle = torch.atan2(c.x, c.y - HEAD_Y - 0.75)
     straight = torch.sin(46 * angle + 1.5 * torch.sin(9 * c.y))
-    curls = _circles(c, _CURLS, torch.zeros_like(c.hair_volume), c.hair_volume * 0.4)
+    curls = circles(c, CURLS, torch.zeros_like(c.hair_volume), c.hair_volume * 0.4)
     return torch.where(c.has("hair", "curly"), torch.cos(58 * curls), straight)
 
 
-def _cloth(c: _Canvas) -> None:
+def _cloth(c: Canvas) -> None:
     """A collar, a button row and folds on the shirt; light from the left and a ribbed crown on the hat."""
-    from .render import HAT_Y
-
     fold = 0.06 * torch.sin(11 * c.x + 4 * c.y) + 0.05 * torch.cos(3.2 * c.x)
     _shade(c, "shirt", 1 + fold)
     opening = (c.x.abs() - 0.022).abs() < 0.5 * c.pixel
@@ -86,7 +73,7 @@ def _cloth(c: _Canvas) -> None:
     _shade(c, "hat", 1 + rib - 0.22 * c.x)
 
 
-def _face(c: _Canvas) -> None:
+def _face(c: Canvas) -> None:
     """Catchlights and a shaded upper lid in the eyes, a lit lower lip, a glint on each lens."""
     for side in (-1, 1):
         ex, ey = c.x - side * c.eye_distance, c.y - c.eye_height

@@ -24,7 +24,8 @@ def fit_preview(latents: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tens
         Factors (C, 3) and bias (3,).
     """
     rows = latents.movedim(1, -1).flatten(0, 2).double()
-    colours = F.adaptive_avg_pool2d(images, latents.shape[-2:]).movedim(1, -1).flatten(0, 2).double()
+    factor = images.shape[-1] // latents.shape[-1]
+    colours = F.avg_pool2d(images, factor).movedim(1, -1).flatten(0, 2).double()
     design = torch.cat([rows, torch.ones_like(rows[:, :1])], 1)
     solution = torch.linalg.lstsq(design, colours).solution.float()
     return solution[:-1], solution[-1]

@@ -129,7 +129,7 @@ class TextToVelocity(nn.Module):
         pooled = x.new_zeros(len(x), self.transformer.config.pooled_projection_dim)
         return self.transformer(
             hidden_states=x, encoder_hidden_states=text, pooled_projections=pooled, timestep=t, img_ids=self.img_ids,
-            txt_ids=self.img_ids.new_zeros(ids.shape[1], 3),
+            txt_ids=x.new_zeros(ids.shape[1], 3),
         ).sample  # fmt: skip
 
 
@@ -209,8 +209,10 @@ def prepare(
         train_vae(config, accelerator, model, None, deadline, progress("vae"))
         return read_latents(out / LATENTS, device)
     if not (out / PICTURES).is_file():
-        how = {"size": SIDE, "details": True, "colourings": config.advanced.colourings}
-        drawn = build_training_set(config.pictures, model.tokenizer, device, progress("render"), **how)
+        drawn = build_training_set(
+            config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True,
+            colourings=config.advanced.colourings,
+        )  # fmt: skip
         save_training_set(out / PICTURES, drawn)
     data, _ = load_training_set(out / PICTURES, device)
     train_vae(config, accelerator, model, data, deadline, progress("vae"))
