@@ -18,7 +18,8 @@ from .editing import EditConfig, blend, difference, edit, edited_lora, materiali
 from .export import write_lora
 from .gauge import Gauge, gauge_test
 from .inversion import Inversion, InvertConfig, invert, latent_mask, partial_inversion
-from .lora_files import FolderScan, LoraFile, read_header, read_lora, scan_folder
+from .lora_files import LoraFile, read_header, read_lora
+from .lora_folders import FolderScan, scan_folder
 from .manifest import Layer, Lora, LoraLayer, Manifest
 from .model_file import W2WModel
 from .pca import PCAConfig, principal_components

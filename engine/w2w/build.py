@@ -15,7 +15,8 @@ from ..files import named, open_artefact, parse_table, write_json
 from ..progress import Progress, silent
 from .delta import DeltaSpace, Space
 from .gauge import Gauge, gauge_test
-from .lora_files import BadFile, FolderScan, LoraFile, read_lora, scan_folder
+from .lora_files import LoraFile, read_lora
+from .lora_folders import BadFile, FolderScan, scan_folder
 from .manifest import LoraLayer, Manifest
 from .pca import ALONE, Matrix, PCAConfig, Workers, principal_components
 from .space import KIND, VERSION, WeightSpace

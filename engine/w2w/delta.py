@@ -38,8 +38,9 @@ class Stack:
         """Stacks layer ``path``; a LoRA without it has rank 0 here."""
         present = [x[path] for x in loras if path in x]
         ranks = torch.tensor([x[path].rank if path in x else 0 for x in loras])
-        up = torch.cat([(v.up * v.scale).flatten(2) if v.up.ndim > 2 else v.up * v.scale for v in present], dim=1)
-        return cls(torch.cat([v.down for v in present]), up.reshape(up.shape[0], -1), ranks)
+        up = torch.cat([v.up.flatten(1) * v.scale for v in present], dim=1)
+        form = max((v.down.shape[1:] for v in present), key=len)  # of a 1 x 1 projection (in, 1, 1), if any has that
+        return cls(torch.cat([v.down.reshape(-1, *form) for v in present]), up, ranks)
 
     @property
     def owner(self) -> torch.Tensor:

@@ -181,7 +181,8 @@ class Manifest(Sequence[Layer]):
 
 
 def _flat_factors(layer: Layer, factors: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    if tuple(factors.down.shape) != layer.down or tuple(factors.up.shape) != layer.up:
+    shapes = [tuple(f.flatten(1).shape) for f in (factors.down, factors.up)]  # 1 x 1 projections also come as (r, in)
+    if shapes != [(side[0], math.prod(side[1:])) for side in (layer.down, layer.up)]:
         shown = f"{layer.path}: {tuple(factors.down.shape)} and {tuple(factors.up.shape)}"
         raise refuse("LoRA shapes", shown, f"{layer.down} and {layer.up}", "use delta mode for mixed ranks")
     up = factors.up.reshape(-1).float()

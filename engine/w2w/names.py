@@ -1,6 +1,10 @@
 """The many spellings of one LoRA tensor, and the one name used inside: the module path of a diffusers UNet.
 
-Read: kohya (``lora_unet_..``), ComfyUI (``diffusion_model..``), PEFT (``base_model.model..``), diffusers old
+Transformers' modules keep the names of their file, diffusers' (``transformer_blocks.0..``) or ComfyUI's
+(``double_blocks.0..``).
+
+Read: kohya (``lora_unet_..``), OneTrainer (``lora_transformer_..``), ComfyUI (``diffusion_model..``, also behind
+``model.``, and ``text_encoders..``), PEFT (``base_model.model..``), diffusers old
 (``..processor.to_q_lora..``) and new (``unet...lora_A..``), and the published w2w export (``.lora_A.identity1.weight``,
 which PEFT silently ignores under any other adapter name).
 """
@@ -13,15 +17,30 @@ from typing import NamedTuple
 _ROLES = (
     ("down", re.compile(r"(?:\.lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
     ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
-    ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!weight$)[^.]+)?(?:\.weight)?$")),
-    ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!weight$)[^.]+)?(?:\.weight)?$")),
+    ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
+    ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("alpha", re.compile(r"(?:_lora)?\.alpha$")),
 )
-_OTHER_KINDS = {
-    "hada_": "LoHa", "lokr_": "LoKr", "dora_scale": "DoRA", "lora_magnitude_vector": "DoRA", "oft_": "OFT",
-    "lora_mid": "LoCon with a middle factor", ".diff": "a full difference",
-}  # fmt: skip
-_TEXT = re.compile(r"^(lora_te\d?_|text_encoder(_\d)?\.|te\d?\.|cond_stage_model\.)")
+_OTHER_KINDS = (
+    ("LoHa", re.compile(r"\.hada_[wt]\d")),
+    ("LoKr", re.compile(r"\.lokr_[wt]\d")),
+    ("DoRA", re.compile(r"\.(dora_scale|lora_magnitude_vector)")),
+    ("OFT", re.compile(r"\.b?oft_")),
+    ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
+    ("LoCon with a middle factor", re.compile(r"\.lora_mid\b")),
+    ("a full difference", re.compile(r"\.diff$")),
+    ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
+)
+_DROPPED = (
+    ("norm layers (w_norm, b_norm)", re.compile(r"\.[wb]_norm$")),
+    ("embeddings (bundle_emb)", re.compile(r"^bundle_emb\.")),
+    ("biases of factors (lora_B.bias)", re.compile(r"(lora_[AB](\.[^.]+)?|lora_(up|down))\.bias$")),
+    ("biases (diff_b)", re.compile(r"\.diff_b$")),
+)
+_TEXT = re.compile(
+    r"^(lora_(prior_)?te\d?_|text_encoders?(_\d)?\.|te\d?\.|clip_[lgh]\.|t5xxl\.|cond_stage_model\.|conditioner\."
+    r"|(base_model\.model\.)?(text_model|encoder)\.)"
+)
 
 # Module names that contain an underscore themselves; every other underscore of a kohya name separates modules.
 _WORDS = [
@@ -30,7 +49,11 @@ _WORDS = [
     "linear_1", "linear_2", "input_blocks", "output_blocks", "middle_block", "in_layers", "out_layers", "emb_layers",
     "skip_connection", "time_embed", "label_emb", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",
     "single_transformer_blocks", "ff_context", "double_blocks", "single_blocks", "img_attn", "txt_attn", "img_mlp",
-    "txt_mlp",
+    "txt_mlp", "img_mod", "txt_mod", "img_in", "txt_in", "time_in", "vector_in", "guidance_in", "in_layer", "out_layer",
+    "final_layer", "adaLN_modulation", "joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder",
+    "context_embedder", "time_text_embed", "timestep_embedder", "guidance_embedder", "text_embedder", "proj_mlp",
+    "norm1_context", "norm_out", "norm_q", "norm_k", "adaln_single", "caption_projection", "pos_embed",
+    "context_refiner", "noise_refiner", "feed_forward", "cap_embedder",
 ]  # fmt: skip
 _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
 
@@ -57,17 +80,27 @@ def parse(key: str, layers_per_block: int = 2) -> Key | None:
 
 def other_kind(key: str) -> str | None:
     """The kind of adapter this key belongs to, if that is not a plain LoRA."""
-    return next((kind for mark, kind in _OTHER_KINDS.items() if mark in key), None)
+    return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
+
+
+def dropped_part(key: str) -> str:
+    """What a key that is no LoRA tensor changes, for the remark that a space leaves it out."""
+    return next(
+        (part for part, pattern in _DROPPED if pattern.search(key)), f"other tensors ({key.rsplit('.', 1)[-1]})"
+    )
 
 
 def _bare(stem: str, adapter: str) -> tuple[str, str]:
     """A name without its prefix, and its spelling."""
-    if stem.startswith(("lora_unet_", "lycoris_")):
-        return ".".join(_TOKENS.findall(_strip(_strip(stem, "lora_unet_"), "lycoris_"))), "kohya"
+    for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
+        if stem.startswith(prefix):
+            return ".".join(_TOKENS.findall(stem[len(prefix) :])), "kohya"
+    stem = _strip(stem, "model.")
     if stem.startswith("diffusion_model."):
         return stem[16:], "ComfyUI"
     if stem.startswith("base_model.model."):
-        return _strip(stem[17:], "unet."), f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
+        stem = _strip(_strip(stem[17:], "unet."), "transformer.")
+        return stem, f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
     if ".processor." in stem:
         return re.sub(r"\.to_out$", ".to_out.0", _strip(stem, "unet.").replace(".processor.", ".")), "diffusers old"
     return _strip(_strip(stem, "unet."), "transformer."), "diffusers"

@@ -18,7 +18,8 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo.neurons import NeuronSet, import_csv
 from vitrine.engine.nemo.statistics import import_official
 from vitrine.engine.portraits.shipped import student_file
-from vitrine.engine.w2w.lora_files import read_header, scan_folder
+from vitrine.engine.w2w.lora_files import read_header
+from vitrine.engine.w2w.lora_folders import scan_folder
 from vitrine_tests.engine.corpus import (
     EVIL_NAMES,
     PLACES,

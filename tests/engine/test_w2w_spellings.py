@@ -96,6 +96,17 @@ def test_names_come_from_real_models():
         assert parse(f"lora_unet_{theirs.replace('.', '_')}.lora_up.weight").path.rstrip(".") == ours
 
 
+@pytest.mark.parametrize("network", [models.flux, models.sd3, models.pixart, models.unet_xl])
+def test_names_with_underscores_are_those_of_real_modules(network):
+    """Of each linear layer and convolution, through the names that have underscores for dots."""
+    from vitrine.engine.w2w.names import parse
+
+    paths = [n for n, m in network().named_modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
+    for path in paths:
+        for prefix in ("lora_transformer_", "lycoris_", "lora_unet_"):
+            assert parse(f"{prefix}{path.replace('.', '_')}.lora_down.weight").path == path
+
+
 def test_the_published_order_of_numbers():
     """w2w.md 1.2: 64 layers of SD1.5, 99,648 numbers, and where its blocks begin."""
     unet = models.outline(**models.SD15)
