@@ -7,7 +7,16 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.activations import PRESETS, Activations, PCABasis, TapConfig, pca_rgb, preset, tap_latents
+from ..engine.activations import (
+    PRESETS,
+    Activations,
+    PCABasis,
+    TapConfig,
+    massive_channels,
+    pca_rgb,
+    preset,
+    tap_latents,
+)
 from ..engine.addresses import AUTO, resolve
 from ..engine.errors import refuse
 from .comfy import saved
@@ -44,9 +53,40 @@ def selection_inputs() -> list[io.Input]:
     ]  # fmt: skip
 
 
-def selection_addresses(choice: str, typed: str) -> tuple[str, ...]:
-    """Addresses of a published selection, or those typed."""
-    return tuple(typed.split()) if choice == _OWN else preset(choice).addresses
+def remedy_inputs() -> list[io.Input]:
+    """DiTF's remedy for transformers; at the end of a node's inputs, where they were added."""
+    return [
+        io.Boolean.Input(
+            "modulate", default=False, optional=True,
+            tooltip="Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
+        ),
+        io.String.Input(
+            "discard", default="", optional=True,
+            tooltip="Massive channels to set to nought, e.g. 154 1446 for Flux.1-dev. "
+            "Activation Tap's report finds them.",
+        ),
+    ]  # fmt: skip
+
+
+def selection_config(
+    choice: str, typed: str, timestep: float, seed: int, ensemble: int, remedy: tuple[bool, str], dtype: str = "float32"
+) -> TapConfig:
+    """What the inputs above ask for; a published selection brings its own remedy.
+
+    Args:
+        remedy: ``modulate`` and ``discard``.
+
+    Raises:
+        VitrineError: The channels to discard are no numbers, or a setting is out of range.
+    """
+    settings: dict[str, Any] = {"timestep": timestep, "seeds": tuple(range(seed, seed + ensemble)), "dtype": dtype}
+    modulate, discard = remedy
+    words = discard.replace(",", " ").split()
+    if not all(word.isdigit() for word in words):
+        raise refuse("discard", discard, "channel numbers from 0", "e.g. 154 1446")
+    settings |= {"modulate": True} if modulate else {}
+    settings |= {"discard": tuple(map(int, words))} if words else {}
+    return TapConfig(tuple(typed.split()), **settings) if choice == _OWN else preset(choice).config(**settings)
 
 
 def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
@@ -90,22 +130,22 @@ class ActivationTap(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="One plain prompt that fits the pictures."),
                 *selection_inputs(),
                 io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
+                *remedy_inputs(),
             ],
             outputs=[
                 ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped places, one row a picture."),
                 io.Image.Output(display_name="IMAGE", tooltip="First place as colours: three principal components."),
-                io.String.Output(display_name="report", tooltip="Each address with its size."),
+                io.String.Output(display_name="report", tooltip="Each address with its size and massive channels."),
             ],
         )  # fmt: skip
 
     @classmethod
     def execute(
         cls, model: Any, vae: Any, image: torch.Tensor, positive: list, selection: str, addresses: str,
-        timestep: float, seed: int, ensemble: int, dtype: str,
+        timestep: float, seed: int, ensemble: int, dtype: str, modulate: bool = False, discard: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """Encode once, tap with ``tap_latents``, draw the first place."""
-        seeds = tuple(range(seed, seed + ensemble))
-        config = TapConfig(selection_addresses(selection, addresses), timestep=timestep, seeds=seeds, dtype=dtype)
+        config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard), dtype)
         resolve(backbone_of(model), list(config.addresses))
         denoiser = denoiser_of(model)
         latents = encode(model, vae, image)
@@ -116,8 +156,13 @@ class ActivationTap(io.ComfyNode):
 
 
 def describe(taps: Activations) -> str:
-    """One line an address: name, rows, channels, grid."""
-    return "\n".join(f"{a}: {' x '.join(map(str, taps[a].tensor.shape))}" for a in taps)
+    """One line an address: name, rows, channels, grid; and the massive channels, if there are any."""
+    lines = []
+    for address, activation in taps.items():
+        massive = massive_channels(activation.tensor) if activation.grid is not None else ()
+        found = f"; massive channels: {' '.join(map(str, massive))}" if massive else ""
+        lines.append(f"{address}: {' x '.join(map(str, activation.tensor.shape))}{found}")
+    return "\n".join(lines)
 
 
 class TapDuringSampling(io.ComfyNode):

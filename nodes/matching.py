@@ -13,7 +13,7 @@ from ..engine.activations.correspondence import Matches, feature_maps, find_corr
 from ..engine.activations.points import draw_matches, mask_points, parse_points
 from ..engine.activations.segmentation import ProbeSettings, fit_probe
 from ..engine.errors import refuse
-from .activations import selection_addresses, selection_inputs
+from .activations import remedy_inputs, selection_config, selection_inputs
 from .comfy.conditioning import condition_of
 from .comfy.model import denoiser_of, encode
 from .comfy.progress import progress
@@ -35,11 +35,6 @@ def _tapped(model: Any, vae: Any, image: torch.Tensor, positive: list, config: T
     latents = encode(model, vae, image)
     cond = condition_of(model, positive, latents)
     return feature_maps(tap_latents(denoiser_of(model), latents, cond, config, progress()))
-
-
-def _config(selection: str, addresses: str, timestep: float, seed: int, ensemble: int) -> TapConfig:
-    places = selection_addresses(selection, addresses)
-    return TapConfig(places, timestep=timestep, seeds=tuple(range(seed, seed + ensemble)))
 
 
 def as_lines(match: Matches) -> list[str]:
@@ -72,6 +67,7 @@ class FindCorrespondence(io.ComfyNode):
                 io.Float.Input("softness", default=0.02, min=0.0, max=1.0, step=0.01,
                                tooltip="0: centre of the best cell; above: weighted over its neighbours, finer."),
                 io.Mask.Input("mask", optional=True, tooltip="Instead of points: the middle of each painted spot."),
+                *remedy_inputs(),
             ],
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
@@ -83,14 +79,14 @@ class FindCorrespondence(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, positive: list, source: torch.Tensor, target: torch.Tensor, points: str,
         selection: str, addresses: str, timestep: float, seed: int, ensemble: int, softness: float,
-        mask: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None, modulate: bool = False, discard: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """One early-exited forward serves source and targets of one size together."""
         if len(source) != 1:
             raise refuse("source", f"{len(source)} pictures", "one", "split the batch")
         height, width = source.shape[1:3]
         wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
-        config = _config(selection, addresses, timestep, seed, ensemble)
+        config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         (first,), others = _features(model, vae, (source, target), positive, config)
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
@@ -120,6 +116,7 @@ class SegmentLikeThis(io.ComfyNode):
                 io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
                 *selection_inputs(),
                 io.Int.Input("hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."),
+                *remedy_inputs(),
             ],
             outputs=[
                 io.Mask.Output(display_name="MASK", tooltip="One mask for each picture, 0 or 1."),
@@ -131,12 +128,13 @@ class SegmentLikeThis(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, masks: torch.Tensor, images: torch.Tensor,
         selection: str, addresses: str, timestep: float, seed: int, ensemble: int, hidden: int,
+        modulate: bool = False, discard: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """Fit a probe on the examples' activations and apply it."""
         if len(examples) != len(masks) or masks.shape[-2:] != examples.shape[1:3]:
             shown = (tuple(examples.shape), tuple(masks.shape))
             raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
-        config = _config(selection, addresses, timestep, seed, ensemble)
+        config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config)
         probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
         height, width = images.shape[1:3]

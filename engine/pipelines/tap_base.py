@@ -88,6 +88,8 @@ class TapPipeline(SharedPipeline):
         posterior: str | None = None,
         protocol: str = "vitrine",
         value_range: Sequence[float] | None = None,
+        modulate: bool | None = None,
+        discard: Sequence[int] | None = None,
         dtype: str = "float32",
         variance: bool = False,
         early_exit: bool = True,
@@ -116,6 +118,7 @@ class TapPipeline(SharedPipeline):
                 drawn for the whole batch, their timestep (51 for 50 on SD 1.5) and resizing, which default to the
                 model's own size. The rows then depend on the batch. See :mod:`vitrine.engine.activations.gdf_protocol`.
             value_range: (0, 1) or (-1, 1) of float tensors; by default (-1, 1) where any of them has a negative number.
+            modulate, discard: DiTF's remedy, as in :class:`TapConfig`; by default the preset's, else none.
             dtype, variance, early_exit, batch: see :class:`TapConfig`.
             basis: PCA bases by address, for colours that mean the same across calls.
             output_type: "pil" pictures of the activations, or "none".
@@ -129,8 +132,15 @@ class TapPipeline(SharedPipeline):
                 not one of these; always before any forward.
         """
         self._refuse_arguments(unknown)
-        settings = {"size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit}
-        settings |= {} if posterior is None else {"posterior": posterior}
+        settings: dict[str, Any] = {
+            "size": size,
+            "dtype": dtype,
+            "variance": variance,
+            "batch": batch,
+            "early_exit": early_exit,
+        }
+        given = {"posterior": posterior, "modulate": modulate, "discard": discard}
+        settings |= {name: value for name, value in given.items() if value is not None}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
         if check_protocol(protocol):
             config = self._as_gdf(config, posterior)
@@ -174,7 +184,8 @@ class TapPipeline(SharedPipeline):
             prompt: one for all pictures, or name -> prompt.
             memory: budget in bytes or as "2GB", for what is held beyond the models and a bare forward. Places that do
                 not fit it together are tapped one part after another.
-            settings: timestep, seeds, size, posterior, value_range, dtype, variance, early_exit, batch: as in a call.
+            settings: timestep, seeds, size, posterior, value_range, modulate, discard, dtype, variance, early_exit,
+                batch: as in a call.
 
         Raises:
             VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`.
