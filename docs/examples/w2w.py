@@ -37,9 +37,10 @@ picture = render(somebody).images
 
 
 def draw(model, **more):
-    """One picture for each prompt, of one model."""
+    """One picture for each prompt, of one model; None is the base."""
     settings = {"num_inference_steps": 12, "guidance_scale": 2.0, "output_type": "pt"}
-    return pipe(prompts, space=space, model=model, seeds=[0, 1, 2, 3], **settings, **more).images.float().cpu()
+    who = {} if model is None else {"space": space, "model": model}
+    return pipe(prompts, seeds=[0, 1, 2, 3], **who, **settings, **more).images.float().cpu()
 
 
 def save(rows, name):

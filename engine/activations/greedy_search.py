@@ -58,6 +58,7 @@ def greedy_search(
     budget: int | None = None,
     most: int = 4,
     pool: int = 12,
+    tie: float = 0.0,
     state: str | Path | None = None,
     progress: Progress = silent,
 ) -> SearchResult:
@@ -69,6 +70,7 @@ def greedy_search(
         budget: largest sum of channels of the combination; None is no bound.
         most: places in the combination at most.
         pool: only the best ``pool`` singles are tried as additions.
+        tie: additions that score within this of the best count as equal to it; the one that is best alone is added.
         state: a JSON file that holds the scores; the same call resumes from it.
 
     Raises:
@@ -93,6 +95,6 @@ def greedy_search(
         scores = {c: memory.score((*chosen, c), score_of) for c in additions}
         if not scores or max(scores.values()) <= best:
             break
-        added = max(scores, key=lambda c: scores[c])
+        added = next(c for c in additions if scores[c] >= max(scores.values()) - tie)
         chosen, best = (*chosen, added), scores[added]
     return SearchResult(ranked, chosen, best)

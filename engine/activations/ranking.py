@@ -34,6 +34,10 @@ PICTURES_SCORED = 16
 """The filter scores so many pictures at most; with eight, localities differ by 0.04 between sets of pictures."""
 
 
+TIE = 0.001
+"""Scores this close are equal: between two machines, rounding moves a probe's score by up to 0.0003."""
+
+
 @dataclass(frozen=True)
 class RankingConfig(Config):
     """How places are ranked.
@@ -196,7 +200,7 @@ def _search(
 
     state = None if folder is None else folder / "scores.json"
     return greedy_search(
-        candidates, score, channels=features.widths, budget=config.budget, most=config.most, state=state,
+        candidates, score, channels=features.widths, budget=config.budget, most=config.most, tie=TIE, state=state,
         progress=progress,
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from vitrine.engine.activations.filter import (
     measure_properties,
     noise_score,
 )
+from vitrine.engine.activations.greedy_search import greedy_search
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import PRESETS
 from vitrine.engine.activations.ranking import RankingConfig, rank_places, spatial_places
@@ -190,3 +191,12 @@ def test_vitrine_taps_rank(tmp_path, pictures, capsys):
     assert "places kept" in printed and "dropped" in printed
     assert len(FeaturePreset.load(out).preset.addresses) == 1
     assert main(["taps", "rank", str(tmp_path / "none")]) == 2
+
+
+def test_rounding_does_not_choose_between_places_that_score_alike():
+    table = {("a",): 0.9, ("b",): 0.8, ("c",): 0.7, ("a", "b"): 0.9300, ("a", "c"): 0.9301}
+
+    def chosen(**tie):
+        return greedy_search("abc", lambda key: table[key], most=2, **tie).chosen
+
+    assert chosen() == ("a", "c") and chosen(tie=0.001) == ("a", "b")
