@@ -35,7 +35,7 @@ WEIGHTS = flux.WEIGHTS | {
     "ff.linear_out": "img_mlp.2",
     "ff_context.linear_in": "txt_mlp.0",
     "ff_context.linear_out": "txt_mlp.2",
-    "attn.to_qkv_mlp_proj": "linear1",
+    "single_transformer_blocks.*.attn.to_qkv_mlp_proj": "single_blocks.*.linear1",
     "single_transformer_blocks.*.attn.to_out": "single_blocks.*.linear2",
     "double_stream_modulation_img.linear": "double_stream_modulation_img.lin",
     "double_stream_modulation_txt.linear": "double_stream_modulation_txt.lin",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 
@@ -50,7 +50,63 @@ def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
     return Place(found, part, swapped)
 
 
+def diffusers_names(weights: Mapping[str, str], name: str) -> Iterator[tuple[str, Place]]:
+    """Every diffusers name of a ComfyUI module, with its place there: several where the module is fused."""
+    back: dict[str, list[str]] = {}
+    for ours, theirs in weights.items():
+        back.setdefault(theirs.partition("|")[0], []).append(ours)
+    for names in _all(back, name):
+        place = comfyui_place(weights, names)
+        if place.name == name:
+            yield names, place
+
+
+def _all(back: Mapping[str, list[str]], name: str) -> Iterator[str]:
+    """``name`` with every choice for every fragment in it."""
+    match = _pattern(tuple(back)).search(name) if back else None
+    if match is None:
+        yield name
+        return
+    numbers = re.findall(r"(?<=\.)\d+(?=\.)", match[0])
+    known = match[0] if match[0] in back else re.sub(r"(?<=\.)\d+(?=\.)", "*", match[0])
+    for fragment in back[known]:
+        for number in numbers if "*" in known else ():
+            fragment = fragment.replace("*", number, 1)
+        for rest in _all(back, name[match.end() :].lstrip(".")) if match.end() < len(name) else ("",):
+            yield name[: match.start()] + fragment + ("." + rest if rest else "")
+
+
 @functools.cache
 def _pattern(fragments: tuple[str, ...]) -> re.Pattern:
     longest_first = "|".join(re.escape(f).replace(r"\*", r"\d+") for f in sorted(fragments, key=len, reverse=True))
     return re.compile(rf"(?<![^.])(?:{longest_first})(?![^.])")
+
+
+# --- LoRA files -----------------------------------------------------------------------------------------------------
+PREFIXES = ("", "transformer.", "diffusion_model.", "base_model.model.", "base_model.model.transformer.")
+UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
+"""What trainers put before a module's name, with dots and without."""
+
+
+def words(weights: Mapping[str, str]) -> set[str]:
+    """The module names of a table that have an underscore of their own; others separate modules in kohya's names."""
+    parts = (part for fragment in weights for part in fragment.split("."))
+    return {part for part in parts if "_" in part}
+
+
+def spellings(weights: Mapping[str, str], name: str, shape: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
+    """Every name under which LoRA files know a ComfyUI linear -> (start, length) of the rows meant, None for all.
+
+    Args:
+        shape: (out, in) of its weight.
+    """
+    places: dict[str, tuple[int, int] | None] = {name: None}
+    found = {ours: place for ours, place in diffusers_names(weights, name) if not place.swapped}
+    parts = {place.part for place in found.values() if place.part is not None}
+    ahead = sum(part >= 0 for part in parts) * shape[1]  # counted from the start: blocks as wide as the layer's input
+    behind = (shape[0] - ahead) // max(1, sum(part < 0 for part in parts))
+    for ours, place in found.items():
+        own = shape[0] if place.part is None else shape[1] if place.part >= 0 else behind
+        places[ours] = None if place.part is None else place.rows(shape[0], own)
+    dotted = {prefix + n: rows for n, rows in places.items() for prefix in PREFIXES}
+    return dotted | {prefix + n.replace(".", "_"): rows for n, rows in places.items() for prefix in UNDERSCORED}

@@ -14,6 +14,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from ..families import FAMILIES
+from ..families.weights import words
+
 _ROLES = (
     ("down", re.compile(r"(?:\.lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
     ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
@@ -54,7 +57,9 @@ _WORDS = [
     "context_embedder", "time_text_embed", "timestep_embedder", "guidance_embedder", "text_embedder", "proj_mlp",
     "norm1_context", "norm_out", "norm_q", "norm_k", "adaln_single", "caption_projection", "pos_embed",
     "context_refiner", "noise_refiner", "feed_forward", "cap_embedder",
+    "text_fusion", "layerwise_blocks", "refiner_blocks",
 ]  # fmt: skip
+_WORDS += sorted(set().union(*(words(family.weights) for family in FAMILIES)) - set(_WORDS))
 _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
 
 

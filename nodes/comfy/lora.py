@@ -12,10 +12,13 @@ import folder_paths
 import torch
 
 from ...engine.emd import StudentContract, check_names, read_student
-from ...engine.errors import refuse
+from ...engine.errors import VitrineError, refuse
+from ...engine.families import family_of
+from ...engine.families.weights import spellings
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
 from ...engine.w2w.export import kohya
+from .model import PREFIX, backbone_of
 
 NO_STUDENT = "(the model is the student)"
 
@@ -25,10 +28,27 @@ if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for th
 
 def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> tuple[Any, int]:
     """A clone with kohya tensors as patches, and how many layers of the model they reached."""
-    keys = comfy.lora.model_lora_keys_unet(model.model, {})
+    keys = _all_names(model) | comfy.lora.model_lora_keys_unet(model.model, {})
     patches = comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys)
     clone = model.clone()
     return clone, len(set(clone.add_patches(patches, strength)))
+
+
+def _all_names(model: Any) -> dict[str, Any]:
+    """Every trainer's names for the network's linear layers -> its weight, or rows of it: core knows only some."""
+    network = backbone_of(model)
+    try:
+        weights = family_of(network).weights
+    except VitrineError:  # core's own names serve other models
+        return {}
+    names: dict[str, Any] = {}
+    for path, module in network.named_modules():
+        if getattr(module, "weight", None) is None or module.weight.ndim != 2:
+            continue
+        key = f"{PREFIX}{path}.weight"
+        for name, rows in spellings(weights, path, tuple(module.weight.shape)).items():
+            names[name] = key if rows is None else (key, (0, *rows))
+    return names
 
 
 def student_files() -> list[str]:

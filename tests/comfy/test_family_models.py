@@ -1,13 +1,18 @@
 """Every family as a MODEL in real ComfyUI, through the nodes, against the same weights in diffusers."""
 
+import copy
+
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from safetensors.torch import save_file
 from vitrine.engine.activations import TapConfig, tap_latents
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.fingerprint import fingerprint_of
 from vitrine.engine.nemo import NeuronSet, value_sites
+from vitrine.engine.w2w.lora_files import read_lora
+from vitrine.engine.w2w.manifest import LoraLayer
 from vitrine_tests.families.twin import (
     NAMES,
     EqualEpsilon,
@@ -102,3 +107,78 @@ def test_one_tap_through_both_doors(comfy, loaded):
         ours = tap_latents(loaded.denoiser, loaded.x, ours_cond, config)[loaded.place]
     assert ours.grid == theirs.grid and ours.tensor.shape == theirs.tensor.shape
     assert (ours.tensor - theirs.tensor).abs().max() <= 5e-6 * ours.tensor.abs().max()
+
+
+def lora_of(net, rank=2):
+    """A random LoRA on every linear layer of the last block's attention and MLP, under diffusers' names."""
+    g = torch.Generator().manual_seed(7)
+    names = [n for n, m in net.named_modules() if isinstance(m, torch.nn.Linear) and ".1." in n]
+    block = sorted({n[: n.index(".1.") + 3] for n in names})[-1]
+    layers = {}
+    for name in (n for n in names if n.startswith(block)):
+        out, inside = net.get_submodule(name).weight.shape
+        factors = torch.randn(rank, inside, generator=g) / inside**0.5, torch.randn(out, rank, generator=g)
+        layers[name] = LoraLayer(*factors, alpha=1.0)
+    return layers
+
+
+def written(layers, spelling):
+    """The same LoRA in a trainer's spelling: factors and alpha."""
+    tensors = {}
+    for name, layer in layers.items():
+        if spelling.endswith("_"):
+            stem, down, up = spelling + name.replace(".", "_"), "lora_down", "lora_up"
+        else:
+            stem, down, up = spelling + name, "lora_A", "lora_B"
+        tensors[f"{stem}.{down}.weight"], tensors[f"{stem}.{up}.weight"] = layer.down, layer.up
+        tensors[f"{stem}.alpha"] = torch.tensor(layer.alpha)
+    return tensors
+
+
+SPELLINGS = ("transformer.", "base_model.model.", "lora_unet_", "lora_transformer_", "lycoris_", "")
+
+
+def test_loras_of_every_spelling_change_both_networks_alike(comfy, loaded, tmp_path):
+    """diffusers', PEFT's, Musubi's, OneTrainer's, SimpleTuner's and DiffSynth's names: core loads only some of them."""
+    from vitrine.nodes.comfy.lora import with_lora
+
+    layers = lora_of(loaded.ours)
+    changed = copy.deepcopy(loaded.ours)
+    for name, layer in layers.items():
+        changed.get_submodule(name).weight.data += layer.alpha / layer.rank * layer.up @ layer.down
+    t = torch.full((1,), loaded.t)
+    with torch.no_grad(), EqualEpsilon(loaded.name, changed):
+        expected = Denoiser.from_diffusers(changed, FlowMatchEulerDiscreteScheduler()).forward(loaded.x, t, loaded.cond)
+    for i, spelling in enumerate(SPELLINGS):
+        file = tmp_path / f"{i}.safetensors"
+        save_file(written(layers, spelling), file)
+        found = read_lora(file)
+        assert set(found) == set(layers), spelling
+        assert all(torch.equal(found[n].up, layers[n].up) and found[n].alpha == 1.0 for n in layers)
+    patched = with_lora(loaded.model, found)
+    run, network = twin(loaded.name).run, loaded.model.model.diffusion_model
+    with torch.no_grad():
+        plain = run(network, loaded.x, t, loaded.cond)
+        patched.patch_model()
+        try:
+            theirs = run(network, loaded.x, t, loaded.cond)
+        finally:
+            patched.unpatch_model()
+    assert (theirs - expected).abs().max() <= 5e-6 * expected.abs().max()
+    assert (plain - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_loras_under_comfyuis_names_load_with_ours(comfy, loaded):
+    """One table of names: what a trainer of either library calls a layer is one place of the network."""
+    from vitrine.nodes.comfy.lora import _all_names
+
+    names, layers = _all_names(loaded.model), lora_of(loaded.ours)
+    network = loaded.model.model.diffusion_model
+    for name, layer in layers.items():
+        places = {str(names[f"{p}{name}"]) for p in ("", "transformer.", "diffusion_model.", "base_model.model.")}
+        places |= {str(names[p + name.replace(".", "_")]) for p in ("lora_unet_", "lycoris_", "lora_transformer_")}
+        assert len(places) == 1, name
+        key, rows = names[name] if isinstance(names[name], tuple) else (names[name], None)
+        weight = network.get_submodule(key.removeprefix("diffusion_model.").removesuffix(".weight")).weight
+        weight = weight if rows is None else weight[rows[1] : rows[1] + rows[2]]
+        assert torch.equal(weight, loaded.ours.get_submodule(name).weight) and weight.shape[0] == layer.up.shape[0]
