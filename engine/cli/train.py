@@ -1,4 +1,4 @@
-"""``vitrine train portraits | flow | identity``: how the portraits models and their yardstick were made."""
+"""``vitrine train portraits | flow | identity | shrink``: how the portraits models and their yardstick were made."""
 
 from __future__ import annotations
 
@@ -71,4 +71,25 @@ class Identity:
         return 0
 
 
-COMMANDS: dict[str, type] = {"portraits": Portraits, "flow": Flow, "identity": Identity}
+@dataclass(frozen=True)
+class Shrink:
+    """Write the states of a training run at a quarter of their size, to keep or to carry elsewhere."""
+
+    run_folder: Positional[Path]
+    """Folder of the run: `--out` of the training."""
+    target: Positional[Path]
+    """Folder for the small states; training resumes in it, with optimisers that begin anew."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ..training import STATE, shrink_state
+
+        found = sorted(self.run_folder.glob(f"*/{STATE}"))
+        if not found:
+            raise refuse("run", str(self.run_folder), f"a folder with */{STATE}", "give the training's --out")
+        for path in found:
+            print(shrink_state(path.parent, self.target / path.parent.name))
+        return 0
+
+
+COMMANDS: dict[str, type] = {"portraits": Portraits, "flow": Flow, "identity": Identity, "shrink": Shrink}

@@ -20,7 +20,7 @@ class AdvancedFlowTrainConfig(Config):
     vae_lr: float = 1.5e-3
     """AdamW's highest rate, for each phase."""
     flow_lr: float = 1.5e-3
-    kl_weight: float = 1e-6
+    kl_weight: float = 1e-7
     """Of the autoencoder's KL divergence beside its reconstruction error."""
     edge_weight: float = 0.5
     """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""

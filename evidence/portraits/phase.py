@@ -82,7 +82,7 @@ class Phase:
         if state is None:
             return
         self.module.load_state_dict(state.tensors["weight"])
-        self.average.values = state.tensors["average"]
+        self.average.values = {k: v.to(self.average.values[k].dtype) for k, v in state.tensors["average"].items()}
         self.step, self.seconds = state.facts["step"], state.facts["seconds"]
         self.losses = [(step, loss) for step, loss in state.facts["losses"]]
 

@@ -81,6 +81,22 @@ def test_a_finished_run_can_be_given_more_steps_and_stopped_again(drawn, finishe
     assert not same(unfinished, finished) and json.loads((unfinished / "training.json").read_text())["phases"]["flow"]
 
 
+def test_a_shrunken_run_resumes(finished, tmp_path, capsys):
+    """Half precision, a quarter of the size, the same weights to 1e-3; more steps may follow."""
+    assert cli(["train", "shrink", str(finished.parent), str(tmp_path)]) == 0
+    for name in ("vae", "flow"):
+        small, whole = (folder / name / "state.safetensors" for folder in (tmp_path, finished.parent))
+        assert small.stat().st_size < 0.27 * whole.stat().st_size
+    shutil.copy(finished.parent / LATENTS, tmp_path)
+    folder = main(FlowTrainConfig(out=str(tmp_path), **TINY))
+    before, after = weights(finished), weights(folder)
+    assert all(torch.allclose(before[k], after[k], atol=2e-3) for k in before)
+    again = main(FlowTrainConfig(out=str(tmp_path), **TINY | {"flow_steps": 4}))
+    assert not same(again, finished)
+    assert cli(["train", "shrink", str(tmp_path / "nothing"), str(tmp_path)]) != 0
+    assert "state.safetensors" in capsys.readouterr().err
+
+
 def test_the_pooled_vector_stays_unread_and_text_is_learned(finished):
     trained, fresh = load_flow_portraits(finished), build_flow_models()
     reader = trained.transformer.time_text_embed.text_embedder
