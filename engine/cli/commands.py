@@ -72,11 +72,13 @@ class Card:
 
     folder: Positional[Path | None] = None
     """Model folder; default the shipped one."""
+    device: str = "cpu"
+    """Where to sample."""
 
     def run(self) -> int:
         """0 on success."""
         from ...evidence.portraits.card import write_card
         from ..progress import TqdmProgress
 
-        print(f"card: {write_card(self.folder, TqdmProgress('measuring'))}")
+        print(f"card: {write_card(self.folder, TqdmProgress('measuring'), device=self.device)}")
         return 0

@@ -57,6 +57,8 @@ class FlowTrainConfig(Config):
     vae_steps: int = 6_000
     """Updates of each phase. A run that stopped early may be given more steps, or fewer."""
     flow_steps: int = 12_000
+    card_samples: int = 512
+    """Prompts that the finished model's card is measured on; 0 writes no card."""
     max_seconds: float = math.inf
     """Stop after so long; the same command resumes."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -32,6 +32,7 @@ from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
 from ...engine.training import state_facts
+from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
 from .flow_config import FlowTrainConfig
 from .phase import OutOfTime, Phase, own_rows
@@ -169,7 +170,7 @@ def train_flow(
 
 
 def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
-    """Run all phases; the finished model stands in ``OUT/flow-portraits``. Returns that folder.
+    """Run all phases; the finished model stands in ``OUT/flow-portraits`` with its card. Returns that folder.
 
     Raises:
         OutOfTime: If ``max_seconds`` is used up; an unfinished transformer is exported to ``OUT/unfinished``.
@@ -188,6 +189,8 @@ def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda n
     folder = out / "flow-portraits"
     if accelerator.is_main_process:
         export(config, model, folder, accelerator.device)
+        if config.card_samples:
+            write_card(folder, progress("card"), samples=config.card_samples, device=accelerator.device)
     return folder
 
 

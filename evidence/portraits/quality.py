@@ -129,8 +129,8 @@ def measure_quality(
 def _through_the_autoencoder(model: Model, images: torch.Tensor, batch: int = 32) -> torch.Tensor:
     pictures = []
     for chunk in images.split(batch):
-        latents = model.vae.encode(chunk * 2 - 1).latent_dist.mean
-        pictures.append((model.vae.decode(latents).sample / 2 + 0.5).clamp(0, 1))
+        latents = model.vae.encode(chunk.to(model.vae.device) * 2 - 1).latent_dist.mean
+        pictures.append((model.vae.decode(latents).sample / 2 + 0.5).clamp(0, 1).cpu())
     return torch.cat(pictures)
 
 

@@ -19,10 +19,11 @@ from vitrine.evidence.portraits.phase import OutOfTime
 from vitrine.evidence.portraits.sampling import sample_latents
 
 TINY = {
-    "pictures": 16, "vae_steps": 3, "flow_steps": 3, "device": "cpu",
+    "pictures": 16, "vae_steps": 3, "flow_steps": 3, "device": "cpu", "card_samples": 0,
     "advanced": AdvancedFlowTrainConfig(vae_batch=1, flow_batch=8, colourings=2, save_every_seconds=0.0),
 }  # fmt: skip
-FLAGS = "--pictures 16 --vae-steps 3 --flow-steps 3 --device cpu --vae-batch 1 --flow-batch 8 --colourings 2"
+FLAGS = "--pictures 16 --vae-steps 3 --flow-steps 3 --device cpu --card-samples 0 --vae-batch 1 --flow-batch 8"
+FLAGS += " --colourings 2"
 
 
 @pytest.fixture(scope="module")
