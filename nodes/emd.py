@@ -140,6 +140,20 @@ class EMDMCMCCorrect(io.ComfyNode):
                     tooltip="Step size of the chain, 0.16 by default; 1 forgets the last point at each step.",
                 ),
                 *_contract_inputs(),
+                io.Float.Input(
+                    "guidance", default=0.0, min=0.0, max=30.0, step=0.5,
+                    tooltip="Guidance of the teacher; 0 takes that of the student's training, which its contract "
+                    "names.",
+                ),
+                io.Float.Input(
+                    "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001,
+                    tooltip="Step size of z, 0.01 for example: the chain then moves the generator's input as well. 0 "
+                    "keeps it.",
+                ),
+                io.Conditioning.Input(
+                    "empty", optional=True,
+                    tooltip="The empty prompt, for guidance other than 1. Without it the teacher is not guided.",
+                ),
             ],
             outputs=[io.Latent.Output(display_name="LATENT", tooltip="The repaired pictures' latents.")],
         )  # fmt: skip
@@ -148,18 +162,23 @@ class EMDMCMCCorrect(io.ComfyNode):
     def execute(
         cls, teacher: Any, score: Any, model: Any, positive: list, z: dict, seed: int, steps: int,
         chain_timestep: float, step_size: float, student: str, contract: str, timestep: float, noise: str,
+        guidance: float = 0.0, z_step_size: float = 0.0, empty: list | None = None,
     ) -> io.NodeOutput:  # fmt: skip
-        """``correct`` with z frozen."""
-        config = CorrectConfig(steps, chain_timestep, step_size)
+        """``correct``, outside inference mode where z moves."""
+        config = CorrectConfig(steps, chain_timestep, step_size, z_step_size, guidance)
         student_contract = _contract(contract, student, timestep, noise)
         check_network(student_contract, backbone_of(model))
         runner = with_student(model, student)
         start = z["samples"].to(runner.load_device).float()
         cond = condition_of(runner, positive, start)
+        null = None if empty is None else condition_of(runner, empty, start)
         networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))
         seeds = [seed + i for i in range(len(start))]
-        with torch.no_grad():
-            x0, _ = correct(networks, start, cond, student_contract, config, seeds, None, progress())
+        with torch.inference_mode(not z_step_size), torch.no_grad():  # a z that moves needs gradients of the generator
+            if z_step_size:
+                start, cond = start.clone(), cond.to(start.device, copy=True)
+                null = None if null is None else null.to(start.device, copy=True)
+            x0, _ = correct(networks, start, cond, student_contract, config, seeds, null, progress())
         return io.NodeOutput(latent_of(runner, x0))
 
 

@@ -2,6 +2,7 @@
 
 Your own checkpoint: change the one line marked below, for example to
 ``return StableDiffusionPipeline.from_pretrained("path/to/model")``, and name your student's file in the cell after it.
+For SDXL write EMDOneStepXLPipeline in place of EMDOneStepPipeline.
 
 Run it cell by cell, or whole: ``python emd_one_step.py [folder for the pictures]``.
 """

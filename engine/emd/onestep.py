@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,7 +68,7 @@ class CorrectConfig(Config):
         steps: Langevin steps; 0 leaves the sample as it is. The paper shows 300.
         timestep: noise level of the chain; higher moves more.
         ge, gz: step sizes of eps and z; gz 0 freezes z and needs no autograd.
-        guidance: of the teacher.
+        guidance: of the teacher; 0 takes that of the student's training, which its contract names.
         clip: largest RMS of the z drift in a row.
     """
 
@@ -75,12 +76,14 @@ class CorrectConfig(Config):
     timestep: float = 399.0
     ge: float = 0.16
     gz: float = 0.0
-    guidance: float = 1.0
+    guidance: float = 0.0
     clip: float = 10.0
 
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise refuse("steps", self.steps, "0 or more", "0 leaves the sample as it is")
+        if self.guidance < 0:
+            raise refuse("guidance", self.guidance, "0 or more", "0 takes that of the student's training")
         self.chain(1)
 
     def chain(self, steps: int | None = None) -> EStepConfig:
@@ -96,6 +99,28 @@ class Networks(NamedTuple):
     score: Denoiser
 
 
+class RepairWarning(UserWarning):
+    """A repair aims elsewhere than the student's training did."""
+
+
+def repair_guidance(config: CorrectConfig, contract: StudentContract, with_null: bool) -> float:
+    """The teacher's guidance in a repair: as asked for, else as the student was trained.
+
+    Warns where the two differ: the chain then leads away from what the student was distilled towards. Without the empty
+    prompt (``with_null`` False) nothing can be guided.
+    """
+    trained = contract.trained_guidance
+    used = config.guidance or (trained if trained and with_null else 1.0)
+    if trained and used != trained:
+        reason = "" if config.guidance else "; give the empty prompt as well"
+        warnings.warn(
+            f"repair at guidance {used:g}, the student was distilled at {trained:g}: another target{reason}",
+            RepairWarning,
+            stacklevel=3,
+        )
+    return used
+
+
 def correct(
     networks: Networks, z: torch.Tensor, cond: Condition, contract: StudentContract, config: CorrectConfig,
     seeds: list[int], null: Condition | None = None, progress: Progress = silent,
@@ -106,7 +131,7 @@ def correct(
         networks: with another score network than the student's own the chain would have another target.
         z: (B, C, H, W) the sample's latent, as it went into :func:`one_step`.
         seeds: one for each row's chain noise.
-        null: the empty prompt, needed when guidance is not 1.
+        null: the empty prompt, needed when guidance is not 1; see :func:`repair_guidance`.
 
     Returns:
         (x0, z^K): x0 = g(z^K) + (sigma / alpha) r, float32. With 0 steps, ``one_step`` bit for bit.
@@ -124,7 +149,8 @@ def correct(
     def net(u: torch.Tensor) -> torch.Tensor:
         return one_step(generator, u, cond, contract)
 
-    gap = score_gap(teacher, score, t, cond, null, config.guidance)
+    guidance = repair_guidance(config, contract, null is not None)
+    gap = score_gap(teacher, score, t, cond, null, guidance)
     alpha, sigma = levels = NoiseLevels.at(teacher.schedule, t, z)
     rho = Joint(net, gap, levels)
     end = e_step(rho, z, draw(z), config.chain(), draw, lambda done: progress(done, config.steps, None))

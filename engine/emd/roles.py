@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..families import call_of
+from ..families import call_of, family_of
 
 GENERATOR, SCORE = "generator", "score"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2",
@@ -45,8 +45,9 @@ class Roles:
         self, base: Denoiser, rank: int, seed: int = 0, full: bool = False, dtype: torch.dtype = torch.float32,
         checkpointing: bool = False,
     ) -> None:  # fmt: skip
-        if getattr(base.backbone, "add_adapter", None) is None:
-            raise refuse("backbone", type(base.backbone).__name__, "a diffusers UNet", "pass pipe.unet")
+        if getattr(base.backbone, "add_adapter", None) is None or family_of(base.backbone).name != "UNet":
+            remedy = "pass pipe.unet; students of transformers have no file format yet that others read"
+            raise refuse("backbone", type(base.backbone).__name__, "a diffusers UNet", remedy)
         self.dtype = dtype
         self.full = copy_of(base, torch.float32) if full else None
         self.base = base if base.backbone.dtype == dtype else copy_of(base, dtype)

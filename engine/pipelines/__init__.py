@@ -15,6 +15,7 @@ _HOMES = {
     "ControlConditionedPixArtPipeline": ".control",
     "ControlConditionedXLPipeline": ".control",
     "EMDOneStepPipeline": ".emd",
+    "EMDOneStepXLPipeline": ".emd",
     "CorrespondencePipeline": ".matching",
     "CorrespondenceTransformerPipeline": ".matching",
     "CorrespondenceXLPipeline": ".matching",

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 from diffusers.utils.torch_utils import randn_tensor
 
-from ..condition import Condition
 from ..denoiser import Denoiser
 from ..emd import (
     PRESETS,
@@ -29,17 +28,12 @@ from ..emd import (
 from ..errors import refuse
 from ..progress import Progress, silent
 from .conventions import Generators, noise_sources
+from .encoding import empty_prompt, encoded
 from .shared import SharedPipeline
 
 
-class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
-    """Stable Diffusion 1.x or 2.x whose UNet is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
-
-    Example:
-        >>> pipe = EMDOneStepPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
-        >>> contract = pipe.load_student("student_kohya.safetensors")
-        >>> images = pipe("a prompt", seeds=[0], contract=contract).images
-    """
+class _OneStep(SharedPipeline):
+    """Everything but the models' own parts."""
 
     _meaningless = {
         "negative_prompt": "guidance is distilled into a one-step student",
@@ -101,6 +95,7 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         generator: Generators | None = None,
         latents: torch.Tensor | None = None,
         prompt_embeds: torch.Tensor | None = None,
+        pooled_prompt_embeds: torch.Tensor | None = None,
         num_images_per_prompt: int = 1,
         height: int | None = None,
         width: int | None = None,
@@ -122,11 +117,13 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
             generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
             prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
+            pooled_prompt_embeds: (B, D) beside them, for SDXL.
             height, width: in pixels; by default the size the student was made for.
             guidance_scale: 0 or 1; guidance is distilled in.
             output_type: ``"pil"``, ``"np"``, ``"pt"`` or ``"latent"``.
             return_dict: False returns the tuple (images, None).
-            correction: repair settings; needs ``teacher`` and ``score``.
+            correction: repair settings; needs ``teacher`` and ``score``. Guided as the student was trained, unless they
+                say otherwise.
             teacher, score: the base model and the student's own score network.
 
         Raises:
@@ -150,24 +147,30 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
         sources = noise_sources(seeds, generator, latents, pictures)
         shape = (pictures, *self._shape(contract, height, width))
         with self._in_use():
-            device = self._execution_device
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
-            z = z.to(device)
-            text = self.encode_prompt(prompts, device, 1, False, prompt_embeds=prompt_embeds)[0]
-            cond = Condition(text.repeat_interleave(pictures // texts, 0))
+            z = z.to(self._execution_device)
+            size = (shape[-2] * self.vae_scale_factor, shape[-1] * self.vae_scale_factor)
+            cond = encoded(self, prompts, size, prompt_embeds, pooled_prompt_embeds)
+            cond = cond.take(torch.arange(pictures) // (pictures // texts))
             student = Denoiser.from_diffusers(self)
             if correction is None or teacher is None or score is None:
                 x0 = one_step(student, z, cond, contract)
             else:
-                networks = Networks(student, teacher, score)
-                x0, _ = correct(networks, z, cond, contract, correction, seeds or list(range(pictures)), None, progress)
+                networks, null = Networks(student, teacher, score), empty_prompt(self, size)
+                x0, _ = correct(networks, z, cond, contract, correction, seeds or list(range(pictures)), null, progress)
             images = self._decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 
     def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         if output_type == "latent":
             return x0
-        pixels = self.vae.decode(x0.to(self.vae.dtype) / self.vae.config.scaling_factor).sample
+        vae, dtype = self.vae, self.vae.dtype
+        try:
+            if dtype == torch.float16 and getattr(vae.config, "force_upcast", False):
+                vae.to(torch.float32)  # SDXL's overflows in half precision
+            pixels = vae.decode(x0.to(vae.dtype) / vae.config.scaling_factor).sample
+        finally:
+            vae.to(dtype)
         return self.image_processor.postprocess(pixels, output_type=output_type)
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
@@ -182,6 +185,28 @@ class EMDOneStepPipeline(SharedPipeline, StableDiffusionPipeline):
             made_for = tuple(s * factor for s in contract.shape[1:])
             raise refuse("height, width", asked, f"{made_for}, the student's", "leave them out")
         return shape
+
+
+class EMDOneStepPipeline(_OneStep, StableDiffusionPipeline):
+    """Stable Diffusion 1.x or 2.x whose UNet is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
+
+    Example:
+        >>> pipe = EMDOneStepPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
+        >>> contract = pipe.load_student("student_kohya.safetensors")
+        >>> images = pipe("a prompt", seeds=[0], contract=contract).images
+    """
+
+    _xl = "EMDOneStepXLPipeline"
+
+
+class EMDOneStepXLPipeline(_OneStep, StableDiffusionXLPipeline):
+    """SDXL whose UNet is a one-step student, as :class:`EMDOneStepPipeline`.
+
+    Example:
+        >>> pipe = EMDOneStepXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
+        >>> contract = pipe.load_student("dmd2_sdxl_1step_unet.safetensors", preset="DMD2 SDXL 1-step (UNet)")
+        >>> images = pipe("a prompt", seeds=[0], contract=contract).images
+    """
 
 
 def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:

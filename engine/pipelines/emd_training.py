@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,10 +14,11 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..errors import refuse
 from ..files import named
+from .encoding import empty_prompt, encoded
 from .loading import LoadConfig, load_pipeline
 
 if TYPE_CHECKING:
-    from diffusers import StableDiffusionPipeline
+    from diffusers import DiffusionPipeline
 
     from ..emd.train import Trainer
     from ..emd.train_config import EMDTrainConfig
@@ -35,7 +36,7 @@ class TrainingParts(NamedTuple):
     null: Condition
     shape: tuple[int, ...]
     contract: StudentContract
-    pipeline: StableDiffusionPipeline
+    pipeline: DiffusionPipeline
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
@@ -69,18 +70,17 @@ def training_parts(
         load: precision and version of the model; the run decides on the device.
 
     Raises:
-        VitrineError: The prompts cannot be read, or there are none for another model than portraits.
+        VitrineError: The prompts cannot be read, there are none for another model than portraits, or it has no UNet.
     """
     pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
-    with torch.no_grad():
-        states = [pipe.encode_prompt(texts[i : i + 64], "cpu", 1, False)[0] for i in range(0, len(texts), 64)]
-        null = pipe.encode_prompt([""], "cpu", 1, False)[0]
     side = pipe.unet.config.sample_size
     shape = (pipe.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
+    size = (shape[1] * pipe.vae_scale_factor, shape[2] * pipe.vae_scale_factor)
+    with torch.no_grad():
+        conditions = Condition.batch([encoded(pipe, texts[i : i + 64], size) for i in range(0, len(texts), 64)])
+        null = empty_prompt(pipe, size)
     contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.scaling_factor))
-    return TrainingParts(
-        Denoiser.from_diffusers(pipe), Condition(torch.cat(states)), Condition(null), shape, contract, pipe
-    )
+    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
@@ -91,15 +91,16 @@ def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _pipeline_and_prompts(
-    model: str, prompts: list[str], load: LoadConfig | None
-) -> tuple[StableDiffusionPipeline, list[str]]:
+def _pipeline_and_prompts(model: str, prompts: list[str], load: LoadConfig | None) -> tuple[Any, list[str]]:
     if model == PORTRAITS:
         from ..portraits import caption, load_portraits, sample_scenes
 
         return load_portraits().pipeline(), prompts or caption(sample_scenes(PORTRAIT_SCENES))
     if not prompts:
         raise refuse("prompts", "none", "one prompt a line", "the student learns the prompts it is trained on")
-    from diffusers import StableDiffusionPipeline
-
-    return load_pipeline(model, StableDiffusionPipeline, replace(load or LoadConfig(), device="cpu")), prompts
+    pipe = load_pipeline(model, None, replace(load or LoadConfig(), device="cpu"))
+    if getattr(pipe, "unet", None) is None:
+        shown = f"{type(pipe).__name__}, a transformer"
+        remedy = "students of transformers have no file format yet that others read"
+        raise refuse("model", shown, "Stable Diffusion 1.x, 2.x or SDXL", remedy)
+    return pipe, prompts

@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from ..denoiser import check_finite, weights_state
 from ..errors import refuse
+from .encoding import reads_sizes
 
 _OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
 
@@ -25,6 +26,8 @@ class SharedPipeline(DiffusionPipeline):
     """Arguments of the stock pipelines that have no meaning here, and why."""
     _stock: ClassVar[str | None] = None
     """Name of the diffusers class whose parts these are, where it is not a base."""
+    _xl: ClassVar[str] = ""
+    """Name of the class to use for SDXL instead, if there is one."""
     _finite: dict[str, int]
 
     def to_json_string(self) -> str:
@@ -79,6 +82,8 @@ class SharedPipeline(DiffusionPipeline):
     @classmethod
     def _refuse_strangers(cls, name: str, chosen: dict[str, Any], modules: set[str]) -> None:
         kinds, parameters = cls._get_signature_types(), inspect.signature(cls.__init__).parameters
+        if cls._xl and chosen.get("unet") is not None and reads_sizes(chosen["unet"]):
+            raise refuse("pipeline", name, f"one that {cls.__name__} fits", f"use {cls._xl} for SDXL")
         for key in sorted(modules):
             value, optional = chosen.get(key), parameters[key].default is not inspect.Parameter.empty
             if value is None and not optional and key not in cls._optional_components:

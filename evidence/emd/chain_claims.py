@@ -58,6 +58,8 @@ def settings(steps: int, plan: Plan = FULL) -> EMDTrainConfig:
 def chain_length(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Four students from the teacher, the same batches, 60 updates each; read after 15, 30 and 60.
 
+    One seed and no interval: differences of a tenth or two between neighbours say nothing.
+
     They take turns, and the time is the median update's, so that other work on the machine slows all alike. Quick: two
     students, 8 updates of 4 rows, 100 captions; that shows what a longer chain costs, and that it is not worse by more
     than chance.

@@ -26,8 +26,9 @@ def section(report: Report, progress: Progress = silent) -> None:
     report.add_heading("EM Distillation: one-step generators")
     report.add_paragraph(
         "A student too small for its teacher must cover two modes badly or drop one. Diff-Instruct (reverse KL) drops "
-        "the smaller; EMD moves the generator's input as well and keeps it. The exact maximum-likelihood student has "
-        "mass 0.10 near the smaller mode and forward KL 0.60."
+        "the smaller; EMD moves the generator's input as well and keeps it, with more mass than it should have. The "
+        "best student of this size (maximum likelihood) has mass 0.10 near the smaller mode and forward KL 0.60; the "
+        "teacher itself has 0.20."
     )
     rows: list[list[object]] = [["training", "mass near the smaller mode", "forward KL"]]
     runs = {"Diff-Instruct": EStepConfig.diff_instruct(), "EMD K = 4, z frozen": EStepConfig(4, gz=0.0)}

@@ -49,6 +49,8 @@ def loading_denoiser_of(model: Any) -> Denoiser:
 
     def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         comfy.model_management.load_models_gpu([model])
+        if torch.is_grad_enabled():
+            allow_gradients(model)
         return denoiser.call(x_t, t, cond)
 
     return denoiser.with_call(call)

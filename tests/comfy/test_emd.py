@@ -157,6 +157,36 @@ def test_correction_agrees_with_the_pipeline(comfy, loaded, pipe, positive, fold
     assert (found - wanted).abs().max() / wanted.abs().max() < 2e-5
 
 
+def test_repair_takes_the_students_guidance_and_moves_z(comfy, loaded, pipe, positive, folder):
+    """The node fixed guidance 1, whatever the student was distilled at, and held z."""
+    from vitrine.nodes.comfy.lora import with_student
+
+    lora(folder / "score.safetensors", StudentContract().to_metadata(), scale=0.5)
+    lora(folder / "strong.safetensors", StudentContract(trained_guidance=2.0).to_metadata(), scale=0.2)
+    with torch.inference_mode():
+        empty = loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(""))
+        score = with_student(loaded[0], "score.safetensors")
+    z = generate(comfy, loaded[0], positive, student="strong.safetensors", contract="auto")[1]
+    told = {"teacher": loaded[0], "score": score, "model": loaded[0], "positive": positive, "z": z, "seed": 5}
+    told |= {"student": "strong.safetensors", "contract": "auto", "timestep": 999.0, "noise": "unit", "steps": 3}
+    told |= {"chain_timestep": 399.0, "step_size": 0.16, "empty": empty}
+    student, other = EMDOneStepPipeline.from_pipe(load_portraits().pipeline()), load_portraits()
+    contract = student.load_student(folder / "strong.safetensors")
+    other.pipeline().load_lora_weights(str(folder / "score.safetensors"))
+    roles = {"teacher": Denoiser.from_diffusers(pipe), "score": Denoiser.from_diffusers(other.unet, other.scheduler)}
+    drawn = []
+    for gz in (0.0, 0.01):
+        found = comfy.call("VitrineEMDMCMCCorrect", **told, guidance=0.0, z_step_size=gz)[0]["samples"]
+        drawn.append(loaded[0].model.process_latent_in(found))
+        wanted = student(
+            PROMPT, [5], contract, correction=CorrectConfig(3, gz=gz), **roles, output_type="latent"
+        ).images
+        assert (drawn[-1] - wanted).abs().max() / wanted.abs().max() < 2e-5, gz
+    assert (drawn[0] - drawn[1]).abs().max() > 1e-4, "z moved"
+    unguided = comfy.call("VitrineEMDMCMCCorrect", **told, guidance=1.0, z_step_size=0.0)[0]["samples"]
+    assert (loaded[0].model.process_latent_in(unguided) - drawn[0]).abs().max() > 1e-4
+
+
 def test_correction_interrupts_within_one_step(comfy, loaded, positive):
     import comfy.model_management as management
 

@@ -133,7 +133,7 @@ def emd_one_step(graph, comfy):
     base = pipeline(NEMOPipeline)
     prompt, seeds = prompt_and_seed(graph, graph(8))
     repair = graph(12)
-    config = CorrectConfig(repair.steps, repair.chain_timestep, repair.step_size)
+    config = CorrectConfig(repair.steps, repair.chain_timestep, repair.step_size, repair.z_step_size, repair.guidance)
     networks = {"teacher": Denoiser.from_diffusers(base), "score": Denoiser.from_diffusers(score)}
     one = student(prompt, seeds, contract, output_type="pt").images
     mended = student(prompt, seeds, contract, output_type="pt", correction=config, **networks).images

@@ -203,12 +203,12 @@ def z(s: Loaded) -> torch.Tensor:
     return seeded_noise([0], (4, s.side // 8, s.side // 8))
 
 
-@case("EMDOneStepPipeline")
+@case("EMDOneStepPipeline", "EMDOneStepXLPipeline", families=BOTH)
 def emd_one_step(s: Loaded) -> Tensors:
     return [s.of("EMDOneStep")(PROMPT, latents=z(s), output_type="latent").images]
 
 
-@case("EMDOneStepPipeline.correct")
+@case("EMDOneStepPipeline.correct", "EMDOneStepXLPipeline.correct", families=BOTH)
 def emd_correct(s: Loaded) -> Tensors:
     role = Denoiser.from_diffusers(s.pipe)
     told = {"teacher": role, "score": role, "latents": z(s), "output_type": "latent"}

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig, StudentContract, one_step
+from vitrine.engine.emd import CorrectConfig, Networks, RepairWarning, StudentContract, correct, one_step
 from vitrine.engine.emd.export import export_full
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import seeded_noise
-from vitrine.engine.pipelines.emd import EMDOneStepPipeline
+from vitrine.engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
 from vitrine.engine.portraits import build_models
 
 pytestmark = pytest.mark.rounding
@@ -67,3 +68,80 @@ def test_a_whole_unet_loads_and_leaves_the_source_alone(tmp_path):
     (bad,) = export_full(tmp_path, {"conv_in.weight": torch.zeros(1)}, "bad", contract)
     with pytest.raises(VitrineError, match="tensors of bad_unet.safetensors differ"):
         pipe.load_student(bad)
+
+
+# --- SDXL ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def xl():
+    from vitrine_tests.machine import stock
+
+    return stock.sdxl()
+
+
+def test_sdxl_is_the_engine_with_pooled_text_and_sizes(xl):
+    pipe = EMDOneStepXLPipeline.from_pipe(xl)
+    with pytest.raises(VitrineError, match="use EMDOneStepXLPipeline for SDXL"):
+        EMDOneStepPipeline.from_pipe(xl)  # was a TypeError of diffusers' constructor
+    found = pipe([PROMPT, "x"], [3, 4], output_type="latent").images
+    with torch.no_grad():
+        text, _, pooled, _ = xl.encode_prompt([PROMPT, "x"], device="cpu", do_classifier_free_guidance=False)
+        side = 16 * pipe.vae_scale_factor
+        cond = Condition(text, pooled, {"time_ids": torch.tensor([[side, side, 0, 0, side, side]] * 2).float()})
+        wanted = one_step(Denoiser.from_diffusers(xl), seeded_noise([3, 4], (4, 16, 16)), cond, StudentContract())
+        assert torch.equal(found, wanted)
+        given = pipe(None, [3, 4], prompt_embeds=text, pooled_prompt_embeds=pooled, output_type="latent").images
+    assert torch.equal(given, wanted)
+    with pytest.raises(VitrineError, match="pooled_prompt_embeds: given none"):
+        pipe(None, [3, 4], prompt_embeds=text)
+    assert pipe(PROMPT, [1]).images[0].size == (side, side)
+
+
+def test_a_student_of_sdxl_is_trained_from_its_folder(xl, tmp_path):
+    """Was a bare KeyError: 'time_ids'."""
+    from vitrine.engine.emd import EStepConfig
+    from vitrine.engine.emd.train_config import EMDTrainConfig
+    from vitrine.engine.pipelines.emd_training import training_parts
+
+    xl.save_pretrained(tmp_path / "xl")
+    parts = training_parts(str(tmp_path / "xl"), ["a face", "a smiling face", "a hat"], "tiny XL")
+    assert float(parts.null.text.abs().sum()) == 0, "SDXL's guidance starts from zeros"
+    run = parts.trainer(EMDTrainConfig(1, 2, rank=2, chain=EStepConfig(1), guidance=2.0), tmp_path / "run")
+    files = run.run()
+    pipe = EMDOneStepXLPipeline.from_pipe(parts.pipeline)
+    run.roles.remove()
+    contract = pipe.load_student(files[0], "tiny XL")
+    with torch.no_grad():
+        assert pipe(PROMPT, [1], contract, output_type="latent").images.isfinite().all()
+    assert contract.trained_guidance == 2.0
+
+
+def test_a_transformer_is_refused_before_it_trains(tmp_path):
+    """SD3 and Flux trained without a word, and what was exported nobody read."""
+    from vitrine.engine.emd.roles import Roles
+    from vitrine_tests import models
+
+    flow = FlowMatchEulerDiscreteScheduler()
+    for net in (models.sd3(), models.flux()):
+        with pytest.raises(VitrineError, match="students of transformers have no file format"):
+            Roles(Denoiser.from_diffusers(net, flow), 2)
+
+
+def test_repair_aims_where_the_student_was_trained(pipe):
+    """It was guided at 1, whatever the student was distilled at, and had no way to be given the empty prompt."""
+    other, third = build_models(1), build_models(2)
+    roles = Networks(*(Denoiser.from_diffusers(m, pipe.scheduler) for m in (pipe.unet, other.unet, third.unet)))
+    told = {"teacher": roles.teacher, "score": roles.score, "output_type": "latent"}
+    contract, z = StudentContract(trained_guidance=2.5), seeded_noise([1], (4, 16, 16))
+    with torch.no_grad():
+        cond, null = (Condition(pipe.encode_prompt([p], "cpu", 1, False)[0]) for p in (PROMPT, ""))
+    found = pipe(PROMPT, [1], contract, correction=CorrectConfig(2), **told).images
+    wanted, _ = correct(roles, z, cond, contract, CorrectConfig(2, guidance=2.5), [1], null)
+    assert torch.equal(found, wanted)
+    with pytest.warns(RepairWarning, match="at guidance 1, the student was distilled at 2.5"):
+        plain = pipe(PROMPT, [1], contract, correction=CorrectConfig(2, guidance=1.0), **told).images
+    assert (plain - found).abs().max() > 1e-4
+    with pytest.warns(RepairWarning, match="give the empty prompt as well"):
+        without, _ = correct(roles, z, cond, contract, CorrectConfig(2), [1])
+    assert torch.equal(without, plain)
+    moved = pipe(PROMPT, [1], contract, correction=CorrectConfig(2, gz=0.05), **told).images
+    assert (moved - found).abs().max() > 1e-4
