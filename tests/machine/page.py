@@ -10,7 +10,7 @@ from typing import Any
 from . import measure
 from .calls import CALLS
 from .modes import MODES, pairs
-from .table import BUDGETS, LEFT_OUT, PENDING, PENDING_TRAFFIC, bound, equal
+from .table import BUDGETS, DTYPES_OF_FORWARDS, LEFT_OUT, PENDING, PENDING_TRAFFIC, bound, equal
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "machine.md"
@@ -32,6 +32,10 @@ PRECISION = """
 `from_pretrained(..., torch_dtype=torch.float16)` or `bfloat16`, everything in that precision. The figure is the largest error of
 any result against float32, relative in the Euclidean norm; in brackets the bound that a test holds.
 `†` marks what raised an error before.
+"""
+
+FORWARDS = """
+One forward of the other families, tiny networks of diffusers' own classes:
 """
 
 PLACING = """
@@ -62,7 +66,19 @@ def render(figures: dict[str, dict[str, Any]]) -> str:
     """The page for these figures."""
     head = PLACING.format(equal=equal("tap"), wider=equal("rank"))
     return "\n".join(
-        [HEAD, PRECISION, *_precision(figures), head, *_placing(), *_left_out(), WAITS, *_waits(figures), ""]
+        [
+            HEAD,
+            PRECISION,
+            *_precision(figures),
+            FORWARDS,
+            *_forwards(figures),
+            head,
+            *_placing(),
+            *_left_out(),
+            WAITS,
+            *_waits(figures),
+            "",
+        ]
     )
 
 
@@ -89,6 +105,15 @@ def _precision(figures: dict[str, dict[str, Any]]) -> list[str]:
             cells.append(f"{shown} ({bound(name, dtype):g}){' †' if _broke(row, dtype) else ''}")
         rows.append([f"`{name}`", FAMILIES[family], *cells])
     return _table(["call", "family", "fp16", "bf16"], rows)
+
+
+def _forwards(figures: dict[str, dict[str, Any]]) -> list[str]:
+    names = sorted(row.removeprefix("forward ") for row in figures if row.startswith("forward "))
+    rows = [
+        [name, *(f"{figures[f'forward {name}'][d]:.1g} ({most:g})" for d, (_, most) in DTYPES_OF_FORWARDS.items())]
+        for name in names
+    ]
+    return _table(["family", *DTYPES_OF_FORWARDS], rows)
 
 
 def _placing() -> list[str]:
