@@ -48,17 +48,25 @@ def _labels(parts: torch.Tensor) -> torch.Tensor:
     return F.adaptive_avg_pool2d(one_hot, (SIDE, SIDE)).argmax(1).flatten(1)
 
 
-def correspondence_score(pictures: Pictures, features: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """PCK@0.1 of the picture's side over all points, and (B,) by picture; each is matched with the one B / 2 away."""
-    count = len(features)
+def correspondence_score(
+    pictures: Pictures, features: torch.Tensor | None, alpha: float = ALPHA
+) -> tuple[float, torch.Tensor]:
+    """PCK of the picture's side over all points, and (B,) by picture; each is matched with the one B / 2 away.
+
+    Args:
+        features: (B, C, h, w); None copies the source's coordinates.
+    """
+    count = len(pictures.images)
     predicted, true = [], []
     for i in range(count):
         j = (i + count // 2) % count
         visible = ~torch.isnan(pictures.keypoints[i]).any(1)
-        points = pictures.keypoints[i][visible]
-        predicted.append(find_correspondence(features[i], features[j], points, temperature=0.02).points)
+        points = found = pictures.keypoints[i][visible]
+        if features is not None and len(points):
+            found = find_correspondence(features[i], features[j], points, temperature=0.02).points
+        predicted.append(found)
         true.append(pictures.keypoints[j][visible])
-    return pck(predicted, true, [1.0] * count, ALPHA)
+    return pck(predicted, true, [1.0] * count, alpha)
 
 
 def by_pair(scores: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,9 @@ from ...engine.activations.tap import tap_latents
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.hooks import Activation
-from ...engine.portraits import caption, render, sample_scenes
+from ...engine.portraits import KEYPOINTS, caption, render, sample_scenes
 from ...engine.progress import Progress, silent
+from .warping import mirrored, random_warps, swap_sides, warp_images, warp_points
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits
@@ -59,15 +60,21 @@ class Scene:
     denoiser: Denoiser
 
 
-def draw_scene(portraits: Portraits, identities: Sequence[int]) -> Scene:
-    """Render identities and encode pictures and captions."""
+def draw_scene(portraits: Portraits, identities: Sequence[int], misaligned: bool = False) -> Scene:
+    """Render identities and encode pictures and captions; misaligned, each picture is warped by its own known map."""
     scenes = sample_scenes(identities)
     drawn, captions = render(scenes), caption(scenes)
+    images, parts, keypoints = drawn.images, drawn.parts.long(), drawn.keypoints
+    if misaligned:
+        warps = random_warps(identities)
+        images = warp_images(images, warps).clamp(0, 1)
+        parts = warp_images(parts[:, None].float(), warps, nearest=True)[:, 0].long()
+        keypoints = swap_sides(warp_points(keypoints, warps), mirrored(warps), KEYPOINTS)
     with torch.no_grad():
         cond = Condition(text=portraits.encode(captions))
-    latents = encode_pixels(portraits.vae, drawn.images * 2 - 1)
+    latents = encode_pixels(portraits.vae, images * 2 - 1)
     denoiser = Denoiser.from_diffusers(portraits.pipeline())
-    return Scene(drawn.images, drawn.parts.long(), drawn.keypoints, captions, latents, cond, denoiser)
+    return Scene(images, parts, keypoints, captions, latents, cond, denoiser)
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,9 @@ class Pictures:
     taps: Activations
 
     def features(self, addresses: Sequence[str]) -> torch.Tensor:
-        """(B, C, 16, 16); the word "pixels" stands for 4 x 4 patches of the picture."""
+        """(B, C, 16, 16); "pixels" stands for 4 x 4 patches, "coordinates" for Fourier features of the positions."""
+        if tuple(addresses) == ("coordinates",):
+            return _fourier().expand(len(self.images), -1, -1, -1)
         if tuple(addresses) == ("pixels",):
             patches = F.pixel_unshuffle(self.images, self.images.shape[-1] // SIDE)
             return F.normalize(patches - patches.mean((0, 2, 3), keepdim=True), dim=1)
@@ -98,6 +107,14 @@ class Pictures:
         return {a: v.tensor.shape[1] for a, v in self.taps.items()}
 
 
+def _fourier(frequencies: int = 4) -> torch.Tensor:
+    """(1, 4 F, 16, 16): sines and cosines of x and y with 1, 2, 4 ... half waves across the picture."""
+    side = (torch.arange(SIDE) + 0.5) / SIDE
+    waves = torch.stack([fn(torch.pi * 2**k * side) for k in range(frequencies) for fn in (torch.sin, torch.cos)])
+    x, y = waves[:, None, :].expand(-1, SIDE, -1), waves[:, :, None].expand(-1, -1, SIDE)
+    return F.normalize(torch.cat([x, y])[None], dim=1)
+
+
 def tap_pictures(
     portraits: Portraits,
     first: int,
@@ -105,10 +122,12 @@ def tap_pictures(
     addresses: Sequence[str],
     progress: Progress = silent,
     seeds: int = 4,
+    *,
     variance: bool = False,
+    misaligned: bool = False,
 ) -> Pictures:
     """Render and tap ``count`` identities from ``first`` on, at t = 50."""
-    scene = draw_scene(portraits, range(first, first + count))
+    scene = draw_scene(portraits, range(first, first + count), misaligned)
     config = TapConfig(tuple(addresses), TIMESTEP, tuple(range(seeds)), variance=variance)
     taps = tap_latents(scene.denoiser, scene.latents, scene.cond, config, progress)
     return Pictures(scene.images, scene.parts, scene.keypoints, taps)
@@ -126,6 +145,12 @@ def untrained(portraits: Portraits) -> Portraits:
 def all_places(portraits: Portraits) -> list[str]:
     """Every spatial place of the network but its input and output, in execution order."""
     return ["unet-after-conv-in", *spatial_places(portraits.unet)]
+
+
+def inter_module_places(portraits: Portraits) -> list[str]:
+    """What earlier work could tap: what residual blocks, transformers and samplers give on."""
+    ends = ("-res-out", "-vit-out", "sampler-out")
+    return [a for a in all_places(portraits) if a.endswith(ends)]
 
 
 def score_places(
