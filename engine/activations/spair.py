@@ -1,6 +1,6 @@
-"""SPair-71k (Min et al. 2019, arXiv 1908.10543), read from the folder as its authors ship it.
+"""SPair-71k (Min et al. 2019, arXiv 1908.10543), read from the folder as its authors ship it, and its scores.
 
-For a command that scores a model's places on SPair-71k as GDF's Table 1 does.
+``vitrine taps spair`` scores a model's places as GDF's Table 1 does.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ..errors import refuse
 from ..files import named, parse_table
-from .correspondence import pck
+from .correspondence import find_correspondence, pck
 
 SPLITS = ("trn", "val", "test")
 Box = tuple[float, float, float, float]
@@ -107,6 +108,7 @@ class SPairScore:
         img, bbox: share of all points.
         each_img, each_bbox: (P,) share of each pair, for a bootstrap.
         categories: name -> (img, bbox) over that category's points.
+        names: the category of each pair.
     """
 
     img: float
@@ -114,6 +116,20 @@ class SPairScore:
     each_img: torch.Tensor
     each_bbox: torch.Tensor
     categories: dict[str, tuple[float, float]]
+    names: tuple[str, ...] = ()
+
+    def totals(self, box: bool) -> dict[str, float]:
+        """The four totals that papers mix: over points or pictures, all pairs pooled or the mean of categories."""
+        each = self.each_bbox if box else self.each_img
+        groups = {name: [i for i, n in enumerate(self.names) if n == name] for name in self.categories}
+        by_picture = [float(each[group].nanmean()) for group in groups.values()]
+        by_point = [scores[int(box)] for scores in self.categories.values()]
+        return {
+            "per point, all": self.bbox if box else self.img,
+            "per point, mean of categories": sum(by_point) / len(by_point),
+            "per picture, all": float(each.nanmean()),
+            "per picture, mean of categories": sum(by_picture) / len(by_picture),
+        }
 
 
 def score_spair(
@@ -137,7 +153,22 @@ def score_spair(
         chosen = [i for i, p in enumerate(pairs) if p.category == name]
         members, points = [pairs[i] for i in chosen], [predicted[i] for i in chosen]
         categories[name] = (_scores(members, points, alpha, False)[0], _scores(members, points, alpha, True)[0])
-    return SPairScore(img, bbox, each_img, each_bbox, categories)
+    return SPairScore(img, bbox, each_img, each_bbox, categories, tuple(p.category for p in pairs))
+
+
+def nearest_points(
+    pair: SPairPair, features_of: Callable[[Path], torch.Tensor], grid: int | None = None
+) -> torch.Tensor:
+    """(N, 2) target points x, y in [0, 1] of one pair by nearest features.
+
+    Args:
+        features_of: a picture's (C, h, w).
+        grid: positions to a side on which features are compared, resized bilinearly; None keeps their own.
+    """
+    maps = [features_of(file)[None].float() for file in (pair.source, pair.target)]
+    if grid is not None:
+        maps = [F.interpolate(m, (grid, grid), mode="bilinear", align_corners=False) for m in maps]
+    return find_correspondence(maps[0][0], maps[1][0], pair.query_points().to(maps[0])).points
 
 
 def _checked(pair: SPairPair, points: torch.Tensor) -> torch.Tensor:

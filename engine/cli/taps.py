@@ -1,16 +1,19 @@
-"""``vitrine taps rank``: which places of a model to tap, from a folder of pictures and their masks, if any."""
+"""``vitrine taps``: which places of a model to tap, from your pictures; how good places are, on SPair-71k."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
 from .options import Load
+
+if TYPE_CHECKING:
+    from ..activations.spair import SPairPair
 
 
 @dataclass(frozen=True)
@@ -84,4 +87,103 @@ class Rank:
         return torch.cat([to_pixels(open_picture(p), side) for p in files]), None
 
 
-COMMANDS: dict[str, type] = {"rank": Rank}
+@dataclass(frozen=True)
+class Spair:
+    """Score places on SPair-71k by nearest features, without training: PCK per point and per picture, both totals.
+
+    Each picture is tapped once, into the cache; the same command goes on where it was stopped.
+    """
+
+    folder: Positional[Path]
+    """SPair-71k as its authors ship it: PairAnnotation and JPEGImages."""
+    model: str = "portraits"
+    """Pipeline folder, hub id or file of a supported model."""
+    preset: str | None = None
+    """A published selection, such as Ours-v1.5."""
+    addresses: str | None = None
+    """Places or globs, separated by spaces, instead of the preset's."""
+    split: Literal["trn", "val", "test"] = "test"
+    """Which pairs."""
+    category: str | None = None
+    """One category only."""
+    pairs: int | None = None
+    """At most so many pairs of each category, the first ones."""
+    prompt: str = "a photo of a {category}"
+    """One for each category's pictures."""
+    size: int | None = None
+    """Side the pictures are squeezed to; None takes the model's own."""
+    timestep: float | None = None
+    """The network's own timestep; None takes the preset's, else 50."""
+    grid: int = 128
+    """Positions to a side on which features are compared."""
+    cache: Path | None = None
+    """Folder for the features; without it they are computed anew each time."""
+    memory: str = "2GB"
+    """Budget for features in memory."""
+    out: Path | None = None
+    """A JSON file for all figures."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        import tempfile
+
+        from ..activations.spair import read_spair
+        from ..files import write_json
+        from ..pipelines import CorrespondencePipeline
+        from ..pipelines.loading import load_pipeline
+
+        pairs = self._some(read_spair(self.folder, self.split, self.category))
+        pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
+        with tempfile.TemporaryDirectory(prefix="vitrine-spair-") as folder:
+            figures = self._measure(pipe, pairs, self.cache or Path(folder))
+        for name, totals in figures["totals"].items():
+            print(f"{name}: " + ", ".join(f"{how} {100 * value:.2f}" for how, value in totals.items()))
+        for name, (img, bbox) in figures["categories at 0.1, per point"].items():
+            print(f"  {name}: img {100 * img:.2f}, bbox {100 * bbox:.2f}")
+        if self.out is not None:
+            write_json(self.out, figures)
+            print(f"figures -> {self.out}")
+        return 0
+
+    def _some(self, pairs: list[SPairPair]) -> list[SPairPair]:
+        """The first pairs of each category."""
+        kept: list[SPairPair] = []
+        for name in sorted({p.category for p in pairs}):
+            kept += [p for p in pairs if p.category == name][: self.pairs]
+        return kept
+
+    def _measure(self, pipe: Any, pairs: list[SPairPair], cache: Path) -> dict[str, Any]:
+        from functools import lru_cache
+
+        from ..activations.correspondence import feature_maps
+        from ..activations.spair import nearest_points, score_spair
+        from ..progress import TqdmProgress
+
+        files = {_picture(file): (file, p.category) for p in pairs for file in (p.source, p.target)}
+        side = self.size or pipe.own_size()
+        asked: dict[str, Any] = {"size": side} | ({} if self.timestep is None else {"timestep": self.timestep})
+        places = None if self.addresses is None else self.addresses.split()
+        texts = {name: self.prompt.format(category=category) for name, (_, category) in files.items()}
+        taps = pipe.stream(
+            {name: file for name, (file, _) in files.items()}, cache, texts, places, self.preset,
+            memory=self.memory, callback=TqdmProgress("pictures"), **asked,
+        )  # fmt: skip
+        every = [a for part in taps.parts for a in part]
+
+        @lru_cache(maxsize=64)
+        def features_of(file: Path) -> Any:
+            return feature_maps(taps.read([_picture(file)], every))[0]
+
+        found = {p.name: nearest_points(p, features_of, self.grid) for p in pairs}
+        scores = {alpha: score_spair(pairs, lambda p: found[p.name], alpha) for alpha in (0.05, 0.1, 0.15)}
+        totals = {f"PCK@{a} {kind}": s.totals(kind == "bbox") for a, s in scores.items() for kind in ("img", "bbox")}
+        return {"pairs": len(pairs), "totals": totals, "categories at 0.1, per point": scores[0.1].categories}
+
+
+def _picture(file: Path) -> str:
+    """A picture's name in the cache; pictures of two categories may share a file name."""
+    return f"{file.parent.name}/{file.name}"
+
+
+COMMANDS: dict[str, type] = {"rank": Rank, "spair": Spair}

@@ -214,7 +214,7 @@ class TapPipeline(SharedPipeline):
     def _denoiser(self) -> Denoiser:
         return Denoiser.from_diffusers(self)
 
-    def _own_size(self) -> int:
+    def own_size(self) -> int:
         """Side in pixels of the square pictures that the network was trained on."""
         side = self.unet.config.sample_size
         return (side if isinstance(side, int) else max(side)) * self.vae_scale_factor
@@ -222,7 +222,7 @@ class TapPipeline(SharedPipeline):
     def _as_gdf(self, config: TapConfig, posterior: str | None) -> TapConfig:
         """The config with what the authors' code takes instead of the defaults here."""
         timestep = gdf_timestep(self.scheduler, config.timestep)
-        return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self._own_size())
+        return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self.own_size())
 
     def _inputs(
         self, image: Any, config: TapConfig, protocol: str = "vitrine", value_range: Sequence[float] | None = None
@@ -239,7 +239,7 @@ class TapPipeline(SharedPipeline):
         """Pixels (B, 3, H, W) in [-1, 1] of each entry; what float tensors mean is decided for all entries together."""
         meant, factor = value_range_of(pictures, value_range), self.vae_scale_factor * self._latent.patch
         if check_protocol(protocol):
-            return [gdf_pixels(entry, size or self._own_size(), factor, meant) for entry in pictures]
+            return [gdf_pixels(entry, size or self.own_size(), factor, meant) for entry in pictures]
         return [to_pixels(entry, size, factor, meant) for entry in pictures]
 
     def _latents(self, inputs: torch.Tensor, config: TapConfig, generator: Generators | None = None) -> torch.Tensor:
