@@ -148,8 +148,8 @@ class Family:
         condition: (diffusers pipeline, prompts, height, width) -> Condition, or None where a pipeline class of ours
             encodes prompts itself.
         weights: names of modules, diffusers -> ComfyUI, as fragments of a path (``*`` is any number). A fragment with
-            ``|n`` is the n-th block of rows of a fused weight, counted from its end where n is negative; with
-            ``|swap`` its two halves of rows are exchanged.
+            ``|n`` is the n-th block of rows of a fused weight, counted from its end where n is negative; ``|swap`` and
+            ``|swap pair`` exchange halves of rows, see :class:`~vitrine.engine.families.weights.Place`.
         strangeness: what keeps a backbone of these classes from being of the family (``what is given``, ``what to
             do``), None where nothing does.
     """

@@ -37,7 +37,7 @@ WEIGHTS = {
     "attn2.norm_k": "x_block.attn2.ln_k",
     "attn2.to_out.0": "x_block.attn2.proj",
     "norm1.linear": "x_block.adaLN_modulation.1",
-    "norm1_context.linear": "context_block.adaLN_modulation.1",
+    "norm1_context.linear": "context_block.adaLN_modulation.1|swap pair",  # the last block has no gates
     "ff.net.0.proj": "x_block.mlp.fc1",
     "ff.net.2": "x_block.mlp.fc2",
     "ff_context.net.0.proj": "context_block.mlp.fc1",

@@ -14,12 +14,17 @@ class Place(NamedTuple):
     Attributes:
         name: its dotted name there.
         part: n: it is the n-th block of rows of a fused one, negative ones count from its end; None for a whole one.
-        swapped: its two halves of rows are exchanged there.
+        swap: ``"swap"``: its two halves of rows are exchanged there; ``"swap pair"``: where its rows are a scale and a
+            shift alone, twice as many as its inputs.
     """
 
     name: str
     part: int | None = None
-    swapped: bool = False
+    swap: str = ""
+
+    def swapped(self, shape: tuple[int, int]) -> bool:
+        """Whether the halves of a weight of that shape (out, in) are exchanged."""
+        return self.swap == "swap" or self.swap == "swap pair" and shape[0] == 2 * shape[1]
 
     def rows(self, total: int, own: int) -> tuple[int, int]:
         """(start, length) of its ``own`` rows among ``total``."""
@@ -34,20 +39,20 @@ def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
     Args:
         weights: a family's table, :attr:`~vitrine.engine.families.Family.weights`.
     """
-    part, swapped = None, False
+    part, swap = None, ""
 
     def other(match: re.Match) -> str:
-        nonlocal part, swapped
+        nonlocal part, swap
         numbers = re.findall(r"(?<=\.)\d+(?=\.)", match[0])
         known = match[0] if match[0] in weights else re.sub(r"(?<=\.)\d+(?=\.)", "*", match[0])
         fragment, _, note = weights[known].partition("|")
-        swapped, part = swapped or note == "swap", int(note) if note not in ("", "swap") else part
+        swap, part = (note, part) if note.startswith("swap") else (swap, int(note) if note else part)
         for number in numbers if "*" in known else ():
             fragment = fragment.replace("*", number, 1)
         return fragment
 
     found = _pattern(tuple(weights)).sub(other, name) if weights else name
-    return Place(found, part, swapped)
+    return Place(found, part, swap)
 
 
 def diffusers_names(weights: Mapping[str, str], name: str) -> Iterator[tuple[str, Place]]:
@@ -101,7 +106,7 @@ def spellings(weights: Mapping[str, str], name: str, shape: tuple[int, int]) -> 
         shape: (out, in) of its weight.
     """
     places: dict[str, tuple[int, int] | None] = {name: None}
-    found = {ours: place for ours, place in diffusers_names(weights, name) if not place.swapped}
+    found = {ours: place for ours, place in diffusers_names(weights, name) if not place.swapped(shape)}
     parts = {place.part for place in found.values() if place.part is not None}
     ahead = sum(part >= 0 for part in parts) * shape[1]  # counted from the start: blocks as wide as the layer's input
     behind = (shape[0] - ahead) // max(1, sum(part < 0 for part in parts))

@@ -113,6 +113,7 @@ def lora_of(net, rank=2):
     """A random LoRA on every linear layer of the last block's attention and MLP, under diffusers' names."""
     g = torch.Generator().manual_seed(7)
     names = [n for n, m in net.named_modules() if isinstance(m, torch.nn.Linear) and ".1." in n]
+    names = [n for n in names if "norm1_context" not in n]  # SD3's last one has its halves exchanged: left to core
     block = sorted({n[: n.index(".1.") + 3] for n in names})[-1]
     layers = {}
     for name in (n for n in names if n.startswith(block)):
@@ -138,8 +139,9 @@ def written(layers, spelling):
 SPELLINGS = ("transformer.", "base_model.model.", "lora_unet_", "lora_transformer_", "lycoris_", "")
 
 
-def test_loras_of_every_spelling_change_both_networks_alike(comfy, loaded, tmp_path):
+def test_loras_of_every_spelling_change_both_networks_alike(loaded, tmp_path):
     """diffusers', PEFT's, Musubi's, OneTrainer's, SimpleTuner's and DiffSynth's names: core loads only some of them."""
+    import comfy.model_management
     from vitrine.nodes.comfy.lora import with_lora
 
     layers = lora_of(loaded.ours)
@@ -155,15 +157,15 @@ def test_loras_of_every_spelling_change_both_networks_alike(comfy, loaded, tmp_p
         found = read_lora(file)
         assert set(found) == set(layers), spelling
         assert all(torch.equal(found[n].up, layers[n].up) and found[n].alpha == 1.0 for n in layers)
-    patched = with_lora(loaded.model, found)
     run, network = twin(loaded.name).run, loaded.model.model.diffusion_model
-    with torch.no_grad():
-        plain = run(network, loaded.x, t, loaded.cond)
-        patched.patch_model()
-        try:
-            theirs = run(network, loaded.x, t, loaded.cond)
-        finally:
-            patched.unpatch_model()
+
+    def output(model):
+        with torch.inference_mode():
+            comfy.model_management.load_models_gpu([model])
+            return run(network, loaded.x, t, loaded.cond)
+
+    plain, theirs, again = (output(m) for m in (loaded.model, with_lora(loaded.model, found), loaded.model))
+    assert torch.equal(plain, again)
     assert (theirs - expected).abs().max() <= 5e-6 * expected.abs().max()
     assert (plain - expected).abs().max() > 1e-3 * expected.abs().max()
 

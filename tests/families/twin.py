@@ -45,7 +45,9 @@ def carried(weights, state):
     found, parts = {}, {}
     for name, value in state.items():
         place = comfyui_place(weights, name)
-        value = torch.cat(value.chunk(2)[::-1]) if place.swapped else value
+        weight = state.get(name.replace(".bias", ".weight"))
+        if weight is not None and weight.ndim == 2 and place.swapped(tuple(weight.shape)):
+            value = torch.cat(value.chunk(2)[::-1])
         if place.part is None:
             assert place.name not in found, f"two weights for {place.name}"
             found[place.name] = value
@@ -61,7 +63,6 @@ def comfyui_twin(name, ours):
     module = twin(name)
     theirs = module.comfyui({"operations": comfy.ops.disable_weight_init, "device": "cpu", "dtype": torch.float32})
     state = carried(family_of(ours).weights, ours.state_dict())
-    state = getattr(module, "converted", lambda s: s)(state)
     shapes = {k: v.shape for k, v in theirs.state_dict().items()}
     state = {k: v.reshape(shapes[k]) if k in shapes and v.numel() == shapes[k].numel() else v for k, v in state.items()}
     theirs.load_state_dict(state, strict=True)
