@@ -43,6 +43,16 @@ def test_lanes():
     assert "pytest --ignore=tests/comfy" in commands(jobs["engine"]) and "pytest tests/comfy" in commands(jobs["comfy"])
 
 
+def test_full_size_checkpoints_run_every_night():
+    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+    job = nightly["jobs"]["full-size"]
+    assert nightly[True]["schedule"] and job["strategy"]["matrix"]["family"] == ["sd15", "sdxl"]
+    assert "VITRINE_FULL_SIZE=${{ matrix.family }} pytest tests/full_size" in commands(job)
+    release = next(step["with"]["ref"] for step in job["steps"] if "ComfyUI" in str(step.get("with")))
+    project = (ROOT / "pyproject.toml").read_text()
+    assert release == "v" + re.search(r'requires-comfyui = ">=([\d.]+)"', project).group(1)
+
+
 def test_the_local_run_rounds_as_another_processor_too():
     second = next(line for line in (ROOT / ".ci" / "run").read_text().splitlines() if "-m rounding" in line)
     assert all(name in second for name in ("ATEN_CPU_CAPABILITY=", "MKL_CBWR=", "ONEDNN_MAX_CPU_ISA="))

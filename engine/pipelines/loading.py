@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import refuse
+from ..files import named
 
 if TYPE_CHECKING:
     import torch
@@ -99,17 +100,32 @@ def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:
 
 def _from_file(path: Path, kind: Any, config: LoadConfig) -> Any:
     """One file in the layout of Stable Diffusion's authors. Pickles are not read."""
-    from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
-
     if not path.is_file():
         raise refuse("model", str(path), ACCEPTED, "check the path")
-    stock: Any = StableDiffusionXLPipeline if kind is not None and "XL" in kind.__name__ else StableDiffusionPipeline
     where = {"config": config.config} if config.config else {}
+    stock = pipeline_of(path)
+    if kind is not None and ("XL" in kind.__name__) != ("XL" in stock.__name__):
+        shown = f"{path.name}, a file for {stock.__name__}"
+        raise refuse("model", shown, f"a file that {kind.__name__} fits", "it is for another model family")
     try:
         pipe = stock.from_single_file(str(path), torch_dtype=config.precision, **where)
     except (OSError, ValueError) as error:
         raise _unreadable(path.name, error) from error
     return pipe if kind is None else kind.from_pipe(pipe)
+
+
+def pipeline_of(path: Path) -> Any:
+    """The stock pipeline for a single file, by the names in it: SDXL's authors keep a second text encoder there.
+
+    Raises:
+        VitrineError: If it is no whole safetensors file.
+    """
+    from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+    from safetensors import safe_open
+
+    with named(path, "model", ACCEPTED, "check it"), safe_open(str(path), "pt") as file:
+        second = any(key.startswith("conditioner.embedders.1.") for key in file.keys())  # noqa: SIM118
+    return StableDiffusionXLPipeline if second else StableDiffusionPipeline
 
 
 def _unreadable(model: str, error: Exception) -> Exception:

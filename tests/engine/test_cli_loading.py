@@ -6,7 +6,9 @@ import pytest
 import torch
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines.loading import LoadConfig, load_backbone, load_pipeline
+from vitrine.engine.files import save_safetensors
+from vitrine.engine.pipelines import SegmentationPipeline, SegmentationXLPipeline
+from vitrine.engine.pipelines.loading import LoadConfig, load_backbone, load_pipeline, pipeline_of
 from vitrine.engine.portraits import load_portraits
 
 
@@ -44,6 +46,22 @@ def test_a_device_that_this_machine_lacks():
 def test_a_file_that_is_no_model(tmp_path):
     with pytest.raises(VitrineError, match=r"a \.safetensors file"):
         load_pipeline(str(tmp_path / "none.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("conditioner.embedders.1.model.logit_scale", "StableDiffusionXLPipeline"),
+        ("cond_stage_model.transformer.text_model.final_layer_norm.bias", "StableDiffusionPipeline"),
+    ],
+)
+def test_a_single_file_says_which_family_it_is(key, kind, tmp_path):
+    """Also where the caller does not: whole files of both are loaded in tests/full_size."""
+    path = save_safetensors(tmp_path / "model.safetensors", {key: torch.zeros(2)})
+    assert pipeline_of(path).__name__ == kind
+    other = SegmentationPipeline if "XL" in kind else SegmentationXLPipeline
+    with pytest.raises(VitrineError, match="another model family"):
+        load_pipeline(str(path), other)
 
 
 def test_flags_have_no_prefix(tmp_path, capsys):

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from vitrine_tests.comfy.conftest import beside, comfy  # noqa: F401  fixtures
 
 HERE = Path(__file__).parent
@@ -72,22 +73,31 @@ def held():
 
 
 @pytest.fixture
-def half_stored(comfy, monkeypatch):  # noqa: F811
-    """ComfyUI with weights in float16 as they are stored, computing in float32: what ``--fp16-unet`` does on a CPU."""
+def precision(comfy, monkeypatch):  # noqa: F811
+    """family -> how ComfyUI keeps its UNet from here on; it computes in float32.
+
+    SD1.5 in float32, what ComfyUI does on a CPU; SDXL in float16, as it does with ``--fp16-unet`` there and on a GPU.
+    """
     from comfy.cli_args import args
 
-    monkeypatch.setattr(args, "fp16_unet", True)
-    return comfy
+    def keep(family):
+        monkeypatch.setattr(args, "fp16_unet", family == "sdxl")
+        return torch.float16 if family == "sdxl" else torch.float32
+
+    return keep
 
 
 @pytest.fixture
-def scene(half_stored, held, tmp_path_factory):
+def scene(comfy, precision, held, tmp_path_factory):  # noqa: F811
     """family -> its checkpoint in ComfyUI, and what the nodes' cases share."""
     from vitrine_tests.full_size.scene import Scene
 
-    return lambda family: held.get(
-        ("ComfyUI", family), lambda: Scene(half_stored, family, tmp_path_factory.mktemp(family), SIDE)
-    )
+    def get(family):
+        precision(family)
+        folder = tmp_path_factory.getbasetemp() / f"scene-{family}"
+        return held.get(("ComfyUI", family), lambda: Scene(comfy, family, folder, SIDE))
+
+    return get
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ networks say which tensors a checkpoint has and its folder has CLIP's vocabulary
 none (`test_checkpoint.py`); taps of the published selections are equal in both to 0.001 (`test_doors.py`).
 
 Seconds and peak memory of the process (mapped files included) of each run: few steps, pictures of 96 px (`$VITRINE_FULL_SIZE_SIDE` for others),
-one CPU thread on a busy machine. ComfyUI keeps weights in float16 and computes in float32 (`--fp16-unet`); diffusers has SD1.5 in float32, SDXL's
-UNet in float16 with `enable_layerwise_casting`. A node's seconds include what it needs of nodes that had not run before.
+one CPU thread on a busy machine. SD1.5's UNet is kept in float32, as ComfyUI does on a CPU, SDXL's in float16 and computed in
+float32 (ComfyUI's `--fp16-unet`, diffusers' `enable_layerwise_casting`). A node's seconds include what it needs of nodes that had not run before.
 """
 
 

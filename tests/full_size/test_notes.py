@@ -43,7 +43,7 @@ def made_small(graph, family):
 class Owned:
     """What a user has of a checkpoint: files that the nodes wrote, LoRAs, pictures with painted masks."""
 
-    def __init__(self, scene, comfy, folder, family):
+    def __init__(self, scene, folder, family):
         import folder_paths
 
         s, name = scene(family), f"full-{family}"
@@ -79,13 +79,13 @@ def painted(folder, side):
 
 
 @pytest.fixture
-def owned(scene, half_stored, held, tmp_path_factory):
+def owned(scene, held, tmp_path_factory):
     """family -> names of what a user has; the checkpoint itself is let go of."""
     kept = held.__dict__.setdefault("owned", {})
 
     def get(family):
         if family not in kept:
-            kept[family] = Owned(scene, half_stored, tmp_path_factory.mktemp("owned"), family).names
+            kept[family] = Owned(scene, tmp_path_factory.mktemp("owned"), family).names
         held.release()
         return kept[family]
 
@@ -93,12 +93,13 @@ def owned(scene, half_stored, held, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("workflow", "family"), [(w, f) for w in WORKFLOWS for f in families_of(w) if f in families()])
-def test_the_note_can_be_followed(workflow, family, owned, half_stored):
+def test_the_note_can_be_followed(workflow, family, owned, comfy, precision):
     following = Following.start(workflow, family, owned(family))
     following.follow(note(workflow))
     made_small(following.graph, family)
+    precision(family)
     with measuring("note", workflow, family):
-        history, error = half_stored.run(following.graph)
+        history, error = comfy.run(following.graph)
     assert error is None, error
     shown = [i for i, node in following.graph.items() if node["class_type"] == "PreviewImage"]
     assert shown and all(history["outputs"][i]["images"] for i in shown)
