@@ -19,11 +19,16 @@ measured: dict[str, list[float]] = {}
 
 @contextmanager
 def measuring(door: str, name: str, family: str) -> Iterator[None]:
-    """Keep what the block took: seconds, and MiB of the process at its peak, mapped files included."""
+    """Keep what the block took: seconds, and MiB of the process at its peak, mapped files included.
+
+    Written at once when the docs are written: a run of an hour may be stopped.
+    """
     restart_peak("cpu")
     start = time.perf_counter()
     yield
     measured[f"{door} | {name} | {family}"] = [round(time.perf_counter() - start, 1), round(peak("cpu"))]
+    if WRITE:
+        write()
 
 
 def known() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vitrine_tests.full_size.scene import STUDENT
 
 WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/*.json"))
 FEW = {
-    "steps": 2, "batch_size": 1, "seeds": 2, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1, "rank": 2,
+    "steps": 2, "batch_size": 1, "seeds": 4, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1, "rank": 2,
     "most": 2, "seed": 0,
 }  # fmt: skip
 """Numbers of which fewer cost less time."""
@@ -78,6 +78,15 @@ def painted(folder, side):
     return names
 
 
+@pytest.fixture(scope="module")
+def batches(comfy):
+    """Core's *Batch Images* and *Batch Masks*."""
+    from vitrine_tests.full_size.material import COMFYUI
+
+    core = str(COMFYUI / "comfy_extras" / "nodes_post_processing.py")
+    assert comfy.loop.run_until_complete(comfy.nodes.load_custom_node(core, module_parent="comfy_extras"))
+
+
 @pytest.fixture
 def owned(scene, held, tmp_path_factory):
     """family -> names of what a user has; the checkpoint itself is let go of."""
@@ -93,13 +102,13 @@ def owned(scene, held, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("workflow", "family"), [(w, f) for w in WORKFLOWS for f in families_of(w) if f in families()])
-def test_the_note_can_be_followed(workflow, family, owned, comfy, precision):
+def test_the_note_can_be_followed(workflow, family, owned, comfy, precision, batches):
     following = Following.start(workflow, family, owned(family))
     following.follow(note(workflow))
     made_small(following.graph, family)
     precision(family)
     with measuring("note", workflow, family):
         history, error = comfy.run(following.graph)
-    assert error is None, error
+        assert error is None, error
     shown = [i for i, node in following.graph.items() if node["class_type"] == "PreviewImage"]
     assert shown and all(history["outputs"][i]["images"] for i in shown)
