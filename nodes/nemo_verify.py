@@ -45,7 +45,7 @@ class NEMOVerify(io.ComfyNode):
             ],
             outputs=[
                 io.String.Output(display_name="report", tooltip="Scores and what they mean, in words."),
-                io.Boolean.Output(display_name="cured", tooltip="True if other seeds no longer agree."),
+                io.Boolean.Output(display_name="seeds differ", tooltip="True if other seeds no longer agree."),
                 io.Conditioning.Output(
                     display_name="adversarial", tooltip="Sample the blocked model with it and look (the prompt without "
                     "a reference).",
@@ -79,8 +79,8 @@ class NEMOVerify(io.ComfyNode):
         if verdict.embedding is not None and verdict.embedding.text is not None:
             adversarial = [[verdict.embedding.text.cpu(), positive[0][1]]]
         text = verdict.text()
-        cured = verdict.untouched.memorized and not verdict.blocked.memorized
-        return io.NodeOutput(text, cured, adversarial, ui=ui.PreviewText(text))
+        differ = verdict.untouched.memorized and not verdict.blocked.memorized
+        return io.NodeOutput(text, differ, adversarial, ui=ui.PreviewText(text))
 
 
 NODES = [NEMOVerify]

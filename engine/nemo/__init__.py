@@ -2,6 +2,7 @@
 
 from .block import BlockConfig, bake, block
 from .config import PAPER_TAU, ProbeConfig, SearchConfig
+from .copies import Copies, picture_distance
 from .find import Result, find_neurons, make_probe, score_prompts
 from .neurons import NeuronSet, fingerprint_of
 from .score import Score, threshold
@@ -10,9 +11,9 @@ from .statistics import NeuronStatistics, RunningStatistics, gather
 from .verify import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 
 __all__ = [
-    "PAPER_TAU", "AttackConfig", "BlockConfig", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
+    "PAPER_TAU", "AttackConfig", "BlockConfig", "Copies", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
     "RunningStatistics", "Score",
     "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "find_neurons",
-    "fingerprint_of", "gather", "make_probe", "score_prompts", "threshold", "value_activations", "value_sites",
-    "verify",
+    "fingerprint_of", "gather", "make_probe", "picture_distance", "score_prompts", "threshold", "value_activations",
+    "value_sites", "verify",
 ]  # fmt: skip

@@ -45,14 +45,15 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """``not memorized``, ``cured``, ``reduced`` or ``failed``.
+        """``not memorized``, ``changed``, ``reduced`` or ``failed``, of the one-step predictions.
 
-        ``cured`` only if tau was reached *and* seeds no longer agree; a changed prediction alone is ``reduced``.
+        ``changed`` only if the search reached its stop *and* seeds no longer agree; either alone is ``reduced``.
+        Whether pictures are still copied is another question, for :class:`~vitrine.engine.nemo.copies.Copies`.
         """
         if self.search is None or self.after is None:
             return "not memorized"
         if not self.search.exhausted and not self.after.memorized:
-            return "cured"
+            return "changed"
         return "reduced" if self.after.value < self.before.value and self.search.score < 0.99 else "failed"
 
     def to_dict(self) -> dict[str, Any]:

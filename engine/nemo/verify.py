@@ -81,9 +81,9 @@ class Verification:
         if not self.untouched.memorized:
             lines.append("this prompt is not memorized on these seeds: nothing to verify")
         elif self.blocked.memorized:
-            lines.append("NOT cured: other seeds still agree; search with a lower tau, a higher share or a wider scope")
+            lines.append("NOT enough: other seeds still agree; search with a lower tau, higher share or wider scope")
         else:
-            lines.append("cured for this prompt")
+            lines.append("other seeds no longer agree: sample pictures to see whether any is still a copy")
         if self.attacked is not None:
             fate = "comes back" if self.attacked.memorized else "does not come back"
             lines.append(f"under an optimised embedding the picture {fate} ({self.attacked.value:.3f})")

@@ -4,7 +4,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..fingerprint import fingerprint_of, short
 from ..forward_clock import Timesteps
 from ..nemo import (
     BlockConfig,
+    Copies,
     NeuronSet,
     NeuronStatistics,
     ProbeConfig,
@@ -31,6 +32,7 @@ from ..nemo import (
     block,
     find_neurons,
     make_probe,
+    picture_distance,
     score_prompts,
     threshold,
     value_activations,
@@ -38,6 +40,7 @@ from ..nemo import (
     verify,
 )
 from ..nemo.block import RunningForward
+from ..noise import generators
 from ..progress import Progress, silent
 from .conventions import refuse_unknown
 from .shared import SharedPipeline
@@ -201,6 +204,36 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
                     reference = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
             config = VerifyConfig(tau, seed)
             return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
+
+    def copies(
+        self, prompt: str, neurons: NeuronSet, picture: Any, ordinary: Sequence[str],
+        seeds: Sequence[int] = range(1000, 1010), **sampling: Any,
+    ) -> Copies:  # fmt: skip
+        """Sample the prompt with and without the neurons, and judge each sample by its distance to the picture.
+
+        Args:
+            picture: the memorized one: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
+            ordinary: captions that have nothing to do with it; their samples say which distance is usual.
+            seeds: of the samples; take none that the search has seen.
+            sampling: as in a call: num_inference_steps, guidance_scale, height, width ...
+
+        Raises:
+            VitrineError: If there are no ordinary captions, the picture is not as large as the samples, or as a call.
+        """
+        if not seeds or not ordinary:
+            raise refuse(
+                "seeds, ordinary", (len(seeds), len(ordinary)), "one at least of both", "ten of each are usual"
+            )
+        wanted = (to_pixels(picture, None, self.vae_scale_factor) + 1) / 2
+
+        def distances(prompts: Sequence[str], own: Sequence[int], blocked: NeuronSet | None = None) -> torch.Tensor:
+            rows = zip(prompts, generators(own), strict=True)
+            pictures = [self(p, generator=g, neurons=blocked, output_type="pt", **sampling).images for p, g in rows]
+            return picture_distance(torch.cat(pictures).cpu(), wanted)
+
+        same = [prompt] * len(seeds)
+        usual = distances(ordinary, range(len(ordinary)))
+        return Copies(distances(same, seeds), distances(same, seeds, neurons), usual)
 
     def _shape(self) -> tuple[int, int, int]:
         side = self.unet.config.sample_size

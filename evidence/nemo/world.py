@@ -93,9 +93,11 @@ class World:
         with torch.no_grad():
             return [Condition(row[None]) for row in self.model.encode(list(prompts))]
 
-    def find(self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent) -> list[Result]:
-        """Search all prompts in lockstep."""
-        config = SearchConfig(tau=self.tau, share=SHARE, mode=mode, rows=ROWS)
+    def find(
+        self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE
+    ) -> list[Result]:
+        """Search all prompts in lockstep; ``share`` None stops as published."""
+        config = SearchConfig(tau=self.tau, share=share, mode=mode, rows=ROWS)
         probe = make_probe(self.denoiser, config=SEARCH, rows=config.rows)
         return find_neurons(probe, prompts, self.conditions(prompts), self.statistics, SHAPE, config, progress)
 

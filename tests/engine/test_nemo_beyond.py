@@ -191,7 +191,7 @@ def test_verification_says_in_words_what_it_found():
     probe, cond = make_probe(of(net), config=probe_config), Condition(texts())
     neurons = NeuronSet({s.address: (0, 1, 2) for s in probe.sites}, fingerprint_of(net))
     plain = verify(probe, cond, neurons, SHAPE, VerifyConfig(0.001))
-    assert plain.untouched.memorized and "NOT cured" in plain.text() and "does not erase" in plain.text()
+    assert plain.untouched.memorized and "NOT enough" in plain.text() and "does not erase" in plain.text()
     assert "not tried" in plain.text() and probe.config.seed == 1
     config = VerifyConfig(0.999, attack=AttackConfig(2))
     attacked = verify(probe, cond, neurons, SHAPE, config, reference=torch.randn(1, *SHAPE))
@@ -223,7 +223,7 @@ def test_other_families_are_searched_and_blocked(make):
     score = score_prompts(probe, conds[:1], SHAPE, 1.0)[0][0].value
     search = SearchConfig(tau=score * 0.5, tau_search=0.999999)
     (result,) = find_neurons(probe, ["p"], conds[:1], statistics, SHAPE, search)
-    assert result.search is not None and result.verdict in ("cured", "reduced", "failed")
+    assert result.search is not None and result.verdict in ("changed", "reduced", "failed")
     neurons = NeuronSet({s.address: range(8) for s in probe.sites}, fingerprint_of(net))
     with torch.no_grad():
         before = denoiser.forward(x, 500, conds[0])

@@ -11,6 +11,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import edit
 from vitrine.engine.nemo import (
+    Copies,
     NeuronSet,
     NeuronStatistics,
     ProbeConfig,
@@ -19,6 +20,7 @@ from vitrine.engine.nemo import (
     block,
     find_neurons,
     make_probe,
+    picture_distance,
     score_prompts,
     value_activations,
     value_sites,
@@ -157,3 +159,24 @@ def test_an_edit_that_no_forward_reaches_is_refused(unet, text):
 
 def test_replacing_settings_keeps_the_rest():
     assert replace(SearchConfig(tau=0.5), mode="parity").stop == 0.5
+
+
+def test_cured_is_a_word_for_pictures_alone():
+    """By the median of ten samples a caption passed as cured of which two were still copied."""
+    ordinary = torch.full((5,), 0.3)
+    near, far = torch.full((10,), 0.03), torch.full((10,), 0.25)
+    two_left = torch.cat([near[:2], far[2:]])
+    assert Copies(near, far, ordinary).verdict == "cured"
+    assert Copies(near, two_left, ordinary).verdict == "reduced" and Copies(near, two_left, ordinary).copied == (10, 2)
+    assert Copies(near, near, ordinary).verdict == "failed"
+    assert Copies(far, far, ordinary).verdict == "nothing to cure"
+    assert "10 of 10 samples are copies before, 2 after" in Copies(near, two_left, ordinary).text()
+
+
+def test_distance_of_pictures_is_theirs_at_64_pixels():
+    black, white = torch.zeros(1, 3, 128, 128), torch.ones(2, 3, 128, 128)
+    assert picture_distance(white, black).tolist() == [1.0, 1.0]
+    fine = (torch.arange(128) % 2).float().expand(1, 3, 128, 128)
+    assert float(picture_distance(fine, black + 0.5)) == 0.0, "detail below the compared size counts nothing"
+    with pytest.raises(VitrineError, match="size"):
+        picture_distance(white, black[..., :64])

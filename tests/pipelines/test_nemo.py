@@ -3,9 +3,10 @@
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, fingerprint_of
+from vitrine.engine.fingerprint import width_of
+from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import NEMOPipeline
-from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
+from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 
 pytestmark = pytest.mark.rounding
 PLACE = "down-level1-repeat0-vit-block0-cross-v"
@@ -74,3 +75,19 @@ def test_statistics_of_another_model_are_refused(pipe):
         pipe.conditions([])
     with pytest.raises(VitrineError, match="this model"):
         latents(pipe, neurons=NeuronSet({PLACE: (1,)}, "feedfeedfeedfeed"))
+
+
+def test_samples_say_whether_copies_are_gone(pipe):
+    """A planted caption copies its picture; with all its value neurons blocked it does not."""
+    plant, settings = plants()[2], {"num_inference_steps": 10, "guidance_scale": 2.0}
+    picture = render(plant.scenes).images[:1]
+    everything = NeuronSet(
+        {s.address: tuple(range(width_of(pipe.unet, s))) for s in value_sites(pipe.unet, "down+mid")}
+    )
+    ordinary = caption(sample_scenes(range(3)))
+    copies = pipe.copies(plant.captions[0], everything, picture, ordinary, seeds=[2001, 2002], **settings)
+    assert copies.verdict == "cured" and copies.copied == (2, 0), copies.text()
+    unharmed = pipe.copies(ordinary[0], everything, picture, ordinary, seeds=[2001], **settings)
+    assert unharmed.verdict == "nothing to cure"
+    with pytest.raises(VitrineError, match="ordinary"):
+        pipe.copies(plant.captions[0], everything, picture, [])
