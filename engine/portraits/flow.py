@@ -8,6 +8,7 @@ would read it is zero and stays zero, so that text enters by joint attention alo
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,7 +20,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..files import write_folder
 from .captions import MAX_TOKENS, write_tokenizer_files
-from .models import WEIGHTS, build_models, load_portraits, name_as_every_transformers
+from .models import WEIGHTS, Portraits, build_models, load_portraits, name_as_every_transformers
 from .render import render
 from .scenes import Scenes
 
@@ -192,6 +193,13 @@ def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
         scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(root / "scheduler"),
         folder=root,
     )
+
+
+def load_either(folder: str | Path | None = None) -> Portraits | FlowPortraits:
+    """The model in a folder by the pipeline that its model_index.json names; None is the shipped 64 px model."""
+    index = Path(folder or WEIGHTS) / "model_index.json"
+    flow = index.is_file() and json.loads(index.read_text())["_class_name"] == "FluxPipeline"
+    return load_flow_portraits(folder) if flow else load_portraits(folder)
 
 
 def save_flow_portraits(model: FlowPortraits, folder: str | Path) -> None:

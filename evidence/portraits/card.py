@@ -10,8 +10,8 @@ import torch
 
 from ...engine.files import write_text, write_whole
 from ...engine.portraits.captions import caption
-from ...engine.portraits.flow import FlowPortraits, load_flow_portraits
-from ...engine.portraits.models import WEIGHTS, Portraits, load_portraits
+from ...engine.portraits.flow import FlowPortraits, load_either
+from ...engine.portraits.models import WEIGHTS, Portraits
 from ...engine.portraits.scenes import sample_scenes
 from ...engine.progress import Progress, silent
 from .quality import Copy, Quality, attribute_table, measure_copies, measure_quality
@@ -66,8 +66,8 @@ def write_card(
     Takes some minutes on two CPU cores; the flow model a quarter of an hour.
     """
     root = Path(folder) if folder else WEIGHTS
-    flow = json.loads((root / "model_index.json").read_text())["_class_name"] == "FluxPipeline"
-    model: Portraits | FlowPortraits = load_flow_portraits(root) if flow else load_portraits(root)
+    model = load_either(root)
+    flow = isinstance(model, FlowPortraits)
     for part in _parts(model):
         getattr(model, part).to(device)
     record = json.loads((root / "training.json").read_text())

@@ -20,12 +20,12 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
     ``quick`` takes 96 samples and 1024 held-out renders, and asks whether the upper ends of the intervals reach the
     target.
     """
-    from ...engine.portraits.models import load_portraits
+    from ...engine.portraits.flow import load_either
     from .quality import measure_quality
     from .readout import load_readout
 
     counts = {"samples": 96, "renders": 1024} if quick else {}
-    q = measure_quality(load_portraits(model), load_readout(), **counts, progress=progress)
+    q = measure_quality(load_either(model), load_readout(), **counts, progress=progress)
     spread = q.mean_accuracy - q.interval[0]
     slack = (spread, _slack(0.90, q.samples), _slack(0.99, q.renders)) if quick else (0.0, 0.0, 0.0)
     measured = (q.mean_accuracy, q.worst[1], min(q.readout_accuracy.values()))
@@ -64,10 +64,10 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
 
     ``quick`` takes 3 seeds instead of 10.
     """
-    from ...engine.portraits.models import load_portraits
+    from ...engine.portraits.flow import load_either
     from .quality import measure_copies
 
-    copies = measure_copies(load_portraits(model), seeds=3 if quick else 10, progress=progress)
+    copies = measure_copies(load_either(model), seeds=3 if quick else 10, progress=progress)
     copied = sum(c.copied for c in copies)
     controls = sum(c.control_copied for c in copies)
     distances = {c.name: [round(v, 4) for v in (c.to_plant, c.to_neighbour, c.control_to_plant)] for c in copies}

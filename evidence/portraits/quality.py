@@ -74,14 +74,19 @@ def _mean(accuracy: dict[str, float]) -> float:
 
 def look(net: Readout, images: torch.Tensor) -> Reading:
     """Read pictures of 64 px or a multiple of it, which are averaged down to 64 px first."""
+    return read(net, _at_64(images))
+
+
+def _at_64(images: torch.Tensor) -> torch.Tensor:
     factor = images.shape[-1] // 64
-    return read(net, nn.functional.avg_pool2d(images, factor) if factor > 1 else images)
+    return nn.functional.avg_pool2d(images, factor) if factor > 1 else images
 
 
 def readout_accuracy(model: Model, net: Readout, count: int = 4096) -> dict[str, float]:
     """Accuracy of the readout network on ``count`` of the model's kind of pictures that neither was trained on."""
     scenes = sample_scenes(range(_HELD_OUT, _HELD_OUT + count))
-    return attribute_accuracy(look(net, model.draw(scenes)), scenes)
+    drawn = [_at_64(model.draw(scenes[i : i + 256])) for i in range(0, count, 256)]
+    return attribute_accuracy(read(net, torch.cat(drawn)), scenes)
 
 
 def measure_quality(
