@@ -9,39 +9,48 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.emd import (
-    PRESETS,
+    ONE_STEP,
+    STUDENTS,
+    Base,
     CorrectConfig,
     EStepConfig,
+    FirstSteps,
     Networks,
     StudentContract,
+    StudentSampling,
     check_network,
+    check_student,
     correct,
+    detect,
+    few_steps,
     one_step,
 )
 from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
+from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
-from .comfy.emd import bases, distil
+from .comfy.emd import bases, distil, refuse_told_guidance, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
 from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of
 from .comfy.progress import progress
 
 CATEGORY = "Vitrine/emd"
 _AUTO, _MANUAL = "auto", "manual"
+_SEVERAL = {name: s for name, s in STUDENTS.items() if len(s.timesteps) > 1}
 _SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
 
 
-def _contract_inputs() -> list[Any]:
-    """Which student, and how it is run; the same on both nodes."""
+def _contract_inputs(several: bool) -> list[Any]:
+    """Which student, and how it is run; the same on both nodes, but for students of several steps."""
     return [
         io.Combo.Input(
             "student", options=student_files(), default=NO_STUDENT,
             tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
         ),
         io.Combo.Input(
-            "contract", options=[_AUTO, *PRESETS, _MANUAL], default=_AUTO,
-            tooltip="auto reads the student file's header; a preset knows a published student; manual takes the two "
-            "values below.",
+            "contract", options=[_AUTO, *ONE_STEP, *(_SEVERAL if several else ()), _MANUAL], default=_AUTO,
+            tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
+            "student; manual takes the two values below.",
         ),
         io.Float.Input(
             "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
@@ -61,8 +70,17 @@ def _contract(choice: str, student: str, timestep: float, noise: str) -> Student
     elif choice == _MANUAL:
         contract = StudentContract(timestep=timestep, noise=noise)
     else:
-        contract = PRESETS[choice]
-    return replace(contract, prediction="model")  # ComfyUI's own sampling class turns every prediction into x0
+        contract = ONE_STEP[choice]
+    # ComfyUI's own sampling class turns every prediction into x0; what is not the base's is told to it
+    return contract if contract.prediction == "x0" else replace(contract, prediction="model")
+
+
+def _sampling(choice: str, student: str) -> StudentSampling | None:
+    """The student of several steps that is chosen, or that the file's name tells."""
+    found = detect(student) if choice == _AUTO and student != NO_STUDENT else None
+    if found is not None and found.name in _SEVERAL:
+        return found.sampling
+    return _SEVERAL.get(choice)
 
 
 class EMDOneStepGenerator(io.ComfyNode):
@@ -76,14 +94,29 @@ class EMDOneStepGenerator(io.ComfyNode):
             display_name="EMD One-Step Generator",
             category=CATEGORY,
             description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
-            "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM).",
+            "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
+            "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
             search_aliases=["one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "SiD"],
             inputs=[
                 io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt."),
                 io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
                 io.Int.Input("seed", **_SEED, tooltip="Seed of the first picture; picture i has seed + i."),
-                *_contract_inputs(),
+                *_contract_inputs(True),
+                io.Model.Input(
+                    "base",
+                    optional=True,
+                    tooltip="The model a student of several steps was distilled from: it takes the first step, which "
+                    "gives the pictures of one prompt their variety back.",
+                ),
+                io.Int.Input(
+                    "base_steps",
+                    default=1,
+                    min=1,
+                    max=50,
+                    optional=True,
+                    tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
+                ),
             ],
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
@@ -94,16 +127,30 @@ class EMDOneStepGenerator(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, positive: list, latent: dict, seed: int, student: str, contract: str, timestep: float,
-        noise: str,
+        noise: str, base: Any = None, base_steps: int = 1,
     ) -> io.NodeOutput:  # fmt: skip
-        """``one_step`` on seeded noise."""
-        student_contract = _contract(contract, student, timestep, noise)
-        check_network(student_contract, backbone_of(model))
-        runner = with_student(model, student)
+        """``one_step`` or ``few_steps`` on seeded noise."""
+        several = _sampling(contract, student)
+        student_contract = StudentContract() if several else _contract(contract, student, timestep, noise)
+        if several is None:
+            check_network(student_contract, backbone_of(model))
+            if base is not None:
+                taken = "a student of one step"
+                raise refuse("base", f"connected to {taken}", "a student of several steps", "disconnect it")
+        else:
+            check_student(several, backbone_of(model))
+            refuse_told_guidance(several)
+        runner = with_prediction(with_student(model, student), student_contract.prediction)
         blank = blank_latents(runner, latent)
-        z = seeded_noise([seed + i for i in range(len(blank))], tuple(blank.shape[1:])).to(blank.device)
-        generator = loading_denoiser_of(runner)
-        x0 = one_step(generator, z, condition_of(runner, positive, blank), student_contract)
+        seeds = [seed + i for i in range(len(blank))]
+        z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
+        generator, cond = loading_denoiser_of(runner), condition_of(runner, positive, blank)
+        if several is None:
+            x0 = one_step(generator, z, cond, replace(student_contract, prediction="model"))
+        else:
+            first = FirstSteps(steps=0 if base_steps == 1 else base_steps)
+            begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
+            x0 = few_steps(generator, z, cond, several, seeds, begins, progress())
         return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()})
 
 
@@ -139,14 +186,14 @@ class EMDMCMCCorrect(io.ComfyNode):
                     "step_size", default=0.16, min=0.001, max=1.0, step=0.01,
                     tooltip="Step size of the chain, 0.16 by default; 1 forgets the last point at each step.",
                 ),
-                *_contract_inputs(),
+                *_contract_inputs(False),
                 io.Float.Input(
-                    "guidance", default=0.0, min=0.0, max=30.0, step=0.5,
+                    "guidance", default=0.0, min=0.0, max=30.0, step=0.5, optional=True,
                     tooltip="Guidance of the teacher; 0 takes that of the student's training, which its contract "
                     "names.",
                 ),
                 io.Float.Input(
-                    "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001,
+                    "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001, optional=True,
                     tooltip="Step size of z, 0.01 for example: the chain then moves the generator's input as well. 0 "
                     "keeps it.",
                 ),
@@ -168,7 +215,8 @@ class EMDMCMCCorrect(io.ComfyNode):
         config = CorrectConfig(steps, chain_timestep, step_size, z_step_size, guidance)
         student_contract = _contract(contract, student, timestep, noise)
         check_network(student_contract, backbone_of(model))
-        runner = with_student(model, student)
+        runner = with_prediction(with_student(model, student), student_contract.prediction)
+        student_contract = replace(student_contract, prediction="model")
         start = z["samples"].to(runner.load_device).float()
         cond = condition_of(runner, positive, start)
         null = None if empty is None else condition_of(runner, empty, start)

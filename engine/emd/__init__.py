@@ -3,11 +3,16 @@
 from .chain import ChainEnd, Gap, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import PRESETS, StudentContract, check_base, check_names, check_network, read_student
+from .few_steps import Base, FirstSteps, few_steps
 from .losses import calibrate_gz, m_step_loss, score_gap, score_loss
 from .onestep import CorrectConfig, Networks, RepairWarning, correct, noise_scale, one_step, repair_guidance
+from .students import ONE_STEP, STUDENTS, StudentSampling, check_student, detect, known
+from .variety import mean_distance, noisy_text, vendi_score
 
 __all__ = [
-    "PRESETS", "ChainEnd", "CorrectConfig", "EStepConfig", "Gap", "Joint", "Networks", "NoiseLevels",
-    "RepairWarning", "StudentContract", "calibrate_gz", "check_base", "check_names", "check_network", "correct",
-    "e_step", "m_step_loss", "noise_scale", "one_step", "read_student", "repair_guidance", "score_gap", "score_loss",
+    "ONE_STEP", "PRESETS", "STUDENTS", "Base", "ChainEnd", "CorrectConfig", "EStepConfig", "FirstSteps", "Gap",
+    "Joint", "Networks", "NoiseLevels", "RepairWarning", "StudentContract", "StudentSampling", "calibrate_gz",
+    "check_base", "check_names", "check_network", "check_student", "correct", "detect", "e_step", "few_steps",
+    "known", "m_step_loss", "mean_distance", "noise_scale", "noisy_text", "one_step", "read_student",
+    "repair_guidance", "score_gap", "score_loss", "vendi_score",
 ]  # fmt: skip

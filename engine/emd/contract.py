@@ -106,13 +106,15 @@ PRESETS: dict[str, StudentContract] = {
 
 
 def read_student(
-    path: str | Path, contract: StudentContract | None = None, any_names: bool = False
-) -> tuple[StudentContract, dict[str, torch.Tensor]]:
+    path: str | Path, contract: StudentContract | None = None, any_names: bool = False,
+    otherwise: StudentContract | None = None,
+) -> tuple[StudentContract, dict[str, torch.Tensor]]:  # fmt: skip
     """Contract and tensors of a student file.
 
     Args:
         contract: instead of the header's, for students of others, which have none.
         any_names: also take LoRA names that diffusers reads and ComfyUI does not.
+        otherwise: where there is no header.
 
     Raises:
         VitrineError: The file is no safetensors file, has names that ComfyUI would ignore, or has no contract.
@@ -125,6 +127,8 @@ def read_student(
         if not any_names:
             check_names(tensors, path.name)
         check_tensors(tensors)
+        if contract is None and otherwise is not None and KEY not in (metadata or {}):
+            contract = otherwise
         return contract or StudentContract.from_metadata(metadata, path.name), tensors
 
 

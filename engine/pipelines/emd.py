@@ -15,17 +15,25 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from ..denoiser import Denoiser
 from ..emd import (
-    PRESETS,
+    ONE_STEP,
+    Base,
     CorrectConfig,
+    FirstSteps,
     Networks,
     StudentContract,
+    StudentSampling,
     check_base,
     check_network,
+    check_student,
     correct,
+    few_steps,
+    known,
     one_step,
     read_student,
 )
+from ..emd.students import one_step_of
 from ..errors import refuse
+from ..noise import seeded_noise
 from ..progress import Progress, silent
 from .conventions import Generators, noise_sources
 from .encoding import empty_prompt, encoded
@@ -55,17 +63,18 @@ class _OneStep(SharedPipeline):
 
         Args:
             base: name of this model; a student of another one is refused.
-            preset: a published student's name in :data:`vitrine.engine.emd.PRESETS`, for files without a contract.
+            preset: a published student's name in :data:`vitrine.engine.emd.ONE_STEP`, for files without a contract
+                whose name does not tell.
             contract: the same, written out.
 
         Raises:
             VitrineError: The file has no contract and none was given, or it is a student of another base or
                 architecture.
         """
-        if preset is not None and preset not in PRESETS:
-            raise refuse("preset", preset, sorted(PRESETS), "or pass contract=StudentContract(...)")
-        chosen = contract or (PRESETS[preset] if preset is not None else None)
-        contract, tensors = read_student(path, chosen, any_names=True)
+        if preset is not None and preset not in ONE_STEP:
+            raise refuse("preset", preset, sorted(ONE_STEP), "or pass contract=StudentContract(...)")
+        chosen = contract or (ONE_STEP[preset] if preset is not None else None)
+        contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
         check_base(contract, base)
         check_network(contract, self.unet)
         if any(".lora" in key or key.startswith("lora_") for key in tensors):
@@ -160,6 +169,37 @@ class _OneStep(SharedPipeline):
                 x0, _ = correct(networks, z, cond, contract, correction, seeds or list(range(pictures)), null, progress)
             images = self._decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
+
+    @torch.no_grad()
+    def few_steps(
+        self, prompt: str | list[str], seeds: list[int], student: str | StudentSampling, *,
+        base: Denoiser | None = None, first: FirstSteps | None = None, output_type: str = "pil",
+        progress: Progress = silent,
+    ) -> StableDiffusionPipelineOutput:  # fmt: skip
+        """Pictures of a student of several steps, whose weights are loaded; the base may begin, which varies them.
+
+        Args:
+            prompt: one for all seeds, or one for each.
+            student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
+            base: the model it was distilled from, to take the first step; None leaves all to the student.
+            first: how many steps, and how the base is guided.
+
+        Raises:
+            VitrineError: There is no such student, this is another base, or no step would be left to the student.
+        """
+        sampling = known(student) if isinstance(student, str) else student
+        check_student(sampling, self.unet)
+        prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
+        noise_sources(seeds, None, None, len(prompts))
+        shape = self._shape(StudentContract(), None, None)
+        size = (shape[1] * self.vae_scale_factor, shape[2] * self.vae_scale_factor)
+        with self._in_use():
+            z = seeded_noise(seeds, shape).to(self._execution_device)
+            cond = encoded(self, prompts, size)
+            begin = None if base is None else Base(base, cond, empty_prompt(self, size), first or FirstSteps())
+            x0 = few_steps(Denoiser.from_diffusers(self), z, cond, sampling, seeds, begin, progress)
+            images = self._decoded(x0, output_type)
+        return StableDiffusionPipelineOutput(images, None)
 
     def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         if output_type == "latent":

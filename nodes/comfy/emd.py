@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import folder_paths
 import torch
 
+from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
 from ...engine.noise import seeded_noise
 from ...engine.progress import Progress
@@ -46,3 +47,23 @@ def distil(
             cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)
             pictures = parts.decode(trainer.generate(z, cond))
     return pictures.permute(0, 2, 3, 1).cpu(), file
+
+
+def with_prediction(model: Any, prediction: str) -> Any:
+    """A clone whose network is taken to predict the clean picture, for the students that do; else the model itself."""
+    if prediction != "x0":
+        return model
+    from comfy_extras.nodes_model_advanced import ModelSamplingDiscrete
+
+    return ModelSamplingDiscrete().patch(model, "x0", False)[0]
+
+
+def refuse_told_guidance(sampling: StudentSampling) -> None:
+    """ComfyUI drops the weights by which a full consistency model reads its guidance.
+
+    Raises:
+        VitrineError: The student is one of those.
+    """
+    if sampling.told_guidance:
+        remedy = "take the LCM-LoRA, or the diffusers pipeline"
+        raise refuse("student", "one that reads its guidance", "one that does not, in ComfyUI", remedy)

@@ -12,6 +12,7 @@ import folder_paths
 import torch
 
 from ...engine.emd import StudentContract, check_names, read_student
+from ...engine.emd.students import one_step_of
 from ...engine.errors import VitrineError, refuse
 from ...engine.families import family_of
 from ...engine.families.weights import spellings
@@ -57,14 +58,15 @@ def student_files() -> list[str]:
 
 
 def contract_in(name: str) -> StudentContract:
-    """The contract in a LoRA file's header.
+    """The contract in a LoRA file's header, or of a published student that its name tells.
 
     Raises:
         VitrineError: No file is chosen, or it has no contract, or it has PEFT names.
     """
     if name == NO_STUDENT:
         raise refuse("contract", "auto without a student file", "a student file with a header", "choose a preset")
-    return read_student(folder_paths.get_full_path_or_raise("loras", name))[0]
+    path = folder_paths.get_full_path_or_raise("loras", name)
+    return read_student(path, otherwise=one_step_of(path))[0]
 
 
 def with_student(model: Any, name: str) -> Any:

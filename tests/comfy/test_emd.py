@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig, StudentContract
+from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline
 from vitrine.engine.portraits import load_portraits
@@ -226,6 +226,54 @@ def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, fol
     assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5, "both doors, one student file"
     with pytest.raises(VitrineError, match="folder name"):
         comfy.call("VitrineEMDDistill", **told | {"name": "../x"})
+
+
+@pytest.fixture
+def portrait_students(monkeypatch):
+    """Published students' settings, as if they had been distilled from the portraits model."""
+    from dataclasses import replace
+
+    from vitrine.nodes import emd as nodes
+
+    monkeypatch.setattr(nodes, "_SEVERAL", {k: replace(s, base="") for k, s in nodes._SEVERAL.items()})
+    return nodes._SEVERAL
+
+
+@pytest.mark.parametrize("name", ["SDXL-Lightning, 4 steps", "DMD2 SDXL, 4 steps", "TCD-LoRA, 4 steps"])
+def test_students_of_several_steps_node_pipeline_and_variety(comfy, loaded, pipe, positive, portrait_students, name):
+    calls = []
+    handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
+    found, _ = generate(comfy, loaded[0], positive, batch=2, contract=name)
+    mixed, _ = generate(comfy, loaded[0], positive, batch=2, contract=name, base=loaded[0], base_steps=3)
+    handle.remove()
+    assert calls == [2] * 4 + [2] * 6, "one call a step; three of the base for the first"
+    teacher = Denoiser.from_diffusers(pipe)
+    for ours, how in ((found, {}), (mixed, {"base": teacher, "first": FirstSteps(steps=3)})):
+        wanted = pipe.few_steps(PROMPT, [5, 6], portrait_students[name], output_type="latent", **how).images
+        ours = loaded[0].model.process_latent_in(ours["samples"])
+        assert (ours - wanted).abs().max() / wanted.abs().max() < 1e-4
+
+
+def test_a_student_that_predicts_the_picture(comfy, loaded, positive, monkeypatch):
+    from vitrine.nodes import emd as nodes
+
+    contract = StudentContract(timestep=999.0, prediction="x0", noise="vp")
+    monkeypatch.setitem(nodes.ONE_STEP, "SDXL-Lightning, 1 step", contract)
+    outputs = []
+    handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: outputs.append(o.clone()))
+    found, _ = generate(comfy, loaded[0], positive, contract="SDXL-Lightning, 1 step")
+    handle.remove()
+    torch.testing.assert_close(loaded[0].model.process_latent_in(found["samples"]), outputs[0].float())
+
+
+def test_students_of_several_steps_are_refused_elsewhere(comfy, loaded, positive):
+    for how, message in (
+        ({"contract": "SDXL-Lightning, 4 steps"}, "a UNet of SDXL"),
+        ({"contract": "LCM (full), 4 steps"}, "a UNet of SD1.5 or SDXL"),
+        ({"base": loaded[0]}, "disconnect it"),
+    ):
+        with pytest.raises(VitrineError, match=message):
+            generate(comfy, loaded[0], positive, **how)
 
 
 def test_a_preset_of_another_model_is_refused(comfy):

@@ -1,0 +1,138 @@
+"""Students of several steps, and what gives them back the variety of their base: it takes the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from ..condition import Condition
+from ..config import Config
+from ..denoiser import Denoiser, Prediction
+from ..errors import refuse
+from ..guidance import guide
+from ..noise import RowNoise
+from ..progress import Progress, silent
+from ..schedule import NoiseSchedule
+from .chain import Draw
+from .contract import StudentContract
+from .onestep import noise_scale
+from .students import StudentSampling
+
+
+@dataclass(frozen=True)
+class FirstSteps(Config):
+    """Who begins (Gandikota & Bau 2025, Diversity Distillation: distilled networks fix the layout in their first step).
+
+    Attributes:
+        replaces: the student's steps that are taken by the base instead, from the first on.
+        steps: how many the base takes for the same way, evenly spaced; as many by default.
+        guidance: of the base; 1 is none, which their figures find best.
+    """
+
+    replaces: int = 1
+    steps: int = 0
+    guidance: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.replaces < 1 or self.steps < 0:
+            shown = (self.replaces, self.steps)
+            raise refuse("replaces, steps", shown, "1 or more, 0 or more", "one for one gives most for least")
+
+
+class Base(NamedTuple):
+    """The base model as it begins: its prompt (with noise on it, say) and the empty one, for guidance."""
+
+    denoiser: Denoiser
+    cond: Condition
+    null: Condition | None = None
+    first: FirstSteps = FirstSteps()
+
+
+@torch.no_grad()
+def few_steps(
+    student: Denoiser, z: torch.Tensor, cond: Condition, sampling: StudentSampling, seeds: list[int],
+    base: Base | None = None, progress: Progress = silent,
+) -> torch.Tensor:  # fmt: skip
+    """x0 of a student of one or more steps: one network call each.
+
+    Args:
+        student: with its base's prediction type; the student's own wins where it names one.
+        z: (B, C, H, W) standard normal.
+        cond: one row for each picture.
+        seeds: one for each row's fresh noise, which ``lcm``, ``tcd`` and ``euler_ancestral`` draw.
+        base: who takes the first steps instead, if not the student.
+
+    Returns:
+        (B, C, H, W) float32 latents in the scale of the diffusion model.
+
+    Raises:
+        VitrineError: The base is to take all of the student's steps, or is guided without the empty prompt.
+    """
+    times, first = sampling.timesteps, 0 if base is None else base.first.replaces
+    if first >= len(times):
+        accepted = f"fewer than its {len(times)} steps"
+        raise refuse("replaces", first, accepted, "a student of one step has no step left to take from the base")
+    wide, draw = torch.promote_types(z.dtype, torch.float32), RowNoise(seeds).like
+    draw(z)  # what a seed draws first is z itself
+    if sampling.prediction not in ("model", student.prediction):
+        student = replace(student, prediction=sampling.prediction)
+    if sampling.told_guidance and "guidance" not in cond.extra:
+        told = torch.full((len(z),), sampling.told_guidance, device=z.device)
+        cond = replace(cond, extra=cond.extra | {"guidance": told})
+    start = StudentContract(timestep=times[0], noise="vp" if sampling.sampler.startswith("euler") else "unit")
+    x = z.to(wide) * noise_scale(student.schedule, start)
+    if base is not None:
+        x = _begun(base, x, times, progress)
+    x0 = x
+    for i in range(first, len(times)):
+        eps, x0 = student.predict(x, times[i], cond)
+        if i + 1 < len(times):
+            x = _noised(Prediction(eps, x0), student.schedule, sampling.split(student.schedule, times[i], times[i + 1]),
+                        times[i + 1], draw)  # fmt: skip
+        progress(i + 1, len(times), None)
+    return x0.to(wide)
+
+
+def _noised(
+    seen: Prediction, schedule: NoiseSchedule, split: tuple[float, float], t: float, draw: Draw
+) -> torch.Tensor:
+    """x at t: x0, some of the noise that was in it, some fresh noise."""
+    (kept, fresh), signal = split, float(schedule.scales(t)[0])
+    x = seen.x0 + kept * seen.eps
+    if fresh:
+        x = x + fresh * draw(seen.x0).to(x)
+    return signal * x
+
+
+def _begun(base: Base, x: torch.Tensor, times: tuple[float, ...], progress: Progress) -> torch.Tensor:
+    """The base's own path from the student's first level to where the student takes over: DDIM, or Euler on a flow."""
+    net, first = base.denoiser, base.first
+    if first.guidance != 1 and base.null is None:
+        raise refuse(
+            "guidance", first.guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1"
+        )
+    count = first.steps or first.replaces
+    end = times[first.replaces]
+    if not first.steps:
+        path = list(times[: first.replaces + 1])
+    else:
+        path = [times[0] + (end - times[0]) * k / count for k in range(count + 1)]
+        if net.schedule.kind == "vp":
+            path = [float(round(t)) for t in path]  # a noise-predicting network knows whole timesteps
+    for k, (t, following) in enumerate(zip(path, path[1:], strict=False)):
+        signal, noise = (float(s) for s in net.schedule.scales(following))
+        eps, x0 = _guided(base, x, t)
+        x = signal * x0 + noise * eps
+        progress(min(k + 1, first.replaces), len(times), None)
+    return x
+
+
+def _guided(base: Base, x: torch.Tensor, t: float) -> Prediction:
+    net, guidance = base.denoiser, base.first.guidance
+    if guidance == 1 or base.null is None:
+        return net.predict(x, t, base.cond)
+    rows = torch.arange(len(x))
+    both = net.predict(torch.cat([x, x]), t, Condition.batch([base.cond.take(rows), base.null.take(rows)]))
+    return Prediction(*(guide(*reversed(part.chunk(2)), guidance) for part in both))
