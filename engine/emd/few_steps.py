@@ -135,4 +135,5 @@ def _guided(base: Base, x: torch.Tensor, t: float) -> Prediction:
         return net.predict(x, t, base.cond)
     rows = torch.arange(len(x))
     both = net.predict(torch.cat([x, x]), t, Condition.batch([base.cond.take(rows), base.null.take(rows)]))
-    return Prediction(*(guide(*reversed(part.chunk(2)), guidance) for part in both))
+    (full, empty), (full_x0, empty_x0) = (part.chunk(2) for part in both)
+    return Prediction(guide(empty, full, guidance), guide(empty_x0, full_x0, guidance))

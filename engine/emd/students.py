@@ -124,9 +124,8 @@ def _flow(steps: int, shift: float = 1.0) -> tuple[float, ...]:
 
 
 def _table() -> dict[str, StudentSampling]:
-    lcm = {"sampler": "lcm", "files": r"lcm.?lora|lora.?lcm"}
     found = {
-        "LCM-LoRA, 4 steps": StudentSampling("SD1.5 or SDXL", _consistency(4), **lcm),
+        "LCM-LoRA, 4 steps": StudentSampling("SD1.5 or SDXL", _consistency(4), "lcm", files=r"lcm.?lora|lora.?lcm"),
         "LCM (full), 4 steps": StudentSampling(
             "SD1.5 or SDXL", _consistency(4), "lcm", told_guidance=8.5, files=r"lcm_?(dreamshaper|sdxl|full|unet)"
         ),
