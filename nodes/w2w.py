@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from comfy_api.latest import io, ui
@@ -9,7 +10,6 @@ from comfy_api.latest import io, ui
 from ..engine.errors import refuse
 from ..engine.w2w import (
     EditConfig,
-    SampleConfig,
     Space,
     W2WModel,
     blend,
@@ -19,6 +19,7 @@ from ..engine.w2w import (
     edit,
     materialise,
     sample,
+    usual_sampling,
     write_lora,
 )
 from .comfy import saved
@@ -113,7 +114,14 @@ class W2WSample(io.ComfyNode):
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
                 io.Combo.Input("attributes", options=["auto", "joined", "gaussian"], default="auto",
                                tooltip="joined: along the named directions as one training model is, the rest drawn. "
-                               "gaussian: all drawn, as in the paper. auto: joined where there are directions."),
+                               "gaussian: all drawn, as in the paper. auto: as the space's file says, else joined "
+                               "where there are directions."),
+                io.Float.Input("emphasis", default=-1.0, min=-1.0, max=4.0, step=0.05,
+                               tooltip="joined: multiplies what is taken over; 1.5 was best for the shipped people. "
+                               "-1: as the space's file says, else 1."),
+                io.Float.Input("inherit", default=-1.0, min=-1.0, max=0.95, step=0.05,
+                               tooltip="joined: how much of the rest is the training model's too, a correlation; 0.4 "
+                               "was best for the shipped people. -1: as the space's file says, else 0."),
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
@@ -124,15 +132,18 @@ class W2WSample(io.ComfyNode):
     @classmethod
     def execute(
         cls, space: Space, seed: int, factor: float, components: int, truncation: float, wanted: str,
-        attributes: str = "auto",
+        attributes: str = "auto", emphasis: float = -1.0, inherit: float = -1.0,
     ) -> io.NodeOutput:  # fmt: skip
         """``sample``, then ``conditioned``."""
-        named = bool(space.directions) and len(space.coefficients) > 0
-        how = attributes if attributes != "auto" else "joined" if named else "gaussian"
-        config = SampleConfig(factor, components or None, truncation or None, attributes=how)
+        config = usual_sampling(
+            space, components=components or None, truncation=truncation or None,
+            attributes=None if attributes == "auto" else attributes, emphasis=None if emphasis < 0 else emphasis,
+            inherit=None if inherit < 0 else inherit,
+        )  # fmt: skip
+        config = replace(config, factor=factor * config.factor)
         targets = sliders(wanted)
         rows = conditioned(space, sample(space, [seed], config), targets)
-        model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], "factor": factor} | targets},))
+        model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
         text = described(space, model.coefficients)
         return io.NodeOutput(model, text, ui=ui.PreviewText(text))
 

@@ -64,14 +64,16 @@ class SharedPipeline(DiffusionPipeline):
                 other pipeline then shares.
 
         Raises:
-            VitrineError: If the other pipeline lacks a component, or has one of another class.
+            VitrineError: If the other pipeline lacks a component, has one of another class, or a text encoder that
+                this class would leave out.
         """
         dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
         modules, settings = map(set, cls._get_signature_keys(cls))
         source = {**pipeline.components, **{k: v for k, v in pipeline.config.items() if k in settings}}
         chosen = {k: v for k, v in source.items() if k in modules | settings} | kwargs
         cls._refuse_strangers(type(pipeline).__name__, chosen, modules)
-        made = cls(**chosen)
+        cls._refuse_larger(pipeline, modules)
+        made = cls(**{name: None for name in cls._optional_components if name in modules} | chosen)
         if pipeline.config.get("_name_or_path") is not None:
             made.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
         for name in _OFFLOADING:  # hooks sit on the modules; who frees them must know of them
@@ -93,6 +95,16 @@ class SharedPipeline(DiffusionPipeline):
             if isinstance(value, ModelMixin) and expected and not isinstance(value, tuple(expected)):
                 wanted = " or ".join(k.__name__ for k in expected)
                 raise refuse(key, type(value).__name__, wanted, f"{cls.__name__} is for another model family")
+
+    @classmethod
+    def _refuse_larger(cls, pipeline: DiffusionPipeline, modules: set[str]) -> None:
+        """SDXL in Stable Diffusion's place: the parts fit, but its network waits for what the second encoder says."""
+        parts = pipeline.components
+        left = sorted(k for k in set(parts) - modules if k.startswith("text_encoder") and parts[k] is not None)
+        if left and "text_encoder" in modules:
+            shown = f"{type(pipeline).__name__} with {', '.join(left)}"
+            accepted = "a pipeline with one text encoder"
+            raise refuse("pipeline", shown, accepted, f"{cls.__name__} is for another model family")
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

@@ -32,6 +32,7 @@ from ..w2w import (
     invert,
     latent_mask,
     sample,
+    usual_sampling,
 )
 from ..w2w.batched_lora import late_lora
 from .conventions import refuse_unknown, soft_masks
@@ -49,8 +50,9 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
     """
 
     def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
-        """New models, one per seed."""
-        history = {"sample": {"seeds": list(seeds), "factor": (config or SampleConfig()).factor}}
+        """New models, one per seed; without a config as the space's file says, as at the other doors."""
+        config = config or usual_sampling(space)
+        history = {"sample": {"seeds": list(seeds), **config.to_dict()}}
         return W2WModel(sample(space, seeds, config), space.identity, (history,))
 
     def edit_model(

@@ -20,11 +20,21 @@ from .gauge import Gauge, gauge_test
 from .inversion import Inversion, InvertConfig, invert, latent_mask, partial_inversion
 from .lora_files import LoraFile, read_header, read_lora
 from .lora_folders import FolderScan, scan_folder
+from .low_rank import refactor, share_kept
 from .manifest import Layer, Lora, LoraLayer, Manifest
 from .model_file import W2WModel
 from .pca import PCAConfig, principal_components
 from .report import contents, described
-from .sampling import Neighbour, SampleConfig, closeness, conditioned, nearest, sample
+from .sampling import (
+    Neighbour,
+    SampleConfig,
+    closeness,
+    conditioned,
+    nearest,
+    sample,
+    usual_sampling,
+    with_sampling,
+)
 from .space import WeightSpace
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
@@ -35,6 +45,7 @@ __all__ = [
     "WeightSpace", "blend", "build_space", "closeness", "conditioned", "contents", "described", "difference",
     "direction", "direction_named", "edit", "edited_lora", "gauge_test", "initial_lora", "invert",
     "joint_directions", "latent_mask", "load_space", "materialise", "member_names", "nearest", "partial_inversion",
-    "principal_components", "quality", "reach", "read_header", "read_lora", "sample", "scan_folder", "score",
-    "share_inside", "shift", "train_loras", "with_directions", "without", "write_lora",
+    "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample", "scan_folder",
+    "score", "share_inside", "share_kept", "shift", "train_loras", "usual_sampling", "with_directions",
+    "with_sampling", "without", "write_lora",
 ]  # fmt: skip

@@ -18,6 +18,7 @@ import torch
 from ..errors import refuse
 from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ..progress import Progress, silent
+from .low_rank import refactor
 from .manifest import Lora, LoraLayer
 from .pca import top_components
 from .space import DTYPES, KIND, VERSION, WeightSpace
@@ -177,7 +178,7 @@ class DeltaSpace:
         }  # fmt: skip
 
     def lora(self, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: as many as exactness needs)."""
+        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: exactly, see :func:`~.low_rank.refactor`)."""
         return {path: refactor(layer, rank) for path, layer in self.stacked(coefficients).items()}
 
     def encode_lora(self, lora: Lora) -> torch.Tensor:
@@ -260,20 +261,3 @@ def member_names(space: Space) -> tuple[str, ...]:
     Published spaces have none of their own, see :func:`~.official.import_official`.
     """
     return space.names or tuple(map(str, range(len(space.coefficients))))
-
-
-def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
-    """The same weight change in fewer factors, by QR of both stacks and an SVD of the small middle (R x R).
-
-    With ``rank`` None, singular values below ``tolerance`` of the largest are dropped. The result has alpha = rank.
-    """
-    down, up = layer.down.flatten(1).double(), layer.up.flatten(1).double() * layer.scale
-    q_up, r_up = torch.linalg.qr(up)
-    q_down, r_down = torch.linalg.qr(down.T)
-    u, s, v = torch.linalg.svd(r_up @ r_down.T)
-    r = max(1, int((s > tolerance * s[0]).sum())) if rank is None else min(rank, len(s))
-    root = s[:r].sqrt()
-    new_up = (q_up @ u[:, :r] * root).float()
-    new_down = (root[:, None] * (v[:r] @ q_down.T)).float()
-    shape = layer.down.shape[1:]  # (in,), or (in, k, k) of a convolution
-    return LoraLayer(new_down.view(r, *shape), new_up.view(-1, r, *[1] * (len(shape) - 1)), float(r))

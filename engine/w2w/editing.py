@@ -11,6 +11,7 @@ from ..config import Config
 from ..errors import refuse
 from .delta import DeltaSpace, Space
 from .directions import MODES, direction_named, without
+from .low_rank import refactor
 from .manifest import Lora, LoraLayer
 
 
@@ -91,8 +92,17 @@ def edited_lora(
 
 
 def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-    """The LoRA of one model (K,). In delta spaces it is re-factored to ``rank``; None keeps it exact."""
-    return space.lora(coefficients, rank) if isinstance(space, DeltaSpace) else space.lora(coefficients)
+    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, in factors mode bit for bit.
+
+    Raises:
+        VitrineError: If the rank is below 1.
+    """
+    if rank is not None and rank < 1:
+        raise refuse("rank", rank, "1 or more", "leave it out for the exact model")
+    if isinstance(space, DeltaSpace):
+        return space.lora(coefficients, rank)
+    lora = space.lora(coefficients)
+    return {p: v if rank is None or v.rank <= rank else refactor(v, rank) for p, v in lora.items()}
 
 
 def difference(after: Lora, before: Lora) -> dict[str, LoraLayer]:

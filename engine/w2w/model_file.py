@@ -69,8 +69,11 @@ class W2WModel:
         """Reads what :meth:`save` wrote.
 
         Raises:
-            VitrineError: If the file is missing, truncated, of another kind, or holds NaN or infinity.
+            VitrineError: If the file is missing, truncated, a pickle, of another kind, or holds NaN or infinity.
         """
+        if Path(path).suffix == ".pt":
+            remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"
+            raise refuse("model", Path(path).name, "a .w2wmodel.safetensors file", remedy)
         tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "model", "coefficients and their history", "save it again"):
             return cls(tensors["beta"].float(), header["space"], tuple(parse_json(header["history"])))

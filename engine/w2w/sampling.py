@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +15,8 @@ from ..noise import generators
 from .delta import Space, member_names
 from .directions import direction_named
 
-RNGS, ATTRIBUTES = ("vector", "official"), ("gaussian", "joined")
+S = TypeVar("S", bound=Space)
+RNGS, ATTRIBUTES = ("vector", "official"), ("auto", "joined", "gaussian")
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,15 @@ class SampleConfig(Config):
     """How models are drawn.
 
     Attributes:
-        factor: multiplies the deviations; 1 is the spread of the training models, 0 the mean model.
+        factor: multiplies all deviations; 1 is the spread of the training models, 0 the mean model.
         components: how many to draw; the others stay at the mean. None: a third of the number of models, beyond which
             independent Gaussians are mostly noise.
         truncation: coefficients beyond this many deviations are redrawn; None draws from the whole Gaussian.
         rng: ``vector`` draws all coefficients at once; ``official`` one by one, as the published code does.
         attributes: ``gaussian`` as in the paper; ``joined`` takes a random training model's position along the space's
             named directions, all together, and draws the rest. Attributes that one has or lacks (glasses) split the
-            training models into groups, and a Gaussian draws most models between them, where nobody is.
+            training models into groups, and a Gaussian draws most models between them, where nobody is. ``auto`` is
+            joined in a space with directions, unless the numbers are drawn as the published code does.
         emphasis: multiplies what is joined, as linear directions capture a little less than the models hold.
         inherit: correlation of the rest with that training model's, joined only. It brings along what linear
             directions cannot capture of an attribute; 0 draws all of the rest, 1 would be the training model.
@@ -42,7 +45,7 @@ class SampleConfig(Config):
     components: int | None = None
     truncation: float | None = None
     rng: str = "vector"
-    attributes: str = "gaussian"
+    attributes: str = "auto"
     emphasis: float = 1.0
     inherit: float = 0.0
 
@@ -63,11 +66,14 @@ class SampleConfig(Config):
 def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> torch.Tensor:
     """(len(seeds), K) coefficients; row i depends on ``seeds[i]`` only.
 
+    Args:
+        config: None takes the space's own, see :func:`usual_sampling`.
+
     Raises:
         VitrineError: If ``joined`` is asked of a space without directions or coefficients, or the space does not know
             how far its models spread.
     """
-    config = config or SampleConfig()
+    config = config or usual_sampling(space)
     if config.factor and not bool(space.deviations.any()):
         remedy = "import it again with proj_1000pc.pt beside the other files, or draw with factor 0, the mean model"
         raise refuse("space", "without the spread of its models", "a space to draw from", remedy)
@@ -76,7 +82,27 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     for row, random in enumerate(generators(seeds)):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
         drawn[row, :used] = config.factor * space.deviations[:used] * _normal(used, random, config)
-    return _joined(space, drawn, seeds, config) if config.attributes == "joined" else drawn
+    named = bool(space.directions) and len(space.coefficients) > 0 and config.rng == "vector"
+    joined = config.attributes == "joined" or (config.attributes == "auto" and named)
+    return _joined(space, drawn, seeds, config) if joined else drawn
+
+
+def usual_sampling(space: Space, **given: Any) -> SampleConfig:
+    """How models of a space are drawn unless told otherwise: as its file says, at every door.
+
+    Args:
+        given: settings of :class:`SampleConfig` that replace the space's; None leaves one as it is.
+
+    Raises:
+        VitrineError: As :class:`SampleConfig`.
+    """
+    usual = SampleConfig.from_dict(space.info.get("sampling", {}))
+    return replace(usual, **{name: value for name, value in given.items() if value is not None})
+
+
+def with_sampling(space: S, config: SampleConfig) -> S:
+    """The space with its own way to draw models, which its file keeps."""
+    return replace(space, info={**space.info, "sampling": config.to_dict()})
 
 
 def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: SampleConfig) -> torch.Tensor:
@@ -88,7 +114,7 @@ def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: Sam
     donors = space.coefficients[
         [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in random]
     ].float()
-    donors = torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
+    donors = config.factor * torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
     mixed = math.sqrt(1 - config.inherit**2) * drawn + config.inherit * donors
     gaps = config.emphasis * donors - mixed
     # row by row, so that rounding does not depend on the batch

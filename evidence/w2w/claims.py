@@ -40,7 +40,8 @@ def sampling(model: str | None = None, progress: Progress = silent, quick: bool 
     gaps, training_gaps = _gaps(studio, attributes, models, pictures, progress)
     # 95 % of the error of a share of 3 ``models`` people, which the whole claim's target already allows for
     tolerance = 0.10 + (1 / math.sqrt(3 * models) if quick else 0.0)
-    gaussian = studio.draw(sample(space, range(models), SampleConfig(components=space.dimension)), pictures)
+    paper = SampleConfig(components=space.dimension, attributes="gaussian")
+    gaussian = studio.draw(sample(space, range(models), paper), pictures)
     within_gaussian, between_gaussian = distances(studio.read(gaussian)[0])
     progress(4, 4, None)
     worst = max(gaps, key=lambda k: abs(gaps[k]))

@@ -18,7 +18,7 @@ from ...engine.families import family_of
 from ...engine.families.weights import spellings
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
-from ...engine.w2w.export import kohya
+from ...engine.w2w.export import usual_names
 from .model import PREFIX, backbone_of
 
 NO_STUDENT = "(the model is the student)"
@@ -28,7 +28,7 @@ if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for th
 
 
 def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> tuple[Any, int]:
-    """A clone with kohya tensors as patches, and how many layers of the model they reached."""
+    """A clone with a LoRA file's tensors as patches, and how many layers of the model they reached."""
     keys = _all_names(model) | comfy.lora.model_lora_keys_unet(model.model, {})
     patches = comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys)
     clone = model.clone()
@@ -93,7 +93,7 @@ def with_lora(model: Any, lora: Lora, strength: float = 1.0) -> Any:
     Raises:
         VitrineError: The MODEL lacks layers of the LoRA.
     """
-    clone, fitting = _patched(model, kohya(lora), strength)
+    clone, fitting = _patched(model, usual_names(lora), strength)
     if fitting < len(lora):
         shown = f"{fitting} of {len(lora)} layers fit"
         raise refuse("model of the space", shown, "the base model the LoRAs were trained on", "load that checkpoint")

@@ -109,7 +109,7 @@ def test_joined_samples_have_one_models_attributes_and_a_share_of_its_rest():
     inside = directions @ np.linalg.pinv(directions)  # projector onto their span, written another way
     config = SampleConfig(components=space.dimension, attributes="joined", emphasis=1.5, inherit=0.4)
     rows = sample(space, range(60), config).double().numpy()
-    free = sample(space, range(60), SampleConfig(components=space.dimension)).double().numpy()
+    free = sample(space, range(60), SampleConfig(components=space.dimension, attributes="gaussian")).double().numpy()
     trained, shares = space.coefficients.double().numpy(), []
     for row, drawn in zip(rows, free, strict=True):
         gaps = np.abs((1.5 * trained - row) @ inside).max(1)

@@ -23,6 +23,8 @@ def test_models_as_files(space, tmp_path):
     assert back.belongs(space) is back
     with pytest.raises(VitrineError, match="space"):
         back.belongs(space.first(5))
+    with pytest.raises(VitrineError, match="vitrine w2w encode"):
+        W2WModel.load(tmp_path / "w2wmodel.pt")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(VitrineError, match=r"m\.safetensors"):
         W2WModel.load(path)

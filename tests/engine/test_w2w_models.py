@@ -99,16 +99,19 @@ def test_official_draw_is_a_scalar_loop(space):
     plain = torch.stack([torch.normal(mean[k], std[k]) for k in range(20)])
     found = sample(space, [11], SampleConfig(components=20, rng="official"))[0, :20]
     torch.testing.assert_close(found, plain, atol=1e-5, rtol=1e-4)
-    vector = sample(space, [11], SampleConfig(components=20))[0, :20]
+    vector = sample(space, [11], SampleConfig(components=20, attributes="gaussian"))[0, :20]
     assert (vector - plain).abs().max() > 0.1
 
 
 def test_moments_and_independence_of_the_batch(space):
-    rows = sample(space, range(2000), SampleConfig(components=10))[:, :10] / space.deviations[:10]
+    rows = (
+        sample(space, range(2000), SampleConfig(components=10, attributes="gaussian"))[:, :10] / space.deviations[:10]
+    )
     assert rows.mean(0).abs().max() < 4 / math.sqrt(2000)
     assert (rows.var(0) - 1).abs().max() < 4 * math.sqrt(2 / 2000)
     assert torch.equal(sample(space, [5, 9])[1], sample(space, [9])[0])
-    cut = sample(space, range(300), SampleConfig(components=10, truncation=1.5))[:, :10] / space.deviations[:10]
+    trimmed = SampleConfig(components=10, truncation=1.5, attributes="gaussian")
+    cut = sample(space, range(300), trimmed)[:, :10] / space.deviations[:10]
     assert cut.abs().max() <= 1.5 + 1e-5
     assert torch.equal(sample(space, [1], SampleConfig(factor=0.0)), torch.zeros(1, space.dimension))
 

@@ -191,6 +191,50 @@ def test_exports_do_the_same_everywhere(tmp_path, portraits, dialect, ranks):
     assert (found - wanted).abs().max() < 1e-5
 
 
+def of_transformer(network, targets=("to_q", "to_v")):
+    """A LoRA on a transformer's attention, as a space of such LoRAs gives it."""
+    layers = {n: m for n, m in network.named_modules() if n.endswith(targets) and isinstance(m, torch.nn.Linear)}
+    return lora(3, rank=2, alpha=1.0, shapes={n: tuple(m.weight.shape) for n, m in layers.items()}, strength=0.3)
+
+
+def test_a_flux_space_exports_what_fluxpipeline_loads(tmp_path):
+    from vitrine_tests.machine import stock
+
+    pipe = stock.flux()
+    x = of_transformer(pipe.transformer)
+    path = write_lora(tmp_path / "flux.safetensors", x)
+    assert same(deltas(read_lora(path)), deltas(x), 1e-6)
+    pipe.load_lora_weights(str(path))
+    loaded = dict(pipe.transformer.named_modules())
+    for name, layer in x.items():
+        torch.testing.assert_close(loaded[name].get_delta_weight("default_0"), layer.delta(), atol=1e-6, rtol=0)
+    with pytest.raises(VitrineError, match="auto, diffusers or peft"):
+        write_lora(tmp_path / "k.safetensors", x, "kohya")
+    theirs = lora(1, shapes={"double_blocks.0.img_attn.qkv": (96, 32)})
+    with pytest.raises(VitrineError, match="auto or kohya"):
+        write_lora(tmp_path / "d.safetensors", theirs, "diffusers")
+    found = read_lora(write_lora(tmp_path / "c.safetensors", theirs))
+    assert same(deltas(found), deltas(theirs), 0)
+
+
+def test_a_pixart_space_exports_what_peft_loads(tmp_path):
+    from peft import PeftModel
+
+    network = models.pixart()
+    x = of_transformer(network)
+    write_lora(tmp_path / "p", x, "peft")
+    loaded = dict(PeftModel.from_pretrained(network, str(tmp_path / "p")).base_model.model.named_modules())
+    for name, layer in x.items():
+        torch.testing.assert_close(loaded[name].get_delta_weight("default"), layer.delta(), atol=1e-6, rtol=0)
+    assert same(deltas(read_lora(write_lora(tmp_path / "p.safetensors", x))), deltas(x), 1e-6)
+
+
+def test_half_precision_keeps_alpha(tmp_path):
+    x = lora(1, rank=257, alpha=257.0)
+    found = read_lora(write_lora(tmp_path / "x.safetensors", x, dtype=torch.bfloat16))
+    assert {v.alpha for v in found.values()} == {257.0} and same(deltas(found), deltas(x), 0.01)
+
+
 def test_write_refuses(tmp_path):
     with pytest.raises(VitrineError, match="kohya"):
         write_lora(tmp_path / "x.safetensors", lora(1), "pickle")

@@ -78,6 +78,21 @@ def test_invert_image(pipe, space):
     assert [p.requires_grad for p in pipe.unet.parameters()] == before
 
 
+def test_sdxl_is_refused():
+    from vitrine_tests.machine import stock
+
+    with pytest.raises(VitrineError, match="StableDiffusionXLPipeline with text_encoder_2"):
+        W2WPipeline.from_pipe(stock.sdxl())
+
+
+def test_every_door_draws_the_same_people(pipe, space):
+    """W2W Sample's default; tests/comfy/test_w2w.py holds the node to it."""
+    drawn = pipe.sample_models(space, [0, 3])
+    joined = pipe.sample_models(space, [0, 3], SampleConfig(attributes="joined"))
+    assert torch.equal(drawn.coefficients, joined.coefficients)
+    assert drawn.history[0]["sample"]["seeds"] == [0, 3] and drawn.history[0]["sample"]["inherit"] == 0
+
+
 def test_refusals(pipe, space):
     person = pipe.sample_models(space, [0])
     with pytest.raises(VitrineError, match="space"):
