@@ -1,4 +1,4 @@
-"""Models as points of a space: load it, sample, edit, blend, apply to MODEL, keep."""
+"""Models as points of a space: load it, sample, edit, blend, apply to MODEL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from ..engine.w2w import (
     contents,
     described,
     edit,
-    materialise,
     sample,
     usual_sampling,
-    write_lora,
 )
-from .comfy import saved
 from .comfy import w2w as comfy_w2w
-from .comfy.saved import plain_name
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
 CATEGORY = "Vitrine/w2w"
@@ -256,65 +252,4 @@ class ApplyW2W(io.ComfyNode):
         return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))
 
 
-class SaveW2WLora(io.ComfyNode):
-    """A model of the space as LoRA files."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Space and model in; files out."""
-        return io.Schema(
-            node_id="VitrineSaveW2WLora",
-            display_name="Save W2W as LoRA",
-            category=CATEGORY,
-            description="Writes a model as a LoRA that loads everywhere, in kohya names (ComfyUI, A1111, diffusers) "
-            "or diffusers names, and the model itself for later edits, into output/vitrine_w2w.",
-            search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
-            is_output_node=True,
-            inputs=[
-                SPACE, MODEL,
-                io.String.Input("name", default="person", tooltip="File name without folder or ending."),
-                io.Combo.Input("names", options=["kohya", "diffusers"], default="kohya",
-                               tooltip="kohya loads in ComfyUI and most programs, diffusers in diffusers only."),
-            ],
-            outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
-        )  # fmt: skip
-
-    @classmethod
-    def execute(cls, space: Space, w2w_model: W2WModel, name: str, names: str) -> io.NodeOutput:
-        """Files are written whole; those of the same name are replaced."""
-        lora = materialise(space, w2w_model.belongs(space).coefficients[0])
-        stem = saved.folder(comfy_w2w.FOLDER) / plain_name(name)
-        path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names)
-        model_path = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{model_path}"))
-
-
-class LoadW2WModel(io.ComfyNode):
-    """A saved model."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """A file in, the model out."""
-        files = saved.listed(comfy_w2w.FOLDER, ".w2wmodel.safetensors")
-        return io.Schema(
-            node_id="VitrineLoadW2WModel",
-            display_name="Load W2W Model",
-            category=CATEGORY,
-            description="Reads a model from output/vitrine_w2w; one of another space is refused when it is used.",
-            search_aliases=["weights2weights", "load identity", "load person"],
-            inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved model.")],
-            outputs=[W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="As it was saved, with its history.")],
-        )
-
-    @classmethod
-    def fingerprint_inputs(cls, file: str) -> float:
-        """Runs again when the file has changed."""
-        return saved.changed(comfy_w2w.FOLDER, file)
-
-    @classmethod
-    def execute(cls, file: str) -> io.NodeOutput:
-        """Load; broken files are named."""
-        return io.NodeOutput(W2WModel.load(saved.path_of(comfy_w2w.FOLDER, file)))
-
-
-NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W, SaveW2WLora, LoadW2WModel]
+NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W]

@@ -1,4 +1,4 @@
-"""``vitrine w2w train-loras | build | label | sample | import-official``: spaces of models, from files to files."""
+"""``vitrine w2w train-loras | build | label | import-official``: spaces of models, from files to files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tyro.conf import Positional
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
 from .options import Load
+from .w2w_models import Edit, Encode, Export, Invert, Sample
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,15 @@ class Build:
 
 @dataclass(frozen=True)
 class Label:
-    """Give a space directions from a table of labels, such as the published space's own."""
+    """Give a space directions from a table of labels, such as the published space's own, and its way to be sampled."""
 
     space: Positional[Path]
     """A space file with the coefficients of its models."""
-    labels: Positional[Path]
+    labels: Positional[Path | None] = None
     """CSV: model name, then one column a label. Models of a space without names are called 0, 1, 2 .."""
+    sampling: tuple[str, ...] = ()
+    """How models are drawn at every door unless told otherwise, such as 'emphasis=1.5' 'inherit=0.4'; the names are
+    the options of sample."""
     out: Path | None = None
     """The space with directions; none: SPACE itself."""
     method: str = "least_squares"
@@ -148,11 +152,27 @@ class Label:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import load_space
+        from ..w2w import load_space, usual_sampling, with_sampling
 
-        space = _labelled(load_space(self.space), self.labels, self.method, self.exclusive)
+        if self.labels is None and not self.sampling:
+            raise refuse("labels", "none", "a CSV file, or --sampling", "give one of the two")
+        space = load_space(self.space)
+        if self.labels is not None:
+            space = _labelled(space, self.labels, self.method, self.exclusive)
+        if self.sampling:
+            space = with_sampling(space, usual_sampling(space, **dict(map(_setting, self.sampling))))
         print(f"space: {space.save(self.out or self.space, self.dtype)}")
         return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    known = ("factor", "components", "truncation", "rng", "attributes", "emphasis", "inherit")
+    try:
+        kinds = {"components": int, "rng": str, "attributes": str}
+        return known[known.index(name)], kinds.get(name, float)(value)
+    except ValueError:
+        raise refuse("sampling", text, f"{', '.join(known)}, each with a value", "write 'emphasis=1.5'") from None
 
 
 def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...]) -> Any:
@@ -183,41 +203,6 @@ def _directions(space: Any, table: dict[str, Any], method: str, exclusive: tuple
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Write new models of a space as LoRA files."""
-
-    space: Positional[Path | None] = None
-    """A space file; none: the shipped people."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """One model each."""
-    edits: tuple[str, ...] = ()
-    """Sliders such as 'beard=2'."""
-    factor: float = 1.0
-    """Spread of the models."""
-    dialect: str = "kohya"
-    """kohya, diffusers or peft."""
-    out: Path = Path("w2w-models")
-    """Folder for the files."""
-
-    def run(self) -> int:
-        """0 on success."""
-        from ..portraits.shipped import PEOPLE_SPACE
-        from ..w2w import SampleConfig, W2WModel, edit, load_space, materialise, nearest, sample, write_lora
-
-        space = load_space(self.space or PEOPLE_SPACE)
-        strengths = dict(map(_slider, self.edits))
-        rows = edit(space, sample(space, self.seeds, SampleConfig(self.factor)), strengths)
-        for seed, row in zip(self.seeds, rows, strict=True):
-            name = f"model-{seed:04d}" + "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
-            path = write_lora(self.out / f"{name}.safetensors", materialise(space, row), self.dialect)
-            origin = ({"sample": {"seed": seed, "factor": self.factor}}, {"edit": strengths})
-            W2WModel(row[None], space.identity, origin).save(self.out / f"{name}.w2wmodel.safetensors")
-            near = nearest(space, row[None])[0]
-            print(path, *(f" nearest training model {n.name}, cosine {n.cosine:.2f}" for n in near))
-        return 0
-
-
-@dataclass(frozen=True)
 class ImportOfficial:
     """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
 
@@ -242,14 +227,7 @@ class ImportOfficial:
         return 0
 
 
-def _slider(text: str) -> tuple[str, float]:
-    label, _, number = text.partition("=")
-    try:
-        return label.strip(), float(number)
-    except ValueError:
-        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
-
-
 COMMANDS: dict[str, type] = {
-    "train-loras": TrainLoras, "build": Build, "label": Label, "sample": Sample, "import-official": ImportOfficial,
+    "train-loras": TrainLoras, "build": Build, "label": Label, "sample": Sample, "edit": Edit, "invert": Invert,
+    "encode": Encode, "export": Export, "import-official": ImportOfficial,
 }  # fmt: skip

@@ -5,6 +5,7 @@ Annotations are not postponed here: ``from_pipe`` reads the component types from
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..noise import generators
 from ..progress import Progress, silent
 from ..w2w import (
     EditConfig,
+    Encoded,
     Inversion,
     InvertConfig,
     Lora,
@@ -29,8 +31,11 @@ from ..w2w import (
     blend,
     edit,
     edited_lora,
+    encode,
     invert,
     latent_mask,
+    member,
+    read_lora,
     sample,
     usual_sampling,
 )
@@ -72,6 +77,19 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         """One model between several; ``weights`` (default equal) are normalised to sum 1."""
         coefficients = [row for m in models for row in m.belongs(space).coefficients]
         return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
+
+    def encode_model(self, space: Space, source: str | Path | Lora) -> Encoded:
+        """Somebody's LoRA (factors, or the path of its file), or a training model by name, as a model of the space.
+
+        Raises:
+            VitrineError: As :func:`~vitrine.engine.w2w.encode`, :func:`~vitrine.engine.w2w.member` and
+                :func:`~vitrine.engine.w2w.read_lora`.
+        """
+        if isinstance(source, Mapping):
+            return encode(space, source)
+        if str(source).endswith(".safetensors"):
+            return encode(space, read_lora(source), Path(source).stem)
+        return member(space, str(source))
 
     def invert_image(
         self, space: Space, image: Any, prompt: str, config: InvertConfig | None = None, mask: Any = None,

@@ -15,7 +15,8 @@ from .directions import (
     without,
 )
 from .editing import EditConfig, blend, difference, edit, edited_lora, materialise, share_inside, shift
-from .export import write_lora
+from .encoding import Encoded, encode, member, official_model
+from .export import usual_dialect, write_lora
 from .gauge import Gauge, gauge_test
 from .inversion import Inversion, InvertConfig, invert, latent_mask, partial_inversion
 from .lora_files import LoraFile, read_header, read_lora
@@ -39,13 +40,13 @@ from .space import WeightSpace
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [
-    "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "DeltaSpace", "EditConfig", "FolderScan", "Gauge",
-    "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer", "LoraTrainConfig", "Manifest",
+    "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "DeltaSpace", "EditConfig", "Encoded", "FolderScan",
+    "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer", "LoraTrainConfig", "Manifest",
     "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space", "Subject", "W2WModel",
     "WeightSpace", "blend", "build_space", "closeness", "conditioned", "contents", "described", "difference",
-    "direction", "direction_named", "edit", "edited_lora", "gauge_test", "initial_lora", "invert",
-    "joint_directions", "latent_mask", "load_space", "materialise", "member_names", "nearest", "partial_inversion",
-    "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample", "scan_folder",
-    "score", "share_inside", "share_kept", "shift", "train_loras", "usual_sampling", "with_directions",
-    "with_sampling", "without", "write_lora",
+    "direction", "direction_named", "edit", "edited_lora", "encode", "gauge_test", "initial_lora", "invert",
+    "joint_directions", "latent_mask", "load_space", "materialise", "member", "member_names", "nearest",
+    "official_model", "partial_inversion", "principal_components", "quality", "reach", "read_header", "read_lora",
+    "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift", "train_loras",
+    "usual_dialect", "usual_sampling", "with_directions", "with_sampling", "without", "write_lora",
 ]  # fmt: skip

@@ -67,11 +67,11 @@ def _leading(change: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
 
 def share_kept(whole: Lora, part: Lora) -> float:
     """The share, 0 .. 1, of a LoRA's squared change that a re-factored one keeps, over all layers."""
-    return min(1.0, _squared(part) / max(_squared(whole), 1e-300))
+    return min(1.0, squared_change(part) / max(squared_change(whole), 1e-300))
 
 
-def _squared(lora: Lora) -> float:
-    """|BA|^2 = sum((B^T B) * (A A^T)), or of the product itself where that is smaller."""
+def squared_change(lora: Lora) -> float:
+    """|BA|^2 over all layers: sum((B^T B) * (A A^T)), or of the product itself where that is smaller."""
     total = 0.0
     for layer in lora.values():
         down, up = layer.down.flatten(1).double(), layer.up.flatten(1).double() * layer.scale

@@ -45,6 +45,8 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
     k = min(components or basis.shape[1], basis.shape[1])
     basis = basis[:, :k].T.contiguous()
     projections, notes = _projections(folder, mean, std, basis), []
+    info: dict[str, Any] = {"base": "RealisticVision v5.1 (SD1.5)", "source": "official"}
+    info["licence"] = "non-commercial, do not pass on"
     negative = int((std < 0).sum())
     if negative:
         notes.append(f"{negative} negative deviations in std.pt, kept: projection and its inverse both use them")
@@ -60,8 +62,8 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
             # sample_weights() draws around the projections' mean; a space of ours has it in its mean model instead
             mean = mean + std * (centre @ basis[: len(centre)])
             notes.append("projections off centre: their mean became the mean model")
+            info["centre"] = centre.tolist()
     names = names_in(folder / TABLE, len(coefficients)) if (folder / TABLE).is_file() else ()
-    info = {"base": "RealisticVision v5.1 (SD1.5)", "source": "official", "licence": "non-commercial, do not pass on"}
     info |= {"note": "; ".join(notes)} if notes else {}
     # standardised: each number has a variance of one
     return WeightSpace(manifest, mean, std, basis, singular, coefficients, count, names, {}, float(len(mean)), info)
@@ -77,6 +79,22 @@ def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: tor
     if weights.ndim != 2 or weights.shape[1] != len(mean):
         raise refuse("file", f"{WEIGHTS}: {tuple(weights.shape)}", f"(N, {len(mean)})", "use the published file")
     return torch.cat([((rows.float() - mean) / std) @ basis.T for rows in weights.split(1024)])
+
+
+def coefficients_in(path: Path, most: int) -> torch.Tensor:
+    """``w2wmodel.pt`` -> (B, most), zeros behind what it holds.
+
+    Raises:
+        VitrineError: If it holds anything else, or more than ``most`` columns.
+    """
+    if not path.is_file():
+        raise refuse("model", path.name, "an existing file", "check the path")
+    rows = _tensor(path).float()
+    rows = rows[None] if rows.ndim == 1 else rows
+    if rows.ndim != 2 or not 0 < rows.shape[1] <= most:
+        shown = f"{path.name}: {tuple(rows.shape)}"
+        raise refuse("model", shown, f"(B, k), k <= {most}", "import the space with --components 0")
+    return torch.nn.functional.pad(rows, (0, most - rows.shape[1]))
 
 
 def _load(path: Path) -> Any:

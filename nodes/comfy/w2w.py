@@ -70,6 +70,16 @@ def lora_folders() -> dict[str, Path]:
     return dict(sorted(folders.items()))
 
 
+def loras() -> list[str]:
+    """LoRA files of models/loras."""
+    return list(folder_paths.get_filename_list("loras"))
+
+
+def lora_path(name: str) -> str:
+    """Where a file of :func:`loras` lies."""
+    return str(folder_paths.get_full_path_or_raise("loras", name))
+
+
 def build(folder: str, name: str, config: BuildConfig) -> Built:
     """Build a space from a folder below models/loras; it is saved in models/w2w.
 

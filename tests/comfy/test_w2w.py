@@ -8,7 +8,17 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
-from vitrine.engine.w2w import EditConfig, InvertConfig, W2WModel, WeightSpace, materialise, sample, write_lora
+from vitrine.engine.w2w import (
+    EditConfig,
+    InvertConfig,
+    SampleConfig,
+    W2WModel,
+    WeightSpace,
+    materialise,
+    sample,
+    with_sampling,
+    write_lora,
+)
 
 PROMPT = "a smiling face with cap left navy shirt on blue"
 STEPS, SEED = 6, 3
@@ -153,7 +163,7 @@ def test_an_export_in_stock_lora_loader(comfy, loaded, space, positive, person, 
     )
     assert len(model.patches) == len(ours.patches) == len(space.manifest)
     assert (ddim(model, positive) - ddim(ours, positive)).abs().max() < 1e-4
-    (back,) = comfy.call("VitrineLoadW2WModel", file=f"t_{dialect}.w2wmodel.safetensors")
+    back, _ = comfy.call("VitrineLoadW2WModel", file=f"t_{dialect}.w2wmodel.safetensors")
     assert torch.equal(back.coefficients, person.coefficients)
 
 
@@ -271,6 +281,81 @@ def test_blend_and_wanted_attributes(comfy, space, person):
         comfy.call(
             "VitrineW2WSample", space=space, seed=9, factor=1.0, components=0, truncation=0.0, wanted="beard two"
         )
+
+
+def test_a_published_space_works_in_every_node(comfy, loaded, space, positive, tmp_path):
+    """10,000 components of which projections cover 1,000, or none: reports used to fail on the last line."""
+    from dataclasses import replace
+
+    leading = replace(space, coefficients=space.coefficients[:, :50], names=(), directions={})
+    bare = replace(leading, coefficients=torch.zeros(0, space.dimension), singular_values=0 * space.singular_values)
+    told = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    model, report = comfy.call("VitrineW2WSample", space=leading, seed=3, **told)
+    assert "nearest" in report
+    taught, _ = comfy.call(
+        "VitrineTrainW2WDirection", space=leading, label="early", labels="* 0\n1? 1", method="means", components=0,
+        save_as="",
+    )  # fmt: skip
+    edited, report = comfy.call("VitrineW2WEdit", space=taught, w2w_model=model, **sliders(early=1.0))
+    assert "early" in report and not torch.equal(edited.coefficients, model.coefficients)
+    with pytest.raises(VitrineError, match="spread"):
+        comfy.call("VitrineW2WSample", space=bare, seed=3, **told)
+    values = {"steps": 2, "lr": 0.5, "batch": 1, "components": 20, "prior": 0.0, "seed": 1}
+    found, report = comfy.call(
+        "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=bare, preset="custom", **values,
+        image=torch.rand(1, 64, 64, 3),
+    )  # fmt: skip
+    assert "held-out loss" in report and "unknown" in report and found.coefficients.abs().max() > 0
+
+
+def test_the_node_draws_what_the_pipeline_draws(comfy, pipe, space):
+    told = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    row = comfy.call("VitrineW2WSample", space=space, seed=0, **told)[0].coefficients
+    assert torch.equal(row, pipe.sample_models(space, [0]).coefficients)
+    more = comfy.call("VitrineW2WSample", space=space, seed=0, **told, emphasis=1.5, inherit=0.4)[0].coefficients
+    how = SampleConfig(emphasis=1.5, inherit=0.4)
+    assert torch.equal(more, pipe.sample_models(space, [0], how).coefficients) and not torch.equal(more, row)
+    own = with_sampling(space, how)
+    assert torch.equal(comfy.call("VitrineW2WSample", space=own, seed=0, **told)[0].coefficients, more)
+
+
+def test_a_lora_or_a_member_becomes_a_model(comfy, space, tmp_path):
+    import folder_paths
+
+    write_lora(tmp_path / "mine.safetensors", materialise(space, space.coefficients[11]), "diffusers")
+    kept = folder_paths.folder_names_and_paths["loras"]
+    folder_paths.folder_names_and_paths["loras"] = ([str(tmp_path)], {".safetensors"})
+    try:
+        mine, report = comfy.call("VitrineLoadW2WModel", file="", space=space, lora="mine.safetensors")
+    finally:
+        folder_paths.folder_names_and_paths["loras"] = kept
+    torch.testing.assert_close(mine.coefficients[0], space.coefficients[11], atol=2e-2, rtol=2e-2)
+    assert "holds 100.0%" in report and "person-0011 1.00" in report
+    member, report = comfy.call("VitrineLoadW2WModel", file="", space=space, member="person-0011")
+    assert torch.equal(member.coefficients[0], space.coefficients[11]) and "training model" in report
+    with pytest.raises(VitrineError, match="Load W2W Space"):
+        comfy.call("VitrineLoadW2WModel", file="", member="person-0011")
+
+
+def test_saving_with_a_rank_and_a_precision(comfy, space, person):
+    from safetensors.torch import load_file
+
+    told = {"space": space, "w2w_model": person, "name": "slim", "names": "auto"}
+    (path,) = comfy.call("VitrineSaveW2WLora", **told, rank=1, dtype="float16")
+    assert {v.dtype for k, v in load_file(path).items() if k.endswith("up.weight")} == {torch.float16}
+
+
+def test_a_transformers_lora_is_a_patch_under_its_own_names(comfy):
+    """PixArt: core's map has ``transformer.`` and diffusers' paths, and none of kohya's."""
+    from vitrine.nodes.comfy.lora import with_lora
+    from vitrine_tests.comfy import controlled
+    from vitrine_tests.engine.small_loras import lora
+
+    twins = controlled.pixart_twins()
+    linear = {n: m for n, m in twins.pipe.transformer.named_modules() if n.endswith(("attn1.to_q", "attn2.to_v"))}
+    made = lora(1, rank=2, shapes={n: tuple(m.weight.shape) for n, m in linear.items()})
+    patches = with_lora(twins.model, made).patches
+    assert len(patches) == len({n.rsplit("_", 1)[0] if "attn2" in n else n for n in linear})
 
 
 def test_a_model_of_another_space_or_base_is_refused(comfy, loaded, space, person):

@@ -1,0 +1,293 @@
+"""``vitrine w2w sample | edit | invert | encode | export``: models of a space, from files to files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import refuse
+from ..pipelines.loading import LoadConfig
+from .options import Load
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How models are written: a LoRA file and a .w2wmodel file of the same name for each."""
+
+    out: Path = Path("w2w-models")
+    """Folder for the files."""
+    dialect: str = "auto"
+    """auto (what most programs load), kohya, diffusers or peft."""
+    rank: int | None = None
+    """At most so many factors a layer; none: exact."""
+    save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Of the LoRA's factors."""
+
+    def write(self, space: Any, model: Any, names: list[str]) -> None:
+        """One pair of files for each row of a W2WModel, and a line for each."""
+        import torch
+
+        from ..w2w import materialise, nearest, share_kept, write_lora
+
+        for i, name in enumerate(names):
+            exact = materialise(space, model.coefficients[i])
+            lora = exact if self.rank is None else materialise(space, model.coefficients[i], self.rank)
+            path = self.out / (name if self.dialect == "peft" else f"{name}.safetensors")
+            path = write_lora(path, lora, self.dialect, dtype=getattr(torch, self.save_dtype))
+            model[i].save(self.out / f"{name}.w2wmodel.safetensors")
+            kept = f"  rank {self.rank} keeps {share_kept(exact, lora):.1%} of the change" if self.rank else ""
+            near = nearest(space, model.coefficients[i : i + 1])[0]
+            print(f"{path}{kept}", *(f" nearest training model {n.name}, cosine {n.cosine:.2f}" for n in near))
+
+
+Files = Annotated[Writing, arg(name="")]
+"""``--out``, ``--dialect``, ``--rank`` and ``--save-dtype``."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Write new models of a space as LoRA files, drawn as the space's file says where nothing else is given."""
+
+    space: Positional[Path | None] = None
+    """A space file; none: the shipped people."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """One model each."""
+    edits: tuple[str, ...] = ()
+    """Sliders such as 'beard=2'."""
+    protect: tuple[str, ...] = ()
+    """Labels that the sliders must not change."""
+    wanted: tuple[str, ...] = ()
+    """Scores the models must have before sliders, in deviations, such as 'glasses=-1'."""
+    factor: float | None = None
+    """Spread of the models: 1 varies as the training models do, 0 is their mean."""
+    components: int | None = None
+    """Draw only the first so many."""
+    truncation: float | None = None
+    """Redraw numbers beyond so many deviations."""
+    rng: str | None = None
+    """vector, or official: one by one, as the published code draws."""
+    attributes: str | None = None
+    """auto, joined (along the directions as one training model is) or gaussian (the paper's)."""
+    emphasis: float | None = None
+    """joined: multiplies what is taken over; 1.5 was best for the shipped people."""
+    inherit: float | None = None
+    """joined: how much of the rest is the training model's too, 0 up to 1; 0.4 was best for the shipped people."""
+    files: Files = Writing()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import EditConfig, W2WModel, conditioned, edit, sample, usual_sampling
+
+        space, strengths, wanted = _space(self.space), _sliders(self.edits), _sliders(self.wanted)
+        config = usual_sampling(
+            space, factor=self.factor, components=self.components, truncation=self.truncation, rng=self.rng,
+            attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
+        )  # fmt: skip
+        drawn = conditioned(space, sample(space, self.seeds, config), wanted)
+        rows = edit(space, drawn, strengths, EditConfig(self.protect))
+        history: list[dict[str, Any]] = [{"sample": {"seeds": list(self.seeds), **config.to_dict()}}]
+        history += [{"conditioned": wanted}] * bool(wanted) + [{"edit": strengths}] * bool(strengths)
+        names = [f"model-{seed:04d}{_tail(strengths)}" for seed in self.seeds]
+        self.files.write(space, W2WModel(rows, space.identity, tuple(history)), names)
+        return 0
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Move models along sliders: the same person with a beard."""
+
+    space: Positional[Path]
+    """The space file."""
+    models: Positional[tuple[str, ...]]
+    """.w2wmodel files, or names of training models."""
+    edits: tuple[str, ...] = ()
+    """Sliders such as 'beard=2', in deviations of the training models."""
+    protect: tuple[str, ...] = ()
+    """Labels whose scores stay."""
+    mode: str = "joint"
+    """How they are protected: joint, or official_sequential."""
+    files: Files = Writing()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import EditConfig, edit
+
+        space, strengths = _space(self.space), _sliders(self.edits)
+        if not strengths:
+            raise refuse("edits", "none", "one or more sliders", f"write --edits '{_example(space)}=2'")
+        for given in self.models:
+            model, name = _model(space, given)
+            rows = edit(space, model.coefficients, strengths, EditConfig(self.protect, self.mode))
+            self.files.write(space, model.moved_to(rows, edit=strengths), _named(name + _tail(strengths), len(rows)))
+        return 0
+
+
+@dataclass(frozen=True)
+class Invert:
+    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far."""
+
+    space: Positional[Path]
+    """The space file, in factors mode."""
+    pictures: Positional[tuple[Path, ...]]
+    """One model for each; they are cropped to squares."""
+    model: str = "portraits"
+    """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
+    prompt: str = "sks person"
+    """What the LoRAs were trained with, or what the pictures show beside the subject."""
+    preset: str = "quick"
+    """photo and out_of_distribution are the paper's; quick: fewer steps, larger batches."""
+    steps: int | None = None
+    """Adam steps, instead of the preset's."""
+    lr: float | None = None
+    """Learning rate, instead of the preset's."""
+    components: int | None = None
+    """How many to train, instead of the preset's."""
+    prior: float | None = None
+    """Pull towards the mean model; for drawings or hidden faces try 0.001."""
+    seed: int = 0
+    """Of noise levels and noise."""
+    size: int | None = None
+    """Side in pixels; none: the base model's."""
+    load: Load = LoadConfig()
+    files: Files = Writing()
+
+    def run(self) -> int:
+        """0 on success, 130 after Ctrl-C."""
+        import torch
+
+        from ..activations.images import open_picture, to_pixels
+        from ..pipelines import W2WPipeline
+        from ..pipelines.loading import load_pipeline
+        from ..progress import TqdmProgress
+        from ..w2w import W2WModel, described, partial_inversion
+
+        space, config = _space(self.space), self._config()
+        pipe = load_pipeline(self.model, W2WPipeline, self.load)
+        side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
+        images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
+        names = [f"{p.stem}-inverted" for p in self.pictures]
+        try:
+            model, found = pipe.invert_image(space, images, self.prompt, config, progress=TqdmProgress("inverting"))
+        except KeyboardInterrupt as error:
+            partial = partial_inversion(error)
+            if partial is not None and partial.steps:
+                step = {"invert": {"steps": partial.steps, "interrupted": True}}
+                self.files.write(space, W2WModel(partial.coefficients, space.identity, (step,)), names)
+            raise
+        for (picture, first), last in zip(enumerate(found.losses[0][1]), _lowest(found.losses), strict=True):
+            print(f"{names[picture]}: held-out loss {first:.4f} -> {last:.4f}")
+        self.files.write(space, model, names)
+        print(described(space, model.coefficients))
+        return 0
+
+    def _config(self) -> Any:
+        from dataclasses import replace
+
+        from ..w2w.inversion import preset
+
+        names = ("steps", "lr", "components", "prior")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(preset(self.preset), seed=self.seed, **given)
+
+
+@dataclass(frozen=True)
+class Encode:
+    """Somebody's LoRA, or a training model by name, as a model of a space, and how much of it the space holds."""
+
+    space: Positional[Path]
+    """The space file."""
+    loras: Positional[tuple[str, ...]]
+    """LoRA files, names of training models, or w2wmodel.pt of the published code."""
+    out: Path = Path("w2w-models")
+    """Folder for the .w2wmodel files; vitrine w2w export makes LoRAs of them."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import described, encode, member, official_model, read_lora
+
+        space = _space(self.space)
+        for given in self.loras:
+            path = Path(given)
+            if path.suffix == ".pt":
+                model = official_model(path, space)
+                told = described(space, model.coefficients)
+            else:
+                lora = path.suffix == ".safetensors"
+                found = encode(space, read_lora(path), path.stem) if lora else member(space, given)
+                model, told = found.model, found.summary(space)
+            name = path.stem if path.suffix else given.replace("/", "-")
+            print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {told}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write models of a space as LoRA files of a chosen rank, precision and spelling."""
+
+    space: Positional[Path]
+    """The space file."""
+    models: Positional[tuple[str, ...]]
+    """.w2wmodel files, or names of training models."""
+    files: Files = Writing()
+
+    def run(self) -> int:
+        """0 on success."""
+        space = _space(self.space)
+        for given in self.models:
+            model, name = _model(space, given)
+            self.files.write(space, model, _named(name, len(model)))
+        return 0
+
+
+# --- shared -------------------------------------------------------------------------------------------------------
+def _space(path: Path | None) -> Any:
+    from ..portraits.shipped import PEOPLE_SPACE
+    from ..w2w import load_space
+
+    return load_space(path or PEOPLE_SPACE)
+
+
+def _model(space: Any, given: str) -> tuple[Any, str]:
+    """A saved model or a training model by name, and what to call its files."""
+    from ..w2w import W2WModel, member
+
+    if given.endswith((".safetensors", ".pt")):
+        return W2WModel.load(given).belongs(space), Path(given).name.removesuffix(".w2wmodel.safetensors")
+    return member(space, given).model, given.replace("/", "-")
+
+
+def _named(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
+
+
+def _sliders(texts: tuple[str, ...]) -> dict[str, float]:
+    return dict(map(_slider, texts))
+
+
+def _slider(text: str) -> tuple[str, float]:
+    label, _, number = text.partition("=")
+    try:
+        return label.strip(), float(number)
+    except ValueError:
+        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
+
+
+def _tail(strengths: dict[str, float]) -> str:
+    return "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
+
+
+def _example(space: Any) -> str:
+    return next(iter(space.directions), "beard")
+
+
+def _square(picture: Any) -> Any:
+    side = min(picture.size)
+    left, top = ((length - side) // 2 for length in picture.size)
+    return picture.crop((left, top, left + side, top + side))
+
+
+def _lowest(losses: list[tuple[int, list[float]]]) -> list[float]:
+    return [min(values) for values in zip(*(row for _, row in losses), strict=True)]

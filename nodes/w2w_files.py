@@ -1,0 +1,123 @@
+"""Models of a space as files: saved as LoRAs, loaded, encoded from somebody's LoRA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.errors import refuse
+from ..engine.w2w import Space, W2WModel, described, encode, materialise, read_lora, share_kept, write_lora
+from ..engine.w2w import member as training_model
+from .comfy import saved
+from .comfy import w2w as comfy_w2w
+from .comfy.saved import plain_name
+from .sockets import W2WModelSocket, W2WSpaceSocket
+from .w2w import CATEGORY, MODEL, SPACE
+
+NO_LORA = "(the file above)"
+
+
+class SaveW2WLora(io.ComfyNode):
+    """A model of the space as LoRA files."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Space and model in; files out."""
+        return io.Schema(
+            node_id="VitrineSaveW2WLora",
+            display_name="Save W2W as LoRA",
+            category=CATEGORY,
+            description="Writes a model as a LoRA that loads everywhere, in kohya names (ComfyUI, A1111, diffusers) "
+            "or diffusers names, of any rank and precision, and the model itself for later edits, into "
+            "output/vitrine_w2w.",
+            search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
+            is_output_node=True,
+            inputs=[
+                SPACE, MODEL,
+                io.String.Input("name", default="person", tooltip="File name without folder or ending."),
+                io.Combo.Input("names", options=["auto", "kohya", "diffusers"], default="auto",
+                               tooltip="auto: what most programs load, kohya for UNets. diffusers names of a UNet load "
+                               "in diffusers only."),
+                io.Int.Input("rank", default=0, min=0, max=4096,
+                             tooltip="At most so many factors a layer; 0 keeps the model exact. The preview says how "
+                             "much a rank keeps."),
+                io.Combo.Input("dtype", options=["float32", "float16", "bfloat16"], default="float32",
+                               tooltip="Precision of the file; float16 halves it."),
+            ],
+            outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, space: Space, w2w_model: W2WModel, name: str, names: str, rank: int = 0, dtype: str = "float32"
+    ) -> io.NodeOutput:
+        """Files are written whole; those of the same name are replaced."""
+        coefficients = w2w_model.belongs(space).coefficients[0]
+        exact = materialise(space, coefficients)
+        lora = materialise(space, coefficients, rank) if rank else exact
+        stem = saved.folder(comfy_w2w.FOLDER) / plain_name(name)
+        path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names, dtype=getattr(torch, dtype))
+        model_path = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
+        kept = f"\nrank {rank} keeps {share_kept(exact, lora):.1%} of the change" if rank else ""
+        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{model_path}{kept}"))
+
+
+class LoadW2WModel(io.ComfyNode):
+    """A saved model, somebody's LoRA, or one of the training models."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """A file or a name in, the model out."""
+        files = saved.listed(comfy_w2w.FOLDER, ".w2wmodel.safetensors")
+        return io.Schema(
+            node_id="VitrineLoadW2WModel",
+            display_name="Load W2W Model",
+            category=CATEGORY,
+            description="Reads a model from output/vitrine_w2w; one of another space is refused when it is used. "
+            "With a space also encodes a LoRA of your own, and says how much of it the space holds, or takes a "
+            "training model by name.",
+            search_aliases=["weights2weights", "load identity", "load person", "encode LoRA", "my LoRA", "member"],
+            inputs=[
+                io.Combo.Input("file", options=files or ["none saved yet"],
+                               tooltip="A saved model, unless a LoRA or a member is chosen below."),
+                W2WSpaceSocket.Input("space", optional=True, tooltip="The space in which to find a LoRA or member."),
+                io.Combo.Input("lora", options=[NO_LORA, *comfy_w2w.loras()], default=NO_LORA, optional=True,
+                               tooltip="A LoRA in models/loras, to be encoded: the space's nearest model."),
+                io.String.Input("member", default="", optional=True,
+                                tooltip="A training model of the space by its name, such as person-0007."),
+            ],
+            outputs=[
+                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="As it was saved, or encoded."),
+                io.String.Output(display_name="report", tooltip="How much the space holds, nearest training models."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(
+        cls, file: str, space: Any = None, lora: str = NO_LORA, member: str = ""
+    ) -> float | tuple[str, str]:
+        """Runs again when the file has changed."""
+        chosen = lora != NO_LORA or member
+        return (lora, member) if chosen else saved.changed(comfy_w2w.FOLDER, file)
+
+    @classmethod
+    def execute(cls, file: str, space: Space | None = None, lora: str = NO_LORA, member: str = "") -> io.NodeOutput:
+        """Load or encode; broken files are named."""
+        if lora == NO_LORA and not member.strip():
+            model = W2WModel.load(saved.path_of(comfy_w2w.FOLDER, file))
+            text = described(space, model.belongs(space).coefficients) if space is not None else ""
+            return io.NodeOutput(model, text)
+        if space is None:
+            raise refuse("space", "none", "the space of the LoRA or member", "connect Load W2W Space")
+        found = (
+            training_model(space, member.strip())
+            if member.strip()
+            else encode(space, read_lora(comfy_w2w.lora_path(lora)), lora)
+        )
+        text = found.summary(space)
+        return io.NodeOutput(found.model, text, ui=ui.PreviewText(text))
+
+
+NODES: list[type[io.ComfyNode]] = [SaveW2WLora, LoadW2WModel]
