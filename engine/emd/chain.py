@@ -86,18 +86,22 @@ class Joint(NamedTuple):
 
 
 class ChainEnd(NamedTuple):
-    """Where a chain ended: eps^K, z^K, the accumulated noise a^K, the M-step direction r, the last teacher x0."""
+    """Where a chain ended: eps^K, z^K, the accumulated noise a^K, the M-step direction r, the last teacher x0.
+
+    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step; drift None where z is frozen.
+    """
 
     eps: torch.Tensor
     z: torch.Tensor
     noise: torch.Tensor
     r: torch.Tensor
     x0: torch.Tensor | None = None
+    gap: torch.Tensor | None = None
+    drift: torch.Tensor | None = None
 
     def take(self, rows: torch.Tensor) -> ChainEnd:
         """The ends of some rows."""
-        x0 = None if self.x0 is None else self.x0[rows]
-        return ChainEnd(self.eps[rows], self.z[rows], self.noise[rows], self.r[rows], x0)
+        return ChainEnd(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
 def normal_from(generator: torch.Generator) -> Draw:
@@ -133,10 +137,11 @@ def e_step(
             # Xie et al. 2024: grad_z = (alpha / sigma) J^T Delta - z
             z = (1 - config.gz) * z + config.gz * drift + (2 * config.gz) ** 0.5 * draw(z)
         after_step(i + 1)
+    sizes = row_rms(delta), None if drift is None else row_rms(drift)
     if config.estimator == "last":  # Stein: E_rho[(Delta - eps) f(z)] = 0, so Delta may stand for eps
         delta, x0 = rho.gap_at(z, eps)
-        return ChainEnd(eps, z, noise, delta, x0)
-    return ChainEnd(eps, z, noise, eps if config.estimator == "raw" else eps - noise, x0)
+        return ChainEnd(eps, z, noise, delta, x0, *sizes)
+    return ChainEnd(eps, z, noise, eps if config.estimator == "raw" else eps - noise, x0, *sizes)
 
 
 def _drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig) -> tuple[Gap, torch.Tensor | None]:

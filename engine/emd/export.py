@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -88,3 +89,13 @@ def _narrowed(weights: Mapping[str, torch.Tensor], half: bool) -> Mapping[str, t
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor], role: str, contract: StudentContract) -> Path:
     return save_safetensors(path, tensors, contract.to_metadata() | {"vitrine.role": role})
+
+
+def keep_last(folder: Path, write: Callable[[Path], tuple[Path, ...]], done: int, count: int) -> Path:
+    """Have ``write`` fill ``folder/checkpoints/step_<done>`` and drop all but the ``count`` latest of them."""
+    home = folder / "checkpoints"
+    write(home / f"step_{done}")
+    steps = sorted(home.glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))
+    for old in steps[:-count]:
+        shutil.rmtree(old)
+    return home

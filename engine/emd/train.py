@@ -7,7 +7,7 @@ a run does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +22,16 @@ from ..training import MovingAverage, Tensors, finite, load_state, run_steps, sa
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import StudentContract, read_student
-from .export import export, export_full, from_kohya
+from .export import export, export_full, from_kohya, keep_last
 from .grids import write_grid
+from .logs import TrainLog
 from .losses import bias, calibrate_gz, draw_times, m_step_loss, score_gap, score_loss, z_drifts
 from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
 from .train_config import DTYPES, EMDTrainConfig
+
+Batch = tuple[Condition, torch.Tensor, torch.Tensor]
+"""Conditions, z and timesteps of the rows of one process."""
 
 
 class Trainer:
@@ -73,8 +77,11 @@ class Trainer:
         self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
-        if not self._resume() and rare.auto_gz and config.chain.gz:
+        resumed = self._resume()
+        self.log = TrainLog(None, 0)
+        if not resumed and rare.auto_gz and config.chain.gz:
             self.chain = config.chain.with_gz(*self._calibrate())
+        self.log = TrainLog(self.folder if self.accelerator.is_main_process else None, rare.log_every, self.done)
 
     def _check(self) -> None:
         count = self.accelerator.num_processes
@@ -149,10 +156,13 @@ class Trainer:
         files: tuple[Path, ...] = ()
         if self.accelerator.is_main_process:
             export(self.folder, self.roles.parameters(SCORE), SCORE, self.contract)
-            export_generator = export_full if self.config.student == "full" else export
-            files = export_generator(self.folder, self.average.values, GENERATOR, self.contract)
+            files = self._export_generator(self.folder)
         self.accelerator.wait_for_everyone()
         return files
+
+    def _export_generator(self, folder: Path) -> tuple[Path, ...]:
+        export_generator = export_full if self.config.student == "full" else export
+        return export_generator(folder, self.average.values, GENERATOR, self.contract)
 
     def _grid(self) -> torch.Tensor | None:
         """Every ``grid_every`` steps: write OUT/grids/step_N.png and return its pictures."""
@@ -160,23 +170,35 @@ class Trainer:
         if not every or self.done % every or not self.accelerator.is_main_process:
             return None
         pictures = self.samples()
+        self.log.pictures(self.done, pictures)
         write_grid(self.folder / "grids" / f"step_{self.done}.png", pictures)
         return pictures
 
     def step(self) -> None:
         """One pass of the algorithm box."""
         self._set_rates()
-        cond, z, t = self._draw()
-        self._score_update(cond, z)  # A. student score, on uncorrected samples
+        batches = self._draws()
+        self._score_update(batches)  # A. student score, on uncorrected samples
         for _ in range(self.config.score_updates - 1):
-            self._score_update(*self._draw()[:2])
+            self._score_update(self._draws())
+        self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
+        self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
+        self.done += 1
+        rates = {f"rate {name}": adam.param_groups[0]["lr"] for name, adam in self.optimizers.items()}
+        self.log.row(self.done, rates | {"gz": self.chain.gz, "skipped": self.skipped})
+
+    def _draws(self) -> list[Batch]:
+        return [self._draw() for _ in range(self.config.advanced.accumulate)]
+
+    def _generator_loss(self, cond: Condition, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor | None:
         self.roles.train_only(None)
         rho = self._joint(cond, t, z)
         end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
         self._read_meter(rho, end)
-        self._generator_update(end, cond, rho.levels)  # C. M-step
-        self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
-        self.done += 1
+        for name, sizes in (("gap", end.gap), ("drift", end.drift)):
+            if sizes is not None:
+                self.log.read(name, sizes)
+        return self._m_step(end, cond, rho.levels)  # C. M-step
 
     def _joint(self, cond: Condition, t: torch.Tensor, z: torch.Tensor) -> Joint:
         """What the chains of these rows walk; the E-step uses the live weights, not their average."""
@@ -190,44 +212,58 @@ class Trainer:
         for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
             set_rate(self.optimizers[name], rate * share)
 
-    def _generator_update(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> None:
+    def _m_step(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> torch.Tensor | None:
+        """The loss; None if no row here is finite."""
         finite_rows = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)
         sound = finite_rows.cpu()
         if not bool(sound.all()):  # rows whose chain is not finite are left out and counted
             self.skipped += int((~sound).sum())
             rows = sound.nonzero().flatten()
             cond, levels, end = cond.take(rows), levels.take(rows), end.take(rows)
-        if not self._in_any_process(sound):
-            return
         self.roles.train_only(GENERATOR)
-        loss = None
-        if bool(sound.any()):
-            loss = m_step_loss(self.generate(end.z, cond), end, levels, self.config.advanced.weight)
-        self._update(GENERATOR, loss)
+        if not bool(sound.any()):
+            return None
+        return m_step_loss(self.generate(end.z, cond), end, levels, self.config.advanced.weight)
 
-    def _score_update(self, cond: Condition, z: torch.Tensor) -> None:
+    def _score_update(self, batches: Sequence[Batch]) -> None:
+        self._update(SCORE, (self._score_loss(cond, z) for cond, z, _ in batches))
+
+    def _score_loss(self, cond: Condition, z: torch.Tensor) -> torch.Tensor:
         self.roles.train_only(SCORE)
         with torch.no_grad():
             y = self.generate(z, cond)
         t = self._share(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
-        self._update(SCORE, score_loss(self.roles.score, y, self._normal(z), t, cond))
+        return score_loss(self.roles.score, y, self._normal(z), t, cond)
 
-    def _update(self, name: str, loss: torch.Tensor | None) -> None:
-        """One Adam step, or none (and counted) if the gradient is not finite. No loss: no row here is finite."""
+    def _update(self, name: str, losses: Iterable[torch.Tensor | None]) -> None:
+        """One Adam step on the mean of the losses, or none (and counted) if the gradient is not finite.
+
+        None among the losses is a batch without a finite row here; if there are no others in any process, no step is
+        taken.
+        """
         adam, parameters = self.optimizers[name], list(self.roles.parameters(name).values())
         adam.zero_grad()
-        if loss is not None:
-            self.accelerator.backward(loss)
+        learned = False
+        for loss in losses:
+            if loss is not None:
+                learned = True
+                self.log.read(f"loss {name}", loss)
+                self.accelerator.backward(loss / self.config.advanced.accumulate)
+        if name == GENERATOR and not self._in_any_process(torch.tensor([learned])):
+            return
         if self.accelerator.num_processes > 1:
             for p in parameters:
                 p.grad = self.accelerator.reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
+        if self.log.on:
+            norms = [p.grad.detach().float().norm() for p in parameters if p.grad is not None]
+            self.log.read(f"gradient {name}", torch.stack(norms).norm())
         if not finite(p.grad for p in parameters):
             self.skipped += 1
         else:
             adam.step()
         adam.zero_grad()
 
-    def _draw(self) -> tuple[Condition, torch.Tensor, torch.Tensor]:
+    def _draw(self) -> Batch:
         """Conditions, z and timesteps of this process's rows."""
         rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
         z = torch.randn(self.config.batch, *self.shape, generator=self.random)
@@ -258,8 +294,7 @@ class Trainer:
     def _calibrate(self) -> tuple[float, float]:
         """gz and clip from the z drift at the start; five score updates come first, since the scores coincide there."""
         for _ in range(5):
-            cond, z, _ = self._draw()
-            self._score_update(cond, z)
+            self._score_update([self._draw()] * self.config.advanced.accumulate)
         self.roles.train_only(None)
         drifts = []
         for _ in range(4):
@@ -284,6 +319,8 @@ class Trainer:
         }
         facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict(), "meter": self.meter}
         save_state(self.folder, tensors, self.optimizers, facts | {"config": self.config.to_dict()})
+        if self.config.advanced.keep and self.done:
+            keep_last(self.folder, self._export_generator, self.done, self.config.advanced.keep)
 
     def _resume(self) -> bool:
         state = load_state(self.folder, self.optimizers, device=str(self.device))

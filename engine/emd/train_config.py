@@ -30,6 +30,9 @@ class EMDAdvancedConfig(Config):
         save_every: steps between saves of the state.
         grid_every: steps between sample grids (0: never); the trainer needs ``decode`` then.
         meter_every: steps between readings of the bias meter (0: never).
+        log_every: steps between rows of log.csv, and of TensorBoard where it is installed (0: never).
+        accumulate: batches whose gradients make one update.
+        keep: exports of the generator that are kept, the last ones of those made at each save (0: the final one only).
     """
 
     auto_gz: bool = True
@@ -41,10 +44,14 @@ class EMDAdvancedConfig(Config):
     save_every: int = 100
     grid_every: int = 0
     meter_every: int = 0
+    log_every: int = 10
+    accumulate: int = 1
+    keep: int = 0
 
     def __post_init__(self) -> None:
-        if self.save_every < 1:
-            raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
+        if self.save_every < 1 or self.accumulate < 1:
+            shown = (self.save_every, self.accumulate)
+            raise refuse("save_every, accumulate", shown, "1 or more", "use whole numbers")
         if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
             raise refuse(
                 "ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and uniform are usual"
@@ -53,16 +60,16 @@ class EMDAdvancedConfig(Config):
             raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
-        if self.grid_every < 0 or self.meter_every < 0:
-            shown = (self.grid_every, self.meter_every)
-            raise refuse("grid_every, meter_every", shown, "0 or more", "0 is never")
+        rare = (self.grid_every, self.meter_every, self.log_every, self.keep)
+        if min(rare) < 0:
+            raise refuse("grid_every, meter_every, log_every, keep", rare, "0 or more", "0 is never")
 
     def essential(self) -> EMDAdvancedConfig:
         """What the weights depend on; how often the run is saved or looked at, and memory, are at their defaults."""
         default = EMDAdvancedConfig()
         return replace(
             self, save_every=default.save_every, grid_every=default.grid_every, meter_every=default.meter_every,
-            checkpointing=default.checkpointing,
+            checkpointing=default.checkpointing, log_every=default.log_every, keep=default.keep,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def test_each_score_update_has_a_batch_of_its_own(tmp_path):
     """All of them saw one z and one set of prompts."""
     run, seen = trainer(tmp_path, score_updates=3), []
     update = run._score_update
-    run._score_update = lambda cond, z: seen.append((cond.text, z)) or update(cond, z)
+    run._score_update = lambda batches: seen.append((batches[0][0].text, batches[0][1])) or update(batches)
     run.step()
     assert len(seen) == 3
     assert not any(torch.equal(seen[i][1], seen[j][1]) for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -120,15 +120,14 @@ def test_nonfinite_steps_are_skipped_and_counted(tmp_path):
     run = trainer(tmp_path)
     before = [p.detach().clone() for p in run.roles.parameters(SCORE).values()]
     run.roles.train_only(SCORE)
-    run._update(SCORE, sum(p.sum() for p in run.roles.parameters(SCORE).values()) * float("nan"))
+    run._update(SCORE, [sum(p.sum() for p in run.roles.parameters(SCORE).values()) * float("nan")])
     assert run.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, run.roles.parameters(SCORE).values(), strict=True))
     r = torch.randn(2, 4, 8, 8)
     r[1, 0, 0, 0] = float("inf")
     one = torch.ones(2, 1, 1, 1)
-    run._generator_update(
-        ChainEnd(r, r.nan_to_num(posinf=0), r, r, 0 * r.nan_to_num()), texts(2), NoiseLevels(one, one)
-    )
+    end = ChainEnd(r, r.nan_to_num(posinf=0), r, r, 0 * r.nan_to_num())
+    run._update(GENERATOR, [run._m_step(end, texts(2), NoiseLevels(one, one))])
     assert run.skipped == 2 and all(bool(torch.isfinite(p).all()) for p in run.roles.parameters(GENERATOR).values())
 
 
