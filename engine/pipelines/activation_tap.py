@@ -125,6 +125,7 @@ class ActivationTapTransformerPipeline(TapPipeline):
     """
 
     model_cpu_offload_seq = "vae->transformer"
+    _reads_prompts = True
 
     def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
         super().__init__()
@@ -144,6 +145,15 @@ class ActivationTapTransformerPipeline(TapPipeline):
         made = super().from_pipe(pipeline, **kwargs)
         made.__dict__["source"] = pipeline
         return made
+
+    @classmethod
+    def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
+        """Around whatever pipeline a folder or hub repository holds."""
+        return cls.from_pipe(DiffusionPipeline.from_pretrained(path, **kwargs))
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the pipeline this one was made from, text encoders and all."""
+        return self.__dict__["source"].save_pretrained(*args, **kwargs)
 
     @property
     def _latent(self) -> Latent:  # type: ignore[override]

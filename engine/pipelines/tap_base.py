@@ -45,6 +45,8 @@ class TapPipeline(SharedPipeline):
     """Base of the pipelines, which differ in how a prompt becomes a condition and a picture a latent."""
 
     _meaningless = MEANINGLESS
+    _reads_prompts = False
+    """Prompts are read by another pipeline, and encoded ones are not taken."""
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""
@@ -145,6 +147,9 @@ class TapPipeline(SharedPipeline):
         if check_protocol(protocol):
             config = self._as_gdf(config, posterior)
             generator = generator or gdf_generator(config.seeds)
+        if prompt_embeds is not None and self._reads_prompts:
+            remedy = "pass prompts; tap_latents takes encoded text"
+            raise refuse("prompt_embeds", "a tensor", "none: its pipeline encodes more than one text", remedy)
         if prompt and prompt_embeds is not None:
             raise refuse("prompt and prompt_embeds", "both", "one of them", "prompt_embeds are prompts, encoded")
         if output_type not in ("pil", "none"):

@@ -35,6 +35,7 @@ class Door:
         masks: (pipe, masks) -> a tensor, where one takes masks.
         refused: convention -> arguments that are refused, and words of the reason.
         absent: conventions without meaning here, where there is no argument to refuse.
+        lent: it keeps the pipeline it was made from, whose text encoders it uses.
     """
 
     title: str
@@ -46,11 +47,14 @@ class Door:
     masks: Callable[[Any, Any], torch.Tensor] | None = None
     refused: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    lent: bool = False
 
     def pipeline(self) -> Any:
         """A fresh one."""
         if self.kind is ours.ResolutionTransferPipeline:
             return self.kind(stock(self.family), WIDE)
+        if self.lent:
+            return self.kind.from_pipe(stock(self.family))
         return around(self.kind, stock(self.family))
 
 
@@ -81,6 +85,11 @@ def _one_step(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
 def _tap(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
     return pipe(image, "" if prompt is None else prompt, RESIDUAL, **{"output_type": "none", **arguments})
+
+
+def _tap_block(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
+    image = drawn().images[:2] if image is None else image
+    return pipe(image, "" if prompt is None else prompt, "vit-block1-out", **{"output_type": "none", **arguments})
 
 
 def _match(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
@@ -137,6 +146,8 @@ TASKS = READS | {
     "output_type": ({"output_type": "np"}, "no pictures come back"),
     "return_dict": ({"return_dict": False}, "no pictures come back"),
 }
+TAPS = READS | {"output_type": ({"output_type": "np"}, "activations come back")}
+LENT = TAPS | {"prompt_embeds": ({"prompt": None, "prompt_embeds": torch.zeros(1, 7, 64)}, "pass prompts")}
 CONTROL = {"cross_attention_kwargs": (ADAPTERS, "set_adapters")}
 STUDENT = {
     "negative_prompt": ({"negative_prompt": "x"}, DISTILLED),
@@ -151,9 +162,12 @@ DOORS = {
     door.title: door
     for door in (
         Door("Tap", "sd", ours.ActivationTapPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
-             refused=READS | {"output_type": ({"output_type": "np"}, "activations come back")}, absent=("masks",)),
+             refused=TAPS, absent=("masks",)),
         Door("Tap XL", "sdxl", ours.ActivationTapXLPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
-             refused=READS | {"output_type": ({"output_type": "np"}, "activations come back")}, absent=("masks",)),
+             refused=TAPS, absent=("masks",)),
+        Door("Tap, transformers", "flux", ours.ActivationTapTransformerPipeline, _tap_block, False,
+             lambda p, x: read(_tap_block(p, image=x)), absent=("masks",), lent=True,
+             refused=LENT),
         Door("Match", "sd", ours.CorrespondencePipeline, _match, False, lambda p, x: read(_match(p, image=x)),
              refused=TASKS, absent=("masks",)),
         Door("Segment", "sd", ours.SegmentationPipeline, _label, False, lambda p, x: read(_label(p, image=x)),
@@ -161,6 +175,7 @@ DOORS = {
         Door("NEMO", "sd", ours.NEMOPipeline, _blocked, True, _verified, absent=("masks",)),
         Door("W2W", "sd", ours.W2WPipeline, _person, True, _inverted, _inverted_within, refused=PERSON),
         Door("EMD", "sd", ours.EMDOneStepPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
+        Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
         Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
         Door("Control", "sd", ours.ControlConditionedPipeline, _checkpointed, refused=CONTROL, absent=NO_PICTURES),
         Door("Control XL", "sdxl", ours.ControlConditionedXLPipeline, _sized, refused=CONTROL, absent=NO_PICTURES),
