@@ -31,6 +31,11 @@ class Condition:
         text, pooled = (None if v is None else fn(v) for v in (self.text, self.pooled))
         return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()}, self.fixed)
 
+    @property
+    def count(self) -> int:
+        """B: rows of text; 1 where there is none."""
+        return 1 if self.text is None else len(self.text)
+
     def take(self, rows: torch.Tensor) -> Condition:
         """Rows by index, with repetition. A condition of one row is expanded to any index."""
         return self._map(lambda v: v[rows.to(v.device)] if len(v) > 1 else v.expand(len(rows), *v.shape[1:]))

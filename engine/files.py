@@ -77,11 +77,16 @@ def save_safetensors(
     path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Path:
     """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device."""
-    import torch
     from safetensors.torch import save_file
 
-    dense = torch.contiguous_format
-    plain = {name: tensor.detach().cpu().clone(memory_format=dense) for name, tensor in tensors.items()}
+    plain: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage()
+        # copied only where the library would refuse it: large sums are saved beside themselves otherwise
+        plain[name] = own if storage.nbytes() == own.nbytes and storage.data_ptr() not in seen else own.clone()
+        seen.add(storage.data_ptr())
     return write_whole(path, lambda scratch: save_file(plain, scratch, {"format": "pt", **(metadata or {})}))
 
 

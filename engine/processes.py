@@ -6,6 +6,9 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +25,42 @@ ONE_CORE = {
 """Environment of a worker that trains on one core; it must be set before the process starts."""
 
 
+_PATIENCE = timedelta(days=7)
+"""How long processes wait for each other: torch's half hour is less than a share of a large job may differ by."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that share a job.
+
+    Attributes:
+        index, count: this process's number, of how many.
+        total: sums a tensor over all of them; each gets the same bits.
+        gather: what each of them has, in their order.
+        meet: waits for all of them.
+    """
+
+    index: int = 0
+    count: int = 1
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda part: part
+    gather: Callable[[Any], list[Any]] = lambda own: [own]
+    meet: Callable[[], None] = lambda: None
+
+    def share(self, count: int) -> range:
+        """The numbers below ``count`` that are this process's: every so-many-th, so that shares are even."""
+        return range(self.index, count, self.count)
+
+    def own_file(self, path: str | Path) -> Path:
+        """Where this process keeps the state of its share: ``path`` itself if it is alone."""
+        path = Path(path)
+        if self.count == 1:
+            return path
+        return path.with_name(f"{path.stem}-{self.index + 1}-of-{self.count}{path.suffix}")
+
+
+ALONE = Workers()
+
+
 def processes() -> Any:
     """accelerate's ``PartialState``: this process's index, the number of processes, and its device.
 
@@ -29,7 +68,24 @@ def processes() -> Any:
     """
     from accelerate import PartialState
 
-    return PartialState(cpu=not torch.accelerator.is_available())
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
+
+
+def launched() -> Workers:
+    """The processes that ``torchrun`` or ``accelerate launch`` has started; without a launcher nothing is imported."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return ALONE
+    from accelerate.utils import gather_object, reduce
+
+    state = processes()
+
+    def total(part: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = reduce(part.to(state.device), "sum")
+        return whole.to(part.device)
+
+    return Workers(
+        state.process_index, state.num_processes, total, lambda own: gather_object([own]), state.wait_for_everyone
+    )
 
 
 def cores() -> int:

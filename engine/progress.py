@@ -16,7 +16,11 @@ class Interrupted(BaseException):
 
 
 class Progress(Protocol):
-    """Called after each step with the number of steps done, their total, and a picture (B, 3, H, W) or None."""
+    """Called after each step with the number of steps done, their total, and a picture (B, 3, H, W) or None.
+
+    Steps of one total take about equally long, so that a bar can tell the time left; work of several parts counts each
+    by itself. What a resumed run finds done is in its first call.
+    """
 
     def __call__(self, step: int, total: int, preview: torch.Tensor | None = None) -> None: ...
 
@@ -26,17 +30,24 @@ def silent(step: int, total: int, preview: torch.Tensor | None = None) -> None:
 
 
 class TqdmProgress:
-    """A tqdm bar with a label, closed once the total is reached."""
+    """A tqdm bar with a label and the time left, closed once the total is reached.
 
-    def __init__(self, label: str = "") -> None:
-        self.label = label
+    Args:
+        shown: False draws nothing: of several processes one has the bar.
+    """
+
+    def __init__(self, label: str = "", shown: bool = True) -> None:
+        self.label, self.shown = label, shown
         self._bar: Any = None
 
     def __call__(self, step: int, total: int, preview: torch.Tensor | None = None) -> None:
         from tqdm.auto import tqdm
 
+        if self._bar is not None and self._bar.total != total:  # the next part of the work
+            self.close()
         if self._bar is None:
-            self._bar = tqdm(total=total, desc=self.label, leave=False)
+            # what was done before the clock began to run must not count as fast work
+            self._bar = tqdm(total=total, initial=step, desc=self.label, leave=False, disable=not self.shown)
         self._bar.update(step - self._bar.n)
         if step >= total:
             self.close()

@@ -8,6 +8,7 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.activations.filter import FilterRule
+from ..engine.activations.pictures import Pictures
 from ..engine.activations.preset_files import FeaturePreset
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
 from ..engine.errors import refuse
@@ -74,7 +75,7 @@ class RankActivations(io.ComfyNode):
         labels = None if masks is None else (masks > 0.5).long().to(latents.device)
         rule = FilterRule(noise or None, granularity or None)
         config = RankingConfig(places, timestep, rule, budget or None, most, strips=True)
-        ranking = rank_places(denoiser_of(model), latents, cond, config, masks=labels, progress=progress())
+        ranking = rank_places(denoiser_of(model), Pictures.of(latents, cond, labels), config, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
         text = ranking.summary()

@@ -10,15 +10,18 @@ from pathlib import Path
 import torch
 from typing_extensions import Self
 
-from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..footprint import memory_bytes
+from ..hooks import Activation
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
 from .correspondence import feature_maps
-from .parallel import own_share, shared_taps
-from .streaming import Streamed, in_chunks, memory_bytes, stream_taps
+from .pictures import Pictures, in_chunks
+from .streaming import Streamed, stream_taps
+from .tap import tap_latents
 
 _READ, _CELLS = 8, 3
 # Shares of the budget: joined maps of pictures read at once, of which a few copies live, and the probe's cells.
@@ -40,30 +43,26 @@ class Features:
 
     @classmethod
     def of(
-        cls, denoiser: Denoiser, latents: torch.Tensor, cond: Condition, config: TapConfig,
-        memory: int | str | None = None, state: str | Path | None = None, progress: Progress = silent,
+        cls, denoiser: Denoiser, pictures: Pictures, config: TapConfig, memory: int | str | None = None,
+        state: str | Path | None = None, progress: Progress = silent, workers: Workers = ALONE,
     ) -> Self:  # fmt: skip
-        """Tap pictures (B, C, h, w), shared among processes; with a budget into ``state``, or a temporary folder.
+        """Tap pictures, shared among processes; with a budget into ``state``, or a temporary folder.
 
         Raises:
             VitrineError: As :func:`~.streaming.stream_taps`, or if several processes have a budget and no folder.
         """
+        names = [f"{n:08d}" for n in range(pictures.count)]
         if memory is None:
-            return cls(shared_taps(denoiser, latents, cond, config, progress), range(len(latents)), None)  # type: ignore[arg-type]
-        own, wait = own_share(len(latents))
-        if own is not None and state is None:
+            return cls(_shared_taps(denoiser, pictures, config, progress, workers), names, None)
+        if workers.count > 1 and state is None:
             raise refuse("state", None, "a folder that all processes see", "activations are shared through it")
         with ExitStack() as cleaning:
             folder = state or cleaning.enter_context(tempfile.TemporaryDirectory(prefix="vitrine-taps-"))
-
-            def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
-                rows = torch.tensor(numbers)
-                return latents[rows.to(latents.device)], cond.take(rows)
-
-            names = [f"{n:08d}" for n in range(len(latents))]
-            stream_taps(denoiser, source, names, config, Path(folder) / "taps", memory, progress, own)
-            wait()
-            taps = stream_taps(denoiser, source, names, config, Path(folder) / "taps", memory)
+            told = (denoiser, pictures.source, names, config, Path(folder) / "taps", memory)
+            taps = stream_taps(*told, progress, workers.share(pictures.count))
+            if workers.count > 1:
+                workers.meet()
+                taps = stream_taps(*told)
             made = cls(taps, names, memory_bytes(memory))
             made._exit = cleaning.pop_all()
         return made
@@ -74,11 +73,16 @@ class Features:
     def __exit__(self, *error: object) -> None:
         self._exit.close()
 
-    def batches(self, places: Sequence[str], rows: range) -> Iterator[tuple[range, torch.Tensor]]:
-        """(numbers of pictures, their features (n, C, H, W)), in order; all at once where there is no budget."""
+    def batches(self, places: Sequence[str], rows: range, beside: int = 0) -> Iterator[tuple[range, torch.Tensor]]:
+        """(numbers of pictures, their features (n, C, H, W)), in order; all at once where there is no budget.
+
+        Args:
+            beside: bytes that the caller holds for each picture beside its features.
+        """
         most = len(rows)
         if self._memory is not None:
-            most = max(1, self._memory // _READ // (4 * self._channels(places) * self._positions(places)))
+            each = 4 * self._channels(places) * self._positions(places) + beside
+            most = max(1, self._memory // _READ // each)
         for run in in_chunks(len(rows), most):
             numbers = range(rows.start + run.start, rows.start + run.stop)
             yield numbers, feature_maps(self._read(places, numbers))
@@ -103,3 +107,19 @@ class Features:
         if len(numbers) == chosen.rows:
             return chosen
         return chosen.rows_between(numbers.start, numbers.stop)
+
+
+def _shared_taps(
+    denoiser: Denoiser, pictures: Pictures, config: TapConfig, progress: Progress, workers: Workers
+) -> Activations:
+    """:func:`tap_latents` in memory. Noise depends on the seed alone, so any number of processes gives the same."""
+    if pictures.count < workers.count:
+        workers = ALONE
+    own = workers.share(pictures.count)
+    taps = tap_latents(denoiser, *pictures.source(own), config, progress)
+    if workers.count == 1:
+        return taps
+    shares = workers.gather((torch.tensor(own), {a: v.tensor for a, v in taps.items()}))
+    order = torch.cat([numbers for numbers, _ in shares]).argsort()
+    joined = {a: torch.cat([tensors[a] for _, tensors in shares])[order] for a in taps}
+    return Activations({a: Activation(a, joined[a], v.grid) for a, v in taps.items()}, taps.info)

@@ -20,11 +20,12 @@ from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..files import named, parse_json, write_json
+from ..footprint import memory_bytes
 from ..hooks import Activation
 from ..progress import Progress, silent
 from .config import TapConfig
 from .pca import PCABasis
-from .streaming import memory_bytes, place_bytes, split_places
+from .streaming import footprint, split_places
 from .tap import tap_latents
 
 GROUP = 24
@@ -166,7 +167,8 @@ def measure_properties(
         latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
         addresses: spatial places, of UNets and transformers alike.
         state: a JSON file that holds the scores of finished places; the same call resumes from it.
-        memory: budget in bytes or as "2GB" for the places that are tapped together; else two dozen of them are.
+        memory: budget in bytes or as "2GB" for the places and pictures that are tapped together; else two dozen places
+            are.
 
     Raises:
         VitrineError: If there are fewer than two pictures, or a place has no grid.
@@ -176,8 +178,10 @@ def measure_properties(
     properties = _load(state)
     missing = [a for a in addresses if a not in properties]
     done = 0
-    for places in _groups(denoiser, latents, cond, missing, timestep, memory):
-        taps = [tap_latents(denoiser, latents, cond, TapConfig(places, timestep, (seed,))) for seed in (0, 1)]
+    groups, rows = _groups(denoiser, latents, cond, missing, timestep, memory)
+    for places in groups:
+        configs = [TapConfig(places, timestep, (seed,), batch=rows) for seed in (0, 1)]
+        taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
         for address in taps[0]:
             properties[address] = _score(*(t[address] for t in taps))
         _save(state, properties, timestep)
@@ -189,15 +193,16 @@ def measure_properties(
 def _groups(
     denoiser: Denoiser, latents: torch.Tensor, cond: Condition, places: list[str], timestep: float,
     memory: int | str | None,
-) -> list[tuple[str, ...]]:  # fmt: skip
+) -> tuple[list[tuple[str, ...]], int]:  # fmt: skip
+    """Places that are tapped together, and the rows of a forward."""
     if memory is None or not places:
-        return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)]
-    sizes = place_bytes(
-        denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), TapConfig(tuple(places), timestep)
-    )
+        return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)], TapConfig(("*",)).batch
+    config, budget = TapConfig(tuple(places), timestep), memory_bytes(memory)
+    one = footprint(denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), config)
     # two noises of every picture, and what their scores are made of
-    parts = split_places(sizes, memory_bytes(memory), 3 * len(latents))
-    return [part[i : i + GROUP] for part in parts for i in range(0, len(part), GROUP)]
+    parts = split_places(one.places, budget, 3 * len(latents))
+    rows = max(1, min(config.batch, budget // 2 // max(1, one.forward)))
+    return [part[i : i + GROUP] for part in parts for i in range(0, len(part), GROUP)], rows
 
 
 def _score(first: Activation, second: Activation) -> Properties:

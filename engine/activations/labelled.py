@@ -17,7 +17,7 @@ from ..files import named
 from .images import open_picture, to_pixels
 from .segmentation import IGNORE, square_mask
 
-_PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 # The 19 classes that Cityscapes evaluates, by their number in *_labelIds.png.
 _CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
@@ -169,9 +169,9 @@ def _as_stored(stored: torch.Tensor) -> torch.Tensor:
 
 
 def _listed(folder: Path) -> list[Path]:
-    pictures = sorted(p for p in folder.glob("*") if p.suffix.lower() in _PICTURES)
+    pictures = sorted(p for p in folder.glob("*") if p.suffix.lower() in PICTURES)
     if not pictures:
-        raise refuse("folder", str(folder), f"pictures ({', '.join(_PICTURES)})", "give the data set's top folder")
+        raise refuse("folder", str(folder), f"pictures ({', '.join(PICTURES)})", "give the data set's top folder")
     return pictures
 
 

@@ -12,22 +12,22 @@ from pathlib import Path
 import torch
 
 from ..addresses import resolve
-from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
 from .features import Features
 from .filter import FilterRule, Properties, measure_properties
-from .greedy_search import SearchResult, greedy_search
-from .parallel import first_process
+from .greedy_search import ScoreOf, SearchResult, greedy_search
 from .pca import PCABasis, pca_rgb
+from .pictures import Pictures
 from .preset_files import FeaturePreset
 from .presets import Preset
-from .segmentation import IGNORE, ProbeSettings, confusion, fit_probe_on, iou
+from .segmentation import ProbeSettings, confusion, fit_probe_on, iou
 from .tap import tap_latents
 
 PICTURES_SCORED = 16
@@ -133,83 +133,69 @@ def spatial_places(backbone: torch.nn.Module, patterns: str | Sequence[str] = "*
 
 def rank_places(
     denoiser: Denoiser,
-    latents: torch.Tensor,
-    cond: Condition,
+    pictures: Pictures,
     config: RankingConfig | None = None,
     *,
-    masks: torch.Tensor | None = None,
     state: str | Path | None = None,
     memory: int | str | None = None,
     progress: Progress = silent,
+    workers: Workers = ALONE,
 ) -> Ranking:
     """Filter all places, then search among those it keeps with a pixel probe on the masks.
 
     Args:
-        latents: (B, C, h, w) clean latents; the filter scores the first sixteen.
-        masks: (B, H, W) class numbers, 255 where nobody knows; the first half fits probes, the second judges them.
-            None ranks by the filter alone, the least noisy places first.
+        pictures: the filter scores the first sixteen. Where they have masks, the first half fits probes and the second
+            judges them; without, places are ranked by the filter alone, the least noisy ones first.
         state: a folder for finished scores; the same call resumes from it.
-        memory: budget in bytes or as "2GB" for what is held beyond latents and masks: activations of many pictures wait
-            in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see fewer of each
-            picture. None keeps all in memory.
+        memory: budget in bytes or as "2GB" for what is held beyond the models and a bare forward: activations of many
+            pictures wait in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see
+            fewer of each picture. None keeps all in memory.
+        workers: processes that share the pictures; all return the same.
 
     Raises:
         VitrineError: If there are fewer than four labelled pictures, only one class, or the filter keeps nothing.
     """
     config = config or RankingConfig()
-    if masks is not None:
-        _check(latents, masks)
+    classes = None if pictures.masks is None else pictures.classes()
     places = spatial_places(denoiser.backbone, config.patterns)
-    folder = Path(state) if state is not None and first_process() else None
-    scored = latents[:PICTURES_SCORED]
-    cond_scored = cond.take(torch.arange(len(scored))) if len(latents) > 1 else cond
+    folder = Path(state) if state is not None and workers.index == 0 else None
+    scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
     properties = measure_properties(
-        denoiser, scored, cond_scored, places, config.timestep, progress=progress, memory=memory,
+        denoiser, scored, cond, places, config.timestep, progress=progress, memory=memory,
         state=None if folder is None else folder / "filter.json",
     )  # fmt: skip
     candidates, dropped = config.rule.apply(properties)
     if not candidates:
         raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
-    search = None
-    if masks is not None:
+    search, scores = None, None if folder is None else folder / "scores.json"
+    if classes is not None:
         tapped = TapConfig(tuple(candidates), config.timestep)
-        with Features.of(denoiser, latents, cond, tapped, memory, state, progress) as features:
-            search = _search(features, masks, candidates, config, folder, progress)
+        with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
+            search = greedy_search(
+                candidates, _scoring(features, pictures, *classes), channels=features.widths, budget=config.budget,
+                most=config.most, tie=TIE, state=scores, progress=progress,
+            )  # fmt: skip
+            workers.meet()  # who is first must not remove what others read
         chosen = search.chosen
     else:
         chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
-    everywhere = TapConfig(tuple(places), config.timestep)
-    taps = tap_latents(denoiser, scored, cond_scored, everywhere) if config.strips else None
+    taps = tap_latents(denoiser, scored, cond, TapConfig(tuple(places), config.timestep)) if config.strips else None
     return Ranking(properties, dropped, search, chosen, taps)
 
 
-def _search(
-    features: Features, masks: torch.Tensor, candidates: list[str], config: RankingConfig, folder: Path | None,
-    progress: Progress,
-) -> SearchResult:  # fmt: skip
-    half, classes = len(masks) // 2, int(masks[masks != IGNORE].max()) + 1
-    size = (int(masks.shape[-2]), int(masks.shape[-1]))
+def _scoring(features: Features, pictures: Pictures, classes: int, size: tuple[int, int]) -> ScoreOf:
+    """Mean IoU, on the second half of the pictures, of a probe that is fitted on some places of the first half."""
+    half, masks = pictures.count // 2, pictures.masks
+    assert masks is not None
+    # class scores of every pixel, their maximum, and the mask with its copies
+    beside = size[0] * size[1] * (4 * classes + 4 * 8)
 
     def score(places: tuple[str, ...]) -> float:
         settings = ProbeSettings(pixels=features.pixels(places, half, ProbeSettings().pixels))
-        known = ((maps, masks[rows.start : rows.stop]) for rows, maps in features.batches(places, range(half)))
+        known = ((maps, masks(rows)) for rows, maps in features.batches(places, range(half), beside))
         probe, table = fit_probe_on(known, classes, settings), torch.zeros(classes, classes, dtype=torch.long)
-        for rows, maps in features.batches(places, range(half, len(masks))):
-            table += confusion(probe.predict(maps, size), masks[rows.start : rows.stop], classes).sum(0)
+        for rows, maps in features.batches(places, range(half, pictures.count), beside):
+            table += confusion(probe.predict(maps, size), masks(rows), classes).sum(0)
         return iou(table)[0]
 
-    state = None if folder is None else folder / "scores.json"
-    return greedy_search(
-        candidates, score, channels=features.widths, budget=config.budget, most=config.most, tie=TIE, state=state,
-        progress=progress,
-    )  # fmt: skip
-
-
-def _check(latents: torch.Tensor, masks: torch.Tensor) -> None:
-    if len(masks) != len(latents) or len(masks) < 4:
-        counts = (len(masks), len(latents))
-        raise refuse("masks, pictures", counts, "one mask a picture, four or more", "half of them judges the probes")
-    for name, half in (("first", masks[: len(masks) // 2]), ("second", masks[len(masks) // 2 :])):
-        classes = half[half != IGNORE].unique()
-        if len(classes) < 2:
-            raise refuse(f"masks of the {name} half", f"classes {classes.tolist()}", "two or more", "mix the pictures")
+    return score

@@ -6,8 +6,7 @@ A picture whose places do not fit the budget together is tapped once for each pa
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,38 +18,29 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..files import named, parse_json, write_json
+from ..footprint import Peak, memory_bytes
 from ..hooks import Activation, capture
 from ..progress import Progress, silent
 from .config import TapConfig
 from .container import Activations
+from .pictures import Source, in_chunks
 from .tap import tap_latents
 from .writer import ActivationReader, ActivationWriter
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _PARTS = "parts.json"
-_LEAST = 2**20
 # Shares of the budget. A shard is copied twice while it is written, and may be begun by one part and ended by the next.
-_TAPPED, _WAITING, _ALONE = 6, 12, 4
-
-Source = Callable[[Sequence[int]], tuple[torch.Tensor, Condition]]
-"""Numbers of pictures -> their latents (n, C, h, w) and a condition of n rows or one."""
+_TAPPED, _WAITING, _ALONE, _FORWARD = 6, 12, 4, 3
 
 
-def memory_bytes(memory: int | str) -> int:
-    """A budget in bytes from a number or a text as "2GB", "500 MiB".
+class Footprint(NamedTuple):
+    """Bytes that one picture takes: at each place, in float32, and while its forward runs."""
 
-    Raises:
-        VitrineError: If it is neither, or below one MiB.
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
-    unit = found[2].lower() if found else ""
-    if isinstance(memory, bool) or found is None or unit not in _UNITS or float(found[1]) * _UNITS[unit] < _LEAST:
-        raise refuse("memory", memory, "1 MiB or more, in bytes or as '2GB'", "a fifth of what is free is a good start")
-    return int(float(found[1]) * _UNITS[unit])
+    places: dict[str, int]
+    forward: int
 
 
-def place_bytes(denoiser: Denoiser, latents: torch.Tensor, cond: Condition, config: TapConfig) -> dict[str, int]:
-    """Bytes of float32 that each place of one picture takes, by one forward that keeps nothing.
+def footprint(denoiser: Denoiser, latents: torch.Tensor, cond: Condition, config: TapConfig) -> Footprint:
+    """What one picture takes, by one forward that keeps nothing.
 
     Args:
         latents: (1, C, h, w), as large as those that will be tapped.
@@ -62,9 +52,10 @@ def place_bytes(denoiser: Denoiser, latents: torch.Tensor, cond: Condition, conf
 
     sites, t = resolve(denoiser.backbone, list(config.addresses)), torch.tensor([config.timestep])
     size = (latents.shape[-2], latents.shape[-1])
-    with torch.no_grad(), capture(denoiser.backbone, sites, reduce=measure, maps=config.maps, latent_size=size):
+    tapped = capture(denoiser.backbone, sites, reduce=measure, maps=config.maps, latent_size=size)
+    with torch.no_grad(), tapped, Peak() as held:
         denoiser.forward(latents, t.to(latents.device), cond)
-    return sizes
+    return Footprint(sizes, held.peak)
 
 
 def split_places(sizes: Mapping[str, int], memory: int, pictures: int = 1) -> list[tuple[str, ...]]:
@@ -126,8 +117,8 @@ def stream_taps(
 ) -> Streamed:  # fmt: skip
     """Tap pictures into a folder; the same call goes on after an interruption, also after ``kill -9``.
 
-    What is held beyond the models and a bare forward stays below the budget, and latents are asked for when their turn
-    comes, ``config.batch`` rows at most at a time.
+    What is held beyond the models and the forward of a single row stays below the budget, and latents are asked for
+    when their turn comes, ``config.batch`` rows at most at a time.
 
     Args:
         source: gives latents and conditions of pictures by number.
@@ -149,10 +140,10 @@ def stream_taps(
         parts = _parts(Path(folder))
         left = [n for n in own if not parts or any(k not in writer for k in _keys(names[n], len(parts)))]
         if left:
-            sizes = place_bytes(denoiser, *source(left[:1]), config)
-            parts = parts or split_places({a: s * (2 if config.variance else 1) for a, s in sizes.items()}, budget)
+            one, copies = footprint(denoiser, *source(left[:1]), config), 2 if config.variance else 1
+            parts = parts or split_places({a: s * copies for a, s in one.places.items()}, budget)
             write_json(Path(folder) / _PARTS, {"parts": [list(p) for p in parts]})
-            chunk, limited = _together(sizes, parts, budget, config)
+            chunk, limited = _together(one, parts, budget, config)
         for numbers in ([left[i] for i in run] for run in in_chunks(len(left), chunk if left else 1)):
             _tap(denoiser, *source(numbers), [names[n] for n in numbers], limited, parts, writer)
             progress(len(own) - len(left) + left.index(numbers[-1]) + 1, len(own), None)
@@ -160,13 +151,13 @@ def stream_taps(
 
 
 def _together(
-    sizes: Mapping[str, int], parts: Sequence[tuple[str, ...]], budget: int, config: TapConfig
+    one: Footprint, parts: Sequence[tuple[str, ...]], budget: int, config: TapConfig
 ) -> tuple[int, TapConfig]:
     """How many pictures are tapped at once, and the settings with as many rows a forward as fit."""
-    each = max(sum(sizes[a] for a in part) for part in parts) * (2 if config.variance else 1)
+    each = max(sum(one.places[a] for a in part) for part in parts) * (2 if config.variance else 1)
     pictures = max(1, min(config.batch // len(config.seeds), budget // _TAPPED // each))
-    rows = max(1, min(config.batch, budget // _ALONE // max(sizes.values())))
-    return pictures, replace(config, batch=rows)
+    rows = min(config.batch, budget // _ALONE // max(one.places.values()), budget // _FORWARD // max(1, one.forward))
+    return pictures, replace(config, batch=max(1, rows))
 
 
 def _tap(
@@ -198,9 +189,3 @@ def _parts(folder: Path) -> list[tuple[str, ...]]:
         return []
     with named(path, "file", "places in parts", "use a new folder"):
         return [tuple(str(a) for a in part) for part in parse_json(path.read_text(encoding="utf-8"))["parts"]]
-
-
-def in_chunks(count: int, most: int) -> Iterator[range]:
-    """Numbers 0 .. ``count`` - 1 in runs of at most ``most``."""
-    for start in range(0, count, most):
-        yield range(start, min(start + most, count))

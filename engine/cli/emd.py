@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class Train:
     """LoRA of a student (kohya names) to start from, instead of the teacher."""
     start_score: Path | None = None
     """The score adapter that was trained beside it."""
+    memory: str = "1GB"
+    """What text states of the prompts may take in memory; more go into a folder of the run until it is finished."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -56,7 +59,8 @@ class Train:
 
         from ..emd.config import EStepConfig
         from ..emd.train_config import EMDTrainConfig
-        from ..pipelines.emd_training import training_parts
+        from ..pipelines.emd_training import TEXTS, training_parts
+        from ..processes import launched
         from ..progress import TqdmProgress
 
         settings = _read(self.config) if self.config else {"train": PORTRAITS}
@@ -69,13 +73,18 @@ class Train:
                 raise refuse("file", str(path), "an existing LoRA file", "check the path")
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
-        trainer = training_parts(**settings, load=self.load).trainer(config, self.out)
+        workers = launched()
+        bar = TqdmProgress("encoding prompts", not workers.index)
+        told: dict[str, Any] = {"folder": self.out, "memory": self.memory, "progress": bar, "workers": workers}
+        trainer = training_parts(**settings, load=self.load, **told).trainer(config, self.out)
         if self.start is not None:
             trainer.start_from(self.start, self.start_score)
-        files = trainer.run(TqdmProgress("distilling"), self.stop_after)
-        print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
-        if files:  # the first process has written them
+        files = trainer.run(TqdmProgress("distilling", not workers.index), self.stop_after)
+        if not workers.index:
+            print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
             print("student: " + ", ".join(map(str, files)))
+            if trainer.done == config.steps:
+                shutil.rmtree(self.out / TEXTS, ignore_errors=True)
         return 0
 
 

@@ -1,8 +1,10 @@
-"""``vitrine nemo calibrate | find | bake``: NEMO for lists of prompts, from files to files."""
+"""``vitrine nemo calibrate | score | find | bake``: NEMO for lists of prompts, from files to files."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from tyro.conf import Positional
 
 from ..errors import refuse
-from ..files import named, parse_table, save_safetensors, write_json
+from ..files import named, parse_table, save_safetensors, write_json, write_text
 from ..pipelines.loading import LoadConfig
 from .options import Load
 
@@ -22,6 +24,13 @@ def _pipeline(model: str, load: LoadConfig) -> Any:
     pipe = load_pipeline(model, NEMOPipeline, load)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _bar(label: str, workers: Any) -> Any:
+    """A bar in the first process."""
+    from ..progress import TqdmProgress
+
+    return TqdmProgress(label, not workers.index)
 
 
 def _prompts(path: Path, least: int = 1) -> list[str]:
@@ -36,7 +45,10 @@ def _prompts(path: Path, least: int = 1) -> list[str]:
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Measure neuron statistics and the memorization threshold on ordinary captions."""
+    """Measure neuron statistics and the memorization threshold on ordinary captions. The same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the captions.
+    """
 
     prompts: Positional[Path]
     """Text file with ordinary captions, one a line; 500 or more."""
@@ -50,23 +62,72 @@ class Calibrate:
     """Which of 50 steps is looked at; detection must use the same."""
     scored: int = 200
     """How many of the captions are scored for the threshold."""
+    memory: str = "4GB"
+    """What may be held beyond the model."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..nemo import ProbeConfig, fingerprint_of, threshold
-        from ..progress import TqdmProgress
+        from ..processes import launched
 
-        texts, pipe = _prompts(self.prompts, 2), _pipeline(self.model, self.load)
+        texts, pipe, workers = _prompts(self.prompts, 2), _pipeline(self.model, self.load), launched()
         probe = ProbeConfig(timestep_index=self.timestep_index)
-        sums, bar = self.out / "sums.safetensors", TqdmProgress("statistics")
-        pipe.statistics(texts, self.scope, bar, sums).save(self.out / "statistics.safetensors")
-        sums.unlink(missing_ok=True)
-        scores = pipe.score(texts[: self.scored], 1.0, probe, TqdmProgress("threshold"))
+        sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
+        shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
+        found = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
+        chosen = texts[: self.scored]
+        scores = pipe.score(chosen, 1.0, probe, _bar("threshold", workers), kept, **shared)
         tau, mean, std = threshold([s.value for s in scores])
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
-        write_json(self.out / "threshold.json", facts | {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)})
-        print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
+        facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)}
+        if not workers.index:
+            found.save(self.out / "statistics.safetensors")
+            write_json(self.out / "threshold.json", facts)
+            print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
+        for state in (sums, kept):
+            workers.own_file(state).unlink(missing_ok=True)
+        return 0
+
+
+@dataclass(frozen=True)
+class ScorePrompts:
+    """Tell which prompts of a long list are memorized, without a search; the same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
+    """
+
+    prompts: Positional[Path]
+    """Text file, one prompt a line."""
+    calibrated: Path = Path("nemo")
+    """The folder that calibrate wrote."""
+    model: str = "portraits"
+    """The model it was calibrated on."""
+    out: Path = Path("scores.csv")
+    """A table: prompt, score, memorized or not; the highest score first."""
+    memory: str = "4GB"
+    """What may be held beyond the model."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import ProbeConfig
+        from ..processes import launched
+
+        calibrated, texts = _threshold(self.calibrated / "threshold.json"), _prompts(self.prompts)
+        pipe, workers = _pipeline(self.model, self.load), launched()
+        probe, state = ProbeConfig.from_dict(calibrated["probe"]), self.out.with_suffix(".safetensors")
+        bar, told = _bar("scores", workers), {"memory": self.memory, "workers": workers}
+        scores = pipe.score(texts, calibrated["tau"], probe, bar, state, **told)
+        if not workers.index:
+            table = io.StringIO()
+            rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)
+            written = csv.writer(table, lineterminator="\n")
+            written.writerow(("prompt", "score", "memorized"))
+            written.writerows((text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows)
+            write_text(self.out, table.getvalue())
+            print(f"{sum(s.memorized for s in scores)} of {len(scores)} above {calibrated['tau']:.4f} -> {self.out}")
+        workers.own_file(state).unlink(missing_ok=True)
         return 0
 
 
@@ -74,7 +135,7 @@ class Calibrate:
 class Find:
     """Score prompts and search the memorized ones; one NEURONS file each. The same command resumes.
 
-    Under ``accelerate launch -m vitrine.engine.cli.main nemo find ...`` each process takes its part of the prompts.
+    Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
     """
 
     prompts: Positional[Path]
@@ -96,24 +157,28 @@ class Find:
     def run(self) -> int:
         """0 on success."""
         from ..nemo import NeuronStatistics, ProbeConfig, SearchConfig
-        from ..processes import processes
-        from ..progress import TqdmProgress
+        from ..processes import launched
 
         calibrated = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        process, probe = processes(), ProbeConfig.from_dict(calibrated["probe"])
+        workers, probe = launched(), ProbeConfig.from_dict(calibrated["probe"])
         pipe = _pipeline(self.model, self.load)
         config = SearchConfig(tau=calibrated["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
-        own_prompts = list(paths)[process.process_index :: process.num_processes]
+        own_prompts = list(paths)[workers.index :: workers.count]
         open_prompts = [p for p in own_prompts if not paths[p].is_file()]
+        bar = _bar("prompts", workers)
         for i in range(0, len(open_prompts), self.together):
             group = open_prompts[i : i + self.together]
-            bar = TqdmProgress(f"prompts {i + 1} to {i + len(group)} of {len(open_prompts)}")
-            for result in pipe.find(group, statistics, config, probe, calibrated["scope"], bar):
+
+            def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
+                bar(done + count * step // max(1, total), len(open_prompts))
+
+            for result in pipe.find(group, statistics, config, probe, calibrated["scope"], after):
                 neurons = pipe.neurons(result)
                 neurons.save(paths[result.prompt])
                 print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
+            after(1, 1)
         return 0
 
 
@@ -151,4 +216,4 @@ class Bake:
         return 0
 
 
-COMMANDS: dict[str, type] = {"calibrate": Calibrate, "find": Find, "bake": Bake}
+COMMANDS: dict[str, type] = {"calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake}

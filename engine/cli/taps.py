@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Rank:
     """Filter a model's places by noise, granularity and locality, compare the rest on masks, write a preset file.
 
-    Under ``accelerate launch -m vitrine.engine.cli.main taps rank ...`` each process taps its part of the pictures.
+    Under ``torchrun`` or ``accelerate launch`` processes share the pictures.
     """
 
     pictures: Positional[Path]
@@ -45,46 +45,42 @@ class Rank:
     out: Path = Path("feature-preset.json")
     """The preset file."""
     state: Path | None = None
-    """Folder for finished scores; the same command resumes from it."""
+    """Folder for finished scores and for activations; the same command resumes from it. Several processes need it."""
+    memory: str = "4GB"
+    """What may be held beyond the model and a bare forward; more goes through the state's folder."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..pipelines import SegmentationPipeline
         from ..pipelines.loading import load_pipeline
-        from ..processes import processes
+        from ..processes import launched
         from ..progress import TqdmProgress
 
         if not self.pictures.is_dir():
             raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
-        process = processes()
+        pictures, workers = self._pictures(), launched()
         pipe = load_pipeline(self.model, SegmentationPipeline, self.load)
-        side = self.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
-        pixels, labels = self._read(side)
         ranking = pipe.rank(
-            pixels, labels, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
-            progress=TqdmProgress("ranking"),
+            pictures, None, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
+            memory=self.memory, size=self.size, progress=TqdmProgress("ranking", not workers.index), workers=workers,
         )  # fmt: skip
-        if process.is_main_process:
+        if not workers.index:
             ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
             print(ranking.summary())
             print(f"preset -> {self.out}")
         return 0
 
-    def _read(self, side: int) -> tuple[Any, Any]:
-        import torch
-
-        from ..activations.images import open_picture, to_pixels
-        from ..activations.labelled import read_masks
+    def _pictures(self) -> Any:
+        """The folder with its masks, or the files."""
+        from ..activations.labelled import PICTURES, read_masks
 
         if self.masks is not None:
-            folder = read_masks(self.pictures, self.masks, self.classes)
-            return folder.read(range(len(folder)), side)
-        endings = (".png", ".jpg", ".jpeg", ".webp")
-        files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in endings)
+            return read_masks(self.pictures, self.masks, self.classes)
+        files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in PICTURES)
         if len(files) < 2:
             raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
-        return torch.cat([to_pixels(open_picture(p), side) for p in files]), None
+        return files
 
 
 @dataclass(frozen=True)

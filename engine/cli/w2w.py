@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class TrainLoras:
 
     def run(self) -> int:
         """0 when all are trained."""
-        from ..processes import cores, side_by_side
+        from ..processes import cores, launched, side_by_side
 
         small = self.folder is None or self.model == "portraits"
         count = (cores() if small else 1) if self.workers is None else self.workers
@@ -59,20 +60,21 @@ class TrainLoras:
         if count > 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
         trained = side_by_side(self._train, count) if count > 1 else [self._train()]
-        print(f"{trained[0]} LoRAs in {self.out}")
+        launched().meet()  # the others may still be training
+        if not launched().index:
+            print(f"{trained[0]} LoRAs in {self.out}")
         return 0
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
         from ...evidence.w2w.world import train_people
-        from ..processes import processes
-        from ..progress import TqdmProgress, silent
+        from ..processes import launched
+        from ..progress import TqdmProgress
         from ..w2w import LoraTrainConfig, train_loras
 
-        state = processes()
-        share = (worker, workers) if workers > 1 else (state.process_index, state.num_processes)
+        share = (worker, workers) if workers > 1 else (launched().index, launched().count)
         label = f"training, worker 1 of {share[1]}" if share[1] > 1 else "training"
         options: dict[str, Any] = {"together": self.together, "share": share}
-        options["progress"] = silent if share[0] else TqdmProgress(label)
+        options["progress"] = TqdmProgress(label, not share[0])
         if self.folder is None:
             return len(train_people(self.out, self.people, **options))
         from ..pipelines.w2w_training import subjects_in
@@ -84,7 +86,10 @@ class TrainLoras:
 
 @dataclass(frozen=True)
 class Build:
-    """Build a space from a folder of LoRA files, and directions from a table of labels."""
+    """Build a space from a folder of LoRA files, and directions from a table of labels. The same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the work of factors mode.
+    """
 
     folder: Positional[Path]
     """LoRA files of one kind and one base model."""
@@ -104,30 +109,43 @@ class Build:
     components: int | None = None
     """How many to keep; none: all."""
     memory_gb: float = 2.0
-    """Largest share of memory; larger folders go through a work folder."""
+    """What may be held beside the space itself; larger folders go through a work folder beside the space."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
 
     def run(self) -> int:
         """0 on success; bad files are named and left out."""
+        from ..processes import launched
+
+        work = self.out.with_name(self.out.name + ".work")
+        space = self._space(work, launched())
+        if space is None:
+            return 0  # the first process goes on
+        if self.labels is not None:
+            space = _labelled(space, self.labels, self.method, self.exclusive)
+        print(f"space: {space.save(self.out, self.dtype)}")
+        shutil.rmtree(work, ignore_errors=True)
+        return 0
+
+    def _space(self, work: Path, workers: Any) -> Any:
+        """The space without directions from labels; None in all processes but the first."""
         from ...evidence.w2w.world import build_people
         from ..progress import TqdmProgress
         from ..w2w import BuildConfig, build_space
 
-        bar = TqdmProgress("components")
+        bar = TqdmProgress("space", not workers.index)
         if self.portraits:
+            if workers.index:
+                return None
             space = build_people(self.folder, self.components or 300, bar)
             print(f"{space.count} people, directions {', '.join(space.directions)}")
-        else:
-            config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30))
-            work = self.out.with_name(self.out.name + ".work")
-            built = build_space(self.folder, config, bar, work)
-            space = built.space
-            print(built.summary())
-        if self.labels is not None:
-            space = _labelled(space, self.labels, self.method, self.exclusive)
-        print(f"space: {space.save(self.out, self.dtype)}")
-        return 0
+            return space
+        config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30))
+        built = build_space(self.folder, config, bar, work, workers=workers)
+        if workers.index:
+            return None
+        print(built.summary())
+        return built.space
 
 
 @dataclass(frozen=True)

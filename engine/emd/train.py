@@ -8,6 +8,7 @@ a run does not depend on how many there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..noise import seeded_noise
+from ..ownership import sole_owner
 from ..progress import Progress, silent
+from ..stored_text import StoredText
 from ..training import MovingAverage, Tensors, finite, load_state, run_steps, save_state, set_rate
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
@@ -39,7 +42,7 @@ class Trainer:
 
     Args:
         teacher: a Denoiser over a diffusers UNet; adapters are added to it.
-        conditions: N rows; each training row draws one.
+        conditions: N rows, in memory or on disk; each training row draws one.
         shape: latent size (C, H, W).
         null: the empty prompt, one row; needed when guidance is not 1.
         contract: what the export says beside the settings of this run.
@@ -56,7 +59,7 @@ class Trainer:
     """
 
     def __init__(
-        self, teacher: Denoiser, conditions: Condition, shape: tuple[int, ...], config: EMDTrainConfig,
+        self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
         folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
         decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
@@ -64,7 +67,7 @@ class Trainer:
 
         self.config, self.folder, self.shape, self.decode = config, Path(folder), tuple(shape), decode
         self.conditions, self.base_contract = conditions, contract or StudentContract()
-        self.condition_count = len(conditions.text) if conditions.text is not None else 1
+        self.condition_count = conditions.count
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
         self.device = self.accelerator.device
         self.null = None if null is None else null.to(self.device)
@@ -144,13 +147,17 @@ class Trainer:
 
         Returns:
             The generator's files, written by the first process: a LoRA in kohya and in diffusers names, or a UNet.
+
+        Raises:
+            VitrineError: If another run trains in the folder.
         """
         total = self.config.steps
-        run_steps(
-            self.step, lambda: self.done, min(total, until or total), total,
-            save=self.save, save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
-        )  # fmt: skip
-        return self._export()
+        with sole_owner(self.folder) if self.accelerator.is_main_process else nullcontext():
+            run_steps(
+                self.step, lambda: self.done, min(total, until or total), total,
+                save=self.save, save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
+            )  # fmt: skip
+            return self._export()
 
     def _export(self) -> tuple[Path, ...]:
         files: tuple[Path, ...] = ()

@@ -4,6 +4,7 @@ from .block import BlockConfig, bake, block
 from .config import PAPER_TAU, ProbeConfig, SearchConfig
 from .copies import Copies, picture_distance
 from .find import Result, find_neurons, make_probe, score_prompts
+from .kept import keep_scores, kept_scores
 from .neurons import NeuronSet, fingerprint_of
 from .score import Score, threshold
 from .sites import value_activations, value_sites
@@ -14,6 +15,6 @@ __all__ = [
     "PAPER_TAU", "AttackConfig", "BlockConfig", "Copies", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
     "RunningStatistics", "Score",
     "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "find_neurons",
-    "fingerprint_of", "gather", "make_probe", "picture_distance", "score_prompts", "threshold", "value_activations",
-    "value_sites", "verify",
+    "fingerprint_of", "gather", "keep_scores", "kept_scores", "make_probe", "picture_distance",
+    "score_prompts", "threshold", "value_activations", "value_sites", "verify",
 ]  # fmt: skip

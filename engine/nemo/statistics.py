@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) 
 
 
 class RunningStatistics:
-    """Streaming mean and sum of squared deviations in float64, a batch at a time (Chan et al. 1983)."""
+    """Streaming mean and sum of squared deviations in float64, a batch or another such sum at a time."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self.addresses, self.count = list(addresses), 0
@@ -118,20 +118,31 @@ class RunningStatistics:
 
     def add(self, activations: list[torch.Tensor]) -> None:
         """Takes in B captions: one (B, width) tensor for each address."""
-        batch, widths = len(activations[0]), [values.shape[1] for values in activations]
-        total = self.count + batch
+        widths = [values.shape[1] for values in activations]
         joined = torch.cat([values.float() for values in activations], 1).cpu()  # one wait for the device
+        batch = RunningStatistics(self.addresses)
+        batch.count = len(joined)
         for address, values in zip(self.addresses, joined.double().split(widths, 1), strict=True):
             mean = values.mean(0)
-            squares = (values - mean).square().sum(0)
-            old = self._mean.setdefault(address, torch.zeros_like(mean))
-            # Chan et al. 1983: S = S_a + S_b + (mean_b - mean_a)^2 n_a n_b / n
-            shift = mean - old
-            self._squares[address] = (
-                self._squares.get(address, 0) + squares + shift.square() * (self.count * batch / total)
-            )
-            self._mean[address] = old + shift * (batch / total)
-        self.count = total
+            batch._mean[address], batch._squares[address] = mean, (values - mean).square().sum(0)
+        self.join([batch])
+
+    def join(self, parts: Sequence[RunningStatistics]) -> None:
+        """Takes in what others have gathered of further captions, in their order."""
+        for part in parts:
+            if not part.count:
+                continue
+            if not self.count:
+                self.count, self._mean, self._squares = part.count, dict(part._mean), dict(part._squares)
+                continue
+            total = self.count + part.count
+            for address in self.addresses:
+                # Chan et al. 1983: S = S_a + S_b + (mean_b - mean_a)^2 n_a n_b / n
+                shift = part._mean[address] - self._mean[address]
+                between = shift.square() * (self.count * part.count / total)
+                self._squares[address] = self._squares[address] + part._squares[address] + between
+                self._mean[address] = self._mean[address] + shift * (part.count / total)
+            self.count = total
 
     def keep(self, path: str | Path, identity: str) -> None:
         """Writes the sums so far, whole or not at all; ``identity`` stands for the captions and the model."""

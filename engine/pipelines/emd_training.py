@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,11 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..errors import refuse
 from ..files import named
+from ..fingerprint import fingerprint_of, short
+from ..footprint import memory_bytes
+from ..processes import ALONE, Workers, processes
+from ..progress import Progress, silent
+from ..stored_text import StoredText, in_memory, row_bytes
 from .encoding import empty_prompt, encoded
 from .loading import LoadConfig, load_pipeline
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
     from ..emd.train_config import EMDTrainConfig
 
 PORTRAITS = "portraits"
+TEXTS = "texts"
+"""Folder, in a run's folder, of text states that are not held in memory."""
 PORTRAIT_SCENES = range(200_000, 202_000)
 """Seeds of the scenes whose captions the portraits model is distilled on by default."""
 
@@ -32,7 +40,7 @@ class TrainingParts(NamedTuple):
     """Teacher, encoded prompts, encoded empty prompt, latent shape, contract, and the pipeline they come from."""
 
     teacher: Denoiser
-    conditions: Condition
+    conditions: Condition | StoredText
     null: Condition
     shape: tuple[int, ...]
     contract: StudentContract
@@ -60,25 +68,46 @@ def training_parts(
     prompts: str | Path | Sequence[str] | None = None,
     base: str | None = None,
     load: LoadConfig | None = None,
+    folder: str | Path | None = None,
+    memory: int | str = "1GB",
+    progress: Progress = silent,
+    workers: Workers = ALONE,
 ) -> TrainingParts:
-    """Load the teacher and encode the prompts, empty lines left out.
+    """Load the teacher and encode the prompts on the run's device, empty lines left out.
 
     Args:
         model: ``"portraits"``, a diffusers folder, or a hub id.
         prompts: a text file with one prompt a line, or the prompts; by default captions of portraits.
         base: the model's name in the student's contract; its own by default.
         load: precision and version of the model; the run decides on the device.
+        folder: of the run; text states larger than ``memory`` go into its folder ``texts``.
+        memory: what text states may take in memory, in bytes or as "2GB"; room for the encoding of 64 prompts at least.
+        workers: processes that share the encoding of such a list.
 
     Raises:
-        VitrineError: The prompts cannot be read, there are none for another model than portraits, or it has no UNet.
+        VitrineError: The prompts cannot be read, there are none for another model than portraits, it has no UNet, or
+            the prompts' states are larger than the memory and there is no folder.
     """
     pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
     side = pipe.unet.config.sample_size
     shape = (pipe.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
     size = (shape[1] * pipe.vae_scale_factor, shape[2] * pipe.vae_scale_factor)
+    pipe.to(processes().device)
     with torch.no_grad():
-        conditions = Condition.batch([encoded(pipe, texts[i : i + 64], size) for i in range(0, len(texts), 64)])
-        null = empty_prompt(pipe, size)
+        null, one = empty_prompt(pipe, size).to("cpu"), encoded(pipe, texts[:1], size)
+
+        def encode(some: Sequence[str]) -> Condition:
+            return encoded(pipe, some, size)
+
+        if row_bytes(one) * len(texts) <= memory_bytes(memory):
+            conditions: Condition | StoredText = in_memory(texts, encode)
+        elif folder is None:
+            given = f"{len(texts)}, {row_bytes(one) * len(texts) / 2**20:.0f} MiB of text states"
+            raise refuse("prompts", given, f"{memory}, or a folder for them", "give a folder, or allow more memory")
+        else:
+            identity = hashlib.sha256("\n".join([short(fingerprint_of(pipe.unet)), *texts]).encode()).hexdigest()
+            conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, identity, progress, workers)
+    pipe.to("cpu")
     contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.scaling_factor))
     return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
 

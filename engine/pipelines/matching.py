@@ -13,18 +13,23 @@ from ..activations.container import Activations
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
 from ..activations.filter import FilterRule
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
-from ..activations.images import SIGNED, encode_pixels, picture_sizes, to_pixels
+from ..activations.images import SIGNED, encode_pixels, picture_sizes
+from ..activations.pictures import Pictures, in_chunks
 from ..activations.ranking import Ranking, RankingConfig, rank_places
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe
+from ..condition import Condition
 from ..errors import refuse
+from ..footprint import memory_bytes, rows_within
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
 from .conventions import masks_of
+from .picture_lists import picture_list
 from .tap_base import TapPipeline
 from .tap_call import MEANINGLESS
 
-_ENCODED = 16
-"""Pictures that the VAE encodes at once."""
+_ENCODED, _SHARE = 16, 4
+"""Most pictures that the VAE encodes at once, and its share of a budget."""
 
 
 _OUTPUT = dict.fromkeys(("output_type", "return_dict"), "no pictures come back, but what the docstring says")
@@ -182,34 +187,48 @@ class _Segmentation(_Matching):
         rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
         state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
         size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
+        workers: Workers = ALONE,
     ) -> Ranking:  # fmt: skip
         """Which places to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
         Args:
-            images: at least two pictures, at least four with masks; more give steadier scores.
+            images: at least two pictures, at least four with masks; more give steadier scores. Thousands are given as a
+                :class:`~vitrine.engine.activations.labelled.LabelledFolder` with its masks, or as a list of paths:
+                files are read when their turn comes.
             masks: (N, H, W) integers, 255 where nobody knows, or PIL pictures or arrays of them; None runs the filter
                 alone.
-            size, value_range: as in :class:`ActivationTapPipeline`.
+            size, value_range: as in :class:`ActivationTapPipeline`; files are squeezed to the model's own size where
+                none is given.
             prompt: one for all pictures.
             timestep, rule, budget, most, patterns, strips: as in
                 :class:`vitrine.engine.activations.ranking.RankingConfig`.
             state: a folder for finished scores; the same call resumes from it.
             memory: budget in bytes or as "2GB", for thousands of pictures; see
                 :func:`~vitrine.engine.activations.ranking.rank_places`.
+            workers: processes that share the pictures, from :func:`~vitrine.engine.processes.launched`.
 
         Raises:
             VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
         """
-        pixels = to_pixels(images, size, self.vae_scale_factor * self._latent.patch, value_range)
-        height, width = pixels.shape[-2:]
+        own = getattr((getattr(self, "unet", None) or self.transformer).config, "sample_size", None)
+        side = None if own is None else (own if isinstance(own, int) else max(own)) * self.vae_scale_factor
+        factor = self.vae_scale_factor * self._latent.patch
+        pictures = picture_list(images, masks, size, side, factor, value_range)
         config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips)
         self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
         with self._in_use():
-            latents = torch.cat([encode_pixels(self.vae, p, latent=self._latent) for p in pixels.split(_ENCODED)])
-            cond = self._condition([prompt], height, width)
-            labels = None if masks is None else torch.stack(masks_of(masks))
-            told: dict[str, Any] = {"masks": labels, "state": state, "memory": memory, "progress": progress}
-            return rank_places(self._denoiser(), latents, cond, config, **told)
+            first = pictures.pixels([0])
+            cond, together = self._condition([prompt], *first.shape[-2:]), _ENCODED
+            if memory is not None:
+                share = memory_bytes(memory) // _SHARE
+                together = rows_within(share, lambda: encode_pixels(self.vae, first, latent=self._latent), _ENCODED)
+
+            def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
+                runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))
+                return torch.cat([encode_pixels(self.vae, run, latent=self._latent) for run in runs]), cond
+
+            told: dict[str, Any] = {"state": state, "memory": memory, "progress": progress, "workers": workers}
+            return rank_places(self._denoiser(), Pictures(pictures.number, source, pictures.masks), config, **told)
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

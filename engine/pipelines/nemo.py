@@ -4,6 +4,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of, short
+from ..footprint import memory_bytes, rows_within
 from ..forward_clock import Timesteps
 from ..nemo import (
     BlockConfig,
@@ -31,6 +33,8 @@ from ..nemo import (
     VerifyConfig,
     block,
     find_neurons,
+    keep_scores,
+    kept_scores,
     make_probe,
     picture_distance,
     score_prompts,
@@ -40,10 +44,15 @@ from ..nemo import (
     verify,
 )
 from ..nemo.block import RunningForward
+from ..nemo.score import Probe, Request, probe_noise
 from ..noise import generators
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .conventions import refuse_unknown
 from .shared import SharedPipeline
+
+_TOGETHER, _SHARE = 64, 2
+"""Most prompts that are encoded at once, and the share of a budget that one forward may take."""
 
 
 class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
@@ -99,7 +108,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         with self._in_use():
             return [Condition(row[None]) for batch in self._encoded(_texts(prompts)) for row in _text(batch)]
 
-    def _encoded(self, prompts: list[str], size: int = 64) -> Iterator[Condition]:
+    def _encoded(self, prompts: list[str], size: int = _TOGETHER) -> Iterator[Condition]:
         """The prompts ``size`` at a time; encoded when their turn comes, so that no list is too long."""
         for start in range(0, len(prompts), size):
             with torch.no_grad():
@@ -107,48 +116,82 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
 
     def statistics(
         self, prompts: str | Iterable[str], scope: str = "down+mid", progress: Progress = silent,
-        state: str | Path | None = None,
+        state: str | Path | None = None, memory: int | str | None = None, workers: Workers = ALONE,
     ) -> NeuronStatistics:  # fmt: skip
         """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000).
 
         Args:
             state: a file for the sums so far; the same call resumes from it, also after the process was killed.
+            memory: budget in bytes or as "2GB" for all that is held beyond the models; it decides how many captions are
+                encoded at once, 64 at most. None takes 64.
+            workers: processes that share the captions, from :func:`~vitrine.engine.processes.launched`; each returns
+                the whole, equal to what one process gives but for rounding.
         """
         texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self.unet, scope)
+        own = texts[workers.index :: workers.count]
         with self._in_use():
             running, model = RunningStatistics(s.address for s in sites), fingerprint_of(self.unet)
-            identity = hashlib.sha256("\n".join([short(model), scope, *texts]).encode()).hexdigest()
+            state, identity = state and workers.own_file(state), _identity(model, scope, texts)
             if state is not None:
                 running.resume(state, identity)
-            for batch in self._encoded(texts[running.count :]):
+
+            def one() -> None:
+                value_activations(denoiser, next(self._encoded(texts[:1])), sites)
+
+            size = _TOGETHER if memory is None else rows_within(memory_bytes(memory) // _SHARE, one, _TOGETHER)
+            for batch in self._encoded(own[running.count :], size):
                 running.add(value_activations(denoiser, batch, sites))
                 if state is not None:
                     running.keep(state, identity)
-                progress(running.count, len(texts), None)
-            return running.finish(model)
+                progress(running.count, len(own), None)
+            whole = RunningStatistics(running.addresses)
+            whole.join(workers.gather(running))
+            return whole.finish(model)
 
     def score(
-        self,
-        prompts: str | Iterable[str],
-        tau: float | None = None,
-        config: ProbeConfig | None = None,
-        progress: Progress = silent,
-    ) -> list[Score]:
+        self, prompts: str | Iterable[str], tau: float | None = None, config: ProbeConfig | None = None,
+        progress: Progress = silent, state: str | Path | None = None, memory: int | str | None = None,
+        workers: Workers = ALONE,
+    ) -> list[Score]:  # fmt: skip
         """Cross-seed score of each prompt: how alike the one-step predictions from different noises are.
 
         Prompts are encoded and scored some at a time, and only their scores are kept.
+
+        Args:
+            state: a file for the scores so far; the same call resumes from it, also after the process was killed.
+            memory, workers: as in :meth:`statistics`; ``memory`` also decides how many rows go through the UNet at
+                once, 80 at most.
         """
         probe, texts = make_probe(Denoiser.from_diffusers(self), config=config or ProbeConfig()), _texts(prompts)
-        at_once, scores = probe.at_once * max(1, 64 // probe.at_once), list[Score]()
-
-        def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-            progress(len(scores) + step, len(texts), preview)
-
+        own = texts[workers.index :: workers.count]
         with self._in_use():
-            for batch in self._encoded(texts, at_once):
+            settings = json.dumps(probe.config.to_dict(), sort_keys=True)
+            state, identity = state and workers.own_file(state), _identity(fingerprint_of(self.unet), settings, texts)
+            scores = [] if state is None else kept_scores(state, identity, tau)
+            done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
+            if memory is not None and done < len(own):
+                probe.rows, size = self._fitting(probe, texts[:1], memory_bytes(memory) // _SHARE)
+
+            def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+                progress(len(scores) + step, len(own), preview)
+
+            for batch in self._encoded(own[done:], size):
                 conds = [Condition(row[None]) for row in _text(batch)]
                 scores += score_prompts(probe, conds, self._shape(), tau, after)[0]
-        return scores
+                if state is not None:
+                    keep_scores(state, identity, scores)
+        shares = workers.gather(scores)
+        return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
+
+    def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
+        """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
+        (cond,) = self._encoded(texts)
+        noise = probe_noise(probe.config, self._shape())[:1].to(_text(cond))
+        rows = rows_within(budget, lambda: probe.signals([Request(cond, noise, {})]), probe.rows)
+        # signals and text states of the prompts that are encoded together wait for each other
+        each = probe.config.seeds * noise.nbytes + 2 * _text(cond).nbytes
+        most = max(1, min(_TOGETHER, budget // 4 // each))
+        return rows, rows_within(budget, lambda: next(self._encoded(texts)), most)
 
     def calibrate(self, prompts: str | Iterable[str], config: ProbeConfig | None = None) -> float:
         """tau = mean + one deviation of the scores of ordinary captions, under the settings detection will use."""
@@ -252,3 +295,8 @@ def _texts(prompts: str | Iterable[str]) -> list[str]:
 def _text(cond: Condition) -> torch.Tensor:
     assert cond.text is not None
     return cond.text
+
+
+def _identity(model: str, settings: str, texts: list[str]) -> str:
+    """What makes a long job the same job."""
+    return hashlib.sha256("\n".join([short(model), settings, *texts]).encode()).hexdigest()

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..config import Config
 from ..errors import VitrineError, refuse
-from ..files import named, open_artefact, parse_table, write_json
+from ..files import open_artefact
+from ..ownership import sole_owner
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
-from .delta import DeltaSpace, Space
+from ..rows import RowFile
+from .delta import DeltaSpace, Space, read_stacks
 from .gauge import Gauge, gauge_test
-from .lora_files import LoraFile, read_lora
+from .lora_files import Entry, LoraFile, read_lora
 from .lora_folders import BadFile, FolderScan, scan_folder
 from .manifest import LoraLayer, Manifest
-from .pca import ALONE, Matrix, PCAConfig, Workers, principal_components
+from .pca import Matrix, PCAConfig, Stored, principal_components, shards
 from .space import KIND, VERSION, WeightSpace
 
 MODES = ("auto", "factors", "delta")
-Note = Callable[[int, dict[int, str]], None]
-"""Called with the number of rows read and the problems of bad files by index."""
+_COMPARED = 48
+"""Most LoRAs whose factors are compared to choose the mode."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class BuildConfig(Config):
     Attributes:
         mode: ``factors`` is the paper's (LoRAs from one initialisation), ``delta`` takes any; ``auto`` tests which.
         components: K, at most N - 1; None keeps all.
-        memory: bytes the build may hold at once; larger data go through a file in the work folder.
+        memory: bytes the build may hold at once beside the space it makes; larger data go through the work folder.
         route: of the PCA in factors mode, see :class:`~.pca.PCAConfig`.
         layers_per_block: of the base UNet, to read ldm names: 2 for SD and SDXL.
         base: name of the base model, for the record.
@@ -93,30 +99,33 @@ def build_space(
     """Builds a space from LoRA files of one base model; bad files are left out and named.
 
     Args:
-        work: folder that keeps the state of an interrupted build, which then resumes; without it, data larger than
-            ``memory`` are refused.
+        work: folder that keeps the state of an interrupted build, which then resumes, also after ``kill -9``; without
+            it, data larger than ``memory`` are refused. Only one build at a time may have it.
         workers: processes that share the work of factors mode; each returns the same space.
 
     Raises:
-        VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, or the data are
-            larger than ``memory`` and there is no work folder.
+        VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, another build
+            has the work folder, or the data are larger than ``memory`` and there is no work folder.
     """
     config = config or BuildConfig()
-    scan = scan_folder(folder, config.layers_per_block)
-    mixed = _mixed(scan)
-    gauge = gauge_test(_readable(scan.good))
-    mode, reason = _choose(config.mode, mixed, gauge)
-    info = {"base": config.base, "gauge": asdict(gauge), "reason": reason, "build": config.to_dict()}
-    if mode == "delta":
-        loras, scan = _read_all(scan)
-        space: Space = DeltaSpace.of(loras, [f.name for f in scan.good], config.components, progress, info)
-        return Built(space, scan, gauge, reason)
-    rows, manifest, scan = _rows(scan, config, work, workers)
-    pca = PCAConfig(config.components, config.route, config.memory)
-    state = Path(work) / f"sums{workers.index}.safetensors" if work is not None else None
-    components = principal_components(rows, pca, progress, resume=state, workers=workers)
-    names = tuple(f.name for f in scan.good)
-    return Built(components.space(manifest, names, info), scan, gauge, reason)
+    own = work is not None and not workers.index
+    with sole_owner(work) if own and work is not None else nullcontext(), ExitStack() as closing:
+        scan = scan_folder(folder, config.layers_per_block, progress)
+        mixed = _mixed(scan)
+        gauge = gauge_test(_readable(scan.good, config.memory))
+        mode, reason = _choose(config.mode, mixed, gauge)
+        info = {"base": config.base, "gauge": asdict(gauge), "reason": reason, "build": config.to_dict()}
+        if mode == "delta":
+            space, scan = _delta_space(scan, config, progress, info)
+            return Built(space, scan, gauge, reason)
+        task = _Task(config, None if work is None else Path(work), progress, workers)
+        rows, manifest, scan = _rows(scan, task, closing)
+        held = 4 * len(rows.data) * manifest.size if isinstance(rows, Matrix) else 0
+        pca = PCAConfig(config.components, config.route, config.memory - held)
+        state = None if work is None else workers.own_file(Path(work) / "sums.safetensors")
+        components = principal_components(rows, pca, progress, resume=state, workers=workers)
+        names = tuple(f.name for f in scan.good)
+        return Built(components.space(manifest, names, info), scan, gauge, reason)
 
 
 def load_space(path: str | Path) -> Space:
@@ -133,6 +142,8 @@ def _mixed(scan: FolderScan) -> str:
     """Why the factors do not form a matrix; empty if they do."""
     first = scan.good[0].entries
     for file in scan.good[1:]:
+        if file.entries is first:
+            continue
         if set(file.entries) != set(first):
             return f"{file.name} has {len(file.entries)} layers, {scan.good[0].name} {len(first)}"
         odd = next((p for p, e in file.entries.items() if (e.down, e.up) != (first[p].down, first[p].up)), None)
@@ -154,8 +165,10 @@ def _choose(wanted: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
     return ("factors" if gauge.shared else "delta"), gauge.reason()
 
 
-def _readable(files: Sequence[LoraFile], most: int = 48) -> list[dict[str, LoraLayer]]:
-    """Up to ``most`` LoRAs spread over the folder, without those that cannot be read."""
+def _readable(files: Sequence[LoraFile], memory: int) -> list[dict[str, LoraLayer]]:
+    """Some LoRAs spread over the folder, as many as a part of the memory holds, without those that cannot be read."""
+    largest = max(_bytes(entries) for entries in {id(f.entries): f.entries for f in files}.values())
+    most = max(2, min(_COMPARED, memory // 4 // largest))
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, min(most, len(files))).round()})
     loras = [lora for lora in (_try(files[i])[0] for i in picked) if lora is not None]
     if not loras:
@@ -180,69 +193,119 @@ def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
     return FolderScan(good, scan.bad + more, scan.notes, scan.shapes)
 
 
-def _read_all(scan: FolderScan) -> tuple[list[dict[str, LoraLayer]], FolderScan]:
-    results = [_try(file) for file in scan.good]
-    bad = {i: problem for i, (lora, problem) in enumerate(results) if lora is None}
-    return [lora for lora, _ in results if lora is not None], _without(scan, bad)
+def _bytes(entries: dict[str, Entry]) -> int:
+    """Of a LoRA in float32."""
+    return 4 * sum(math.prod(e.down) + math.prod(e.up) for e in entries.values())
 
 
-def _rows(
-    scan: FolderScan, config: BuildConfig, work: str | Path | None, workers: Workers
-) -> tuple[Matrix, Manifest, FolderScan]:
-    """The matrix of flat weights, in memory or, if it is too large, in a file of the work folder."""
-    entries = scan.good[0].entries
+def _delta_space(
+    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any]
+) -> tuple[DeltaSpace, FolderScan]:
+    needed = 48 * len(scan.good) ** 2  # products of all pairs, their eigenvectors, the eigensolver's workspace
+    if needed > config.memory:
+        given = f"{config.memory / 2**20:.0f} MiB for {len(scan.good)} LoRAs in delta mode"
+        raise refuse(
+            "memory", given, f"{needed / 2**20:.0f} MiB", "allow more, or use factors mode if they share a start"
+        )
+    bad: dict[int, str] = {}
+
+    def loras() -> Iterator[dict[str, LoraLayer] | None]:
+        for i, file in enumerate(scan.good):
+            lora, problem = _try(file)
+            if lora is None:
+                bad[i] = problem
+            yield lora
+
+    paths = {p for f in scan.good for p in f.entries}
+    ranks = {p: [f.entries[p].down[0] if p in f.entries else 0 for f in scan.good] for p in paths}
+    stacks = read_stacks(ranks, loras(), progress)
+    scan = _without(scan, bad) if bad else scan
+    return DeltaSpace.of_stacks(stacks, [f.name for f in scan.good], config.components, progress, info), scan
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What stays the same while rows are read."""
+
+    config: BuildConfig
+    work: Path | None
+    progress: Progress
+    workers: Workers
+
+
+def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | Stored, Manifest, FolderScan]:
+    """The flat weights, in memory or, if they are too large, in a file of the work folder."""
+    entries, memory = scan.good[0].entries, task.config.memory
     alphas = {p: float(e.down[0]) if e.alpha is None else e.alpha for p, e in entries.items()}
-    blank = {p: LoraLayer(torch.zeros(e.down), torch.zeros(e.up), alphas[p]) for p, e in entries.items()}
-    manifest = Manifest.of(blank)
-    size = 4 * len(scan.good) * manifest.size
-    if size <= config.memory // 2:
-        rows = np.empty((len(scan.good), manifest.size), np.float32)
-        bad = _fill(rows, scan, manifest, 0, lambda i, bad: None, {})
-    elif work is None:
-        needed = f"{size / 2**30:.1f} GiB of weights with {config.memory / 2**30:.1f} GiB of memory"
+    manifest = Manifest.of(
+        {p: LoraLayer(torch.empty(e.down), torch.empty(e.up), alphas[p]) for p, e in entries.items()}
+    )
+    shape = len(scan.good), manifest.size
+    rows: Matrix | Stored
+    if 4 * shape[0] * shape[1] <= memory // 2:
+        data = torch.empty(shape)
+        bad = _read(scan, manifest, range(shape[0]), data.__setitem__, task.progress)
+        rows = Matrix(data)
+    elif task.work is None:
+        needed = f"{4 * shape[0] * shape[1] / 2**30:.1f} GiB of weights with {memory / 2**30:.1f} GiB of memory"
         raise refuse("build", needed, "a work folder on disk", "give a work folder, or allow more memory")
     else:
-        if workers.index:
-            workers.meet()  # the first process writes the rows; by then they are complete
-        rows, bad = _packed(scan, manifest, Path(work))
-        if not workers.index:
-            workers.meet()
-    good = torch.tensor([i for i in range(len(scan.good)) if i not in bad])
-    scan = _without(scan, bad) if bad else scan
-    return Matrix(torch.from_numpy(rows), good if bad else None), manifest, scan
+        names, width = [f.name for f in scan.good], shards(*shape, memory)[0][1]
+        table = closing.enter_context(RowFile(task.work, shape, names, width=width))
+        bad = _packed(scan, manifest, table, task)
+        rows = Stored(table)
+    if not bad:
+        return rows, manifest, scan
+    good = torch.tensor([i for i in range(shape[0]) if i not in bad])
+    return replace(rows, rows=good), manifest, _without(scan, bad)
 
 
-def _fill(
-    rows: np.ndarray, scan: FolderScan, manifest: Manifest, start: int, note: Note, bad: dict[int, str]
-) -> dict[int, str]:
-    for i, file in list(enumerate(scan.good))[start:]:
-        lora, problem = _try(file)
+def _read(
+    scan: FolderScan, manifest: Manifest, numbers: Iterable[int], put: Callable[[int, torch.Tensor], None],
+    progress: Progress,
+) -> dict[int, str]:  # fmt: skip
+    """Reads LoRAs by number and hands on their flat weights; returns the problems of bad files."""
+    bad, numbers = {}, list(numbers)
+    for done, i in enumerate(numbers):
+        lora, problem = _try(scan.good[i])
         if lora is None:
             bad[i] = problem
         else:
-            rows[i] = manifest.flatten(lora).numpy()
-        note(i + 1, bad)
+            put(i, manifest.flatten(lora))
+        progress(done + 1, len(numbers))
     return bad
 
 
-def _packed(scan: FolderScan, manifest: Manifest, work: Path) -> tuple[np.ndarray, dict[int, str]]:
-    """Reads each file once into a memory-mapped matrix; an interrupted run resumes after the last row noted."""
-    work.mkdir(parents=True, exist_ok=True)
-    shape, note = (len(scan.good), manifest.size), work / "rows.json"
-    names = [f.name for f in scan.good]
-    done, bad = 0, {}
-    if note.is_file():
-        with named(note, "work folder", "the state of a build", f"empty {work.name}"):
-            state = parse_table(note.read_text(encoding="utf-8"))
-            if state["names"] != names or state["shape"] != list(shape):
-                raise refuse("work folder", "the state of another build", "an empty folder", f"empty {work.name}")
-            done, bad = state["done"], {int(k): v for k, v in state["bad"].items()}
-    rows = np.memmap(work / "rows.f32", np.float32, "r+" if done else "w+", shape=shape)
+def _packed(scan: FolderScan, manifest: Manifest, table: RowFile, task: _Task) -> dict[int, str]:
+    """Reads each file that is not in the table yet, once; processes take turns. Bad files are tried again each time."""
+    together = max(1, task.config.memory // 4 // (4 * manifest.size))
+    runs = [range(a, min(a + together, table.shape[0])) for a in range(0, table.shape[0], together)]
+    own = runs[task.workers.index :: task.workers.count]
+    done, every, bad = 0, sum(map(len, own)), dict[int, str]()
+    for run in own:
+        missing = [i for i in run if not table.done[i]]
+        for first, count in _consecutive(missing):
+            buffer = torch.zeros(count, manifest.size)
 
-    def save(count: int, problems: dict[int, str]) -> None:
-        if count % 64 and count < len(names):
-            return
-        rows.flush()
-        write_json(note, {"names": names, "shape": shape, "done": count, "bad": problems})
+            def put(i: int, row: torch.Tensor, first: int = first, buffer: torch.Tensor = buffer) -> None:
+                buffer[i - first] = row
 
-    return rows, _fill(rows, scan, manifest, done, save, bad)
+            def after(step: int, total: int, preview: torch.Tensor | None = None, *, before: int = done) -> None:
+                task.progress(before + step, every)
+
+            found = _read(scan, manifest, range(first, first + count), put, after)
+            table.write(first, buffer, torch.tensor([i not in found for i in range(first, first + count)]))
+            bad |= found
+        done += len(run)
+    return {i: problem for shares in task.workers.gather(bad) for i, problem in shares.items()}
+
+
+def _consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, count) of each run of ascending numbers."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((number, 1))
+    return runs

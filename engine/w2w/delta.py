@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ class Stack:
         form = max((v.down.shape[1:] for v in present), key=len)  # of a 1 x 1 projection (in, 1, 1), if any has that
         return cls(torch.cat([v.down.reshape(-1, *form) for v in present]), up, ranks)
 
+    def without(self, bad: set[int]) -> Stack:
+        """The stack of the other LoRAs."""
+        good = torch.tensor([i not in bad for i in range(len(self.ranks))])
+        kept = good[self.owner]
+        return Stack(self.down[kept], self.up[:, kept], self.ranks[good])
+
     @property
     def owner(self) -> torch.Tensor:
         """(R,) index of the LoRA that each of the R factors belongs to."""
@@ -59,6 +65,32 @@ class Stack:
         if not sound or len(up) != 2 or not int(ranks.sum()) == down[0] == up[1]:
             shown = f"{path}: {down}, {up}, ranks {ranks.flatten()[:9].tolist()}"
             raise refuse("space", shown, f"(R, in), (out, R) of {count} LoRAs", "build it anew")
+
+
+def read_stacks(
+    ranks: Mapping[str, Sequence[int]], loras: Iterable[Lora | None], progress: Progress = silent
+) -> dict[str, Stack]:
+    """Stacks of LoRAs that are read one at a time; a None is left out.
+
+    Args:
+        ranks: layer path -> the rank of each LoRA there, 0 where it lacks the layer.
+    """
+    found: dict[str, Stack] = {}
+    ends = {path: torch.tensor(list(column)).cumsum(0).tolist() for path, column in ranks.items()}
+    count, bad = len(next(iter(ends.values()))), set[int]()
+    for i, lora in enumerate(loras):
+        if lora is None:
+            bad.add(i)
+        for path, layer in (lora or {}).items():
+            if path not in found:
+                total, tail = ends[path][-1], layer.down.shape[1:]
+                blank = torch.zeros(total, *tail), torch.zeros(layer.up.shape[0], total)
+                found[path] = Stack(*blank, torch.tensor(list(ranks[path])))
+            here = slice(ends[path][i] - layer.rank, ends[path][i])
+            found[path].down[here] = layer.down
+            found[path].up[:, here] = (layer.up * layer.scale).flatten(1)
+        progress(i + 1, count)
+    return {path: found[path].without(bad) if bad else found[path] for path in sorted(found)}
 
 
 def gram(stacks: Mapping[str, Stack], progress: Progress = silent, rows: int = 2048) -> torch.Tensor:
@@ -112,10 +144,18 @@ class DeltaSpace:
         Raises:
             VitrineError: If more than N - 1 components are asked for, or all LoRAs are equal.
         """
-        n = len(loras)
+        stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
+        return cls.of_stacks(stacks, names, components, progress, info)
+
+    @classmethod
+    def of_stacks(
+        cls, stacks: Mapping[str, Stack], names: Sequence[str] = (), components: int | None = None,
+        progress: Progress = silent, info: Mapping[str, Any] | None = None,
+    ) -> DeltaSpace:  # fmt: skip
+        """:meth:`of`, from LoRAs that stand side by side already."""
+        n = len(next(iter(stacks.values())).ranks)
         if components is not None and not 0 < components < n:
             raise refuse("components", components, f"1 .. {n - 1} for {n} models", "leave it out for all")
-        stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
         products = gram(stacks, progress)
         centred = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()  # H G H
         values, vectors = top_components(centred, components)

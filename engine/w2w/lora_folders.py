@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import VitrineError, refuse
+from ..progress import Progress, silent
 from .lora_files import Entry, LoraFile, read_header, telling_parts
 
 Shapes = dict[str, tuple[int, ...]]
@@ -56,7 +57,9 @@ def _few(values: list) -> str:
     return ", ".join(shown) if len(shown) < 6 else f"{shown[0]} .. {shown[-1]}"
 
 
-def scan_folder(folder: str | Path | Iterable[Path], layers_per_block: int = 2) -> FolderScan:
+def scan_folder(
+    folder: str | Path | Iterable[Path], layers_per_block: int = 2, progress: Progress = silent
+) -> FolderScan:
     """Reads the headers of all files in a folder and its subfolders, or of an iterable of files.
 
     Files whose base model is not that of most others are left out.
@@ -67,11 +70,16 @@ def scan_folder(folder: str | Path | Iterable[Path], layers_per_block: int = 2) 
     paths = _files(folder)
     good: list[LoraFile] = []
     bad: list[BadFile] = []
-    for path in paths:
+    layouts: dict[tuple, dict[str, Entry]] = {}
+    for number, path in enumerate(paths):
         try:
-            good.append(read_header(path, layers_per_block))
+            file = read_header(path, layers_per_block)
+            # files of one kind share their table of layers: of 65,000 it would take gigabytes
+            shared = layouts.setdefault(tuple(file.entries.items()), file.entries)
+            good.append(replace(file, entries=shared))
         except VitrineError as error:
             bad.append(BadFile(path.name, str(error)))
+        progress(number + 1, len(paths))
     names = distinct_names([f.path for f in good])
     good = [replace(f, name=name) for f, name in zip(good, names, strict=True)]
     good, others, shapes = _same_base(sorted(good, key=lambda f: (f.name, str(f.path))))
@@ -121,10 +129,12 @@ def _shared(names: Sequence[str]) -> set[str]:
 def _one_form(files: list[LoraFile]) -> list[LoraFile]:
     """1 x 1 projections in one form: some trainers store (r, in), others (r, in, 1, 1). The longer one fits both."""
     forms: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        for path, entry in file.entries.items():
+    tables = {id(f.entries): f.entries for f in files}
+    for entries in tables.values():
+        for path, entry in entries.items():
             forms[path] = max(forms.get(path, ()), entry.down[1:], key=len)
-    return [replace(f, entries={p: _formed(e, forms[p]) for p, e in f.entries.items()}) for f in files]
+    formed = {key: {p: _formed(e, forms[p]) for p, e in entries.items()} for key, entries in tables.items()}
+    return [replace(f, entries=formed[id(f.entries)]) for f in files]
 
 
 def _formed(entry: Entry, form: tuple[int, ...]) -> Entry:
@@ -135,9 +145,10 @@ def _formed(entry: Entry, form: tuple[int, ...]) -> Entry:
 def _same_base(files: list[LoraFile]) -> tuple[list[LoraFile], list[BadFile], Shapes]:
     """A layer's size is that of most files; a file that differs belongs to another base model."""
     votes: dict[str, Counter[tuple[int, ...]]] = {}
-    for file in files:
-        for path, entry in file.entries.items():
-            votes.setdefault(path, Counter())[entry.outer] += 1
+    alike = Counter(id(file.entries) for file in files)
+    for entries in {id(file.entries): file.entries for file in files}.values():
+        for path, entry in entries.items():
+            votes.setdefault(path, Counter())[entry.outer] += alike[id(entries)]
     shapes = {path: count.most_common(1)[0][0] for path, count in sorted(votes.items())}
     families = Counter(_family(file) for file in files)
     common = families.most_common(1)[0][0] if families else ()

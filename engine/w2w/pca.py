@@ -1,47 +1,32 @@
 """Principal components of many flat weight vectors: by column shards, in bounded memory, resumable.
 
 The Gram route reads the data twice: once for mean, deviation and G = sum of Z_l Z_l^T over shards l, once for
-V_l = Z_l^T Q / S. The randomised route never forms G and reads the data once more for each power iteration.
+V_l = Z_l^T Q / S. The randomised route never forms G and reads the data once for each power iteration, once before and
+once after them.
 Shards depend on each other only through that sum, so they may be computed anywhere, in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ..config import Config
 from ..errors import refuse
-from ..files import read_artefact, save_artefact
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
+from ..rows import RowFile
+from .build_state import BuildState
 from .manifest import Manifest
 from .space import WeightSpace
 
 ROUTES = ("auto", "gram", "randomised")
-_STATE = "vitrine.w2w.pca"
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The processes that share a build.
-
-    Attributes:
-        index, count: this process's number, of how many.
-        total: sums a tensor over all of them (all-reduce).
-        meet: a barrier.
-    """
-
-    index: int = 0
-    count: int = 1
-    total: Callable[[torch.Tensor], torch.Tensor] = lambda part: part
-    meet: Callable[[], None] = lambda: None
-
-
-ALONE = Workers()
+_SUMMED = 2**22
+"""Numbers that are summed over processes at once, where a copy of all would be too much."""
 
 
 class Columns(Protocol):
@@ -56,10 +41,14 @@ class Columns(Protocol):
         """(N, stop - start) float32."""
         ...
 
+    def shards(self, memory: int) -> list[tuple[int, int]]:
+        """The column ranges in which it is read, each with what is made of it within half of ``memory``."""
+        ...
+
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix (N', D), in memory or memory-mapped; ``rows`` (N,) are the indices used, None uses all."""
+    """A matrix (N', D) in memory; ``rows`` (N,) are the indices used, None uses all."""
 
     data: torch.Tensor
     rows: torch.Tensor | None = None
@@ -74,6 +63,32 @@ class Matrix:
         shard = self.data[:, start:stop]
         return shard.float() if self.rows is None else shard[self.rows].float()
 
+    def shards(self, memory: int) -> list[tuple[int, int]]:
+        """As many columns at a time as fit."""
+        return shards(*self.shape, memory)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A table on disk, read block by block; ``rows`` as in :class:`Matrix`."""
+
+    table: RowFile
+    rows: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, D)."""
+        return len(self.rows) if self.rows is not None else self.table.shape[0], self.table.shape[1]
+
+    def columns(self, start: int, stop: int) -> torch.Tensor:
+        """(N, stop - start) float32."""
+        shard = self.table.columns(start, stop)
+        return shard if self.rows is None else shard[self.rows]
+
+    def shards(self, memory: int) -> list[tuple[int, int]]:
+        """The blocks it was written in."""
+        return list(self.table.blocks())
+
 
 @dataclass(frozen=True)
 class PCAConfig(Config):
@@ -82,8 +97,8 @@ class PCAConfig(Config):
     Attributes:
         components: K, at most N - 1; None keeps every one with variance.
         route: ``gram`` (exact; best for N up to some ten thousand), ``randomised`` (large N, few components) or
-            ``auto``: randomised where the Gram matrix would not fit into ``memory``.
-        memory: bytes for shards and Gram matrix together.
+            ``auto``: randomised where the Gram matrix and its eigenvectors would not fit into ``memory``.
+        memory: bytes held at once beside the result.
         standardise: divide each number by its deviation, as the paper does.
         power, oversample, seed: of the randomised route: iterations, extra vectors, and its start.
     """
@@ -145,12 +160,12 @@ def principal_components(
     """PCA of the (standardised) rows.
 
     Args:
-        resume: a file that keeps the sums after each shard of the first pass; an interrupted run resumes from it.
+        resume: a file that keeps what was summed so far; an interrupted run goes on from it, also after ``kill -9``.
         workers: the processes that share the shards; all return the same.
 
     Raises:
-        VitrineError: If there are fewer than two models, more components than N - 1 are asked for, or all rows are
-            equal.
+        VitrineError: If there are fewer than two models, more components than N - 1 are asked for, all rows are equal,
+            or the components do not fit into the memory.
     """
     config = config or PCAConfig()
     n, d = data.shape
@@ -158,82 +173,125 @@ def principal_components(
         raise refuse("models", n, "two or more", "a space needs several LoRAs")
     if config.components is not None and config.components > n - 1:
         raise refuse("components", config.components, f"up to {n - 1} for {n} models", "leave it out for all")
-    own_shards = [(a, b) for i, (a, b) in enumerate(shards(n, d, config.memory)) if i % workers.count == workers.index]
-    gram = config.route == "gram" or (config.route == "auto" and 3 * 8 * n * n <= config.memory)
-    if gram or config.components is None:
-        sums = _first_pass(data, own_shards, config, progress, resume)
-        sums = {name: workers.total(value) for name, value in sums.items()}
-        values, vectors = top_components(sums["gram"], config.components)
+    ranges, gram = data.shards(config.memory), _gram_route(n, config)
+    own = [r for i, r in enumerate(ranges) if i % workers.count == workers.index]
+    facts = {k: v for k, v in config.to_dict().items() if k != "memory"} | {"route": "gram" if gram else "randomised"}
+    state = BuildState.of(resume, facts | {"models": n, "numbers": d, "shard": ranges[0][1]})
+    if gram:
+        found = _by_gram(data, own, config, progress, state, workers)
     else:
-        sums = {name: workers.total(value) for name, value in _moments(data, own_shards, config, progress).items()}
-        values, vectors = _randomised(data, own_shards, sums, config, progress, workers)
-    mean, scale = sums["mean"], sums["scale"]
-    basis = torch.zeros(len(values), d)
-    for start, stop in own_shards:
-        z = _standard(data.columns(start, stop), mean[start:stop], scale[start:stop])
+        found = _randomised(data, own, config, progress, state, workers)
+    mean, scale = (workers.total(state.tensors[name]) for name in ("mean", "scale"))
+    state.tensors.clear()
+    basis, left = torch.zeros(len(found.values), d), (found.vectors / found.values).T
+    for index, (start, stop) in enumerate(own):
         # Right singular vectors from left ones: V = Z^T Q S^-1 (columns of this shard)
-        basis[:, start:stop] = (vectors / values).T @ z
-    spread = float(sums["square"]) / (n - 1)
-    return Components(
-        mean.float(), scale.float(), workers.total(basis), values.float(), (vectors * values).float(), spread
-    )
+        basis[:, start:stop] = left @ _standard(data.columns(start, stop), config)[0]
+        progress(index + 1, len(own))
+    del left
+    for part in basis.split(max(1, _SUMMED // d)):
+        part.copy_(workers.total(part))
+    coefficients = (found.vectors * found.values).float()
+    return Components(mean, scale, basis, found.values.float(), coefficients, found.square / (n - 1))
 
 
-def _standard(x: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Standardised, in float64: the Gram matrix squares the range of singular values, too wide for float32 products."""
-    return (x.double() - mean) / scale
+def _gram_route(n: int, config: PCAConfig) -> bool:
+    """Whether the exact route is taken.
+
+    Raises:
+        VitrineError: If neither route fits into the memory.
+    """
+    # the Gram matrix, its eigenvectors, the eigensolver's workspace; or four matrices of the width of the subspace
+    exact, width = 40 * n * n, min(n, (config.components or n) + config.oversample)
+    needed = exact if config.route == "gram" or config.components is None else 32 * n * width
+    if config.route != "randomised" and exact <= config.memory:
+        return True
+    if needed > config.memory:
+        shown = f"{config.memory / 2**20:.0f} MiB for {config.components or 'all'} components of {n} models"
+        raise refuse("memory", shown, f"{needed / 2**20:.0f} MiB", "allow more memory, or fewer components")
+    return config.route == "gram" or config.components is None
 
 
-def _describe(x: torch.Tensor, config: PCAConfig) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and deviation of each column in float64; the deviation of a constant column is set to 1."""
-    deviation, mean = torch.std_mean(x.double(), dim=0)
-    if not config.standardise:
-        return mean, torch.ones_like(mean)
-    return mean, torch.where(deviation > 0, deviation, torch.ones_like(deviation))
+class _Leading(NamedTuple):
+    """Singular values (K,), left singular vectors (N, K), and the sum of squares of all numbers."""
+
+    values: torch.Tensor
+    vectors: torch.Tensor
+    square: float
 
 
-def _first_pass(
-    data: Columns,
-    own_shards: Sequence[tuple[int, int]],
-    config: PCAConfig,
-    progress: Progress,
-    resume: str | Path | None,
-) -> dict[str, torch.Tensor]:
-    """Mean, scale, Gram matrix and sum of squares over this process's shards."""
+def _standard(x: torch.Tensor, config: PCAConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Standardised columns with their means and deviations, in float64; a constant column's deviation is set to 1.
+
+    Float64 because the Gram matrix squares the range of singular values, too wide for float32 products.
+    """
+    z = x.double()
+    deviation, mean = torch.std_mean(z, dim=0)
+    scale = torch.where(deviation > 0, deviation, 1.0) if config.standardise else torch.ones_like(mean)
+    return z.sub_(mean).div_(scale), mean, scale
+
+
+def _by_gram(
+    data: Columns, own: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress, state: BuildState,
+    workers: Workers,
+) -> _Leading:  # fmt: skip
+    """Exact: eigenvectors of G = sum of Z_l Z_l^T over the shards l."""
     n, d = data.shape
-    sums = _resumed(resume, n, d)
-    done = sums.pop("done")
-    for index, (start, stop) in enumerate(own_shards):
-        if done[start]:
-            continue
-        x = data.columns(start, stop)
-        mean, scale = _describe(x, config)
-        z = _standard(x, mean, scale)
-        gram = z @ z.T
-        sums["gram"] += gram
-        sums["square"] += gram.diagonal().sum()
-        sums["mean"][start:stop], sums["scale"][start:stop] = mean, scale
-        done[start:stop] = 1
-        if resume is not None:
-            save_artefact(resume, sums | {"done": done}, _STATE, 1, {})
-        progress(index + 1, 2 * len(own_shards))
-    return sums
+    sums = state.tensors or state.begin(d, {"gram": torch.zeros(n, n, dtype=torch.float64)})
+    with state.kept():
+        for index, (start, stop) in enumerate(own):
+            if not sums["done"][start]:
+                z = state.describe(start, stop, *_standard(data.columns(start, stop), config))
+                sums["gram"].addmm_(z, z.T)
+                state.finish(start, stop)
+            progress(index + 1, len(own))
+    gram = workers.total(sums.pop("gram"))
+    square = float(gram.diagonal().sum())
+    return _Leading(*top_components(gram, config.components), square)
 
 
-def _resumed(path: str | Path | None, n: int, d: int) -> dict[str, torch.Tensor]:
-    if path is not None and Path(path).is_file():
-        sums, _ = read_artefact(path, _STATE, 1)
-        if sums["gram"].shape != (n, n) or len(sums["mean"]) != d:
-            shown = f"{tuple(sums['gram'].shape)[0]} models of {len(sums['mean'])} numbers"
-            raise refuse("unfinished build", shown, f"{n} of {d}", f"delete {Path(path).name} and start anew")
-        return sums
-    return {
-        "mean": torch.zeros(d, dtype=torch.float64),
-        "scale": torch.zeros(d, dtype=torch.float64),
-        "gram": torch.zeros(n, n, dtype=torch.float64),
-        "square": torch.zeros((), dtype=torch.float64),
-        "done": torch.zeros(d, dtype=torch.uint8),
-    }
+def _randomised(
+    data: Columns, own: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress, state: BuildState,
+    workers: Workers,
+) -> _Leading:  # fmt: skip
+    """Randomised subspace iteration on Z Z^T without forming it (Halko et al. 2011, Algorithm 4.4)."""
+    (n, d), k = data.shape, config.components or data.shape[0] - 1
+    width = min(n, k + config.oversample)
+    sums = state.tensors or state.begin(d, _start(n, width, config.seed))
+    if len(set(workers.gather(int(sums["turn"])))) > 1:  # killed while some had begun the next turn and some had not
+        raise refuse("unfinished build", "processes at different steps", "one step", "empty the work folder")
+    for turn in range(int(sums["turn"]), config.power + 1):
+        with state.kept():
+            for index, (start, stop) in enumerate(own):
+                if not sums["done"][start]:
+                    z = state.describe(start, stop, *_standard(data.columns(start, stop), config))
+                    if not turn:
+                        sums["square"] += torch.linalg.vector_norm(z) ** 2
+                    sums["product"].addmm_(z, z.T @ sums["q"])
+                    state.finish(start, stop)
+                progress(turn * len(own) + index + 1, (config.power + 1) * len(own))
+        product = workers.total(sums["product"])
+        if turn < config.power:
+            sums["q"] = sums["product"] = torch.zeros(0)  # room for the next basis
+            sums["q"] = torch.linalg.qr(product)[0]
+            sums["product"] = product.zero_()
+            state.next_turn()
+            workers.meet()
+    q, square = sums.pop("q"), float(workers.total(sums["square"]))
+    sums.pop("product")
+    small = q.T @ product  # Rayleigh-Ritz: Q^T Z Z^T Q
+    del product
+    eigen, turned = torch.linalg.eigh((small + small.T) / 2)
+    vectors = q @ turned.flip(1)[:, :k]
+    values = eigen.flip(0)[:k].clamp_min(1e-12 * float(eigen[-1])).sqrt()
+    return _Leading(values, _signed(vectors), square)
+
+
+def _start(n: int, width: int, seed: int) -> dict[str, torch.Tensor]:
+    """A random basis, and sums of nothing."""
+    random = torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    zeros = {"square": torch.zeros((), dtype=torch.float64), "turn": torch.zeros((), dtype=torch.long)}
+    return zeros | {"q": torch.linalg.qr(random)[0], "product": torch.zeros(n, width, dtype=torch.float64)}
 
 
 def top_components(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,60 +301,17 @@ def top_components(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor,
         VitrineError: If all models are equal.
     """
     n = len(gram)
-    eigen, vectors = torch.linalg.eigh((gram + gram.T) / 2)
-    eigen, vectors = eigen.flip(0)[: n - 1], vectors.flip(1)[:, : n - 1]
+    eigen, vectors = torch.linalg.eigh((gram + gram.T).div_(2))
+    eigen = eigen.flip(0)[: n - 1]
     # copies of a LoRA, and layers that were never trained, leave rounding noise behind
     keep = int((eigen > 1e-11 * eigen[0].clamp_min(1e-300)).sum()) if float(eigen[0]) > 0 else 0
     if keep == 0:
         raise refuse("models", "all equal", "models that differ", "the folder holds copies of one LoRA")
     k = min(keep, count or keep)
-    return eigen[:k].sqrt(), _signed(vectors[:, :k])
+    return eigen[:k].sqrt(), _signed(vectors[:, n - k :].flip(1))
 
 
 def _signed(vectors: torch.Tensor) -> torch.Tensor:
-    """Makes each column's largest entry positive, as the eigensolver's signs are arbitrary."""
+    """Makes each column's largest entry positive, in place, as the eigensolver's signs are arbitrary."""
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
-    return vectors * torch.where(largest < 0, -1.0, 1.0)
-
-
-def _moments(
-    data: Columns, own_shards: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress
-) -> dict[str, torch.Tensor]:
-    n, d = data.shape
-    mean, scale = torch.zeros(d, dtype=torch.float64), torch.zeros(d, dtype=torch.float64)
-    square = torch.zeros((), dtype=torch.float64)
-    for index, (start, stop) in enumerate(own_shards):
-        x = data.columns(start, stop)
-        mean[start:stop], scale[start:stop] = _describe(x, config)
-        square += (_standard(x, mean[start:stop], scale[start:stop]) ** 2).sum()
-        progress(index + 1, (config.power + 3) * len(own_shards))
-    return {"mean": mean, "scale": scale, "square": square}
-
-
-def _randomised(
-    data: Columns,
-    own_shards: Sequence[tuple[int, int]],
-    sums: dict,
-    config: PCAConfig,
-    progress: Progress,
-    workers: Workers,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Randomised subspace iteration on Z Z^T without forming it (Halko et al. 2011, Algorithm 4.4)."""
-    n, k = data.shape[0], config.components or data.shape[0] - 1
-    width = min(n, k + config.oversample)
-    mean, scale = sums["mean"], sums["scale"]
-    generator = torch.Generator().manual_seed(config.seed)
-    q = torch.linalg.qr(torch.randn(n, width, generator=generator, dtype=torch.float64))[0]
-    for turn in range(config.power + 1):
-        product = torch.zeros(n, width, dtype=torch.float64)
-        for index, (start, stop) in enumerate(own_shards):
-            z = _standard(data.columns(start, stop), mean[start:stop], scale[start:stop])
-            product += z @ (z.T @ q)
-            progress((turn + 1) * len(own_shards) + index + 1, (config.power + 3) * len(own_shards))
-        product = workers.total(product)
-        if turn < config.power:
-            q = torch.linalg.qr(product)[0]
-    small = q.T @ product  # Rayleigh-Ritz: Q^T Z Z^T Q
-    eigen, turned = torch.linalg.eigh((small + small.T) / 2)
-    vectors = (q @ turned).flip(1)[:, :k]
-    return eigen.flip(0)[:k].clamp_min(1e-12 * float(eigen[-1])).sqrt(), _signed(vectors)
+    return vectors.mul_(torch.where(largest < 0, -1.0, 1.0))

@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ..errors import refuse
 from ..files import KEY, named, parse_table, write_json
 from ..narrow_heads import NarrowHeads
 from ..noise import generators
+from ..ownership import sole_owner
 from ..progress import Progress, silent
 from ..training import set_rate
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
@@ -187,30 +189,42 @@ def train_loras(
         share: (index of this process, of how many): it trains every n-th subject.
 
     Raises:
-        VitrineError: If the folder holds LoRAs trained with other settings.
+        VitrineError: If the folder holds LoRAs trained with other settings, or another run trains there.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _same_settings(folder, config)
-    makers = list(subjects)
-    mine = range(share[0], len(names), share[1])  # of all names: what is missing changes as other processes work
-    missing = [i for i in mine if not (folder / f"{names[i]}.safetensors").is_file()]
-    count = max(1, math.ceil(len(missing) / together))
-    groups = [group.tolist() for group in np.array_split(missing, count)] if missing else []  # of even sizes
-    done, total = 0, len(missing) * config.steps
-    for group in groups:
-        began = time.perf_counter()
-        trainer = BatchedTrainer(model, [makers[i]() for i in group], config)
-        for _ in range(config.steps):
-            losses = trainer.step()
-            done += len(group)
-            progress(done, total, None)
-        seconds = (time.perf_counter() - began) / len(group)
-        for i, lora, loss in zip(group, trainer.loras(), losses.tolist(), strict=True):
-            facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
-            metadata = {KEY: json.dumps(facts | {"settings": config.to_dict()})}
-            write_lora(folder / f"{names[i]}.safetensors", lora, metadata=metadata)
+    with nullcontext() if share[0] else sole_owner(folder):  # the first process stands for all of its run
+        _same_settings(folder, config)
+        makers = list(subjects)
+        mine = range(share[0], len(names), share[1])  # of all names: what is missing changes as other processes work
+        missing = [i for i in mine if not (folder / f"{names[i]}.safetensors").is_file()]
+        count = max(1, math.ceil(len(missing) / together))
+        groups = [group.tolist() for group in np.array_split(missing, count)] if missing else []  # of even sizes
+        done, total = 0, len(missing) * config.steps
+        for group in groups:
+
+            def after(steps: int, before: int = done, size: int = len(group)) -> None:
+                progress(before + steps * size, total, None)
+
+            _train_group(model, {names[i]: makers[i]() for i in group}, folder, config, after)
+            done += len(group) * config.steps
     return [folder / f"{name}.safetensors" for name in names]
+
+
+def _train_group(
+    model: Denoiser, subjects: dict[str, Subject], folder: Path, config: LoraTrainConfig, after: Callable[[int], None]
+) -> None:
+    """Trains subjects in one batch and writes their files."""
+    began = time.perf_counter()
+    trainer = BatchedTrainer(model, list(subjects.values()), config)
+    for step in range(config.steps):
+        losses = trainer.step()
+        after(step + 1)
+    seconds = (time.perf_counter() - began) / len(subjects)
+    for name, lora, loss in zip(subjects, trainer.loras(), losses.tolist(), strict=True):
+        facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
+        metadata = {KEY: json.dumps(facts | {"settings": config.to_dict()})}
+        write_lora(folder / f"{name}.safetensors", lora, metadata=metadata)
 
 
 def _same_settings(folder: Path, config: LoraTrainConfig) -> None:

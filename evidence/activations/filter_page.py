@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...engine.activations.pictures import Pictures
 from ...engine.activations.ranking import PICTURES_SCORED, Ranking, RankingConfig, rank_places
 from ...engine.progress import Progress, silent
 from ..charts import line_chart
@@ -23,7 +24,7 @@ def add_filter(report: Report, model: Portraits, progress: Progress = silent) ->
     """Score every place on 16 portraits, without labels, and show what is kept and why the others are not."""
     scene = draw_scene(model, range(FILTERING, FILTERING + PICTURES_SCORED))
     config = RankingConfig(strips=True)
-    ranking = rank_places(scene.denoiser, scene.latents, scene.cond, config, progress=progress)
+    ranking = rank_places(scene.denoiser, Pictures.of(scene.latents, scene.cond), config, progress=progress)
     report.add_heading("The filter: which places deserve a measurement")
     report.add_paragraph(
         f"Every place of the denoiser is scored on {PICTURES_SCORED} portraits, without labels: diffusion noise (what "

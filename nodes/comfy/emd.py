@@ -39,7 +39,7 @@ def distil(
     teacher = next((str(root / base) for root in roots if (root / base / "model_index.json").is_file()), base)
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
     with torch.inference_mode(False), torch.enable_grad():
-        parts = training_parts(teacher, prompts, base)
+        parts = training_parts(teacher, prompts, base, folder=folder)
         trainer = parts.trainer(config, folder)
         file = trainer.run(progress)[0]
         with torch.no_grad():

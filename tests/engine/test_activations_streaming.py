@@ -10,11 +10,13 @@ import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import ActivationReader, TapConfig, tap_latents
 from vitrine.engine.activations.filter import FilterRule
+from vitrine.engine.activations.pictures import Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_places
-from vitrine.engine.activations.streaming import memory_bytes, place_bytes, split_places, stream_taps
+from vitrine.engine.activations.streaming import footprint, split_places, stream_taps
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.footprint import memory_bytes
 from vitrine_tests import models
 
 pytestmark = pytest.mark.rounding
@@ -61,7 +63,7 @@ def test_a_budget_is_read_and_too_small_a_one_refused(tmp_path):
     for wrong in ("much", "12 GBit", 1000, True):
         with pytest.raises(VitrineError, match="memory"):
             memory_bytes(wrong)
-    sizes = place_bytes(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES))
+    sizes = footprint(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)).places
     assert set(sizes) == set(tap_latents(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)))
     assert [a for part in split_places(sizes, 2**23) for a in part] == list(sizes)
     with pytest.raises(VitrineError, match="MiB for up-level1-.*self-map"):
@@ -116,13 +118,14 @@ def masks():
 def test_ranking_within_a_budget_is_the_ranking(tmp_path):
     latents, cond = seeded(8, 4, 16, 16), Condition(seeded(1, 5, models.TEXT))
     config = RankingConfig("up-level1-repeat0-vit-block0-*out", rule=FilterRule(None, None, (None, None)), most=2)
-    told = {"masks": masks()}
-    whole = rank_places(denoiser(), latents, cond, config, **told)
-    small = rank_places(denoiser(), latents, cond, config, **told, state=tmp_path, memory="16MiB")
+    told = {"config": config}
+    pictures = Pictures.of(latents, cond, masks())
+    whole = rank_places(denoiser(), pictures, **told)
+    small = rank_places(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
     assert small.search is not None and whole.search is not None
     assert small.chosen == whole.chosen and small.search.singles == pytest.approx(whole.search.singles, abs=1e-3)
     assert {a: p.noise for a, p in small.properties.items()} == pytest.approx(
         {a: p.noise for a, p in whole.properties.items()}, abs=1e-5
     )
-    again = rank_places(denoiser(), latents, cond, config, **told, state=tmp_path, memory="16MiB")
+    again = rank_places(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
     assert again.search == small.search

@@ -15,6 +15,7 @@ from vitrine.engine.activations.filter import (
     noise_score,
 )
 from vitrine.engine.activations.greedy_search import greedy_search
+from vitrine.engine.activations.pictures import Pictures
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import PRESETS
 from vitrine.engine.activations.ranking import RankingConfig, rank_places, spatial_places
@@ -135,7 +136,8 @@ def test_transformers_are_ranked_too():
     cond = Condition(torch.randn(1, 5, 24), torch.randn(1, 20))
     names = spatial_places(net)
     rule = FilterRule(None, None, (None, None))
-    ranking = rank_places(denoiser, torch.randn(3, 4, 16, 16), cond, RankingConfig(timestep=100.0, rule=rule))
+    pictures = Pictures.of(torch.randn(3, 4, 16, 16), cond)
+    ranking = rank_places(denoiser, pictures, RankingConfig(timestep=100.0, rule=rule))
     assert list(ranking.properties) == names and not ranking.dropped and len(ranking.chosen) == 4
     assert not [n for n in names if "ctx" in n or n.endswith("-map")]
 

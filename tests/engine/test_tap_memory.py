@@ -1,38 +1,11 @@
 """What a tap holds in memory beyond the bare forward, on full-size SD1.5 and SDXL without weights (meta tensors)."""
 
-import weakref
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from vitrine.engine.activations import PRESETS
+from vitrine.engine.footprint import Peak
 from vitrine.engine.hooks import capture
 from vitrine_tests import models
-
-
-class Peak(TorchDispatchMode):
-    """Largest number of bytes alive at once, of everything made inside the block."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.peak = 0
-        self.seen = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
-                if storage._cdata not in self.seen:
-                    self.seen.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._drop, storage._cdata, storage.nbytes())
-        return out
-
-    def _drop(self, pointer, size):
-        self.seen.discard(pointer)
-        self.now -= size
 
 
 def network(family):

@@ -91,3 +91,13 @@ def test_samples_say_whether_copies_are_gone(pipe):
     assert unharmed.verdict == "nothing to cure"
     with pytest.raises(VitrineError, match="ordinary"):
         pipe.copies(plant.captions[0], everything, picture, [])
+
+
+def test_a_text_is_one_prompt_not_its_letters(pipe):
+    statistics, small = pipe.statistics(caption(sample_scenes(range(6)))), ProbeConfig(seeds=2)
+    assert len(pipe.score("a hat", 0.9, small)) == 1
+    assert len(pipe.conditions("a hat")) == 1
+    (result,) = pipe.find("a hat", statistics, probe=small)
+    assert result.prompt == "a hat"
+    with pytest.raises(VitrineError, match="captions: given 1"):
+        pipe.statistics("a hat")

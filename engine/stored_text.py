@@ -1,0 +1,88 @@
+"""Encoded prompts of a long list: encoded chunk by chunk into a file, read where they are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from .condition import Condition
+from .ownership import sole_owner
+from .processes import ALONE, Workers
+from .progress import Progress, silent
+from .rows import RowFile
+
+CHUNK = 64
+"""Prompts encoded together. Always so many, so that a text's states do not depend on who encodes it, or when."""
+
+Encode = Callable[[Sequence[str]], Condition]
+"""n texts -> a condition of n rows."""
+
+
+class StoredText:
+    """Stands for a :class:`Condition` of so many prompts that it is too large for memory.
+
+    Attributes:
+        count: how many prompts.
+    """
+
+    def __init__(self, table: RowFile, one: Condition) -> None:
+        self._table, self._one, self.count = table, one, table.shape[0]
+
+    def take(self, rows: torch.Tensor) -> Condition:
+        """Rows by index, with repetition."""
+        parts = dict(_parts(self._one))
+        columns = self._table.rows(rows.tolist()).split([math.prod(p.shape[1:]) for p in parts.values()], 1)
+        found = {
+            name: values.reshape(-1, *part.shape[1:]).to(part.dtype)
+            for (name, part), values in zip(parts.items(), columns, strict=True)
+        }
+        return Condition(found.pop("text", None), found.pop("pooled", None), found)
+
+    @classmethod
+    def encoded(
+        cls, texts: Sequence[str], encode: Encode, folder: str | Path, identity: str, progress: Progress = silent,
+        workers: Workers = ALONE,
+    ) -> StoredText:  # fmt: skip
+        """Encode the texts that are not in the folder yet; goes on after an interruption, also after ``kill -9``.
+
+        Args:
+            identity: what makes it the same list on the same model.
+            workers: processes that share the chunks and see the folder.
+
+        Raises:
+            VitrineError: If the folder holds another list, or another run encodes there.
+        """
+        one = encode(texts[:1]).to("cpu")
+        with nullcontext() if workers.index else sole_owner(folder):
+            # float32, which holds every narrower number as it is
+            table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(one))), identity)
+            starts = range(0, len(texts), CHUNK)
+            own = [starts[i] for i in workers.share(len(starts))]
+            for number, start in enumerate(own):
+                chunk = texts[start : start + CHUNK]
+                if not table.done[start : start + len(chunk)].all():
+                    parts = [part.to("cpu").float().flatten(1) for _, part in _parts(encode(chunk))]
+                    table.write(start, torch.cat(parts, 1))
+                progress(number + 1, len(own))
+            workers.meet()
+        return cls(table, one)
+
+
+def in_memory(texts: Sequence[str], encode: Encode) -> Condition:
+    """All at once; the same numbers as :meth:`StoredText.encoded` gives."""
+    return Condition.batch([encode(texts[i : i + CHUNK]).to("cpu") for i in range(0, len(texts), CHUNK)])
+
+
+def row_bytes(one: Condition) -> int:
+    """Of a condition of one row."""
+    return sum(part.nbytes for _, part in _parts(one))
+
+
+def _parts(cond: Condition) -> list[tuple[str, torch.Tensor]]:
+    """Every tensor of a condition by name."""
+    pairs = {"text": cond.text, "pooled": cond.pooled} | cond.extra
+    return [(name, value) for name, value in pairs.items() if value is not None]
