@@ -9,7 +9,10 @@ from vitrine.evidence import registry as claims
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{n}.md" for n in ("claims", "python", "speed", "design"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{n}.md" for n in ("claims", "python", "speed", "design", "large_jobs")),
+]
 
 
 def test_two_screens():
