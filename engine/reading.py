@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .errors import refuse
-from .families import Inputs, Tokens, tokens_of
+from .families import Inputs, Tokens, tokens_reader
 from .schedule import append_dims
 from .site import AdaLN, Columns, ModuleSite, Site
 
@@ -40,6 +40,7 @@ class Surroundings:
 
     def __init__(self, backbone: nn.Module, sites: Sequence[Site], latent_size: tuple[int, int] | None = None) -> None:
         self.tokens = Tokens(0, None)
+        self._read = tokens_reader(backbone)
         self._grids: dict[str, tuple[int, int]] = {}
         self._latent_size = latent_size
         self._positions: tuple[torch.Tensor, int, tuple[int, int]] | None = None
@@ -54,7 +55,7 @@ class Surroundings:
 
         def root(module: nn.Module, args: tuple, kwargs: dict) -> None:
             on_start()
-            self.tokens = tokens_of(Inputs(module, args, kwargs, self._sides, self._latent_size))
+            self.tokens = self._read(Inputs(module, args, kwargs, self._sides, self._latent_size))
 
         def vit(path: str) -> Callable:
             def read(module: nn.Module, args: tuple, kwargs: dict) -> None:

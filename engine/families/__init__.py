@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..placement import device_of, dtype_of
 from ..site import Site
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
 
-__all__ = ["FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_of"]
+__all__ = ["FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_reader"]
 
 _modules = (importlib.import_module(f".{found.name}", __name__) for found in pkgutil.iter_modules(__path__))
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if hasattr(module, "FAMILY"))
@@ -53,10 +53,12 @@ def layout_of(backbone: nn.Module) -> Iterator[Site]:
     return _found(backbone)[1].sites(uncompiled(backbone))
 
 
-def tokens_of(given: Inputs) -> Tokens:
-    """Where image and text tokens are in a forward; read as from a plain network where no family fits."""
-    sides = (family.side(given.net) for family in FAMILIES)
-    return next((side.tokens for side in sides if side is not None), plain_tokens)(given)
+def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
+    """Reads where image and text tokens are in a forward's arguments; as of a plain network where no family fits."""
+    kinds = {kind.__name__ for kind in type(backbone).__mro__}
+    diffusers = "ModelMixin" in kinds
+    sides = (family.diffusers if diffusers else family.comfyui for family in FAMILIES)
+    return next((side.tokens for side in sides if side.kind in kinds and side.fits(backbone)), plain_tokens)
 
 
 def call_of(backbone: Any) -> Call:
