@@ -80,11 +80,11 @@ def painted(folder, side):
 
 @pytest.fixture(scope="module")
 def batches(comfy):
-    """Core's *Batch Images* and *Batch Masks*."""
+    """Whether core's *Batch Images* and *Batch Masks* load here; their file needs kornia."""
     from vitrine_tests.full_size.material import COMFYUI
 
     core = str(COMFYUI / "comfy_extras" / "nodes_post_processing.py")
-    assert comfy.loop.run_until_complete(comfy.nodes.load_custom_node(core, module_parent="comfy_extras"))
+    return comfy.loop.run_until_complete(comfy.nodes.load_custom_node(core, module_parent="comfy_extras"))
 
 
 @pytest.fixture
@@ -105,6 +105,8 @@ def owned(scene, held, tmp_path_factory):
 def test_the_note_can_be_followed(workflow, family, owned, comfy, precision, batches):
     following = Following.start(workflow, family, owned(family))
     following.follow(note(workflow))
+    if not batches and "BatchImagesNode" in {node["class_type"] for node in following.graph.values()}:
+        pytest.skip("ComfyUI's Batch Images does not load here")
     made_small(following.graph, family)
     precision(family)
     with measuring("note", workflow, family):
