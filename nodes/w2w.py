@@ -112,10 +112,10 @@ class W2WSample(io.ComfyNode):
                                tooltip="joined: along the named directions as one training model is, the rest drawn. "
                                "gaussian: all drawn, as in the paper. auto: as the space's file says, else joined "
                                "where there are directions."),
-                io.Float.Input("emphasis", default=-1.0, min=-1.0, max=4.0, step=0.05,
+                io.Float.Input("emphasis", default=-1.0, min=-1.0, max=4.0, step=0.05, optional=True,
                                tooltip="joined: multiplies what is taken over; 1.5 was best for the shipped people. "
                                "-1: as the space's file says, else 1."),
-                io.Float.Input("inherit", default=-1.0, min=-1.0, max=0.95, step=0.05,
+                io.Float.Input("inherit", default=-1.0, min=-1.0, max=0.95, step=0.05, optional=True,
                                tooltip="joined: how much of the rest is the training model's too, a correlation; 0.4 "
                                "was best for the shipped people. -1: as the space's file says, else 0."),
             ],

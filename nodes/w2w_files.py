@@ -40,10 +40,10 @@ class SaveW2WLora(io.ComfyNode):
                 io.Combo.Input("names", options=["auto", "kohya", "diffusers"], default="auto",
                                tooltip="auto: what most programs load, kohya for UNets. diffusers names of a UNet load "
                                "in diffusers only."),
-                io.Int.Input("rank", default=0, min=0, max=4096,
+                io.Int.Input("rank", default=0, min=0, max=4096, optional=True,
                              tooltip="At most so many factors a layer; 0 keeps the model exact. The preview says how "
                              "much a rank keeps."),
-                io.Combo.Input("dtype", options=["float32", "float16", "bfloat16"], default="float32",
+                io.Combo.Input("dtype", options=["float32", "float16", "bfloat16"], default="float32", optional=True,
                                tooltip="Precision of the file; float16 halves it."),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
