@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import refuse
 from ..files import named, parse_table, write_json
 from ..progress import Progress, silent
 
 ScoreOf = Callable[[tuple[str, ...]], float]
+
+
+class Budget(NamedTuple):
+    """Width of each place, and the largest sum of widths."""
+
+    channels: Mapping[str, int]
+    total: int
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,7 @@ def greedy_search(
     candidates: Sequence[str],
     score_of: ScoreOf,
     *,
-    channels: Mapping[str, int] | None = None,
-    budget: int | None = None,
+    budget: Budget | None = None,
     most: int = 4,
     pool: int = 12,
     tie: float = 0.0,
@@ -66,8 +73,7 @@ def greedy_search(
 
     Args:
         score_of: larger is better; called once for each combination tried.
-        channels: width of each place.
-        budget: largest sum of channels of the combination; None is no bound.
+        budget: bound on the channels of the combination; None is no bound.
         most: places in the combination at most.
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions that score within this of the best count as equal to it; the one that is best alone is added.
@@ -76,8 +82,8 @@ def greedy_search(
     Raises:
         VitrineError: If there are no candidates, or none within the budget.
     """
-    widths = dict(channels or {})
-    allowed = [c for c in candidates if budget is None or widths.get(c, 0) <= budget]
+    widths, total = budget or Budget({}, 0)  # a place without a width costs nothing
+    allowed = [c for c in candidates if widths.get(c, 0) <= total]
     if not allowed:
         raise refuse("candidates", list(candidates), "at least one place within the budget", "raise the budget")
     memory = _Memory(state)
@@ -91,7 +97,7 @@ def greedy_search(
     while len(chosen) < most:
         used = sum(widths.get(c, 0) for c in chosen)
         additions = [c for c in list(ranked)[:pool] if c not in chosen]
-        additions = [c for c in additions if budget is None or used + widths.get(c, 0) <= budget]
+        additions = [c for c in additions if used + widths.get(c, 0) <= total]
         scores = {c: memory.score((*chosen, c), score_of) for c in additions}
         if not scores or max(scores.values()) <= best:
             break

@@ -22,7 +22,7 @@ from .config import TapConfig
 from .container import Activations
 from .features import Features
 from .filter import FilterRule, Properties, measure_properties
-from .greedy_search import ScoreOf, SearchResult, greedy_search
+from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from .pca import PCABasis, pca_rgb
 from .pictures import Pictures
 from .preset_files import FeaturePreset
@@ -171,9 +171,10 @@ def rank_places(
     if classes is not None:
         tapped = TapConfig(tuple(candidates), config.timestep)
         with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
+            budget = None if config.budget is None else Budget(features.widths, config.budget)
             search = greedy_search(
-                candidates, _scoring(features, pictures, *classes), channels=features.widths, budget=config.budget,
-                most=config.most, tie=TIE, state=scores, progress=progress,
+                candidates, _scoring(features, pictures, *classes), budget=budget, most=config.most, tie=TIE,
+                state=scores, progress=progress,
             )  # fmt: skip
             workers.meet()  # who is first must not remove what others read
         chosen = search.chosen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...engine.activations.filter import FilterRule
-from ...engine.activations.greedy_search import ScoreOf, SearchResult, greedy_search
+from ...engine.activations.greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import (
     ProbeSettings,
@@ -103,8 +103,8 @@ def choose_places(
     search = greedy_search(candidates, score_of, most=3, pool=pool, progress=progress)
     earlier = greedy_search(between, score_of, most=3, pool=pool, progress=progress)
     widths = held_out.widths
-    budget = sum(widths[a] for a in LEGACY)
-    narrow = greedy_search(candidates, score_of, channels=widths, budget=budget, most=4, pool=pool)
+    budget = Budget(widths, sum(widths[a] for a in LEGACY))
+    narrow = greedy_search(candidates, score_of, budget=budget, most=4, pool=pool)
     return Choice(candidates, search, narrow, earlier, widths)
 
 

@@ -14,7 +14,7 @@ from vitrine.engine.activations.correspondence import (
     pck,
     sample_points,
 )
-from vitrine.engine.activations.greedy_search import greedy_search
+from vitrine.engine.activations.greedy_search import Budget, greedy_search
 from vitrine.engine.activations.segmentation import (
     ProbeSettings,
     bootstrap_iou,
@@ -199,7 +199,7 @@ def test_greedy_choice_budget_and_resume(tmp_path):
     calls.extend([()] * 10)
     found = greedy_search(list(worth), score, most=2, state=state)
     assert done == 5 and found.chosen == ("a", "c") and found.score == 5.0 and list(found.singles) == list("abcd")
-    tight = greedy_search(list(worth), score, channels={"a": 9, "b": 4, "c": 4, "d": 4}, budget=8, most=3)
+    tight = greedy_search(list(worth), score, budget=Budget({"a": 9, "b": 4, "c": 4, "d": 4}, 8), most=3)
     assert tight.chosen == ("b", "c")
     with pytest.raises(VitrineError, match="budget"):
-        greedy_search(["a"], score, channels={"a": 9}, budget=8)
+        greedy_search(["a"], score, budget=Budget({"a": 9}, 8))
