@@ -5,7 +5,7 @@ This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model whose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,10 @@ class RankingConfig(Config):
     def __post_init__(self) -> None:
         if self.most < 1:
             raise refuse("most places", self.most, "1 or more", "GDF chooses four")
+
+    def within(self, widths: Mapping[str, int]) -> Budget | None:
+        """The bound on channels, where there is one."""
+        return None if self.budget is None else Budget(widths, self.budget)
 
 
 @dataclass(frozen=True)
@@ -171,11 +175,10 @@ def rank_places(
     if classes is not None:
         tapped = TapConfig(tuple(candidates), config.timestep)
         with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-            budget = None if config.budget is None else Budget(features.widths, config.budget)
+            score, budget = _scoring(features, pictures, *classes), config.within(features.widths)
             search = greedy_search(
-                candidates, _scoring(features, pictures, *classes), budget=budget, most=config.most, tie=TIE,
-                state=scores, progress=progress,
-            )  # fmt: skip
+                candidates, score, budget=budget, most=config.most, tie=TIE, state=scores, progress=progress
+            )
             workers.meet()  # who is first must not remove what others read
         chosen = search.chosen
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import refuse
 from ..files import check_tensors, named
-from .lora_settings import LoraSettings, settings_of
+from .lora_settings import LoraRules, settings_of
 from .manifest import LoraLayer
 from .names import dropped_part, other_kind, parse
 
@@ -87,7 +87,7 @@ def read_header(path: str | Path, layers_per_block: int = 2) -> LoraFile:
         return _header(path, shapes, alphas, settings_of(path, metadata), layers_per_block)
 
 
-def _header(path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraSettings, layers: int) -> LoraFile:
+def _header(path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int) -> LoraFile:
     foreign = next((kind for kind in map(other_kind, shapes) if kind), None)
     if foreign:
         raise refuse("LoRA file", f"{path.name} holds {foreign}", "plain LoRA factors", "convert it to a LoRA by SVD")
@@ -113,7 +113,7 @@ def _header(path: Path, shapes: Shapes, alphas: dict[str, float], settings: Lora
 
 
 def _entry(
-    name: str, path: str, keys: dict[str, str], shapes: Shapes, alphas: dict[str, float], settings: LoraSettings
+    name: str, path: str, keys: dict[str, str], shapes: Shapes, alphas: dict[str, float], settings: LoraRules
 ) -> Entry:
     if "down" not in keys or "up" not in keys:
         raise refuse("LoRA file", f"{name}: {path} has only {sorted(keys)}", "two factors a layer", "download it again")

@@ -13,7 +13,7 @@ from ..files import named, parse_table
 
 
 @dataclass(frozen=True)
-class LoraSettings:
+class LoraRules:
     """PEFT's settings of one adapter; empty where a file has none."""
 
     values: Mapping[str, Any]
@@ -33,7 +33,7 @@ class LoraSettings:
         return float(alpha) * (rank**0.5 if self.values.get("use_rslora") else 1.0)
 
 
-def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraSettings:
+def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
     """The settings of a LoRA file, from the JSON file beside it or from its header.
 
     Raises:
@@ -48,10 +48,10 @@ def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraSettings:
         starts = ("unet.", "transformer.")
         return _checked({k.split(".", 1)[1]: v for k, v in values.items() if k.startswith(starts)} or values)
     except ValueError:
-        return LoraSettings({})
+        return LoraRules({})
 
 
-def _checked(values: dict[str, Any]) -> LoraSettings:
+def _checked(values: dict[str, Any]) -> LoraRules:
     patterns = values.get("alpha_pattern") or {}
     alphas = (values.get("lora_alpha") or 0, *patterns.values())
     if not all(math.isfinite(float(alpha)) for alpha in alphas):
@@ -61,4 +61,4 @@ def _checked(values: dict[str, Any]) -> LoraSettings:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"alpha_pattern {pattern!r}: {error}") from error
-    return LoraSettings(values)
+    return LoraRules(values)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.fingerprint import width_of
-from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, fingerprint_of, value_sites
+from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 
@@ -97,7 +97,7 @@ def test_a_text_is_one_prompt_not_its_letters(pipe):
     statistics, small = pipe.statistics(caption(sample_scenes(range(6)))), ProbeConfig(seeds=2)
     assert len(pipe.score("a hat", 0.9, small)) == 1
     assert len(pipe.conditions("a hat")) == 1
-    (result,) = pipe.find("a hat", statistics, probe=small)
+    (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0), small)
     assert result.prompt == "a hat"
     with pytest.raises(VitrineError, match="captions: given 1"):
         pipe.statistics("a hat")
