@@ -166,7 +166,9 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         own = texts[workers.index :: workers.count]
         with self._in_use():
             settings = json.dumps(probe.config.to_dict(), sort_keys=True)
-            state, identity = state and workers.own_file(state), _identity(fingerprint_of(self.unet), settings, texts)
+            state = state and workers.own_file(state)
+            model = "" if state is None else fingerprint_of(self.unet)  # reading weights waits for the device
+            identity = _identity(model, settings, texts)
             scores = [] if state is None else kept_scores(state, identity, tau)
             done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
             if memory is not None and done < len(own):
