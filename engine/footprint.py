@@ -23,11 +23,11 @@ def memory_bytes(memory: int | str) -> int:
     Raises:
         VitrineError: If it is neither, or below one MiB.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
-    unit = found[2].lower() if found else ""
-    if isinstance(memory, bool) or found is None or unit not in _UNITS or float(found[1]) * _UNITS[unit] < _LEAST:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
+    unit = match[2].lower() if match else ""
+    if isinstance(memory, bool) or match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < _LEAST:
         raise refuse("memory", memory, "1 MiB or more, in bytes or as '2GB'", "a fifth of what is free is a good start")
-    return int(float(found[1]) * _UNITS[unit])
+    return int(float(match[1]) * _UNITS[unit])
 
 
 class Peak(TorchDispatchMode):
@@ -44,15 +44,15 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        for one in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(one, torch.Tensor):
-                self._count(one.untyped_storage(), given)
+        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for output in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(output, torch.Tensor):
+                self._count(output.untyped_storage(), inputs)
         return out
 
-    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._alive and key not in given:  # a view of a weight is not made here
+        if key not in self._alive and key not in inputs:  # a view of a weight is not made here
             self._alive.add(key)
             self.now += size
             self.peak = max(self.peak, self.now)

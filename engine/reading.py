@@ -103,14 +103,14 @@ class Surroundings:
         h, w = self._token_grid(patch)
         return slice(self.tokens.first_image, self.tokens.first_image + self.tokens.frames * h * w)
 
-    def modulation(self, adaln: AdaLN, given: torch.Tensor) -> torch.Tensor:
+    def modulation(self, adaln: AdaLN, output: torch.Tensor) -> torch.Tensor:
         """(B, 2, C) float32 shift and factor of a norm without weights: f = factor norm(x) + shift."""
-        given = given.detach().float()[: self.tokens.batch]  # reference pictures' rows follow (Qwen-Image, Krea 2)
+        output = output.detach().float()[: self.tokens.batch]  # reference pictures' rows follow (Qwen-Image, Krea 2)
         if adaln.plus:
-            given = given + self._added[adaln.plus].to(given)
+            output = output + self._added[adaln.plus].to(output)
         if not adaln.rows:
-            given = given.reshape(len(given), -1, given.shape[-1]).mean(1)  # of the frames, which share their time
-        parts = given.reshape(len(given), adaln.parts, -1)
+            output = output.reshape(len(output), -1, output.shape[-1]).mean(1)  # of the frames, which share their time
+        parts = output.reshape(len(output), adaln.parts, -1)
         if adaln.table:
             parts = parts + self._parameter(adaln.table).to(parts).reshape(adaln.parts, -1)
         factor = 1 + parts[:, adaln.scale]

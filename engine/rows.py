@@ -87,28 +87,28 @@ class RowFile:
 
     def rows(self, numbers: Sequence[int]) -> torch.Tensor:
         """(n, D) rows by number."""
-        found = torch.empty(len(numbers), self.shape[1], dtype=self.dtype)
+        rows = torch.empty(len(numbers), self.shape[1], dtype=self.dtype)
         for start, stop in self.blocks():
             for i, number in enumerate(numbers):
                 self._numbers.seek(self._at(int(number), start, stop))
-                _fill(self._numbers, found[i, start:stop])
-        return found
+                _fill(self._numbers, rows[i, start:stop])
+        return rows
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
         """(N, stop - start) columns; those of one whole block are read in one piece."""
-        found = torch.empty(self.shape[0], stop - start, dtype=self.dtype)
+        columns = torch.empty(self.shape[0], stop - start, dtype=self.dtype)
         for first, end in self.blocks():
             low, high = max(first, start), min(end, stop)
             if low >= high:
                 continue
             if (low, high) == (first, end) == (start, stop):
                 self._numbers.seek(self._at(0, first, end))
-                _fill(self._numbers, found)
+                _fill(self._numbers, columns)
                 continue
             for row in range(self.shape[0]):
                 self._numbers.seek(self._at(row, first, end) + (low - first) * self.dtype.itemsize)
-                _fill(self._numbers, found[row, low - start : high - start])
-        return found
+                _fill(self._numbers, columns[row, low - start : high - start])
+        return columns
 
     def _at(self, row: int, first: int, end: int) -> int:
         """Where a row of the block [first, end) begins."""

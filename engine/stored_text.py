@@ -29,18 +29,18 @@ class StoredText:
         count: how many prompts.
     """
 
-    def __init__(self, table: RowFile, one: Condition) -> None:
-        self._table, self._one, self.count = table, one, table.shape[0]
+    def __init__(self, table: RowFile, row: Condition) -> None:
+        self._table, self._one, self.count = table, row, table.shape[0]
 
     def take(self, rows: torch.Tensor) -> Condition:
         """Rows by index, with repetition."""
         parts = dict(_parts(self._one))
         columns = self._table.rows(rows.tolist()).split([math.prod(p.shape[1:]) for p in parts.values()], 1)
-        found = {
+        tensors = {
             name: values.reshape(-1, *part.shape[1:]).to(part.dtype)
             for (name, part), values in zip(parts.items(), columns, strict=True)
         }
-        return Condition(found.pop("text", None), found.pop("pooled", None), found)
+        return Condition(tensors.pop("text", None), tensors.pop("pooled", None), tensors)
 
     @classmethod
     def encoded(
@@ -56,10 +56,10 @@ class StoredText:
         Raises:
             VitrineError: If the folder holds another list, or another run encodes there.
         """
-        one = encode(texts[:1]).to("cpu")
+        row = encode(texts[:1]).to("cpu")
         with nullcontext() if workers.index else sole_owner(folder):
             # float32, which holds every narrower number as it is
-            table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(one))), identity)
+            table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(row))), identity)
             starts = range(0, len(texts), CHUNK)
             own = [starts[i] for i in workers.share(len(starts))]
             for number, start in enumerate(own):
@@ -69,7 +69,7 @@ class StoredText:
                     table.write(start, torch.cat(parts, 1))
                 progress(number + 1, len(own))
             workers.meet()
-        return cls(table, one)
+        return cls(table, row)
 
 
 def in_memory(texts: Sequence[str], encode: Encode) -> Condition:
@@ -77,9 +77,9 @@ def in_memory(texts: Sequence[str], encode: Encode) -> Condition:
     return Condition.batch([encode(texts[i : i + CHUNK]).to("cpu") for i in range(0, len(texts), CHUNK)])
 
 
-def row_bytes(one: Condition) -> int:
+def row_bytes(row: Condition) -> int:
     """Of a condition of one row."""
-    return sum(part.nbytes for _, part in _parts(one))
+    return sum(part.nbytes for _, part in _parts(row))
 
 
 def _parts(cond: Condition) -> list[tuple[str, torch.Tensor]]:

@@ -160,8 +160,8 @@ def describe(taps: Activations) -> str:
     lines = []
     for address, activation in taps.items():
         massive = massive_channels(activation.tensor) if activation.grid is not None else ()
-        found = f"; massive channels: {' '.join(map(str, massive))}" if massive else ""
-        lines.append(f"{address}: {' x '.join(map(str, activation.tensor.shape))}{found}")
+        note = f"; massive channels: {' '.join(map(str, massive))}" if massive else ""
+        lines.append(f"{address}: {' x '.join(map(str, activation.tensor.shape))}{note}")
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
-from .comfy.emd import bases, distil, refuse_told_guidance, with_prediction
+from .comfy.emd import bases, distil, refuse_guidance_input, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
 from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of
 from .comfy.progress import progress
@@ -77,9 +77,9 @@ def _contract(choice: str, student: str, timestep: float, noise: str) -> Student
 
 def _sampling(choice: str, student: str) -> StudentSampling | None:
     """The student of several steps that is chosen, or that the file's name tells."""
-    found = detect(student) if choice == _AUTO and student != NO_STUDENT else None
-    if found is not None and found.name in _SEVERAL:
-        return found.sampling
+    detected = detect(student) if choice == _AUTO and student != NO_STUDENT else None
+    if detected is not None and detected.name in _SEVERAL:
+        return detected.sampling
     return _SEVERAL.get(choice)
 
 
@@ -139,7 +139,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                 raise refuse("base", f"connected to {taken}", "a student of several steps", "disconnect it")
         else:
             check_student(several, backbone_of(model))
-            refuse_told_guidance(several)
+            refuse_guidance_input(several)
         runner = with_prediction(with_student(model, student), student_contract.prediction)
         blank = blank_latents(runner, latent)
         seeds = [seed + i for i in range(len(blank))]

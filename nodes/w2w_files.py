@@ -111,13 +111,13 @@ class LoadW2WModel(io.ComfyNode):
             return io.NodeOutput(model, text)
         if space is None:
             raise refuse("space", "none", "the space of the LoRA or member", "connect Load W2W Space")
-        found = (
+        encoding = (
             training_model(space, member.strip())
             if member.strip()
             else encode(space, read_lora(comfy_w2w.lora_path(lora)), lora)
         )
-        text = found.summary(space)
-        return io.NodeOutput(found.model, text, ui=ui.PreviewText(text))
+        text = encoding.summary(space)
+        return io.NodeOutput(encoding.model, text, ui=ui.PreviewText(text))
 
 
 NODES: list[type[io.ComfyNode]] = [SaveW2WLora, LoadW2WModel]

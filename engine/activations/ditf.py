@@ -34,8 +34,8 @@ def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ..
             "activation", tuple(tensor.shape), "(B, C, h, w)", "text tokens and attention maps have no picture"
         )
     size = tensor.float().abs().transpose(0, 1).flatten(1).mean(1)
-    found = torch.nonzero(size >= ratio * size.median().clamp_min(1e-30)).flatten().tolist()
-    return tuple(sorted(found, key=lambda c: -float(size[c])))
+    channels = torch.nonzero(size >= ratio * size.median().clamp_min(1e-30)).flatten().tolist()
+    return tuple(sorted(channels, key=lambda c: -float(size[c])))
 
 
 def without_channels(tensor: torch.Tensor, channels: Sequence[int], address: str = "") -> torch.Tensor:

@@ -58,11 +58,11 @@ class Features:
             raise refuse("state", None, "a folder that all processes see", "activations are shared through it")
         with ExitStack() as cleaning:
             folder = state or cleaning.enter_context(tempfile.TemporaryDirectory(prefix="vitrine-taps-"))
-            told = (denoiser, pictures.source, names, config, Path(folder) / "taps", memory)
-            taps = stream_taps(*told, progress, workers.share(pictures.count))
+            arguments = (denoiser, pictures.source, names, config, Path(folder) / "taps", memory)
+            taps = stream_taps(*arguments, progress, workers.share(pictures.count))
             if workers.count > 1:
                 workers.meet()
-                taps = stream_taps(*told)
+                taps = stream_taps(*arguments)
             made = cls(taps, names, memory_bytes(memory))
             made._exit = cleaning.pop_all()
         return made

@@ -198,10 +198,10 @@ def _groups(
     if memory is None or not places:
         return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)], TapConfig(("*",)).batch
     config, budget = TapConfig(tuple(places), timestep), memory_bytes(memory)
-    one = footprint(denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), config)
+    row_cost = footprint(denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), config)
     # two noises of every picture, and what their scores are made of
-    parts = split_places(one.places, budget, 3 * len(latents))
-    rows = max(1, min(config.batch, budget // 2 // max(1, one.forward)))
+    parts = split_places(row_cost.places, budget, 3 * len(latents))
+    rows = max(1, min(config.batch, budget // 2 // max(1, row_cost.forward)))
     return [part[i : i + GROUP] for part in parts for i in range(0, len(part), GROUP)], rows
 
 

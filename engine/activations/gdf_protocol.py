@@ -67,11 +67,11 @@ def gdf_pixels(image: Any, size: int, factor: int, value_range: Range) -> torch.
         VitrineError: As :func:`~.images.to_pixels`.
     """
     batches = []
-    for one in image if isinstance(image, (list, tuple)) else [image]:
-        if hasattr(one, "resize") and hasattr(one, "convert"):
-            batches.append(to_pixels(one.resize((size, size)).convert("RGB"), None, factor))
+    for entry in image if isinstance(image, (list, tuple)) else [image]:
+        if hasattr(entry, "resize") and hasattr(entry, "convert"):
+            batches.append(to_pixels(entry.resize((size, size)).convert("RGB"), None, factor))
         else:
-            pixels = to_pixels(one, None, 1, value_range)
+            pixels = to_pixels(entry, None, 1, value_range)
             batches.append(F.interpolate(pixels, (size, size), mode="bilinear"))
     return to_pixels(batches, None, factor, (-1, 1))
 

@@ -78,10 +78,10 @@ def value_range_of(images: Any, value_range: Sequence[float] | None = None) -> R
         VitrineError: If the range is another.
     """
     if value_range is not None:
-        given = tuple(float(v) for v in value_range)
-        if given not in (UNIT, SIGNED):
+        bounds = tuple(float(v) for v in value_range)
+        if bounds not in (UNIT, SIGNED):
             raise refuse("value_range", value_range, "(0, 1), (-1, 1) or None", "scale the tensor")
-        return UNIT if given == UNIT else SIGNED
+        return UNIT if bounds == UNIT else SIGNED
     return SIGNED if any(bool((t < 0).any()) for t in _float_tensors(images)) else UNIT
 
 
@@ -96,12 +96,12 @@ def _float_tensors(images: Any) -> Iterator[torch.Tensor]:
 def picture_sizes(image: Any) -> list[tuple[int, int]]:
     """(height, width) of each picture in any of the forms that :func:`to_pixels` takes."""
     sizes: list[tuple[int, int]] = []
-    for one in image if isinstance(image, (list, tuple)) else [image]:
-        if isinstance(one, (torch.Tensor, np.ndarray)):
-            height, width = one.shape[-2:] if isinstance(one, torch.Tensor) else one.shape[-3:-1]
-            sizes += [(int(height), int(width))] * (len(one) if one.ndim == 4 else 1)
+    for entry in image if isinstance(image, (list, tuple)) else [image]:
+        if isinstance(entry, (torch.Tensor, np.ndarray)):
+            height, width = entry.shape[-2:] if isinstance(entry, torch.Tensor) else entry.shape[-3:-1]
+            sizes += [(int(height), int(width))] * (len(entry) if entry.ndim == 4 else 1)
         else:
-            sizes.append((one.height, one.width))
+            sizes.append((entry.height, entry.width))
     return sizes
 
 

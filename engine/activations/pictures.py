@@ -60,15 +60,15 @@ class Pictures:
         assert self.masks is not None
         if self.count < 4:
             raise wrong_number(self.count, self.count)
-        half, found, size = self.count // 2, [set[int](), set[int]()], (0, 0)
-        for name, rows, seen in (("first", range(half), found[0]), ("second", range(half, self.count), found[1])):
+        half, classes, size = self.count // 2, [set[int](), set[int]()], (0, 0)
+        for name, rows, seen in (("first", range(half), classes[0]), ("second", range(half, self.count), classes[1])):
             for run in in_chunks(len(rows), _CHECKED):
                 masks = self.masks([rows[i] for i in run])
                 size = (int(masks.shape[-2]), int(masks.shape[-1]))
                 seen |= set(masks.unique().tolist()) - {IGNORE}
             if len(seen) < 2:
                 raise refuse(f"masks of the {name} half", f"classes {sorted(seen)}", "two or more", "mix the pictures")
-        return max(found[0] | found[1]) + 1, size
+        return max(classes[0] | classes[1]) + 1, size
 
 
 def in_chunks(count: int, most: int) -> Iterator[range]:
@@ -79,5 +79,5 @@ def in_chunks(count: int, most: int) -> Iterator[range]:
 
 def wrong_number(masks: int, pictures: int) -> Exception:
     """The refusal of so many masks for so many pictures."""
-    given = (masks, pictures)
-    return refuse("masks, pictures", given, "one mask a picture, four or more", "half of them judges the probes")
+    counts = (masks, pictures)
+    return refuse("masks, pictures", counts, "one mask a picture, four or more", "half of them judges the probes")

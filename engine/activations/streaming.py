@@ -95,7 +95,7 @@ class Streamed(NamedTuple):
         Raises:
             VitrineError: If a picture or a place is not there, or a file is damaged.
         """
-        found: dict[str, Activation] = {}
+        activations: dict[str, Activation] = {}
         info = None
         for number, places in enumerate(self.parts):
             wanted = [a for a in places if a in addresses]
@@ -103,12 +103,12 @@ class Streamed(NamedTuple):
                 rows = [self.reader.read(self.key(name, number), wanted) for name in names]
                 info = info or rows[0].info
                 for a in wanted:
-                    found[a] = replace(rows[0][a], tensor=torch.cat([row[a].tensor for row in rows]))
-        missing = [a for a in addresses if a not in found]
+                    activations[a] = replace(rows[0][a], tensor=torch.cat([row[a].tensor for row in rows]))
+        missing = [a for a in addresses if a not in activations]
         if missing or not names:
             shown = missing or "no pictures"
             raise refuse("address", shown, [a for part in self.parts for a in part], "tap it into another folder")
-        return Activations(found, info)
+        return Activations(activations, info)
 
 
 def stream_taps(
@@ -140,10 +140,10 @@ def stream_taps(
         parts = _parts(Path(folder))
         left = [n for n in own if not parts or any(k not in writer for k in _keys(names[n], len(parts)))]
         if left:
-            one, copies = footprint(denoiser, *source(left[:1]), config), 2 if config.variance else 1
-            parts = parts or split_places({a: s * copies for a, s in one.places.items()}, budget)
+            row_cost, copies = footprint(denoiser, *source(left[:1]), config), 2 if config.variance else 1
+            parts = parts or split_places({a: s * copies for a, s in row_cost.places.items()}, budget)
             write_json(Path(folder) / _PARTS, {"parts": [list(p) for p in parts]})
-            chunk, limited = _together(one, parts, budget, config)
+            chunk, limited = _together(row_cost, parts, budget, config)
         for numbers in ([left[i] for i in run] for run in in_chunks(len(left), chunk if left else 1)):
             _tap(denoiser, *source(numbers), [names[n] for n in numbers], limited, parts, writer)
             progress(len(own) - len(left) + left.index(numbers[-1]) + 1, len(own), None)
@@ -151,12 +151,14 @@ def stream_taps(
 
 
 def _together(
-    one: Footprint, parts: Sequence[tuple[str, ...]], budget: int, config: TapConfig
+    row_cost: Footprint, parts: Sequence[tuple[str, ...]], budget: int, config: TapConfig
 ) -> tuple[int, TapConfig]:
     """How many pictures are tapped at once, and the settings with as many rows a forward as fit."""
-    each = max(sum(one.places[a] for a in part) for part in parts) * (2 if config.variance else 1)
+    each = max(sum(row_cost.places[a] for a in part) for part in parts) * (2 if config.variance else 1)
     pictures = max(1, min(config.batch // len(config.seeds), budget // _TAPPED // each))
-    rows = min(config.batch, budget // _ALONE // max(one.places.values()), budget // _FORWARD // max(1, one.forward))
+    rows = min(
+        config.batch, budget // _ALONE // max(row_cost.places.values()), budget // _FORWARD // max(1, row_cost.forward)
+    )
     return pictures, replace(config, batch=max(1, rows))
 
 

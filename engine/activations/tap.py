@@ -131,11 +131,11 @@ def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
         raise refuse("discard", others, "places with a grid", "text tokens and attention maps keep their channels")
     if not config.modulate:
         return []
-    found = {s.address: adaln_site(s) if isinstance(s, ModuleSite) else None for s in sites}
-    plain = [a for a, where in found.items() if where is None]
+    modulations = {s.address: adaln_site(s) if isinstance(s, ModuleSite) else None for s in sites}
+    plain = [a for a, where in modulations.items() if where is None]
     if plain:
         raise refuse("modulate", plain, "block inputs of transformers, vit-block*-in", "tap those, or leave it off")
-    return [where for where in found.values() if where is not None]
+    return [where for where in modulations.values() if where is not None]
 
 
 def _forward(

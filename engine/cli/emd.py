@@ -75,8 +75,8 @@ class Train:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
         workers = launched()
         bar = TqdmProgress("encoding prompts", not workers.index)
-        told: dict[str, Any] = {"folder": self.out, "memory": self.memory, "progress": bar, "workers": workers}
-        trainer = training_parts(**settings, load=self.load, **told).trainer(config, self.out)
+        shared: dict[str, Any] = {"folder": self.out, "memory": self.memory, "progress": bar, "workers": workers}
+        trainer = training_parts(**settings, load=self.load, **shared).trainer(config, self.out)
         if self.start is not None:
             trainer.start_from(self.start, self.start_score)
         files = trainer.run(TqdmProgress("distilling", not workers.index), self.stop_after)

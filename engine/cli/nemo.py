@@ -75,14 +75,14 @@ class Calibrate:
         probe = ProbeConfig(timestep_index=self.timestep_index)
         sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
         shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
-        found = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
+        statistics = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
         chosen = texts[: self.scored]
         scores = pipe.score(chosen, 1.0, probe, _bar("threshold", workers), kept, **shared)
         tau, mean, std = threshold([s.value for s in scores])
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
         facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)}
         if not workers.index:
-            found.save(self.out / "statistics.safetensors")
+            statistics.save(self.out / "statistics.safetensors")
             write_json(self.out / "threshold.json", facts)
             print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
         for state in (sums, kept):
@@ -117,8 +117,8 @@ class ScorePrompts:
         calibrated, texts = _threshold(self.calibrated / "threshold.json"), _prompts(self.prompts)
         pipe, workers = _pipeline(self.model, self.load), launched()
         probe, state = ProbeConfig.from_dict(calibrated["probe"]), self.out.with_suffix(".safetensors")
-        bar, told = _bar("scores", workers), {"memory": self.memory, "workers": workers}
-        scores = pipe.score(texts, calibrated["tau"], probe, bar, state, **told)
+        bar, shared = _bar("scores", workers), {"memory": self.memory, "workers": workers}
+        scores = pipe.score(texts, calibrated["tau"], probe, bar, state, **shared)
         if not workers.index:
             table = io.StringIO()
             rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)

@@ -171,8 +171,8 @@ class Spair:
         def features_of(file: Path) -> Any:
             return feature_maps(taps.read([_picture(file)], every))[0]
 
-        found = {p.name: nearest_points(p, features_of, self.grid) for p in pairs}
-        scores = {alpha: score_spair(pairs, lambda p: found[p.name], alpha) for alpha in (0.05, 0.1, 0.15)}
+        matches = {p.name: nearest_points(p, features_of, self.grid) for p in pairs}
+        scores = {alpha: score_spair(pairs, lambda p: matches[p.name], alpha) for alpha in (0.05, 0.1, 0.15)}
         totals = {f"PCK@{a} {kind}": s.totals(kind == "bbox") for a, s in scores.items() for kind in ("img", "bbox")}
         return {"pairs": len(pairs), "totals": totals, "categories at 0.1, per point": scores[0.1].categories}
 

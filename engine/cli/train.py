@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tyro.conf import OmitArgPrefixes, Positional
 
@@ -20,15 +22,9 @@ class Portraits(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by ``--max-seconds``."""
-        from ...evidence.portraits.phase import OutOfTime
         from ...evidence.portraits.train import main
-        from ..progress import TqdmProgress
 
-        try:
-            print(f"model: {main(self, TqdmProgress)}")
-        except OutOfTime as stopped:
-            print(f"{stopped}; the same command resumes")
-        return 0
+        return _train(main, self)
 
 
 @dataclass(frozen=True)
@@ -40,14 +36,8 @@ class Flow(FlowTrainConfig):
     def run(self) -> int:
         """0 when finished, or stopped by ``--max-seconds``."""
         from ...evidence.portraits.flow_train import main
-        from ...evidence.portraits.phase import OutOfTime
-        from ..progress import TqdmProgress
 
-        try:
-            print(f"model: {main(self, TqdmProgress)}")
-        except OutOfTime as stopped:
-            print(f"{stopped}; the same command resumes")
-        return 0
+        return _train(main, self)
 
 
 @dataclass(frozen=True)
@@ -84,12 +74,24 @@ class Shrink:
         """0 when written."""
         from ..training import STATE, shrink_state
 
-        found = sorted(self.run_folder.glob(f"*/{STATE}"))
-        if not found:
+        states = sorted(self.run_folder.glob(f"*/{STATE}"))
+        if not states:
             raise refuse("run", str(self.run_folder), f"a folder with */{STATE}", "give the training's --out")
-        for path in found:
+        for path in states:
             print(shrink_state(path.parent, self.target / path.parent.name))
         return 0
+
+
+def _train(main: Callable[..., Any], config: Any) -> int:
+    """Train; a run whose time is up says how it goes on."""
+    from ...evidence.portraits.phase import OutOfTime
+    from ..progress import TqdmProgress
+
+    try:
+        print(f"model: {main(config, TqdmProgress)}")
+    except OutOfTime as stopped:
+        print(f"{stopped}; the same command resumes")
+    return 0
 
 
 COMMANDS: dict[str, type] = {"portraits": Portraits, "flow": Flow, "identity": Identity, "shrink": Shrink}

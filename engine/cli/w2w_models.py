@@ -118,8 +118,8 @@ class Edit:
         space, strengths = _space(self.space), _sliders(self.edits)
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{_example(space)}=2'")
-        for given in self.models:
-            model, name = _model(space, given)
+        for source in self.models:
+            model, name = _model(space, source)
             rows = edit(space, model.coefficients, strengths, EditConfig(self.protect, self.mode))
             self.files.write(space, model.moved_to(rows, edit=strengths), _named(name + _tail(strengths), len(rows)))
         return 0
@@ -170,14 +170,14 @@ class Invert:
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
         names = [f"{p.stem}-inverted" for p in self.pictures]
         try:
-            model, found = pipe.invert_image(space, images, self.prompt, config, progress=TqdmProgress("inverting"))
+            model, inversion = pipe.invert_image(space, images, self.prompt, config, progress=TqdmProgress("inverting"))
         except KeyboardInterrupt as error:
             partial = partial_inversion(error)
             if partial is not None and partial.steps:
                 step = {"invert": {"steps": partial.steps, "interrupted": True}}
                 self.files.write(space, W2WModel(partial.coefficients, space.identity, (step,)), names)
             raise
-        for (picture, first), last in zip(enumerate(found.losses[0][1]), _lowest(found.losses), strict=True):
+        for (picture, first), last in zip(enumerate(inversion.losses[0][1]), _lowest(inversion.losses), strict=True):
             print(f"{names[picture]}: held-out loss {first:.4f} -> {last:.4f}")
         self.files.write(space, model, names)
         print(described(space, model.coefficients))
@@ -189,8 +189,8 @@ class Invert:
         from ..w2w.inversion import preset
 
         names = ("steps", "lr", "components", "prior")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(preset(self.preset), seed=self.seed, **given)
+        chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(preset(self.preset), seed=self.seed, **chosen)
 
 
 @dataclass(frozen=True)
@@ -209,17 +209,17 @@ class Encode:
         from ..w2w import described, encode, member, official_model, read_lora
 
         space = _space(self.space)
-        for given in self.loras:
-            path = Path(given)
+        for source in self.loras:
+            path = Path(source)
             if path.suffix == ".pt":
                 model = official_model(path, space)
-                told = described(space, model.coefficients)
+                summary = described(space, model.coefficients)
             else:
                 lora = path.suffix == ".safetensors"
-                found = encode(space, read_lora(path), path.stem) if lora else member(space, given)
-                model, told = found.model, found.summary(space)
-            name = path.stem if path.suffix else given.replace("/", "-")
-            print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {told}")
+                encoding = encode(space, read_lora(path), path.stem) if lora else member(space, source)
+                model, summary = encoding.model, encoding.summary(space)
+            name = path.stem if path.suffix else source.replace("/", "-")
+            print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {summary}")
         return 0
 
 
@@ -236,8 +236,8 @@ class Export:
     def run(self) -> int:
         """0 on success."""
         space = _space(self.space)
-        for given in self.models:
-            model, name = _model(space, given)
+        for source in self.models:
+            model, name = _model(space, source)
             self.files.write(space, model, _named(name, len(model)))
         return 0
 
@@ -250,13 +250,13 @@ def _space(path: Path | None) -> Any:
     return load_space(path or PEOPLE_SPACE)
 
 
-def _model(space: Any, given: str) -> tuple[Any, str]:
+def _model(space: Any, source: str) -> tuple[Any, str]:
     """A saved model or a training model by name, and what to call its files."""
     from ..w2w import W2WModel, member
 
-    if given.endswith((".safetensors", ".pt")):
-        return W2WModel.load(given).belongs(space), Path(given).name.removesuffix(".w2wmodel.safetensors")
-    return member(space, given).model, given.replace("/", "-")
+    if source.endswith((".safetensors", ".pt")):
+        return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
+    return member(space, source).model, source.replace("/", "-")
 
 
 def _named(name: str, count: int) -> list[str]:

@@ -154,8 +154,8 @@ def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) ->
     shapes = {k: tuple(v.shape) for k, v in weights.items()}
     if shapes != expected:
         odd = sorted(k for k in expected.keys() | shapes.keys() if expected.get(k) != shapes.get(k))
-        given, accepted = ({k: table.get(k) for k in odd} for table in (shapes, expected))
-        raise refuse("ctrl tensors", given, accepted, "file is damaged")
+        own, accepted = ({k: table.get(k) for k in odd} for table in (shapes, expected))
+        raise refuse("ctrl tensors", own, accepted, "file is damaged")
     check_tensors(weights)
     embedder.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     return embedder.eval().requires_grad_(False)
@@ -185,5 +185,5 @@ def trained_settings(
     return metadata.gamma, metadata.padding
 
 
-def _warn(what: str, given: object, used: object, why: str) -> None:
-    warnings.warn(f"{what}: given {given}; the checkpoint has {used}, {why}", ControlWarning, stacklevel=3)
+def _warn(what: str, asked: object, used: object, why: str) -> None:
+    warnings.warn(f"{what}: given {asked}; the checkpoint has {used}, {why}", ControlWarning, stacklevel=3)

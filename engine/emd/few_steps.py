@@ -78,9 +78,9 @@ def few_steps(
     draw(z)  # what a seed draws first is z itself
     if sampling.prediction not in ("model", student.prediction):
         student = replace(student, prediction=sampling.prediction)
-    if sampling.told_guidance and "guidance" not in cond.extra:
-        told = torch.full((len(z),), sampling.told_guidance, device=z.device)
-        cond = replace(cond, extra=cond.extra | {"guidance": told})
+    if sampling.trained_guidance and "guidance" not in cond.extra:
+        scale = torch.full((len(z),), sampling.trained_guidance, device=z.device)
+        cond = replace(cond, extra=cond.extra | {"guidance": scale})
     start = StudentContract(timestep=times[0], noise="vp" if sampling.sampler.startswith("euler") else "unit")
     x = z.to(wide) * noise_scale(student.schedule, start)
     if base is not None:

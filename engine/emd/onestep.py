@@ -49,10 +49,10 @@ def one_step(student: Denoiser, z: torch.Tensor, cond: Condition, contract: Stud
     """
     wide = torch.promote_types(z.dtype, torch.float32)
     if contract.trained_guidance and getattr(getattr(student.backbone, "config", None), "time_cond_proj_dim", None):
-        told = torch.full(
+        scale = torch.full(
             (len(z),), contract.trained_guidance, device=z.device
         )  # a consistency model reads its guidance
-        cond = replace(cond, extra={"guidance": told} | cond.extra)
+        cond = replace(cond, extra={"guidance": scale} | cond.extra)
     if contract.prediction not in ("model", student.prediction):
         student = replace(student, prediction=contract.prediction)
     u = z.to(wide) * noise_scale(student.schedule, contract)

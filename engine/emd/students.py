@@ -37,7 +37,7 @@ class StudentSampling(Config):
             anew), ``tcd`` (as much of it anew as ``eta`` says).
         eta: of ``tcd``: 0 follows the path, 1 is ``lcm``.
         guidance: what the sampler is run at: 1, since it is distilled in.
-        told_guidance: what a network that reads its guidance as a number is told; 0 if it reads none.
+        trained_guidance: what a network that reads its guidance as a number is told; 0 if it reads none.
         prediction: of the network, where it is not the base's.
         files: a pattern that the names of its files match.
     """
@@ -47,7 +47,7 @@ class StudentSampling(Config):
     sampler: str = "euler"
     eta: float = 0.0
     guidance: float = 1.0
-    told_guidance: float = 0.0
+    trained_guidance: float = 0.0
     prediction: str = "model"
     files: str = ""
 
@@ -73,7 +73,7 @@ class StudentSampling(Config):
             raise refuse("student", f"one of {steps} steps", "one of one step", "sample it with few_steps")
         noise = "vp" if self.sampler.startswith("euler") else "unit"  # as the scheduler of its card begins
         return StudentContract(
-            self.base, self.timesteps[0], self.prediction, noise, trained_guidance=self.told_guidance
+            self.base, self.timesteps[0], self.prediction, noise, trained_guidance=self.trained_guidance
         )  # fmt: skip
 
     def sigmas(self, schedule: NoiseSchedule) -> torch.Tensor:
@@ -124,10 +124,10 @@ def _flow(steps: int, shift: float = 1.0) -> tuple[float, ...]:
 
 
 def _table() -> dict[str, StudentSampling]:
-    found = {
+    table = {
         "LCM-LoRA, 4 steps": StudentSampling("SD1.5 or SDXL", _consistency(4), "lcm", files=r"lcm.?lora|lora.?lcm"),
         "LCM (full), 4 steps": StudentSampling(
-            "SD1.5 or SDXL", _consistency(4), "lcm", told_guidance=8.5, files=r"lcm_?(dreamshaper|sdxl|full|unet)"
+            "SD1.5 or SDXL", _consistency(4), "lcm", trained_guidance=8.5, files=r"lcm_?(dreamshaper|sdxl|full|unet)"
         ),
         "DMD2 SDXL, 1 step": StudentSampling("SDXL", (399.0,), "lcm", files=r"dmd2.*1.?step"),
         "DMD2 SDXL, 4 steps": StudentSampling("SDXL", (999.0, 749.0, 499.0, 249.0), "lcm", files=r"dmd2.*4.?step"),
@@ -142,30 +142,30 @@ def _table() -> dict[str, StudentSampling]:
         "Z-Image-Turbo, 8 steps": StudentSampling("Z-Image", _flow(8, 3.0), files=r"z.?image.?turbo"),
     }
     for steps in (1, 2, 4):
-        found[f"SD-Turbo, {_count(steps)}"] = StudentSampling(
+        table[f"SD-Turbo, {_count(steps)}"] = StudentSampling(
             "SD2.1", _trailing(steps), "euler_ancestral", files=r"sd.?turbo" if steps == 1 else ""
         )
-        found[f"SDXL-Turbo, {_count(steps)}"] = StudentSampling(
+        table[f"SDXL-Turbo, {_count(steps)}"] = StudentSampling(
             "SDXL", _trailing(steps), "euler_ancestral", files=r"(sd.?xl|xl).?turbo" if steps == 1 else ""
         )
     for steps in (1, 2, 4, 8):
         x0 = "x0" if steps == 1 else "model"  # the single-step one predicts the picture
         pattern = rf"lightning.?{steps}.?step"
-        found[f"SDXL-Lightning, {_count(steps)}"] = StudentSampling(
+        table[f"SDXL-Lightning, {_count(steps)}"] = StudentSampling(
             "SDXL", _trailing(steps), prediction=x0, files=rf"^(?!.*qwen).*(sd)?xl.*{pattern}"
         )
     for steps in (2, 4, 8):
-        found[f"Hyper-SD, {_count(steps)}"] = StudentSampling(
+        table[f"Hyper-SD, {_count(steps)}"] = StudentSampling(
             "SD1.5 or SDXL", _trailing(steps), files=rf"hyper.?sd(15|xl).?{steps}.?steps?.?lora"
         )
-        found[f"PCM small guidance, {_count(steps)}"] = StudentSampling(
+        table[f"PCM small guidance, {_count(steps)}"] = StudentSampling(
             "SD1.5 or SDXL", _trailing(steps), files=rf"pcm.*smallcfg.?{steps}.?step"
         )
     for steps in (4, 8):
-        found[f"Qwen-Image-Lightning, {_count(steps)}"] = StudentSampling(
+        table[f"Qwen-Image-Lightning, {_count(steps)}"] = StudentSampling(
             "Qwen-Image", _flow(steps, 3.0), files=rf"qwen.?image.?lightning.?{steps}.?steps"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(table.items()))
 
 
 def _count(steps: int) -> str:
@@ -198,8 +198,8 @@ def detect(file: str | Path) -> Detected | None:
 
 def one_step_of(file: str | Path) -> StudentContract | None:
     """The contract of a file whose name is that of a one-step student."""
-    found = detect(file)
-    return found.sampling.contract if found is not None and len(found.sampling.timesteps) == 1 else None
+    detected = detect(file)
+    return detected.sampling.contract if detected is not None and len(detected.sampling.timesteps) == 1 else None
 
 
 def known(preset: str) -> StudentSampling:
@@ -221,10 +221,10 @@ def check_student(sampling: StudentSampling, backbone: nn.Module) -> None:
     """
     families = {FLOWS[base] for base in sampling.base.split(" or ") if base in FLOWS}
     if families:
-        found = family_of(backbone).name
+        family = family_of(backbone).name
         remedy = "choose the preset of this model's student"
-        if found not in families:
-            raise refuse("model", f"one of {found}", f"one of {sampling.base}", remedy)
+        if family not in families:
+            raise refuse("model", f"one of {family}", f"one of {sampling.base}", remedy)
         if sampling.base == "Flux.1 schnell" and _reads_guidance(backbone):
             raise refuse("model", "Flux.1 dev, which reads a guidance", sampling.base, remedy)
         return

@@ -57,8 +57,8 @@ def noisy_text(cond: Condition, strength: float, seeds: list[int]) -> Condition:
         VitrineError: There is no text, or strength is negative.
     """
     if cond.text is None or strength < 0:
-        given = "no text" if cond.text is None else strength
-        raise refuse("strength on a text", given, "a text and 0 or more", "1 is as much noise as signal")
+        shown = "no text" if cond.text is None else strength
+        raise refuse("strength on a text", shown, "a text and 0 or more", "1 is as much noise as signal")
     if strength == 0:
         return cond
     cond = cond.take(torch.arange(len(seeds)))

@@ -19,7 +19,7 @@ from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
 
 __all__ = ["FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_reader"]
 
-_modules = (importlib.import_module(f".{found.name}", __name__) for found in pkgutil.iter_modules(__path__))
+_modules = (importlib.import_module(f".{entry.name}", __name__) for entry in pkgutil.iter_modules(__path__))
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if hasattr(module, "FAMILY"))
 """Told apart by their classes: modules of one name mean other things in another family."""
 

@@ -29,18 +29,18 @@ WEIGHTS = flux.WEIGHTS | {
 }
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Packed latents with the position (_, row, column) of each token, and a mask over text and image."""
-    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(3, "img_ids")
-    rows, columns = (0, 0) if given.known else given.sides(ids.reshape(-1, 3)[:, 1:])
-    mask, count = given(5, "attention_mask"), text.shape[1]
+    x, text, ids = inputs(0, "hidden_states"), inputs(1, "encoder_hidden_states"), inputs(3, "img_ids")
+    rows, columns = (0, 0) if inputs.known else inputs.sides(ids.reshape(-1, 3)[:, 1:])
+    mask, count = inputs(5, "attention_mask"), text.shape[1]
     bias = None if mask is None else text_bias(mask[:, :count])
-    return Tokens(x.shape[0], given.known or (2 * rows, 2 * columns), 1, count, bias=bias)
+    return Tokens(x.shape[0], inputs.known or (2 * rows, 2 * columns), 1, count, bias=bias)
 
 
-def comfyui_tokens(given: Inputs) -> Tokens:
+def comfyui_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, C, h, w) and text (B, N, C); core gives no mask."""
-    x, text = given(0, "x"), given(2, "context")
+    x, text = inputs(0, "x"), inputs(2, "context")
     return Tokens(x.shape[0], (x.shape[-2], x.shape[-1]), 1, text.shape[1])
 
 

@@ -38,8 +38,8 @@ class Inputs:
 
     def __call__(self, place: int, *names: str) -> Any:
         """An argument by its names, else by its place; None where it was not given."""
-        given = next((self.kwargs[n] for n in names if self.kwargs.get(n) is not None), None)
-        return self.args[place] if given is None and 0 <= place < len(self.args) else given
+        named = next((self.kwargs[n] for n in names if self.kwargs.get(n) is not None), None)
+        return self.args[place] if named is None and 0 <= place < len(self.args) else named
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class Tokens:
         return self.text if self.image_start < 0 else self.image_start
 
 
-def plain_tokens(given: Inputs) -> Tokens:
+def plain_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, C, [T,] h, w) as the first argument, text (B, N, C) as the third: ComfyUI's networks, and most UNets.
 
     A mask is diffusers' ``encoder_attention_mask``.
     """
-    x = given(0, "hidden_states", "sample", "x")
-    text = given(2, "encoder_hidden_states", "context")
+    x = inputs(0, "hidden_states", "sample", "x")
+    text = inputs(2, "encoder_hidden_states", "context")
     size = (x.shape[-2], x.shape[-1]) if x.ndim in (4, 5) else None
     count = text.shape[1] if isinstance(text, torch.Tensor) and text.ndim == 3 else 0
-    bias = text_bias(given.kwargs.get("encoder_attention_mask"))
+    bias = text_bias(inputs.kwargs.get("encoder_attention_mask"))
     return Tokens(x.shape[0], size, x.shape[2] if x.ndim == 5 else 1, count, bias=bias)
 
 

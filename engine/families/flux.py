@@ -196,11 +196,11 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
 
 
 # --- the call -------------------------------------------------------------------------------------------------------
-def packed_tokens(given: Inputs) -> Tokens:
+def packed_tokens(inputs: Inputs) -> Tokens:
     """diffusers' Flux takes packed latents (B, N, C) with the position (_, row, column) of each token."""
-    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(5, "img_ids")
-    rows, columns = (0, 0) if given.known else given.sides(ids.reshape(-1, 3)[:, 1:])
-    return Tokens(x.shape[0], given.known or (2 * rows, 2 * columns), text=text.shape[1])
+    x, text, ids = inputs(0, "hidden_states"), inputs(1, "encoder_hidden_states"), inputs(5, "img_ids")
+    rows, columns = (0, 0) if inputs.known else inputs.sides(ids.reshape(-1, 3)[:, 1:])
+    return Tokens(x.shape[0], inputs.known or (2 * rows, 2 * columns), text=text.shape[1])
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:

@@ -65,10 +65,10 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
         yield ModuleSite(f"{name}-out", path, element=1, **image)
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, h w, C) with the position (_, row, column, _) of each token."""
-    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(3, "img_ids")
-    size = given.known or given.sides((ids[0] if ids.ndim == 3 else ids)[:, 1:3])
+    x, text, ids = inputs(0, "hidden_states"), inputs(1, "encoder_hidden_states"), inputs(3, "img_ids")
+    size = inputs.known or inputs.sides((ids[0] if ids.ndim == 3 else ids)[:, 1:3])
     return Tokens(x.shape[0], size, 1, text.shape[1])
 
 

@@ -40,8 +40,8 @@ LLAMA = "encoder_hidden_states_llama3"
 
 
 def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
-    given = kwargs.get("image_rotary_emb")
-    return matrix_rope(kwargs["rope"] if given is None else given)
+    rotary = kwargs.get("image_rotary_emb")
+    return matrix_rope(kwargs["rope"] if rotary is None else rotary)
 
 
 def _stream(path: str, text: str = "") -> Stream:
@@ -70,8 +70,8 @@ def sites(net: Any) -> Iterator[Site]:
         attention, heads = f"{path}.attn1", int(single.block.attn1.heads)
         yield block_input(name, f"{path}.norm1_i", AdaLN(f"{path}.adaLN_modulation.1"), joint=True, **image)
         yield from joined_projections(name, tuple(f"{attention}.to_{x}" for x in QKV), (None,) * 3, 2)
-        one = (_stream(attention),)
-        yield joint_map(f"{name}-map", attention, one, f"{attention}.to_k", heads, rope=attention, rotary=_rope)
+        joined = (_stream(attention),)
+        yield joint_map(f"{name}-map", attention, joined, f"{attention}.to_k", heads, rope=attention, rotary=_rope)
         yield ModuleSite(f"{name}-attn-out", f"{attention}.to_out", joint=True, **image)
         yield ModuleSite(f"{name}-ffn-out", f"{path}.ff_i", joint=True, **image)
         yield ModuleSite(f"{name}-out", path, joint=True, **image)
@@ -83,20 +83,20 @@ def _tokens(x: torch.Tensor, t5: torch.Tensor, llama: int) -> Tokens:
     return Tokens(x.shape[0], size, 1, t5.shape[1] + 2 * llama, text_start=image, image_start=0)
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, C, h, w), T5's states (B, N, C) and Llama's (L, B, M, C)."""
-    x = given(0, "hidden_states")
+    x = inputs(0, "hidden_states")
     if x.ndim != 4 or x.shape[-1] != x.shape[-2]:
         shown = f"latents {tuple(x.shape)}"
         raise refuse(
             "latents", shown, "square pictures", "diffusers fills other shapes with tokens that attention sees"
         )
-    return _tokens(x, given(2, "encoder_hidden_states_t5"), given(3, LLAMA).shape[2])
+    return _tokens(x, inputs(2, "encoder_hidden_states_t5"), inputs(3, LLAMA).shape[2])
 
 
-def comfyui_tokens(given: Inputs) -> Tokens:
+def comfyui_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, C, h, w), T5's states (B, N, C) and Llama's (B, L, M, C)."""
-    return _tokens(given(0, "x"), given(3, "context"), given(4, LLAMA).shape[2])
+    return _tokens(inputs(0, "x"), inputs(3, "context"), inputs(4, LLAMA).shape[2])
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
@@ -109,8 +109,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through HiDreamImagePipeline's own ``encode_prompt``."""
-    given = pipe.encode_prompt(prompts, prompts, prompts, prompts, do_classifier_free_guidance=False)
-    t5, _, llama, _, pooled, _ = given
+    encodings = pipe.encode_prompt(prompts, prompts, prompts, prompts, do_classifier_free_guidance=False)
+    t5, _, llama, _, pooled, _ = encodings
     return Condition(t5, pooled, {LLAMA: llama.transpose(0, 1)})
 
 

@@ -93,12 +93,12 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         yield from joint_block(f"vit-block{b}", f"blocks.{b}", modules)
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Packed latents, with the position (_, row, column) of text tokens and then of image tokens."""
-    x, text, ids = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(3, "position_ids")
-    rows, columns = (0, 0) if given.known else given.sides(ids[text.shape[1] :, 1:])
-    bias = text_bias(given(4, "encoder_attention_mask"))
-    return Tokens(x.shape[0], given.known or (2 * rows, 2 * columns), 1, text.shape[1], bias=bias)
+    x, text, ids = inputs(0, "hidden_states"), inputs(1, "encoder_hidden_states"), inputs(3, "position_ids")
+    rows, columns = (0, 0) if inputs.known else inputs.sides(ids[text.shape[1] :, 1:])
+    bias = text_bias(inputs(4, "encoder_attention_mask"))
+    return Tokens(x.shape[0], inputs.known or (2 * rows, 2 * columns), 1, text.shape[1], bias=bias)
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:

@@ -76,9 +76,9 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, C, h, w) and a mask of the text; padding is cut away inside."""
-    x, mask = given(0, "hidden_states"), given(3, "encoder_attention_mask")
+    x, mask = inputs(0, "hidden_states"), inputs(3, "encoder_attention_mask")
     lengths = set(mask.sum(1).tolist())
     if len(lengths) > 1:
         shown = f"prompts of {sorted(lengths)} tokens in one batch"

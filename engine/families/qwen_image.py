@@ -30,10 +30,10 @@ from .packing import MASK, flow_time, masked, pack, text_of, unpack
 
 def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
     """diffusers: complex numbers of image and of text tokens. ComfyUI: one table, text first."""
-    given = kwargs["image_rotary_emb"]
-    if isinstance(given, torch.Tensor):
-        return matrix_rope(given)
-    image, text = given
+    rotary = kwargs["image_rotary_emb"]
+    if isinstance(rotary, torch.Tensor):
+        return matrix_rope(rotary)
+    image, text = rotary
     both = torch.cat([text, image])
     return Rope(both.real, both.imag)
 
@@ -58,17 +58,18 @@ def sites(net: Any) -> Iterator[Site]:
         yield ModuleSite(f"{name}-out", path, element=1, **image)
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Packed latents; the grids of tokens are told as numbers, the picture's first."""
-    x, text, mask = given(0, "hidden_states"), given(1, "encoder_hidden_states"), given(2, "encoder_hidden_states_mask")
-    shapes = given(4, "img_shapes")[0]
+    x, text = inputs(0, "hidden_states"), inputs(1, "encoder_hidden_states")
+    mask = inputs(2, "encoder_hidden_states_mask")
+    shapes = inputs(4, "img_shapes")[0]
     frames, rows, columns = shapes[0] if isinstance(shapes, list) else shapes
     return Tokens(x.shape[0], (2 * rows, 2 * columns), frames, text.shape[1], bias=text_bias(mask))
 
 
-def comfyui_tokens(given: Inputs) -> Tokens:
+def comfyui_tokens(inputs: Inputs) -> Tokens:
     """As a plain network, with a mask that is added to scores where it is no integer."""
-    plain, mask = plain_tokens(given), given(3, "attention_mask")
+    plain, mask = plain_tokens(inputs), inputs(3, "attention_mask")
     if mask is None:
         return plain
     bias = mask[:, None].float() if mask.is_floating_point() else text_bias(mask)

@@ -143,11 +143,11 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     added = None
     if getattr(net.config, "addition_embed_type", None) == "text_time":
         added = {"text_embeds": cond.pooled, "time_ids": cond.extra["time_ids"]}
-    told, width = None, getattr(net.config, "time_cond_proj_dim", None)
+    guidance, width = None, getattr(net.config, "time_cond_proj_dim", None)
     if width:
         scale = cond.extra.get("guidance", torch.full((len(x),), LCM_GUIDANCE, device=x.device))
-        told = guidance_embedding(scale, width).to(x.dtype)
-    return net(x, t, encoder_hidden_states=cond.text, timestep_cond=told, added_cond_kwargs=added).sample
+        guidance = guidance_embedding(scale, width).to(x.dtype)
+    return net(x, t, encoder_hidden_states=cond.text, timestep_cond=guidance, added_cond_kwargs=added).sample
 
 
 _BLOCKS = {"DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D", "UNetMidBlock2DCrossAttn", None}

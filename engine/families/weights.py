@@ -51,8 +51,8 @@ def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
             fragment = fragment.replace("*", number, 1)
         return fragment
 
-    found = _pattern(tuple(weights)).sub(other, name) if weights else name
-    return Place(found, part, swap)
+    renamed = _pattern(tuple(weights)).sub(other, name) if weights else name
+    return Place(renamed, part, swap)
 
 
 def diffusers_names(weights: Mapping[str, str], name: str) -> Iterator[tuple[str, Place]]:
@@ -77,8 +77,8 @@ def _all(back: Mapping[str, list[str]], name: str) -> Iterator[str]:
     for fragment in back[known]:
         for number in numbers if "*" in known else ():
             fragment = fragment.replace("*", number, 1)
-        for rest in _all(back, name[match.end() :].lstrip(".")) if match.end() < len(name) else ("",):
-            yield name[: match.start()] + fragment + ("." + rest if rest else "")
+        for tail in _all(back, name[match.end() :].lstrip(".")) if match.end() < len(name) else ("",):
+            yield name[: match.start()] + fragment + ("." + tail if tail else "")
 
 
 @functools.cache
@@ -106,11 +106,11 @@ def spellings(weights: Mapping[str, str], name: str, shape: tuple[int, int]) -> 
         shape: (out, in) of its weight.
     """
     places: dict[str, tuple[int, int] | None] = {name: None}
-    found = {ours: place for ours, place in diffusers_names(weights, name) if not place.swapped(shape)}
-    parts = {place.part for place in found.values() if place.part is not None}
+    candidates = {ours: place for ours, place in diffusers_names(weights, name) if not place.swapped(shape)}
+    parts = {place.part for place in candidates.values() if place.part is not None}
     ahead = sum(part >= 0 for part in parts) * shape[1]  # counted from the start: blocks as wide as the layer's input
     behind = (shape[0] - ahead) // max(1, sum(part < 0 for part in parts))
-    for ours, place in found.items():
+    for ours, place in candidates.items():
         own = shape[0] if place.part is None else shape[1] if place.part >= 0 else behind
         places[ours] = None if place.part is None else place.rows(shape[0], own)
     dotted = {prefix + n: rows for n, rows in places.items() for prefix in PREFIXES}

@@ -74,9 +74,9 @@ def padded(count: int) -> int:
     return -(-count // MULTIPLE) * MULTIPLE
 
 
-def diffusers_tokens(given: Inputs) -> Tokens:
+def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Lists of latents (C, 1, h, w) and of captions (N, C); image tokens come first."""
-    x, captions = given(0, "x"), given(2, "cap_feats")
+    x, captions = inputs(0, "x"), inputs(2, "cap_feats")
     if isinstance(x[0], list):
         raise refuse("forward", "several pictures a row (Z-Image Omni)", "one picture a row", "leave references out")
     size, lengths = (x[0].shape[-2], x[0].shape[-1]), [padded(len(caption)) for caption in captions]
@@ -88,10 +88,10 @@ def diffusers_tokens(given: Inputs) -> Tokens:
     return Tokens(len(x), size, 1, text, text_start=image, image_start=0, bias=bias)
 
 
-def comfyui_tokens(given: Inputs) -> Tokens:
+def comfyui_tokens(inputs: Inputs) -> Tokens:
     """Latents (B, C, h, w) and text (B, N, C); text comes first."""
-    x, text = given(0, "x"), given(2, "context")
-    if given.kwargs.get("ref_latents"):
+    x, text = inputs(0, "x"), inputs(2, "context")
+    if inputs.kwargs.get("ref_latents"):
         raise refuse("conditioning", "reference latents (Z-Image Omni)", "a prompt alone", "remove Reference Latent")
     return Tokens(x.shape[0], (x.shape[-2], x.shape[-1]), 1, padded(text.shape[1]))
 

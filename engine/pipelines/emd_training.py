@@ -94,16 +94,16 @@ def training_parts(
     size = (shape[1] * pipe.vae_scale_factor, shape[2] * pipe.vae_scale_factor)
     pipe.to(processes().device)
     with torch.no_grad():
-        null, one = empty_prompt(pipe, size).to("cpu"), encoded(pipe, texts[:1], size)
+        null, row = empty_prompt(pipe, size).to("cpu"), encoded(pipe, texts[:1], size)
 
         def encode(some: Sequence[str]) -> Condition:
             return encoded(pipe, some, size)
 
-        if row_bytes(one) * len(texts) <= memory_bytes(memory):
+        if row_bytes(row) * len(texts) <= memory_bytes(memory):
             conditions: Condition | StoredText = in_memory(texts, encode)
         elif folder is None:
-            given = f"{len(texts)}, {row_bytes(one) * len(texts) / 2**20:.0f} MiB of text states"
-            raise refuse("prompts", given, f"{memory}, or a folder for them", "give a folder, or allow more memory")
+            shown = f"{len(texts)}, {row_bytes(row) * len(texts) / 2**20:.0f} MiB of text states"
+            raise refuse("prompts", shown, f"{memory}, or a folder for them", "give a folder, or allow more memory")
         else:
             identity = hashlib.sha256("\n".join([short(fingerprint_of(pipe.unet)), *texts]).encode()).hexdigest()
             conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, identity, progress, workers)

@@ -44,11 +44,11 @@ class _Matching(TapPipeline):
         """Both sets as pixels (B, 3, H, W) in [-1, 1]; ``tap`` then says that they are."""
         self._refuse_arguments({name: tap[name] for name in _OUTPUT if name in tap})
         size, protocol = tap.pop("size", None), tap.get("protocol", "vitrine")
-        one, other = self._pixels([first, second], size, protocol, tap.get("value_range"))
+        left, right = self._pixels([first, second], size, protocol, tap.get("value_range"))
         if size is not None or check_protocol(protocol):
-            tap["size"] = one.shape[-1]
+            tap["size"] = left.shape[-1]
         tap["value_range"] = SIGNED
-        return one, other
+        return left, right
 
     def _features(
         self, first: torch.Tensor, second: torch.Tensor, prompt: str, flip: bool, tap: dict[str, Any]
@@ -114,9 +114,9 @@ class _Correspondence(_Matching):
         first, others = self._read_both(source, target, tap)
         if len(first) != 1:
             raise refuse("source", f"{len(first)} pictures", "one", "call once for each source")
-        (wanted, *_), found = self._features(first, others, prompt, flip, tap)
+        (wanted, *_), candidates = self._features(first, others, prompt, flip, tap)
         queries = queries.to(wanted)
-        return [find_correspondence(wanted, f, queries, temperature=temperature) for f in found]
+        return [find_correspondence(wanted, f, queries, temperature=temperature) for f in candidates]
 
 
 class CorrespondencePipeline(_Correspondence, ActivationTapPipeline):
@@ -227,8 +227,8 @@ class _Segmentation(_Matching):
                 runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))
                 return torch.cat([encode_pixels(self.vae, run, latent=self._latent) for run in runs]), cond
 
-            told: dict[str, Any] = {"state": state, "memory": memory, "progress": progress, "workers": workers}
-            return rank_places(self._denoiser(), Pictures(pictures.number, source, pictures.masks), config, **told)
+            settings: dict[str, Any] = {"state": state, "memory": memory, "progress": progress, "workers": workers}
+            return rank_places(self._denoiser(), Pictures(pictures.number, source, pictures.masks), config, **settings)
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

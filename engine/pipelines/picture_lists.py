@@ -49,7 +49,7 @@ def picture_list(
             lambda numbers: torch.stack([folder.mask(i, side) for i in numbers]),
         )
     labels = None if masks is None else torch.stack(masks_of(masks))
-    given = None if labels is None else lambda numbers: labels[list(numbers)]
+    read_labels = None if labels is None else lambda numbers: labels[list(numbers)]
     if files:
         count = len(images)
         pixels_of = lambda numbers: to_pixels([open_picture(images[i]) for i in numbers], side, factor)  # noqa: E731
@@ -58,4 +58,4 @@ def picture_list(
         count, pixels_of = len(pixels), lambda numbers: pixels[list(numbers)]
     if labels is not None and len(labels) != count:
         raise wrong_number(len(labels), count)
-    return PictureList(count, pixels_of, given)
+    return PictureList(count, pixels_of, read_labels)

@@ -43,7 +43,7 @@ def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, d
     if sampling.prediction != "model":
         changes["prediction_type"] = {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}[sampling.prediction]
     scheduler = kinds[sampling.sampler].from_config(pipe.scheduler.config, **changes)
-    arguments: dict[str, Any] = {"guidance_scale": sampling.told_guidance or sampling.guidance}
+    arguments: dict[str, Any] = {"guidance_scale": sampling.trained_guidance or sampling.guidance}
     if sampling.sampler == "euler_ancestral":  # takes no timesteps of one's own; trailing gives the same
         arguments["num_inference_steps"] = len(sampling.timesteps)
         scheduler.set_timesteps(len(sampling.timesteps))

@@ -141,8 +141,8 @@ class TapPipeline(SharedPipeline):
             "batch": batch,
             "early_exit": early_exit,
         }
-        given = {"posterior": posterior, "modulate": modulate, "discard": discard}
-        settings |= {name: value for name, value in given.items() if value is not None}
+        optional = {"posterior": posterior, "modulate": modulate, "discard": discard}
+        settings |= {name: value for name, value in optional.items() if value is not None}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
         if check_protocol(protocol):
             config = self._as_gdf(config, posterior)
@@ -195,9 +195,9 @@ class TapPipeline(SharedPipeline):
         Raises:
             VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`.
         """
-        given = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
+        separate = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
         value_range = settings.pop("value_range", None)
-        config = tap_config(addresses, preset, given["timestep"], given["seeds"], None, settings)
+        config = tap_config(addresses, preset, separate["timestep"], separate["seeds"], None, settings)
         denoiser = self._denoiser()
         check_timestep(denoiser, config.timestep)
         resolve(denoiser.backbone, list(config.addresses))

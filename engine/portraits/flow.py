@@ -17,10 +17,8 @@ import torch
 from torch import nn
 
 from ..condition import Condition
-from ..errors import refuse
-from ..files import write_folder
-from .captions import MAX_TOKENS, write_tokenizer_files
-from .models import WEIGHTS, Portraits, build_models, load_portraits, name_as_every_transformers
+from .captions import MAX_TOKENS
+from .models import WEIGHTS, Portraits, build_models, load_portraits, load_shared
 from .render import render
 from .scenes import Scenes
 
@@ -178,21 +176,13 @@ def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
     Raises:
         VitrineError: If the folder is not a FluxPipeline folder.
     """
-    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
-    from transformers import CLIPTextModel, CLIPTokenizer
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 
     root = Path(folder) if folder else FLOW_WEIGHTS
-    if not (root / "model_index.json").is_file():
-        raise refuse("portraits folder", str(root), "a folder with model_index.json", "run `vitrine train flow`")
-    like: dict[str, Any] = {"torch_dtype": torch.float32}
-    return FlowPortraits(
-        transformer=FluxTransformer2DModel.from_pretrained(root / "transformer", **like).eval(),
-        text_encoder=CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval(),
-        tokenizer=CLIPTokenizer.from_pretrained(str(root / "tokenizer")),
-        vae=AutoencoderKL.from_pretrained(root / "vae", **like).eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(root / "scheduler"),
-        folder=root,
-    )
+    shared = load_shared(root, "vitrine train flow")
+    transformer = FluxTransformer2DModel.from_pretrained(root / "transformer", torch_dtype=torch.float32).eval()
+    scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(root / "scheduler")
+    return FlowPortraits(transformer=transformer, scheduler=scheduler, **shared)
 
 
 def load_either(folder: str | Path | None = None) -> Portraits | FlowPortraits:
@@ -200,19 +190,3 @@ def load_either(folder: str | Path | None = None) -> Portraits | FlowPortraits:
     index = Path(folder or WEIGHTS) / "model_index.json"
     flow = index.is_file() and json.loads(index.read_text())["_class_name"] == "FluxPipeline"
     return load_flow_portraits(folder) if flow else load_portraits(folder)
-
-
-def save_flow_portraits(model: FlowPortraits, folder: str | Path) -> None:
-    """Write all parts in fp16, in diffusers' layout, whole or not at all."""
-
-    def write(fresh: Path) -> None:
-        pipe = model.pipeline()
-        pipe.to(torch.float16)
-        pipe.save_pretrained(str(fresh), safe_serialization=True)
-        pipe.to(torch.float32)
-        for part in ("tokenizer", "tokenizer_2"):
-            write_tokenizer_files(fresh / part)
-        for part in ("text_encoder", "text_encoder_2"):
-            name_as_every_transformers(fresh / part / "model.safetensors")
-
-    write_folder(folder, write)

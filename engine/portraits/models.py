@@ -145,33 +145,48 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
     Raises:
         VitrineError: If the folder is not a StableDiffusionPipeline folder.
     """
-    from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
-    from transformers import CLIPTextModel, CLIPTokenizer
+    from diffusers import DDIMScheduler, UNet2DConditionModel
 
     root = Path(folder) if folder else WEIGHTS
+    shared = load_shared(root, "vitrine train portraits")
+    unet = UNet2DConditionModel.from_pretrained(root / "unet", torch_dtype=torch.float32).eval()
+    return Portraits(unet=unet, scheduler=DDIMScheduler.from_pretrained(root / "scheduler"), **shared)
+
+
+def load_shared(root: Path, command: str) -> dict[str, Any]:
+    """What every portraits model has: text encoder, tokenizer and VAE, float32 on the CPU, and the folder.
+
+    Args:
+        command: that makes such a folder.
+
+    Raises:
+        VitrineError: If it is no folder of a pipeline.
+    """
+    from diffusers import AutoencoderKL
+    from transformers import CLIPTextModel, CLIPTokenizer
+
     if not (root / "model_index.json").is_file():
-        raise refuse("portraits folder", str(root), "a folder with model_index.json", "run `vitrine train portraits`")
-    like: dict[str, Any] = {"torch_dtype": torch.float32}
-    return Portraits(
-        unet=UNet2DConditionModel.from_pretrained(root / "unet", **like).eval(),
-        text_encoder=CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval(),
-        tokenizer=CLIPTokenizer.from_pretrained(str(root / "tokenizer")),
-        vae=AutoencoderKL.from_pretrained(root / "vae", **like).eval(),
-        scheduler=DDIMScheduler.from_pretrained(root / "scheduler"),
-        folder=root,
-    )
+        raise refuse("portraits folder", str(root), "a folder with model_index.json", f"run `{command}`")
+    return {
+        "text_encoder": CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval(),
+        "tokenizer": CLIPTokenizer.from_pretrained(str(root / "tokenizer")),
+        "vae": AutoencoderKL.from_pretrained(root / "vae", torch_dtype=torch.float32).eval(),
+        "folder": root,
+    }
 
 
-def save_portraits(model: Portraits, folder: str | Path) -> None:
-    """Write all parts in fp16, in diffusers' layout, whole or not at all."""
+def save_portraits(model: Any, folder: str | Path) -> None:
+    """Write all parts of a portraits model in fp16, in diffusers' layout, whole or not at all."""
 
     def write(fresh: Path) -> None:
         pipe = model.pipeline()
         pipe.to(torch.float16)
         pipe.save_pretrained(str(fresh), safe_serialization=True)
         pipe.to(torch.float32)
-        write_tokenizer_files(fresh / "tokenizer")
-        name_as_every_transformers(fresh / "text_encoder" / "model.safetensors")
+        for part in fresh.glob("tokenizer*"):
+            write_tokenizer_files(part)
+        for part in fresh.glob("text_encoder*"):
+            name_as_every_transformers(part / "model.safetensors")
 
     write_folder(folder, write)
 

@@ -203,9 +203,9 @@ def _delta_space(
 ) -> tuple[DeltaSpace, FolderScan]:
     needed = 48 * len(scan.good) ** 2  # products of all pairs, their eigenvectors, the eigensolver's workspace
     if needed > config.memory:
-        given = f"{config.memory / 2**20:.0f} MiB for {len(scan.good)} LoRAs in delta mode"
+        shown = f"{config.memory / 2**20:.0f} MiB for {len(scan.good)} LoRAs in delta mode"
         raise refuse(
-            "memory", given, f"{needed / 2**20:.0f} MiB", "allow more, or use factors mode if they share a start"
+            "memory", shown, f"{needed / 2**20:.0f} MiB", "allow more, or use factors mode if they share a start"
         )
     bad: dict[int, str] = {}
 
@@ -293,9 +293,9 @@ def _packed(scan: FolderScan, manifest: Manifest, table: RowFile, task: _Task) -
             def after(step: int, total: int, preview: torch.Tensor | None = None, *, before: int = done) -> None:
                 task.progress(before + step, every)
 
-            found = _read(scan, manifest, range(first, first + count), put, after)
-            table.write(first, buffer, torch.tensor([i not in found for i in range(first, first + count)]))
-            bad |= found
+            stacks = _read(scan, manifest, range(first, first + count), put, after)
+            table.write(first, buffer, torch.tensor([i not in stacks for i in range(first, first + count)]))
+            bad |= stacks
         done += len(run)
     return {i: problem for shares in task.workers.gather(bad) for i, problem in shares.items()}
 

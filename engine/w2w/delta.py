@@ -75,22 +75,22 @@ def read_stacks(
     Args:
         ranks: layer path -> the rank of each LoRA there, 0 where it lacks the layer.
     """
-    found: dict[str, Stack] = {}
+    stacks: dict[str, Stack] = {}
     ends = {path: torch.tensor(list(column)).cumsum(0).tolist() for path, column in ranks.items()}
     count, bad = len(next(iter(ends.values()))), set[int]()
     for i, lora in enumerate(loras):
         if lora is None:
             bad.add(i)
         for path, layer in (lora or {}).items():
-            if path not in found:
+            if path not in stacks:
                 total, tail = ends[path][-1], layer.down.shape[1:]
                 blank = torch.zeros(total, *tail), torch.zeros(layer.up.shape[0], total)
-                found[path] = Stack(*blank, torch.tensor(list(ranks[path])))
+                stacks[path] = Stack(*blank, torch.tensor(list(ranks[path])))
             here = slice(ends[path][i] - layer.rank, ends[path][i])
-            found[path].down[here] = layer.down
-            found[path].up[:, here] = (layer.up * layer.scale).flatten(1)
+            stacks[path].down[here] = layer.down
+            stacks[path].up[:, here] = (layer.up * layer.scale).flatten(1)
         progress(i + 1, count)
-    return {path: found[path].without(bad) if bad else found[path] for path in sorted(found)}
+    return {path: stacks[path].without(bad) if bad else stacks[path] for path in sorted(stacks)}
 
 
 def gram(stacks: Mapping[str, Stack], progress: Progress = silent, rows: int = 2048) -> torch.Tensor:

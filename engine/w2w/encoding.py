@@ -61,8 +61,8 @@ def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
         shown = f"{next(iter(lora), 'no layers')} .."
         raise refuse("LoRA layers", shown, f"{sorted(known)[0]} ..", "choose a LoRA of the space's base model")
     coefficients = space.encode_lora(inside if isinstance(space, DeltaSpace) else lora)
-    found = space.stacked(coefficients) if isinstance(space, DeltaSpace) else materialise(space, coefficients)
-    missed = squared_change(difference(lora, found))
+    parts = space.stacked(coefficients) if isinstance(space, DeltaSpace) else materialise(space, coefficients)
+    missed = squared_change(difference(lora, parts))
     held = max(0.0, 1 - missed / max(squared_change(lora), 1e-300))
     model = W2WModel(coefficients[None], space.identity, ({"encode": {"lora": name, "held": round(held, 4)}},))
     return Encoded(model, held, len(lora) - len(inside))

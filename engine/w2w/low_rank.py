@@ -41,8 +41,8 @@ def _factors(
     if rank is None and min(change.shape) > SMALL:
         missing = change - vectors @ (vectors.T @ change)
         if missing.norm() > tolerance * change.norm():
-            one = torch.eye(min(change.shape), dtype=change.dtype)
-            return (one, change) if len(change) <= change.shape[1] else (change, one)
+            identity = torch.eye(min(change.shape), dtype=change.dtype)
+            return (identity, change) if len(change) <= change.shape[1] else (change, identity)
     kept = strengths > tolerance * strengths[0].clamp_min(1e-300) if rank is None else strengths > -1
     kept[0] = True
     vectors, root = vectors[:, kept], strengths[kept].clamp_min(1e-300).sqrt()
@@ -57,12 +57,12 @@ def _leading(change: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     # Halko et al. 2011, Algorithm 4.4: subspace iteration from random vectors
     random = torch.Generator().manual_seed(0)
     width = min(count + 16, *change.shape)
-    found = torch.randn(change.shape[1], width, generator=random, dtype=change.dtype)
-    found = torch.linalg.qr(change @ found)[0]
+    basis = torch.randn(change.shape[1], width, generator=random, dtype=change.dtype)
+    basis = torch.linalg.qr(change @ basis)[0]
     for _ in range(4):
-        found = torch.linalg.qr(change @ (change.T @ found))[0]
-    u, s, _ = torch.linalg.svd(found.T @ change, full_matrices=False)
-    return found @ u[:, :count], s[:count]
+        basis = torch.linalg.qr(change @ (change.T @ basis))[0]
+    u, s, _ = torch.linalg.svd(basis.T @ change, full_matrices=False)
+    return basis @ u[:, :count], s[:count]
 
 
 def share_kept(whole: Lora, part: Lora) -> float:

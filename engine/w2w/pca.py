@@ -178,12 +178,12 @@ def principal_components(
     facts = {k: v for k, v in config.to_dict().items() if k != "memory"} | {"route": "gram" if gram else "randomised"}
     state = BuildState.of(resume, facts | {"models": n, "numbers": d, "shard": ranges[0][1]})
     if gram:
-        found = _by_gram(data, own, config, progress, state, workers)
+        factors = _by_gram(data, own, config, progress, state, workers)
     else:
-        found = _randomised(data, own, config, progress, state, workers)
+        factors = _randomised(data, own, config, progress, state, workers)
     mean, scale = (workers.total(state.tensors[name]) for name in ("mean", "scale"))
     state.tensors.clear()
-    basis, left = torch.zeros(len(found.values), d), (found.vectors / found.values).T
+    basis, left = torch.zeros(len(factors.values), d), (factors.vectors / factors.values).T
     for index, (start, stop) in enumerate(own):
         # Right singular vectors from left ones: V = Z^T Q S^-1 (columns of this shard)
         basis[:, start:stop] = left @ _standard(data.columns(start, stop), config)[0]
@@ -191,8 +191,8 @@ def principal_components(
     del left
     for part in basis.split(max(1, _SUMMED // d)):
         part.copy_(workers.total(part))
-    coefficients = (found.vectors * found.values).float()
-    return Components(mean, scale, basis, found.values.float(), coefficients, found.square / (n - 1))
+    coefficients = (factors.vectors * factors.values).float()
+    return Components(mean, scale, basis, factors.values.float(), coefficients, factors.square / (n - 1))
 
 
 def _gram_route(n: int, config: PCAConfig) -> bool:

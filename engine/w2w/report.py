@@ -32,9 +32,9 @@ def contents(space: Space) -> str:
     """What a space holds: its models, components, the variance they explain, and how far each direction goes."""
     known = int((space.deviations > 0).sum())
     held = f"{float(space.explained.double().sum()):.1%} of the variance"
-    told = "their spread unknown" if not known else f"with {held}" if known == space.dimension else (
+    spread = "their spread unknown" if not known else f"with {held}" if known == space.dimension else (
         f"the first {known} with {held}, the others unknown")  # fmt: skip
     models = f"{space.count} models" if known else "an unknown number of models"
-    lines = [f"{models}, {space.dimension} components {told}, {space.mode}"]
+    lines = [f"{models}, {space.dimension} components {spread}, {space.mode}"]
     lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in space.directions.items()]
     return "\n".join(lines)

@@ -87,7 +87,7 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     return _joined(space, drawn, seeds, config) if joined else drawn
 
 
-def usual_sampling(space: Space, **given: Any) -> SampleConfig:
+def usual_sampling(space: Space, **settings: Any) -> SampleConfig:
     """How models of a space are drawn unless told otherwise: as its file says, at every door.
 
     Args:
@@ -97,7 +97,7 @@ def usual_sampling(space: Space, **given: Any) -> SampleConfig:
         VitrineError: As :class:`SampleConfig`.
     """
     usual = SampleConfig.from_dict(space.info.get("sampling", {}))
-    return replace(usual, **{name: value for name, value in given.items() if value is not None})
+    return replace(usual, **{name: value for name, value in settings.items() if value is not None})
 
 
 def with_sampling(space: S, config: SampleConfig) -> S:

@@ -233,12 +233,12 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
 
 def _part_tables(portraits: Portraits, choice: Choice, tested: int, progress: Progress) -> dict[str, torch.Tensor]:
     """Name -> (B, K, K) confusion of each test picture."""
-    told: dict[str, Any] = {"progress": progress, "misaligned": True}
+    settings: dict[str, Any] = {"progress": progress, "misaligned": True}
     pictures = [
-        tap_pictures(portraits, n, c, choice.addresses, **told) for n, c in ((LABELLED, SHOTS), (TESTING, tested))
+        tap_pictures(portraits, n, c, choice.addresses, **settings) for n, c in ((LABELLED, SHOTS), (TESTING, tested))
     ]
     fresh, chosen = untrained(portraits), choice.search.chosen
-    random = [tap_pictures(fresh, n, c, chosen, **told) for n, c in ((LABELLED, SHOTS), (TESTING, tested))]
+    random = [tap_pictures(fresh, n, c, chosen, **settings) for n, c in ((LABELLED, SHOTS), (TESTING, tested))]
     (train, test), tables = pictures, {}
     for (name, known), new in zip(
         _features(choice, train, random[0]).items(), _features(choice, test, random[1]).values(), strict=True

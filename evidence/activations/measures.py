@@ -61,10 +61,10 @@ def correspondence_score(
     for i in range(count):
         j = (i + count // 2) % count
         visible = ~torch.isnan(pictures.keypoints[i]).any(1)
-        points = found = pictures.keypoints[i][visible]
+        points = moved = pictures.keypoints[i][visible]
         if features is not None and len(points):
-            found = find_correspondence(features[i], features[j], points, temperature=0.02).points
-        predicted.append(found)
+            moved = find_correspondence(features[i], features[j], points, temperature=0.02).points
+        predicted.append(moved)
         true.append(pictures.keypoints[j][visible])
     return pck(predicted, true, [1.0] * count, alpha)
 

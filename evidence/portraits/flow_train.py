@@ -25,9 +25,9 @@ from ...engine.portraits.flow import (
     SIDE,
     FlowPortraits,
     build_flow_models,
-    save_flow_portraits,
     standardise,
 )
+from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
@@ -36,7 +36,7 @@ from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
 from .flow_config import FlowTrainConfig
 from .phase import OutOfTime, Phase, own_rows
-from .train import face_map
+from .train import face_map, reconstruct
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -51,7 +51,7 @@ def train_vae(
     """Phase 1. L1 + 2 MSE, L1 of differences between neighbours, and a little KL. A finished one needs no ``data``."""
     vae, advanced = model.vae.to(accelerator.device).train(), config.advanced
     phase = Phase("vae", config, vae, config.vae_steps, advanced.vae_lr)
-    run = torch.compile(_reconstruct) if config.compile else _reconstruct
+    run = torch.compile(reconstruct) if config.compile else reconstruct
 
     def loss_of_step() -> torch.Tensor:
         assert data is not None
@@ -70,14 +70,6 @@ def train_vae(
         phase.run(accelerator, loss_of_step, deadline, progress)
     phase.use_average()
     vae.eval()
-
-
-def _reconstruct(vae: Any, images: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    moments = vae.quant_conv(vae.encoder(images)).float()
-    mean, log_variance = moments.chunk(2, 1)
-    log_variance = log_variance.clamp(-30, 20)
-    kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).flatten(1).sum(1).mean()
-    return vae.decoder(vae.post_quant_conv(mean + (0.5 * log_variance).exp() * noise)), kl
 
 
 @dataclass(frozen=True)
@@ -226,7 +218,7 @@ def prepare(
 
 def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: torch.device) -> None:
     """The model as a FluxPipeline folder with the record of its training."""
-    save_flow_portraits(model, folder)
+    save_portraits(model, folder)
     write_preview(folder, model)
     phases = {}
     for name in ("vae", "flow"):

@@ -70,7 +70,7 @@ def train_vae(
     """Phase 2. L1 + 2 MSE + a trace of KL, as in the latent-diffusion autoencoders without their adversary."""
     vae = model.vae.to(accelerator.device).train()
     phase = Phase("vae", config, vae, config.vae_steps, config.advanced.vae_lr)
-    run = torch.compile(_reconstruct) if config.compile else _reconstruct
+    run = torch.compile(reconstruct) if config.compile else reconstruct
 
     def loss_of_step() -> torch.Tensor:
         g = phase.generator(2, accelerator.device)
@@ -87,7 +87,8 @@ def train_vae(
     vae.eval()
 
 
-def _reconstruct(vae: Any, images: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reconstruct(vae: Any, images: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A picture through the autoencoder with its posterior's noise, and the mean KL divergence of the posterior."""
     moments = vae.quant_conv(vae.encoder(images)).float()
     mean, log_variance = moments.chunk(2, 1)
     log_variance = log_variance.clamp(-30, 20)

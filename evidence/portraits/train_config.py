@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ...engine.config import Config
 from ...engine.errors import refuse
 
 
 @dataclass(frozen=True)
-class AdvancedTrainConfig(Config):
-    """What rarely changes."""
+class AdvancedSettings(Config):
+    """What rarely changes in the training of either model."""
 
-    readout_batch: int = 64
-    """Pictures of one step, for each phase."""
-    vae_batch: int = 8
-    unet_batch: int = 32
-    readout_lr: float = 2e-3
-    """AdamW's highest rate, for each phase."""
-    vae_lr: float = 1.5e-3
-    unet_lr: float = 1.5e-3
     kl_weight: float = 2e-7
     """Of the autoencoder's KL divergence beside its reconstruction error."""
     plant_share: float = 0.12
     """Share of the planted pictures in each batch."""
     caption_dropout: float = 0.10
     """Share of captions that are emptied, for guidance."""
-    snr_weight_limit: float = 4.0
-    """Upper limit of the weight 1 / sqrt(SNR)."""
     face_weight: float = 2.0
     """How much more the face, the cheeks and the ends of a brim count."""
     ema_decay: float = 0.999
@@ -39,30 +29,54 @@ class AdvancedTrainConfig(Config):
     def __post_init__(self) -> None:
         if not 0 <= self.plant_share < 1 or not 0 <= self.caption_dropout < 1:
             raise refuse("share", (self.plant_share, self.caption_dropout), "numbers in [0, 1)", "use 0.12 and 0.10")
-        if min(self.readout_batch, self.vae_batch, self.unet_batch) < 1:
+        counts = [getattr(self, f.name) for f in fields(self) if f.name.endswith(("_batch", "colourings"))]
+        if min(counts, default=1) < 1:
             raise refuse("count", self, "positive counts", "raise the zero one")
 
 
 @dataclass(frozen=True)
-class TrainConfig(Config):
-    """Settings of the portraits training. The defaults are those of the shipped model."""
+class TrainSettings(Config):
+    """What the training of either model asks a person."""
 
-    out: str = "portraits-run"
-    """Folder for the states of the phases and the finished model."""
     pictures: int = 32_768
     """Rendered training pictures, besides the planted ones."""
-    readout_steps: int = 3_000
-    """Updates of each phase."""
     vae_steps: int = 6_000
-    unet_steps: int = 9_000
+    """Updates of the autoencoder's phase. A run that stopped early may be given other numbers of steps."""
     max_seconds: float = math.inf
     """Stop after so long; the same command resumes."""
     compile: bool = False
     """Run the networks through torch.compile."""
     seed: int = 0
     """Of weights and batches."""
-    advanced: AdvancedTrainConfig = field(default_factory=AdvancedTrainConfig)
 
     def __post_init__(self) -> None:
         if self.pictures < 1:
             raise refuse("count", self, "positive counts", "raise the zero one")
+
+
+@dataclass(frozen=True)
+class AdvancedTrainConfig(AdvancedSettings):
+    """What rarely changes."""
+
+    readout_batch: int = 64
+    """Pictures of one step, for each phase."""
+    vae_batch: int = 8
+    unet_batch: int = 32
+    readout_lr: float = 2e-3
+    """AdamW's highest rate, for each phase."""
+    vae_lr: float = 1.5e-3
+    unet_lr: float = 1.5e-3
+    snr_weight_limit: float = 4.0
+    """Upper limit of the weight 1 / sqrt(SNR)."""
+
+
+@dataclass(frozen=True)
+class TrainConfig(TrainSettings):
+    """Settings of the portraits training. The defaults are those of the shipped model."""
+
+    out: str = "portraits-run"
+    """Folder for the states of the phases and the finished model."""
+    readout_steps: int = 3_000
+    """Updates of each phase."""
+    unet_steps: int = 9_000
+    advanced: AdvancedTrainConfig = field(default_factory=AdvancedTrainConfig)

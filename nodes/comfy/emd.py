@@ -58,12 +58,12 @@ def with_prediction(model: Any, prediction: str) -> Any:
     return ModelSamplingDiscrete().patch(model, "x0", False)[0]
 
 
-def refuse_told_guidance(sampling: StudentSampling) -> None:
+def refuse_guidance_input(sampling: StudentSampling) -> None:
     """ComfyUI drops the weights by which a full consistency model reads its guidance.
 
     Raises:
         VitrineError: The student is one of those.
     """
-    if sampling.told_guidance:
+    if sampling.trained_guidance:
         remedy = "take the LCM-LoRA, or the diffusers pipeline"
         raise refuse("student", "one that reads its guidance", "one that does not, in ComfyUI", remedy)

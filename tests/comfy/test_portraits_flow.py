@@ -7,7 +7,8 @@ from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.families import call_of
 from vitrine.engine.portraits import load_portraits, sample_scenes
-from vitrine.engine.portraits.flow import build_flow_models, load_flow_portraits, save_flow_portraits
+from vitrine.engine.portraits.flow import build_flow_models, load_flow_portraits
+from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.portraits.preview import read_preview, write_preview
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -23,7 +24,7 @@ def folder(tmp_path_factory):
             if parameter.requires_grad:
                 parameter.add_(0.04 * torch.randn(parameter.shape, generator=g))
     path = tmp_path_factory.mktemp("flow") / "model"
-    save_flow_portraits(model, path)
+    save_portraits(model, path)
     write_preview(path, model)
     return path
 

@@ -108,7 +108,7 @@ TINY = {name: StudentSampling.from_dict(STUDENTS[name].to_dict() | {"base": ""})
 def test_steps_are_those_of_diffusers(name):
     """The stock pipeline with our scheduler and arguments, against our own loop, noise and all."""
     pipe, sampling = stock.stock("sd"), TINY[name]
-    if sampling.told_guidance:
+    if sampling.trained_guidance:
         pipe.register_modules(
             unet=models.unet(time_cond_proj_dim=32, cross_attention_dim=pipe.unet.config.cross_attention_dim)
         )

@@ -54,6 +54,18 @@ def test_functions_fit_on_a_screen_and_take_few_arguments(path):
         assert len(names) <= 8 or exempt or node.name.startswith("_") and node.name != "__init__", (node.name, names)
 
 
+EMPTY_WORDS = {"found", "told", "given", "one", "rest"}
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_names_say_what_they_hold(path):
+    tree = ast.parse(path.read_text())
+    names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    allowed = {"given"} if path.name == "errors.py" else set()  # what an error quotes
+    assert not names & EMPTY_WORDS - allowed
+
+
 def test_importing_the_pack_is_cheap():
     heavy = "{'torch', 'diffusers', 'peft', 'sklearn', 'transformers'}"
     cheap = {"vitrine": "", "vitrine.engine.hooks": "torch", "vitrine.engine.activations": "torch"}

@@ -10,7 +10,8 @@ from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
-from vitrine.engine.portraits.flow import build_flow_models, load_flow_portraits, save_flow_portraits, standardise
+from vitrine.engine.portraits.flow import build_flow_models, load_flow_portraits, standardise
+from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.progress import Interrupted
 from vitrine.evidence.portraits.card import write_card
 from vitrine.evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
@@ -141,7 +142,7 @@ def test_our_sampler_is_the_stock_pipelines(tmp_path):
         for parameter in model.transformer.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.manual_seed(len(parameter))))
-    save_flow_portraits(model, tmp_path / "model")
+    save_portraits(model, tmp_path / "model")
     from diffusers import FluxPipeline
 
     pipe = FluxPipeline.from_pretrained(tmp_path / "model", torch_dtype=torch.float32)
