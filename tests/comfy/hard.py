@@ -193,9 +193,9 @@ class Scene:
         return [made.coefficients, made.components]
 
     def again(self, kind, make):
-        """Run under a new name, or under the one whose run was stopped."""
+        """Run under a new name, which no other scene of the session has, or under the one whose run was stopped."""
         pending = self.__dict__.setdefault("pending", {})
-        name = pending.setdefault(kind, f"hard{next(self.numbers)}")
+        name = pending.setdefault(kind, f"{self.folder.name}-{next(self.numbers)}")
         made = make(name)
         del pending[kind]
         return made

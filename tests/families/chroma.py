@@ -8,6 +8,7 @@ from vitrine_tests.families.twin import condition, text_states
 MODEL = "Chroma"
 CONFIG_KEYS = {"out_channels": 64}
 SIZE = (4, 6)
+ROUNDING = 2
 EPS = 1.1920928955078125e-07
 
 

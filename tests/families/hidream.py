@@ -6,6 +6,7 @@ from vitrine_tests.families.twin import condition, text_states
 
 MODEL = "HiDream"
 SIZE = (8, 8)
+EXPERTS = True
 CONFIG = {
     "patch_size": 2, "in_channels": 16, "out_channels": 16, "num_layers": 1, "num_single_layers": 1,
     "attention_head_dim": 16, "num_attention_heads": 2, "caption_channels": [20, 24], "text_emb_dim": 28,

@@ -4,7 +4,8 @@ A twin is a file here: ``diffusers()``, ``comfyui(ops)``, ``prompt(generator, ro
 ComfyUI's bare call with t in 0 .. 1000, whose result is eps - x0. ``SIZE`` is its latents' ([T,] h, w), ``CHANNELS``
 their number if not 16, ``MODEL`` its class in ComfyUI's ``supported_models``, ``CONFIG_KEYS`` what that asks of a
 config, ``TIME`` the timestep if not 300, ``EPS`` the qk-norm epsilon that ComfyUI's network has where diffusers' has
-another one.
+another one, ``ROUNDING`` by how much more its many blocks may round than others', ``EXPERTS`` whether tokens of all
+rows are multiplied together by experts: what one row's tokens choose then changes how the other's are rounded.
 """
 
 import functools
