@@ -142,9 +142,10 @@ class ActivationTapTransformerPipeline(TapPipeline):
         if family.condition is None:
             shown = f"a pipeline of {family.name}"
             raise refuse("pipeline", shown, "one that encodes prompts", "tap_latents takes encoded text")
+        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
         made = super().from_pipe(pipeline, **kwargs)
         made.__dict__["source"] = pipeline
-        return made
+        return made if dtype is None else made.to(dtype)
 
     @classmethod
     def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
@@ -154,6 +155,32 @@ class ActivationTapTransformerPipeline(TapPipeline):
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Saves the pipeline this one was made from, text encoders and all."""
         return self.__dict__["source"].save_pretrained(*args, **kwargs)
+
+    # Prompts are encoded by the other pipeline, so wherever this one goes, its text encoders go too.
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Moves or casts the pipeline this one was made from, text encoders and all."""
+        self.__dict__["source"].to(*args, **kwargs)
+        return self
+
+    def enable_model_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Of the pipeline this one was made from."""
+        self.__dict__["source"].enable_model_cpu_offload(*args, **kwargs)
+
+    def enable_sequential_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Of the pipeline this one was made from."""
+        self.__dict__["source"].enable_sequential_cpu_offload(*args, **kwargs)
+
+    def enable_group_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Of the pipeline this one was made from."""
+        self.__dict__["source"].enable_group_offload(*args, **kwargs)
+
+    def remove_all_hooks(self) -> None:
+        """Of the pipeline this one was made from."""
+        self.__dict__["source"].remove_all_hooks()
+
+    def maybe_free_model_hooks(self) -> None:
+        """Of the pipeline this one was made from."""
+        self.__dict__["source"].maybe_free_model_hooks()
 
     @property
     def _latent(self) -> Latent:  # type: ignore[override]

@@ -176,7 +176,6 @@ DOORS = {
         Door("W2W", "sd", ours.W2WPipeline, _person, True, _inverted, _inverted_within, refused=PERSON),
         Door("EMD", "sd", ours.EMDOneStepPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
         Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
-        Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
         Door("Control", "sd", ours.ControlConditionedPipeline, _checkpointed, refused=CONTROL, absent=NO_PICTURES),
         Door("Control XL", "sdxl", ours.ControlConditionedXLPipeline, _sized, refused=CONTROL, absent=NO_PICTURES),
         Door("PixArt", "pixart-1024", ours.ControlConditionedPixArtPipeline, _sized, refused=CONTROL,

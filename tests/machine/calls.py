@@ -36,16 +36,20 @@ from vitrine.engine.hooks import edit
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
+    ActivationTapTransformerPipeline,
     ActivationTapXLPipeline,
     ControlConditionedPipeline,
     ControlConditionedPixArtPipeline,
     ControlConditionedXLPipeline,
     CorrespondencePipeline,
+    CorrespondenceTransformerPipeline,
     CorrespondenceXLPipeline,
     EMDOneStepPipeline,
+    EMDOneStepXLPipeline,
     NEMOPipeline,
     ResolutionTransferPipeline,
     SegmentationPipeline,
+    SegmentationTransformerPipeline,
     SegmentationXLPipeline,
     W2WPipeline,
 )
@@ -94,7 +98,14 @@ class Call:
 
 
 def around(kind: type, pipe: Any) -> Any:
-    """A pipeline of a class around the parts of another, by the constructor: ``from_pipe`` has tests of its own."""
+    """A pipeline of a class around the parts of another, by the constructor: ``from_pipe`` has tests of its own.
+
+    One that has prompts encoded by the other is made by ``from_pipe``, for only so does it know it.
+    """
+    if issubclass(kind, ActivationTapTransformerPipeline):
+        made = kind.from_pipe(pipe)
+        made.set_progress_bar_config(disable=True)
+        return made
     names = set(inspect.signature(kind.__init__).parameters)
     parts = {k: v for k, v in pipe.components.items() if k in names}
     settings = {"requires_safety_checker": False, "add_watermarker": False}
@@ -126,13 +137,26 @@ def drawn() -> Any:
 
 # --- activations --------------------------------------------------------------------------------------------------
 TAPS = {"sd": ActivationTapPipeline, "sdxl": ActivationTapXLPipeline}
-MATCHING = {"sd": CorrespondencePipeline, "sdxl": CorrespondenceXLPipeline}
-LABELS = {"sd": SegmentationPipeline, "sdxl": SegmentationXLPipeline}
+TRANSFORMERS = dict.fromkeys(("pixart-1024", "sd3", "flux"), ActivationTapTransformerPipeline)
+MATCHING = {"sd": CorrespondencePipeline, "sdxl": CorrespondenceXLPipeline, "flux": CorrespondenceTransformerPipeline}
+LABELS = {"sd": SegmentationPipeline, "sdxl": SegmentationXLPipeline, "flux": SegmentationTransformerPipeline}
+
+
+def _place(pipe: Any) -> str:
+    """One whose activations differ from position to position."""
+    return RESIDUAL if type(backbone(pipe)).__name__.startswith("UNet") else "vit-block1-out"
 
 
 @_call("tap", TAPS)
 def tap(pipe: Any) -> Tensors:
     out = pipe(drawn().images[:2], ["a face", "a hat"], addresses=PLACES, seeds=[0, 1], output_type="none")
+    return [a.tensor for a in out.activations.values()]
+
+
+@_call("tap.transformer", TRANSFORMERS)
+def tap_transformer(pipe: Any) -> Tensors:
+    """Prompts are encoded by the pipeline that it was made from."""
+    out = pipe(drawn().images[:2], ["a face", "a hat"], "vit-block1-out", seeds=[0, 1], output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 
@@ -146,9 +170,7 @@ def tap_pictures(pipe: Any) -> Tensors:
 @_call("tap.latents", {"sd": None, "pixart": None, "sd3": None, "flux": None})
 def tap_of_latents(pipe: Any) -> Tensors:
     """The engine's function, on every family."""
-    net = backbone(pipe)
-    unet = type(net).__name__.startswith("UNet")
-    place = RESIDUAL if unet else "vit-block1-out"
+    net, place = backbone(pipe), _place(pipe)
     pooled = {"FluxTransformer2DModel": 64, "SD3Transformer2DModel": 128}.get(type(net).__name__)
     width = 128 if pooled == 128 else 64
     g = generator(3)
@@ -175,23 +197,23 @@ def edit_while_sampling(pipe: Any, steps: int = 2) -> Tensors:
 @_call("correspondence", MATCHING)
 def correspondence(pipe: Any) -> Tensors:
     pictures = drawn().images
-    found = pipe(pictures[:1], pictures[1:3], drawn().keypoints[0, :3], addresses=RESIDUAL, flip=True)
+    found = pipe(pictures[:1], pictures[1:3], drawn().keypoints[0, :3], addresses=_place(pipe), flip=True)
     return [t for m in found for t in (m.points, m.similarity)]
 
 
 @_call("segmentation", LABELS)
 def segmentation(pipe: Any) -> Tensors:
     pictures, masks = drawn().images, (drawn().parts == 0).long()
-    return [pipe(pictures[:2], masks[:2], pictures[2:], addresses=RESIDUAL).float()]
+    return [pipe(pictures[:2], masks[:2], pictures[2:], addresses=_place(pipe)).float()]
 
 
 @_call("rank", LABELS)
 def rank(pipe: Any) -> Tensors:
     masks = (drawn().parts == 0).long()
     rule = FilterRule(None, None, (None, None))
-    ranking = pipe.rank(
-        drawn().images, masks, PROMPT, patterns="up-level0-repeat0-vit-block0-ffn-out", rule=rule, most=2
-    )
+    unet = type(backbone(pipe)).__name__.startswith("UNet")
+    place = "up-level0-repeat0-vit-block0-ffn-out" if unet else "vit-block1-ffn-out"
+    ranking = pipe.rank(drawn().images, masks, PROMPT, patterns=place, rule=rule, most=2)
     assert ranking.search is not None
     scores = [[p.noise, p.granularity, p.locality] for p in ranking.properties.values()]
     return [torch.tensor(scores), torch.tensor([ranking.search.singles[a] for a in ranking.properties])]
@@ -324,7 +346,7 @@ def control_with_checkpoint(pipe: Any, steps: int = 2) -> Tensors:
 
 
 # --- EMD ----------------------------------------------------------------------------------------------------------
-EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline}
+EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepXLPipeline}
 
 
 @_call("emd.one_step", EMD)

@@ -40,7 +40,8 @@ def exchanged(name: str, family: str) -> tuple[float, float]:
         found = per_step(name, family)
         return max(0.0, found[0] - own[0]), max(0.0, found[1] - own[1])
     run = traffic(name, family)
-    syncs, uploads = float(run.seen.syncs - OUTPUTS.get(name, 0)), float(run.seen.uploads)
+    once = OUTPUTS.get(f"{name} {family}", OUTPUTS.get(name, 0))
+    syncs, uploads = float(run.seen.syncs - once), float(run.seen.uploads)
     if unit == FORWARD:
         return syncs / max(1, run.forwards), uploads / max(1, run.forwards)
     assert unit == CALL

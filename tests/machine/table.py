@@ -80,12 +80,13 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "control.train": (STEP, 3, 10),
     # outputs not counted: each place is fetched once
     "tap": (CALL, 2, 12),
+    "tap.transformer": (CALL, 2, 12),
     "tap.pictures": (CALL, 2, 8),
     "tap.latents": (CALL, 2, 6),
     "correspondence": (CALL, 4, 18),
     "segmentation": (CALL, 2, 9),
-    "emd.one_step": (CALL, 0, 5),
-    "nemo.statistics": (CALL, 8, 1),
+    "emd.one_step": (CALL, 0, 7),
+    "nemo.statistics": (CALL, 2, 1),
     "nemo.score": (FORWARD, 1, 8),
     "nemo.calibrate": (FORWARD, 1, 10),
     "nemo.verify": (FORWARD, 1, 6),
@@ -95,10 +96,11 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
 """Call -> (unit, most syncs, most uploads) on the device, beyond the scheduler's own."""
 
 OUTPUTS = {
-    "tap": 3, "tap.pictures": 1, "tap.latents": 1, "correspondence": 2, "segmentation": 1, "nemo.verify": 8,
-    "nemo.find": 14,
+    "tap": 3, "tap.transformer": 1, "tap.pictures": 1, "tap.latents": 1, "correspondence": 2, "segmentation": 1,
+    "nemo.verify": 1, "nemo.find": 7, "tap.transformer pixart-1024": 2,
 }  # fmt: skip
-"""Transfers a call makes once: each place it hands over; for NEMO, the model's fingerprint (7) and the results."""
+"""Waits a call makes once: for each place it hands over; for NEMO, the model's fingerprint (1) and what a search begins
+and ends with (6); the T5 of transformers looks at its mask."""
 
 PENDING_TRAFFIC: dict[str, str] = {}
 """Call -> what is being mended; its budget must still be exceeded."""
