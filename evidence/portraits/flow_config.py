@@ -18,8 +18,11 @@ class AdvancedFlowTrainConfig(AdvancedSettings):
     vae_lr: float = 1.5e-3
     """AdamW's highest rate, for each phase."""
     flow_lr: float = 1.5e-3
+    decoder_lr: float = 1e-3
     kl_weight: float = 1e-7
     """Of the autoencoder's KL divergence beside its reconstruction error."""
+    decoder_noise: float = 0.1
+    """Deviation of the noise on the latents, which are of deviation 1, that the decoder alone is trained on."""
     edge_weight: float = 0.5
     """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""
     colourings: int = 120
@@ -38,6 +41,8 @@ class FlowTrainConfig(TrainSettings):
     """Rendered training pictures, besides the planted ones."""
     flow_steps: int = 12_000
     """Updates of the transformer's phase."""
+    decoder_steps: int = 0
+    """Updates of the decoder alone, after it; a finished run may be given some."""
     card_samples: int = 512
     """Prompts that the finished model's card is measured on; 0 writes no card."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,7 +1,8 @@
-"""How the flow portraits are made: renders -> autoencoder -> cached latents -> transformer and text encoder.
+"""How the flow portraits are made: renders -> autoencoder -> cached latents -> transformer and text encoder -> decoder.
 
 As in ``train``, every phase resumes from its state bit for bit: a batch depends on (seed, step) only. The pictures are
-drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids.
+drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. A decoder trained
+further on the same latents draws sharper pictures and leaves the transformer as it is.
 
 ``vitrine train flow --out FOLDER`` on a CPU, or with ``--device cuda --dtype bfloat16 --flow-batch 256`` on a GPU.
 """
@@ -12,13 +13,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...engine.families.packing import grid_ids, pack
+from ...engine.families.packing import grid_ids, pack, unpack
 from ...engine.files import write_json
 from ...engine.portraits.flow import (
     LATENT_SHAPE,
@@ -44,11 +46,17 @@ if TYPE_CHECKING:
 PICTURES, LATENTS = "pictures.safetensors", "latents.safetensors"
 
 
+def picture_error(error: torch.Tensor, edge_weight: float) -> torch.Tensor:
+    """L1 + 2 MSE of (B, 3, H, W) differences, and L1 of the differences between neighbours."""
+    edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
+    return error.abs().mean() + 2 * error.square().mean() + edge_weight * edges
+
+
 def train_vae(
     config: FlowTrainConfig, accelerator: Accelerator, model: FlowPortraits, data: TrainingSet | None, deadline: float,
     progress: Progress,
 ) -> None:  # fmt: skip
-    """Phase 1. L1 + 2 MSE, L1 of differences between neighbours, and a little KL. A finished one needs no ``data``."""
+    """Phase 1. :func:`picture_error` and a little KL. A finished one needs no ``data``."""
     vae, advanced = model.vae.to(accelerator.device).train(), config.advanced
     phase = Phase("vae", config, vae, config.vae_steps, advanced.vae_lr)
     run = torch.compile(reconstruct) if config.compile else reconstruct
@@ -61,10 +69,7 @@ def train_vae(
         noise = torch.randn(len(pick), *LATENT_SHAPE, generator=g, device=images.device)
         images, noise = own_rows(accelerator, images, noise)
         output, kl = run(vae, images, noise)
-        error = output.float() - images
-        edges = error.diff(dim=-1).abs().mean() + error.diff(dim=-2).abs().mean()
-        fit = error.abs().mean() + 2 * error.square().mean() + advanced.edge_weight * edges
-        return fit + advanced.kl_weight * kl
+        return picture_error(output.float() - images, advanced.edge_weight) + advanced.kl_weight * kl
 
     if not phase.done:
         phase.run(accelerator, loss_of_step, deadline, progress)
@@ -161,6 +166,45 @@ def train_flow(
         both.eval()
 
 
+class Decoder(nn.Module):
+    """The half of the autoencoder that draws: (B, 16, 16, 16) latents -> pictures in [-1, 1]."""
+
+    def __init__(self, model: FlowPortraits) -> None:
+        super().__init__()
+        self.post_quant_conv, self.decoder = model.vae.post_quant_conv, model.vae.decoder
+
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.post_quant_conv(latents))
+
+
+def train_decoder(
+    config: FlowTrainConfig, accelerator: Accelerator, decoder: Decoder, packed: torch.Tensor,
+    draw: Callable[[], TrainingSet], deadline: float, progress: Progress,
+) -> None:  # fmt: skip
+    """Phase 3, if asked for. Latents get a little noise, for the transformer's are never exact."""
+    device, advanced = accelerator.device, config.advanced
+    phase = Phase("decoder", config, decoder.to(device).train(), config.decoder_steps, advanced.decoder_lr)
+    run = torch.compile(decoder) if config.compile else decoder
+
+    images = None if phase.done else draw().images
+
+    def loss_of_step() -> torch.Tensor:
+        assert images is not None
+        g = phase.generator(4, device)
+        pick = torch.randint(len(images), (advanced.vae_batch,), generator=g, device=device)
+        latents = unpack(packed[pick], packed.new_empty(len(pick), *LATENT_SHAPE))
+        latents = latents + advanced.decoder_noise * torch.randn(latents.shape, generator=g, device=device)
+        target, latents = own_rows(accelerator, images[pick].float() / 127.5 - 1, latents)
+        return picture_error(run(latents).float() - target, advanced.edge_weight)
+
+    try:
+        if not phase.done:
+            phase.run(accelerator, loss_of_step, deadline, progress)
+    finally:
+        phase.use_average()
+        decoder.eval()
+
+
 def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
     """Run all phases; the finished model stands in ``OUT/flow-portraits`` with its card. Returns that folder.
 
@@ -174,6 +218,11 @@ def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda n
     standardise(model.vae, latents.mean, latents.deviation)
     try:
         train_flow(config, accelerator, TextToVelocity(model), latents, deadline, progress("flow"))
+        if config.decoder_steps:
+            draw = partial(pictures, config, model, accelerator.device, progress)
+            step = progress("decoder")
+            train_decoder(config, accelerator, Decoder(model), latents.packed, draw, deadline, step)
+            (out / PICTURES).unlink(missing_ok=True)
     except OutOfTime:
         if accelerator.is_main_process:
             export(config, model, out / "unfinished", accelerator.device)
@@ -203,17 +252,25 @@ def prepare(
     if (out / LATENTS).is_file():
         train_vae(config, accelerator, model, None, deadline, progress("vae"))
         return read_latents(out / LATENTS, device)
-    if not (out / PICTURES).is_file():
-        drawn = build_training_set(
-            config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True,
-            colourings=config.advanced.colourings,
-        )  # fmt: skip
-        save_training_set(out / PICTURES, drawn)
-    data, _ = load_training_set(out / PICTURES, device)
+    data = pictures(config, model, device, progress)
     train_vae(config, accelerator, model, data, deadline, progress("vae"))
     latents = encode_all(model.vae, data, out / LATENTS, progress("encode"))
     (out / PICTURES).unlink()
     return latents
+
+
+def pictures(
+    config: FlowTrainConfig, model: FlowPortraits, device: torch.device, progress: Callable[[str], Progress]
+) -> TrainingSet:
+    """The training pictures, drawn and kept in the run's folder unless they stand there."""
+    path = Path(config.out) / PICTURES
+    if not path.is_file():
+        drawn = build_training_set(
+            config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True,
+            colourings=config.advanced.colourings,
+        )  # fmt: skip
+        save_training_set(path, drawn)
+    return load_training_set(path, device)[0]
 
 
 def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: torch.device) -> None:
@@ -221,7 +278,7 @@ def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: 
     save_portraits(model, folder)
     write_preview(folder, model)
     phases = {}
-    for name in ("vae", "flow"):
+    for name in ("vae", "flow", *(["decoder"] if config.decoder_steps else [])):
         facts = state_facts(Path(config.out) / name)
         last = [loss for _, loss in facts["losses"][-5:]]
         mean = round(sum(last) / len(last), 5) if last else None

@@ -83,6 +83,23 @@ def test_a_finished_run_can_be_given_more_steps_and_stopped_again(drawn, finishe
     assert not same(unfinished, finished) and json.loads((unfinished / "training.json").read_text())["phases"]["flow"]
 
 
+def test_a_finished_runs_decoder_is_trained_further(finished, tmp_path):
+    """Encoder and transformer stay as they are; stopped and resumed, the decoder ends in the same weights."""
+    for name in ("stopped", "whole"):
+        shutil.copytree(finished.parent, tmp_path / name)
+    stopped, whole = (
+        FlowTrainConfig(out=str(tmp_path / n), **TINY | {"decoder_steps": 2}) for n in ("stopped", "whole")
+    )
+    with pytest.raises(OutOfTime, match="decoder: stopped at step 1 of 2"):
+        main(FlowTrainConfig.from_dict(stopped.to_dict() | {"max_seconds": -1.0}))
+    a, b = main(stopped), main(whole)
+    assert same(a, b) and not (tmp_path / "whole" / PICTURES).exists()
+    before, after = weights(finished), weights(a)
+    changed = {k.split(".")[0] for k in before if not torch.equal(before[k], after[k])}
+    assert changed == {"2 decoder", "2 post_quant_conv"}
+    assert json.loads((a / "training.json").read_text())["phases"]["decoder"]["steps"] == 2
+
+
 def test_a_shrunken_run_resumes(finished, tmp_path, capsys):
     """Half precision, a quarter of the size, the same weights to 1e-3; more steps may follow."""
     assert cli(["train", "shrink", str(finished.parent), str(tmp_path)]) == 0
