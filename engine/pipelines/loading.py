@@ -102,13 +102,27 @@ def _from_file(path: Path, kind: Any, config: LoadConfig) -> Any:
     """One file in the layout of Stable Diffusion's authors. Pickles are not read."""
     if not path.is_file():
         raise refuse("model", str(path), ACCEPTED, "check the path")
-    where = {"config": config.config} if config.config else {}
     stock = pipeline_of(path)
     if kind is not None and ("XL" in kind.__name__) != ("XL" in stock.__name__):
         shown = f"{path.name}, a file for {stock.__name__}"
         raise refuse("model", shown, f"a file that {kind.__name__} fits", "it is for another model family")
+    where = {"config": config.config} if config.config else {}
+    return read_single_file(path, kind, torch_dtype=config.precision, **where)
+
+
+def read_single_file(path: Path, kind: Any = None, **options: Any) -> Any:
+    """The stock pipeline that diffusers reads from one file, or one of class ``kind`` around its components.
+
+    Args:
+        options: as the stock pipeline's ``from_single_file`` takes them.
+
+    Raises:
+        VitrineError: If it is no safetensors file of Stable Diffusion or SDXL, or none for ``kind``.
+    """
+    if not path.is_file():
+        raise refuse("model", str(path), ACCEPTED, "check the path")
     try:
-        pipe = stock.from_single_file(str(path), torch_dtype=config.precision, **where)
+        pipe = pipeline_of(path).from_single_file(str(path), **options)
     except (OSError, ValueError) as error:
         raise _unreadable(path.name, error) from error
     return pipe if kind is None else kind.from_pipe(pipe)

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from typing_extensions import Self
 from ..denoiser import check_finite, weights_state
 from ..errors import refuse
 from .encoding import reads_sizes
+from .loading import read_single_file
 
 _OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
 
@@ -82,10 +84,25 @@ class SharedPipeline(DiffusionPipeline):
         return made if dtype is None else made.to(dtype)
 
     @classmethod
+    def from_single_file(cls, path: str | Path, **kwargs: Any) -> Self:
+        """A pipeline of this class, or its form for SDXL, from one safetensors file in the layout of the authors.
+
+        Args:
+            kwargs: as ``from_single_file`` of the stock pipeline takes them: ``torch_dtype``, ``config`` ...
+
+        Raises:
+            VitrineError: If it is no safetensors file of Stable Diffusion or SDXL, or none that this class fits.
+        """
+        pipe: Self = read_single_file(Path(path), cls, **kwargs)
+        return pipe
+
+    @classmethod
     def _refuse_strangers(cls, name: str, chosen: dict[str, Any], modules: set[str]) -> None:
         kinds, parameters = cls._get_signature_types(), inspect.signature(cls.__init__).parameters
         if cls._xl and chosen.get("unet") is not None and reads_sizes(chosen["unet"]):
             raise refuse("pipeline", name, f"one that {cls.__name__} fits", f"use {cls._xl} for SDXL")
+        if "text_encoder_2" in modules and chosen.get("unet") is not None and not reads_sizes(chosen["unet"]):
+            raise refuse("pipeline", name, "one of SDXL", f"{cls.__name__} is for another model family")
         for key in sorted(modules):
             value, optional = chosen.get(key), parameters[key].default is not inspect.Parameter.empty
             if value is None and not optional and key not in cls._optional_components:

@@ -214,6 +214,9 @@ def test_reports_say_the_numbers():
     assert abs(sd3.shift - 3.674) < 5e-4
     still = plan_transfer(ModelFacts("unet", SD, (512, 512)), ResolutionTransferConfig((512, 512)))
     assert still.schedule == "none" and still.guidance is None and "unchanged (r = 1)" in still.summary
+    for side, said in ((1024, "to more noise"), (256, "to less noise")):  # it said more, whichever way sigma went
+        moved = plan_transfer(ModelFacts("unet", SD, (512, 512)), ResolutionTransferConfig((side, side))).summary
+        assert said in moved
     with pytest.raises(VitrineError, match="train size"):
         plan_transfer(ModelFacts("x", SD), ResolutionTransferConfig((512, 512)))
     with pytest.raises(VitrineError, match="multiples of 8"):
