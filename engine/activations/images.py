@@ -57,7 +57,8 @@ def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
     shapes = {tuple(b.shape[-2:]) for b in batches}
     if len(shapes) > 1:
         raise refuse("image sizes", sorted(shapes), "one common size", "set size=..., or tap them one by one")
-    pixels = torch.cat(list(batches))
+    # Arrays and PIL pictures have channels last in memory, for which convolutions round otherwise.
+    pixels = torch.cat(list(batches)).contiguous()
     height, width = pixels.shape[-2:]
     if height % factor or width % factor:
         near = (max(factor, round(height / factor) * factor), max(factor, round(width / factor) * factor))
