@@ -52,6 +52,35 @@ def finite(gradients: Iterable[torch.Tensor | None]) -> bool:
     return not sums or bool(torch.isfinite(torch.stack(sums)).all())  # NaN and infinity outlast any addition
 
 
+def mean_gradients(
+    parameters: Iterable[torch.Tensor], reduce: Callable[[torch.Tensor], torch.Tensor], pieces: int = 2**25
+) -> None:
+    """Exchange the gradients of many parameters in a few calls: a LoRA has hundreds of small ones.
+
+    A parameter without a gradient takes part with zeros.
+
+    Args:
+        reduce: the mean of a vector over all processes.
+        pieces: numbers exchanged at once, at most (unless a single parameter has more): what this takes in memory.
+    """
+    batch: list[torch.Tensor] = []
+
+    def exchange() -> None:
+        flat = torch.cat([p.grad.flatten() for p in batch])  # type: ignore[union-attr]
+        for p, mean in zip(batch, reduce(flat).split([p.numel() for p in batch]), strict=True):
+            p.grad = mean.view_as(p)
+        batch.clear()
+
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        other = bool(batch) and batch[0].grad.dtype != p.grad.dtype  # type: ignore[union-attr]
+        if batch and (other or sum(q.numel() for q in batch) + p.numel() > pieces):
+            exchange()
+        batch.append(p)
+    if batch:
+        exchange()
+
+
 class RunState(NamedTuple):
     """A saved run: groups of named tensors (``weight``, ``average`` ...) and facts that JSON can hold."""
 

@@ -10,6 +10,7 @@ from comfy_api.latest import ComfyExtension, io
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
     "w2w_make", "nemo", "nemo_block", "nemo_verify", "emd",
+    "emd_variety",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""
 

@@ -117,6 +117,15 @@ class EMDOneStepGenerator(io.ComfyNode):
                     optional=True,
                     tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
                 ),
+                io.Int.Input(
+                    "replaces",
+                    default=1,
+                    min=1,
+                    max=7,
+                    optional=True,
+                    tooltip="How many of the student's steps, from the first, the base takes: more give more variety, "
+                    "and more of the base's blur at few steps.",
+                ),
             ],
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
@@ -127,7 +136,7 @@ class EMDOneStepGenerator(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, positive: list, latent: dict, seed: int, student: str, contract: str, timestep: float,
-        noise: str, base: Any = None, base_steps: int = 1,
+        noise: str, base: Any = None, base_steps: int = 1, replaces: int = 1,
     ) -> io.NodeOutput:  # fmt: skip
         """``one_step`` or ``few_steps`` on seeded noise."""
         several = _sampling(contract, student)
@@ -148,7 +157,7 @@ class EMDOneStepGenerator(io.ComfyNode):
         if several is None:
             x0 = one_step(generator, z, cond, replace(student_contract, prediction="model"))
         else:
-            first = FirstSteps(steps=0 if base_steps == 1 else base_steps)
+            first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress())
         return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()})

@@ -88,4 +88,51 @@ class Train:
         return 0
 
 
-COMMANDS: dict[str, type] = {"train": Train}
+@dataclass(frozen=True)
+class Evaluate:
+    """Judge a student, or all checkpoints of a run, against its teacher at equal prompts and seeds.
+
+    Beside them stand the teacher's own single step, and the teacher on other seeds: as near as chance allows.
+    """
+
+    student: Positional[Path]
+    """A student's LoRA file, or OUT/checkpoints of a run that keeps some; the best of these is named."""
+    prompts: Path
+    """Text file, one prompt a line."""
+    model: str = "portraits"
+    """The teacher: portraits, a diffusers folder or a hub id."""
+    features: str = "readout"
+    """The feature network: readout for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
+    seeds: int = 4
+    """Pictures of each prompt."""
+    steps: int = 30
+    """Of the teacher."""
+    guidance: float = 3.0
+    """Of the teacher."""
+    out: Path | None = None
+    """JSON file for the figures."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ...evidence.emd.evaluate import Protocol, best, checkpoints, evaluate, features_of
+        from ..files import write_json
+        from ..pipelines.loading import load_pipeline
+        from ..progress import TqdmProgress
+
+        with named(self.prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
+            lines = [line.strip() for line in self.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        students, protocol = checkpoints(self.student), Protocol(lines, self.seeds, self.steps, self.guidance)
+        features = features_of(self.features)
+        pipe = load_pipeline(self.model, None, self.load)
+        rows = evaluate(pipe, students, features, protocol, progress=TqdmProgress("judging"))
+        for name, row in rows.items():
+            print(name, *(f"{key} {value:g}" for key, value in row.items()), sep="\n    ")
+        if len(students) > 1:
+            print(f"best: {best(rows, students)}")
+        if self.out is not None:
+            write_json(self.out, rows)
+        return 0
+
+
+COMMANDS: dict[str, type] = {"train": Train, "evaluate": Evaluate}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from ..noise import seeded_noise
 from ..ownership import sole_owner
 from ..progress import Progress, silent
 from ..stored_text import StoredText
-from ..training import MovingAverage, Tensors, finite, load_state, run_steps, save_state, set_rate
+from ..training import MovingAverage, Tensors, finite, load_state, mean_gradients, run_steps, save_state, set_rate
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import StudentContract, read_student
@@ -259,8 +260,7 @@ class Trainer:
         if name == GENERATOR and not self._in_any_process(torch.tensor([learned])):
             return
         if self.accelerator.num_processes > 1:
-            for p in parameters:
-                p.grad = self.accelerator.reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
+            mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
         if self.log.on:
             norms = [p.grad.detach().float().norm() for p in parameters if p.grad is not None]
             self.log.read(f"gradient {name}", torch.stack(norms).norm())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from torch.nn.functional import normalize
+from torch.nn.functional import adaptive_avg_pool2d, normalize
 
 from ..condition import Condition
+from ..coverage import precision_recall
 from ..errors import refuse
 from ..noise import generators
 
@@ -33,6 +36,47 @@ def vendi_score(features: torch.Tensor) -> float:
     # Friedman & Dieng 2023, Eq. 4: exp(-sum l ln l), l the eigenvalues of K / N
     values = torch.linalg.eigvalsh(similarity / len(similarity)).clamp(min=0)
     return float(torch.exp(-torch.xlogy(values, values).sum()))
+
+
+class Variety(NamedTuple):
+    """How different the pictures of one prompt are.
+
+    Attributes:
+        distance: mean of 1 - cosine between two of them.
+        vendi: how many different ones they amount to, 1 to N.
+        precision, recall: share of them near the reference, share of the reference near them; None without one. A
+            remedy that raises distance and lowers precision has made noise, not variety.
+    """
+
+    distance: float
+    vendi: float
+    precision: float | None = None
+    recall: float | None = None
+
+
+def measure_variety(features: torch.Tensor, reference: torch.Tensor | None = None) -> Variety:
+    """Variety of one prompt's pictures.
+
+    Args:
+        features: (N, D) of the pictures, one for each seed.
+        reference: (M, D) of what the same prompt should give, the teacher's pictures say.
+
+    Raises:
+        VitrineError: There are fewer than two pictures, or fewer than three beside a reference, or of it.
+    """
+    spread = mean_distance(features), vendi_score(features)
+    if reference is None:
+        return Variety(*spread)
+    near = min(3, len(features) - 1, len(reference) - 1)
+    if near < 2:
+        counts = (len(features), len(reference))
+        raise refuse("pictures, reference", counts, "3 or more of each", "draw the prompt with more seeds")
+    return Variety(*spread, *precision_recall(reference, features, near))
+
+
+def small_pixels(pictures: torch.Tensor, side: int = 16) -> torch.Tensor:
+    """(N, 3 side^2) features of (N, 3, H, W) pictures in [0, 1], for want of a network: colours where they are."""
+    return adaptive_avg_pool2d(pictures.float() - 0.5, side).flatten(1)
 
 
 def _similarity(features: torch.Tensor) -> torch.Tensor:

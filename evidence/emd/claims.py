@@ -9,37 +9,13 @@ from ...engine.emd.config import EStepConfig
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
+from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture
+from . import rare_claims as _rare  # noqa: F401  registers emd.rare_modes
 from . import student_claims as _students  # noqa: F401  registers emd.student
-from .toys import LinearGaussian, train_mixture
+from . import variety_claims as _variety  # noqa: F401  registers emd.variety
+from .toys import LinearGaussian
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
-RUNS = {"diff_instruct": EStepConfig.diff_instruct(), "emd": EStepConfig(4, 0.16, 0.01)}
-
-
-@claim(
-    "emd.mixture", paper=PAPER, figure="minor mass of EMD K = 4, worst of 3 seeds",
-    target="EMD: mass > 0.1, forward KL < 0.75; Diff-Instruct: mass < 0.005, forward KL > 3; on each seed",
-    minutes=0.1, quick_minutes=0.05,
-)  # fmt: skip
-def mixture(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """A student too small for its teacher: forward KL covers both modes, reverse KL drops one.
-
-    The best student of that size (maximum likelihood) has mass 0.10 and forward KL 0.60; 0.20 is the teacher's own.
-    So EMD's 0.20 is twice too much: short chains give the minor mode more than its due, long steps of z more still.
-
-    Quick: one seed.
-    """
-    figures: dict[str, list[tuple[float, float]]] = {"emd": [], "diff_instruct": []}
-    seeds = 1 if quick else 3
-    for seed in range(seeds):
-        for i, (name, config) in enumerate(RUNS.items()):
-            run = train_mixture(config, seed)
-            figures[name].append((run.minor_mass, run.forward_kl))
-            progress(2 * seed + i + 1, 2 * seeds, None)
-    mass = [m for m, _ in figures["emd"]]
-    holds = all(m > 0.1 and k < 0.75 for m, k in figures["emd"])
-    holds = holds and all(m < 0.005 and k > 3 for m, k in figures["diff_instruct"])
-    return ClaimResult(min(mass), (min(mass), max(mass)), holds, figures)
 
 
 @claim(

@@ -15,7 +15,7 @@ from ...engine.emd.onestep import noise_scale, one_step
 from ...engine.noise import seeded_noise
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.progress import Progress, silent
-from .toys import train_mixture
+from .mixture import train_mixture
 
 if TYPE_CHECKING:
     from ..report import Report

@@ -1,15 +1,13 @@
-"""Two students in two dimensions where everything is known: the linear-Gaussian chain and the capacity-limited one."""
+"""A student in two dimensions where everything is known: the linear-Gaussian chain."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from ...engine.emd.chain import Gap, GapOf, Joint, NoiseLevels, e_step, normal_from
-from ...engine.emd.config import EStepConfig
+from ...engine.emd.chain import Gap, Joint, NoiseLevels
 
 
 @dataclass(frozen=True)
@@ -63,82 +61,3 @@ class LinearGaussian:
         x_z = m["xz"] + torch.outer(m["x"], m["z"])
         z_z = m["zz"] + torch.outer(m["z"], m["z"])
         return self.alpha / self.sigma**2 * (x_z - self.alpha * (self.a @ z_z + torch.outer(self.b, m["z"])))
-
-
-@dataclass(frozen=True)
-class MixtureResult:
-    """Mass near the minor mode, forward KL at the noise level, and the trained student."""
-
-    minor_mass: float
-    forward_kl: float
-    a: torch.Tensor
-    b: torch.Tensor
-
-
-def mixture_distance(a: torch.Tensor, b: torch.Tensor, seed: int = 0) -> tuple[float, float]:
-    """(minor mass, forward KL) of the student N(b, a a^T + sigma^2 I), from 20,000 draws each."""
-    gen = torch.Generator().manual_seed(seed)
-    x = _teacher_samples(20_000, gen)
-    clean = torch.randn(20_000, 2, generator=gen, dtype=torch.float64) @ a.T + b
-    mass = (torch.linalg.vector_norm(clean - _MODES[0], dim=1) < 1.5).double().mean()
-    student = torch.distributions.MultivariateNormal(b, a @ a.T + _SIGMA**2 * torch.eye(2, dtype=torch.float64))
-    return float(mass), float((_log_teacher(x) - student.log_prob(x)).mean())
-
-
-def train_mixture(config: EStepConfig, seed: int = 0, steps: int = 600, batch: int = 256) -> MixtureResult:
-    """A student g(z) = a z + b that is too small for its teacher: it must cover two modes or drop one.
-
-    Target 0.2 N((-2.5, 0), 0.25 I) + 0.8 N((2.5, 0), 0.25 I), one noise level sigma 0.5, exact scores.
-    """
-    gen = torch.Generator().manual_seed(seed)
-    a = (2 * torch.eye(2, dtype=torch.float64)).requires_grad_(True)
-    b = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([a, b], lr=1e-2, betas=(0.0, 0.99))
-    alpha, sigma = torch.ones((), dtype=torch.float64), torch.tensor(_SIGMA, dtype=torch.float64)
-    for step in range(steps):
-        frozen_a, frozen_b = a.detach(), b.detach()
-        z, eps = (torch.randn(batch, 2, generator=gen, dtype=torch.float64) for _ in range(2))
-        rho = Joint(partial(_affine, frozen_a, frozen_b), _mixture_gap(frozen_a, frozen_b), NoiseLevels(alpha, sigma))
-        end = e_step(rho, z, eps, config, normal_from(gen))
-        y = end.z @ a.T + b
-        loss = (0.5 * (y - (y + sigma * end.r).detach()).square()).sum(1).mean()
-        adam.zero_grad()
-        loss.backward()
-        adam.param_groups[0]["lr"] = 1e-2 * (1 - step / steps)
-        adam.step()
-    return MixtureResult(*mixture_distance(a.detach(), b.detach()), a.detach(), b.detach())
-
-
-_SIGMA, _SPREAD = 0.5, 0.5
-_MODES = torch.tensor([[-2.5, 0.0], [2.5, 0.0]], dtype=torch.float64)
-_LOG_SHARE = torch.tensor([0.2, 0.8], dtype=torch.float64).log()
-
-
-def _affine(a: torch.Tensor, b: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    return z @ a.T + b
-
-
-def _teacher_samples(count: int, gen: torch.Generator) -> torch.Tensor:
-    side = (torch.rand(count, generator=gen, dtype=torch.float64) < 0.8).long()
-    width = math.hypot(_SPREAD, _SIGMA)
-    return _MODES[side] + width * torch.randn(count, 2, generator=gen, dtype=torch.float64)
-
-
-def _log_joint(x: torch.Tensor) -> torch.Tensor:
-    var = _SPREAD**2 + _SIGMA**2
-    return _LOG_SHARE - (x[:, None] - _MODES).square().sum(-1) / (2 * var) - math.log(2 * math.pi * var)
-
-
-def _log_teacher(x: torch.Tensor) -> torch.Tensor:
-    return torch.logsumexp(_log_joint(x), 1)
-
-
-def _mixture_gap(a: torch.Tensor, b: torch.Tensor) -> GapOf:
-    precision = torch.linalg.inv(a @ a.T + _SIGMA**2 * torch.eye(2, dtype=torch.float64))
-
-    def gap(x: torch.Tensor) -> Gap:
-        share = torch.softmax(_log_joint(x), 1)
-        s_q = (share @ _MODES - x) / (_SPREAD**2 + _SIGMA**2)
-        return Gap(_SIGMA * (s_q + (x - b) @ precision))
-
-    return gap

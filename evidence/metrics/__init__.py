@@ -1,7 +1,7 @@
 """Measures that the evidence of several rooms shares."""
 
+from ...engine.coverage import precision_recall
 from .copies import copy_figures
-from .coverage import precision_recall
 from .frechet import frechet_distance
 
 __all__ = ["copy_figures", "frechet_distance", "precision_recall"]

@@ -245,10 +245,12 @@ def test_students_of_several_steps_node_pipeline_and_variety(comfy, loaded, pipe
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
     found, _ = generate(comfy, loaded[0], positive, batch=2, contract=name)
     mixed, _ = generate(comfy, loaded[0], positive, batch=2, contract=name, base=loaded[0], base_steps=3)
+    half, _ = generate(comfy, loaded[0], positive, batch=2, contract=name, base=loaded[0], replaces=2)
     handle.remove()
-    assert calls == [2] * 4 + [2] * 6, "one call a step; three of the base for the first"
+    assert calls == [2] * 4 + [2] * 6 + [2] * 4, "one call a step; three of the base for the first; two for two"
     teacher = Denoiser.from_diffusers(pipe)
-    for ours, how in ((found, {}), (mixed, {"base": teacher, "first": FirstSteps(steps=3)})):
+    three, two = ({"base": teacher, "first": first} for first in (FirstSteps(steps=3), FirstSteps(2)))
+    for ours, how in ((found, {}), (mixed, three), (half, two)):
         wanted = pipe.few_steps(PROMPT, [5, 6], portrait_students[name], output_type="latent", **how).images
         ours = loaded[0].model.process_latent_in(ours["samples"])
         assert (ours - wanted).abs().max() / wanted.abs().max() < 1e-4

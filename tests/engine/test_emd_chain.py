@@ -13,7 +13,8 @@ from vitrine.engine.emd.losses import calibrate_gz, draw_times, m_step_loss, sco
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import RowNoise
 from vitrine.engine.schedule import NoiseSchedule
-from vitrine.evidence.emd.toys import LinearGaussian, train_mixture
+from vitrine.evidence.emd.mixture import train_mixture
+from vitrine.evidence.emd.toys import LinearGaussian
 
 pytestmark = pytest.mark.rounding
 VP, FLOW = NoiseSchedule.scaled_linear(), NoiseSchedule.flow()

@@ -21,7 +21,9 @@ from vitrine.engine.emd import (
     detect,
     few_steps,
     mean_distance,
+    measure_variety,
     noisy_text,
+    small_pixels,
     vendi_score,
 )
 from vitrine.engine.errors import VitrineError
@@ -192,3 +194,20 @@ def test_noise_on_the_text_is_each_pictures_own():
     added = (many.text - text.text)[:, :4]
     ratio = added.std(dim=(0, 2)) / text.text[0, :4].std(dim=1)
     assert bool(((ratio > 0.3) & (ratio < 0.75)).all())
+
+
+def test_variety_beside_a_reference():
+    """A collapsed student has no recall; noise has distance, but no precision."""
+    gen = torch.Generator().manual_seed(0)
+    real, noise = torch.randn(12, 4, generator=gen), 50 + 30 * torch.randn(8, 4, generator=gen)
+    same = real[:1] + 1e-3 * torch.randn(8, 4, generator=gen)
+    collapsed, spoiled, alike = (measure_variety(f, real) for f in (same, noise, real[:8]))
+    assert collapsed.distance < 1e-3 and collapsed.vendi < 1.1 and collapsed.recall <= 1 / 12
+    assert spoiled.precision == 0 and alike.precision == 1 and alike.recall > collapsed.recall
+    assert measure_variety(real)[2:] == (None, None)
+    with pytest.raises(VitrineError, match="3 or more"):
+        measure_variety(real[:2], real)
+    pictures = torch.zeros(2, 3, 32, 32)
+    pictures[1, :, :16] = 1
+    features = small_pixels(pictures)
+    assert features.shape == (2, 3 * 16 * 16) and measure_variety(features).distance == pytest.approx(1.0)

@@ -17,6 +17,7 @@ from vitrine.engine.emd.roles import GENERATOR, SCORE, Roles
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import seeded_noise
+from vitrine.engine.training import mean_gradients
 from vitrine_tests.emd_runs import teacher, texts, trainer
 
 
@@ -323,3 +324,28 @@ def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
         trainer(tmp_path / "fourth", student="full").start_from(kohya)
     with pytest.raises(VitrineError, match="decay"):
         EMDAdvancedConfig(decay=2.0)
+
+
+def test_gradients_are_exchanged_together():
+    """A LoRA has hundreds of small matrices; each took a round of its own."""
+    sizes, sent = [(3, 4), (2,), (5, 5), (4,)], []
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
+    for i, p in enumerate(parameters):
+        p.grad = None if i == 1 else torch.full(sizes[i], float(i + 1))
+
+    def halved(flat):
+        sent.append(len(flat))
+        return flat / 2
+
+    mean_gradients(parameters, halved)
+    assert sent == [12 + 2 + 25 + 4]
+    assert [float(p.grad.unique()) for p in parameters] == [0.5, 0.0, 1.5, 2.0]
+    assert [p.grad.shape for p in parameters] == [p.shape for p in parameters]
+    sent.clear()
+    mean_gradients(parameters, halved, pieces=20)
+    assert sent == [14, 25, 4]
+    parameters[3].data = parameters[3].data.double()
+    parameters[3].grad = torch.ones(4, dtype=torch.float64)
+    sent.clear()
+    mean_gradients(parameters, halved)
+    assert sent == [39, 4] and parameters[3].grad.dtype == torch.float64

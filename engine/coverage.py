@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.errors import refuse
+from .errors import refuse
 
 
 def precision_recall(real: torch.Tensor, samples: torch.Tensor, k: int = 3) -> tuple[float, float]:

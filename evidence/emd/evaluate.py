@@ -1,0 +1,162 @@
+"""One's own student on one's own prompts, against its teacher at equal seeds: ``vitrine emd evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.coverage import precision_recall
+from ...engine.emd import StudentContract, mean_distance, vendi_score
+from ...engine.errors import refuse
+from ...engine.noise import seeded_noise
+from ...engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
+from ...engine.progress import Progress, silent
+from ..metrics import frechet_distance
+
+Features = Callable[[torch.Tensor], torch.Tensor]
+"""(B, 3, H, W) pictures in [0, 1] to (B, D)."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is drawn.
+
+    Attributes:
+        prompts: of the list.
+        seeds: of each prompt.
+        steps, guidance: of the teacher.
+        batch: rows at once.
+    """
+
+    prompts: Sequence[str]
+    seeds: int = 4
+    steps: int = 30
+    guidance: float = 3.0
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        count = len(self.prompts) * self.seeds
+        if count < 5:
+            raise refuse("pictures", count, "5 or more, prompts times seeds", "give more prompts, or more seeds")
+
+    def rows(self, shift: int = 0) -> list[tuple[str, int]]:
+        """(prompt, seed) of each picture; every prompt has the same seeds."""
+        return [(prompt, shift + k) for prompt in self.prompts for k in range(self.seeds)]
+
+
+def evaluate(
+    pipe: Any, students: Sequence[Path], features: Features, protocol: Protocol, base: str = "",
+    progress: Progress = silent,
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """A row of figures for each student, beside the teacher's single step and the teacher on other seeds.
+
+    Each is compared with the teacher's pictures of the same prompts and seeds: Frechet distance, precision and recall,
+    mean 1 - cosine between the two pictures of a seed; and how different its seeds are. The teacher on other seeds is
+    what chance leaves: a student cannot be expected to come nearer.
+
+    Args:
+        pipe: the teacher, Stable Diffusion 1.x, 2.x or XL.
+        students: LoRA files, with a contract or a published student's name.
+    """
+    kind = EMDOneStepXLPipeline if getattr(pipe, "text_encoder_2", None) is not None else EMDOneStepPipeline
+    one, total, done = kind.from_pipe(pipe), len(students) + 3, 0
+
+    def drawn(sample: Callable[[list[str], list[int]], torch.Tensor], rows: list[tuple[str, int]]) -> torch.Tensor:
+        nonlocal done
+        parts = [rows[i : i + protocol.batch] for i in range(0, len(rows), protocol.batch)]
+        out = torch.cat([features(sample([p for p, _ in part], [s for _, s in part])) for part in parts])
+        done += 1
+        progress(done, total, None)
+        return out
+
+    def teacher(prompts: list[str], seeds: list[int]) -> torch.Tensor:
+        shape = (pipe.unet.config.in_channels, *(2 * (pipe.unet.config.sample_size,)))
+        z = seeded_noise(seeds, shape).to(pipe._execution_device, pipe.unet.dtype)
+        how = {"num_inference_steps": protocol.steps, "guidance_scale": protocol.guidance, "output_type": "pt"}
+        return pipe(prompts, latents=z, **how).images.float().cpu()
+
+    def single(contract: StudentContract) -> Callable[[list[str], list[int]], torch.Tensor]:
+        return lambda prompts, seeds: one(prompts, seeds, contract, output_type="pt").images.float().cpu()
+
+    pipe.set_progress_bar_config(disable=True)
+    reference = drawn(teacher, protocol.rows())
+    rows = {"teacher, other seeds": _row(drawn(teacher, protocol.rows(10_000)), reference, protocol.seeds)}
+    rows["teacher, 1 step"] = _row(drawn(single(StudentContract()), protocol.rows()), reference, protocol.seeds)
+    for path in students:
+        contract = one.load_student(path, base=base, adapter_name="evaluated")
+        rows[str(path)] = _row(drawn(single(contract), protocol.rows()), reference, protocol.seeds)
+        one.unload_lora_weights()
+    return rows
+
+
+def _row(features: torch.Tensor, reference: torch.Tensor, seeds: int) -> dict[str, float]:
+    precision, recall = precision_recall(reference, features)
+    cosine = torch.nn.functional.cosine_similarity(features.double(), reference.double())
+    row = {
+        "Frechet distance": round(frechet_distance(features, reference), 4),
+        "precision": round(precision, 4),
+        "recall": round(recall, 4),
+        "from the teacher's picture": round(float((1 - cosine).mean()), 4),
+    }
+    if seeds > 1:
+        each = [group for group in features.split(seeds)]
+        row["between seeds"] = round(sum(mean_distance(g) for g in each) / len(each), 4)
+        row["Vendi"] = round(sum(vendi_score(g) for g in each) / len(each), 3)
+    return row
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """A student file, or those of a run's folder ``checkpoints``, in the order of their steps.
+
+    Raises:
+        VitrineError: There are none.
+    """
+    if path.is_file():
+        return [path]
+    folders = sorted(path.glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))
+    files = [file for folder in folders for file in sorted(folder.glob("generator_kohya.safetensors"))]
+    if not files:
+        remedy = "give a LoRA file, or OUT/checkpoints of a run with keep = 3, say"
+        raise refuse("student", str(path), "a file, or a folder of checkpoints", remedy)
+    return files
+
+
+def best(rows: dict[str, dict[str, float]], students: Sequence[Path]) -> Path:
+    """The student of the smallest Frechet distance."""
+    return min(students, key=lambda path: rows[str(path)]["Frechet distance"])
+
+
+def features_of(name: str) -> Features:
+    """``readout`` (portraits), or a transformers folder of an image network: CLIP, SigLIP, DINOv2.
+
+    Raises:
+        VitrineError: The folder holds no such network.
+    """
+    if name == "readout":
+        from ..portraits.readout import load_readout, read
+
+        net = load_readout()
+        return lambda images: read(net, images).features
+    from transformers import AutoImageProcessor, AutoModel
+
+    from ...engine.files import named
+
+    with named(name, "feature network", "readout, or a transformers folder with preprocessor_config.json", "check it"):
+        encoder = AutoModel.from_pretrained(name, local_files_only=True).eval()
+        prepare = AutoImageProcessor.from_pretrained(name, local_files_only=True)
+
+    @torch.no_grad()
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        pixels = prepare(images=list(images), do_rescale=False, return_tensors="pt")["pixel_values"]
+        if hasattr(encoder, "get_image_features"):
+            out = encoder.get_image_features(pixel_values=pixels)
+            return (out if isinstance(out, torch.Tensor) else out.pooler_output).float()
+        out = encoder(pixel_values=pixels)
+        pooled = getattr(out, "pooler_output", None)
+        return (out.last_hidden_state.mean(1) if pooled is None else pooled).float()
+
+    return encode

@@ -1,0 +1,134 @@
+"""A student that draws one picture for every seed, and what gives it variety back, at equal network calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ...engine.condition import Condition
+from ...engine.denoiser import Denoiser
+from ...engine.emd import (
+    Base,
+    FirstSteps,
+    NoiseLevels,
+    StudentContract,
+    StudentSampling,
+    few_steps,
+    noisy_text,
+    one_step,
+)
+from ...engine.emd.grids import write_grid
+from ...engine.emd.roles import GENERATOR, Roles
+from ...engine.guidance import guide
+from ...engine.noise import seeded_noise
+from ...engine.pipelines.emd import one_step_pipeline
+from ...engine.portraits import Portraits, caption, load_portraits, sample_scenes
+from ...engine.portraits.captions import OPTIONAL
+from ...engine.portraits.scenes import Scenes
+from ...engine.progress import Progress, silent
+from ..portraits.sampling import decode, sample_latents
+
+SAMPLING = StudentSampling("portraits", (999.0, 749.0, 499.0, 249.0))
+GUIDANCE, STRENGTHS = 7.5, (0.3, 0.6, 1.0)
+TAUGHT, SHOWN = range(200_000, 200_128), 7_300_000
+"""Scenes the student is taught on, and the first of those it is measured on."""
+SHAPE, SEEDS = (4, 16, 16), 8
+
+
+def open_captions(scenes: Scenes) -> list[str]:
+    """Captions that leave skin, hair colour, mouth, shirt and background unsaid, as some of the training's did."""
+    import numpy as np
+
+    return caption(scenes, np.ones((len(scenes), len(OPTIONAL)), bool))
+
+
+def collapsed_student(model: Portraits, updates: int = 60, progress: Progress = silent) -> Denoiser:
+    """A mode-seeking student of four steps: a LoRA that has the teacher's guidance of 7.5 distilled in.
+
+    At each of its four levels it learns the guided prediction (Meng et al. 2023), at half the teacher's calls. Strong
+    guidance draws the seeds of a prompt together, and the student with them. The pictures it learns on are renders.
+    """
+    gen, batch = torch.Generator().manual_seed(0), 8
+    scenes = sample_scenes(TAUGHT)
+    text, null = model.encode(open_captions(scenes)).detach(), model.encode([""]).detach()
+    with torch.no_grad():
+        clean = model.vae.encode(model.draw(scenes) * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor
+    roles = Roles(Denoiser.from_diffusers(model.unet, model.scheduler), 16)
+    roles.train_only(GENERATOR)
+    adam = torch.optim.Adam(list(roles.parameters(GENERATOR).values()), lr=1e-3, betas=(0.9, 0.99))
+    times = torch.tensor([SAMPLING.timesteps[0], *SAMPLING.timesteps]).double()  # noise counts most: twice as often
+    for step in range(updates):
+        rows = torch.randint(len(clean), (batch,), generator=gen)
+        t, noise = times[torch.randint(len(times), (batch,), generator=gen)], torch.randn(batch, *SHAPE, generator=gen)
+        x = NoiseLevels.at(roles.base.schedule, t, noise).noisy(clean[rows], noise)
+        with torch.no_grad():
+            both = Condition(torch.cat([text[rows], null.expand(batch, -1, -1)]))
+            full, empty = roles.teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
+        loss = (roles.generator.predict(x, t, Condition(text[rows])).eps - guide(empty, full, GUIDANCE)).square().mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.param_groups[0]["lr"] = 1e-3 * (1 - step / updates)
+        adam.step()
+        progress(step + 1, updates, None)
+    roles.train_only(None)
+    return roles.generator
+
+
+@dataclass
+class Drawn:
+    """Pictures of several prompts, each with the same seeds, by the way they were drawn.
+
+    Attributes:
+        scenes: one for each prompt: what its pictures should show.
+        pictures: name -> (prompts, seeds, 3, 64, 64) in [0, 1].
+        calls: name -> network calls a picture.
+    """
+
+    scenes: Scenes
+    pictures: dict[str, torch.Tensor]
+    calls: dict[str, int]
+
+
+def draw(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Drawn:
+    """The student alone, with its base for one step and two, with noise on the text; shipped students; the teacher."""
+    scenes = sample_scenes(range(SHOWN, SHOWN + prompts))
+    student, plain = collapsed_student(load_portraits(), updates), load_portraits()
+    teacher = Denoiser.from_diffusers(plain.unet, plain.scheduler)
+    captions, seeds = [c for c in open_captions(scenes) for _ in range(SEEDS)], list(range(SEEDS)) * prompts
+    cond, z = Condition(plain.encode(captions).detach()), seeded_noise(seeds, SHAPE)
+    ways = {"student, 4 steps": (4, partial(few_steps, student, z, cond, SAMPLING, seeds))}
+    for count in (1, 2):
+        base = Base(teacher, cond, None, FirstSteps(count))
+        name = f"base for {count} of 4 steps"
+        ways[name] = (4, partial(few_steps, student, z, cond, SAMPLING, seeds, base))
+    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # each picture's noise is its own
+    for strength in STRENGTHS:
+        noisy = noisy_text(cond, strength, own)
+        ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, SAMPLING, seeds))
+    for name in ("student", "diff-instruct"):
+        pipe, contract = one_step_pipeline(name)
+        shipped = partial(_once, Denoiser.from_diffusers(pipe), contract)
+        label = {"student": "shipped EMD, 1 step", "diff-instruct": "shipped Diff-Instruct, 1 step"}[name]
+        ways[label] = (1, partial(shipped, z, cond))
+        if name == "student":
+            ways[f"{label}, noise on the text, 0.3"] = (1, partial(shipped, z, noisy_text(cond, 0.3, own)))
+    ways["teacher, 10 steps, guidance 3"] = (20, partial(sample_latents, plain, captions, seeds, steps=10))
+    drawn = Drawn(scenes, {}, {})
+    for done, (name, (calls, sample)) in enumerate(ways.items()):
+        images = decode(plain, sample())
+        drawn.pictures[name], drawn.calls[name] = images.view(prompts, SEEDS, *images.shape[1:]), calls
+        progress(done + 1, len(ways), None)
+    return drawn
+
+
+@torch.no_grad()
+def _once(net: Denoiser, contract: StudentContract, z: torch.Tensor, cond: Condition) -> torch.Tensor:
+    return one_step(net, z, cond, contract)
+
+
+def contact_sheet(drawn: Drawn, path: str | Path, prompt: int = 0) -> Path:
+    """A row for each way, a column for each seed, of one prompt."""
+    return write_grid(path, torch.cat([pictures[prompt] for pictures in drawn.pictures.values()]), SEEDS)
