@@ -63,7 +63,8 @@ def evaluate(
         students: LoRA files, with a contract or a published student's name.
     """
     kind = EMDOneStepXLPipeline if getattr(pipe, "text_encoder_2", None) is not None else EMDOneStepPipeline
-    one, total, done = kind.from_pipe(pipe), len(students) + 3, 0
+    one: Any = kind.from_pipe(pipe)
+    total, done = len(students) + 3, 0
 
     def drawn(sample: Callable[[list[str], list[int]], torch.Tensor], rows: list[tuple[str, int]]) -> torch.Tensor:
         nonlocal done
