@@ -63,7 +63,7 @@ def evaluate(
         students: LoRA files, with a contract or a published student's name.
     """
     kind = EMDOneStepXLPipeline if getattr(pipe, "text_encoder_2", None) is not None else EMDOneStepPipeline
-    one: Any = kind.from_pipe(pipe)
+    fast: Any = kind.from_pipe(pipe)
     total, done = len(students) + 3, 0
 
     def drawn(sample: Callable[[list[str], list[int]], torch.Tensor], rows: list[tuple[str, int]]) -> torch.Tensor:
@@ -81,16 +81,16 @@ def evaluate(
         return pipe(prompts, latents=z, **how).images.float().cpu()
 
     def single(contract: StudentContract) -> Callable[[list[str], list[int]], torch.Tensor]:
-        return lambda prompts, seeds: one(prompts, seeds, contract, output_type="pt").images.float().cpu()
+        return lambda prompts, seeds: fast(prompts, seeds, contract, output_type="pt").images.float().cpu()
 
     pipe.set_progress_bar_config(disable=True)
     reference = drawn(teacher, protocol.rows())
     rows = {"teacher, other seeds": _row(drawn(teacher, protocol.rows(10_000)), reference, protocol.seeds)}
     rows["teacher, 1 step"] = _row(drawn(single(StudentContract()), protocol.rows()), reference, protocol.seeds)
     for path in students:
-        contract = one.load_student(path, base=base, adapter_name="evaluated")
+        contract = fast.load_student(path, base=base, adapter_name="evaluated")
         rows[str(path)] = _row(drawn(single(contract), protocol.rows()), reference, protocol.seeds)
-        one.unload_lora_weights()
+        fast.unload_lora_weights()
     return rows
 
 
