@@ -40,7 +40,7 @@ class TrainLoras:
     workers: int | None = None
     """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one a core."""
     steps: int = 800
-    """Optimiser steps of each model (portraits: 160)."""
+    """Optimiser steps of each model (the portraits world: 160)."""
     batch: int = 1
     """Pictures of one subject in each step (portraits: 2)."""
     rank: int = 1
@@ -53,6 +53,7 @@ class TrainLoras:
         """0 when all are trained."""
         from ..processes import cores, launched, side_by_side
 
+        self._refuse_unread()
         small = self.folder is None or self.model == "portraits"
         count = (cores() if small else 1) if self.workers is None else self.workers
         if count < 1:
@@ -64,6 +65,14 @@ class TrainLoras:
         if not launched().index:
             print(f"{trained[0]} LoRAs in {self.out}")
         return 0
+
+    def _refuse_unread(self) -> None:
+        """The portraits world has a recipe of its own, on its own model."""
+        usual, names = TrainLoras(), ("model", "prompt", "steps", "batch", "rank", "lr", "load")
+        changed = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        if self.folder is None and changed:
+            shown = f"{', '.join(changed)} without a folder of pictures"
+            raise refuse("settings", shown, "out, people, together, workers", "give FOLDER, or leave them out")
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
         from ...evidence.w2w.world import train_people

@@ -79,15 +79,17 @@ def training_parts(
         model: ``"portraits"``, a diffusers folder, or a hub id.
         prompts: a text file with one prompt a line, or the prompts; by default captions of portraits.
         base: the model's name in the student's contract; its own by default.
-        load: precision and version of the model; the run decides on the device.
+        load: precision and version of the model. Its device must be this process's, which accelerate decides on.
         folder: of the run; text states larger than ``memory`` go into its folder ``texts``.
         memory: what text states may take in memory, in bytes or as "2GB"; room for the encoding of 64 prompts at least.
         workers: processes that share the encoding of such a list.
 
     Raises:
         VitrineError: The prompts cannot be read, there are none for another model than portraits, it has no UNet, or
-            the prompts' states are larger than the memory and there is no folder.
+            the prompts' states are larger than the memory and there is no folder, or another device is asked for.
     """
+    load = load or LoadConfig()
+    _check_device(load)
     pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
     side = pipe.unet.config.sample_size
     shape = (pipe.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
@@ -120,14 +122,22 @@ def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _pipeline_and_prompts(model: str, prompts: list[str], load: LoadConfig | None) -> tuple[Any, list[str]]:
-    if model == PORTRAITS:
-        from ..portraits import caption, load_portraits, sample_scenes
+def _check_device(load: LoadConfig) -> None:
+    """Refuse a device that the run would not take."""
+    asked, own = load.place, processes().device
+    if asked.type != own.type or (asked.index is not None and own.index not in (None, asked.index)):
+        remedy = "leave it out; CUDA_VISIBLE_DEVICES and accelerate launch choose among several"
+        raise refuse("device", load.device, f"{own}, this process's", remedy)
 
-        return load_portraits().pipeline(), prompts or caption(sample_scenes(PORTRAIT_SCENES))
+
+def _pipeline_and_prompts(model: str, prompts: list[str], load: LoadConfig) -> tuple[Any, list[str]]:
+    if model == PORTRAITS and not prompts:
+        from ..portraits import caption, sample_scenes
+
+        prompts = caption(sample_scenes(PORTRAIT_SCENES))
     if not prompts:
         raise refuse("prompts", "none", "one prompt a line", "the student learns the prompts it is trained on")
-    pipe = load_pipeline(model, None, replace(load or LoadConfig(), device="cpu"))
+    pipe = load_pipeline(model, None, replace(load, device="cpu"))
     if getattr(pipe, "unet", None) is None:
         shown = f"{type(pipe).__name__}, a transformer"
         remedy = "students of transformers have no file format yet that others read"

@@ -1,13 +1,15 @@
 """How commands load a model: precision, device, version, folders and single files."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main
+from vitrine.engine.cli.main import Group, _tree, main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.files import save_safetensors
 from vitrine.engine.pipelines import SegmentationPipeline, SegmentationXLPipeline
+from vitrine.engine.pipelines.emd_training import training_parts
 from vitrine.engine.pipelines.loading import LoadConfig, load_backbone, load_pipeline, pipeline_of
 from vitrine.engine.portraits import load_portraits
 
@@ -71,3 +73,37 @@ def test_flags_have_no_prefix(tmp_path, capsys):
     assert main(command) == 0
     assert 0 < json.loads((tmp_path / "threshold.json").read_text())["tau"] <= 1
     assert not (tmp_path / "sums.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["--steps", "3"], "given steps without a folder"),
+        (["--dtype", "float16", "--model", "my/model"], "given model, load without a folder"),
+    ],
+)
+def test_settings_that_people_of_the_portraits_world_do_not_read(settings, said, tmp_path, capsys):
+    """They trained the shipped model by its own recipe, whatever was asked for."""
+    assert main(["w2w", "train-loras", "--people", "1", "--out", str(tmp_path), *settings]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_distillation_is_told_where_and_in_which_precision(tmp_path, capsys):
+    """Any device passed unread, and the shipped model was always float32."""
+    parts = training_parts(prompts=["a face"], load=LoadConfig(device="cpu", dtype="bfloat16"))
+    assert parts.pipeline.unet.dtype == torch.bfloat16
+    for device, said in (("meta", "this process's"), ("tpu9", "device: given tpu9")):
+        assert main(["emd", "train", "--out", str(tmp_path), "--device", device]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_every_command_that_loads_a_model_is_told_how():
+    """Claims of ``reproduce`` are measured as they were published; ``emd train`` names its model in a JSON file."""
+    commands = {name: entry for name, entry in _tree().items() if isinstance(entry, type)}
+    for word, entry in _tree().items():
+        commands |= {f"{word} {n}": c for n, c in entry.commands.items()} if isinstance(entry, Group) else {}
+    fields = {name: {f.name: f.type for f in dataclasses.fields(c)} for name, c in commands.items()}
+    loading = {name for name, known in fields.items() if "model" in known}
+    assert {name for name in loading if "load" not in fields[name]} == {"reproduce"}
+    assert {name for name in fields if "load" in fields[name]} - loading == {"emd train"}
+    assert {f.name for f in dataclasses.fields(LoadConfig)} >= {"device", "dtype", "revision", "variant"}
