@@ -6,8 +6,8 @@ import importlib
 from pathlib import Path
 
 from ..engine.progress import TqdmProgress
+from ..engine.report import Report
 from .registry import ROOMS
-from .report import Report
 
 
 def write_report(out: Path) -> Path:

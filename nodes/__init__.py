@@ -9,7 +9,7 @@ from comfy_api.latest import ComfyExtension, io
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
-    "w2w_make", "nemo", "nemo_block", "nemo_verify", "emd",
+    "w2w_make", "nemo", "nemo_block", "nemo_verify", "nemo_copies", "emd",
     "emd_variety",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""

@@ -44,11 +44,16 @@ _PROMPTS = io.String.Input(
 )
 
 
-def _lines(prompts: str, least: int) -> list[str]:
-    lines = [line.strip() for line in prompts.splitlines() if line.strip()]
-    if len(lines) < least:
-        raise refuse("prompts", f"{len(lines)} lines", f"{least} or more, one a line", "paste ordinary captions")
-    return lines
+def lines(prompts: str, least: int) -> list[str]:
+    """Prompts, one a line.
+
+    Raises:
+        VitrineError: If there are fewer than ``least``.
+    """
+    texts = [line.strip() for line in prompts.splitlines() if line.strip()]
+    if len(texts) < least:
+        raise refuse("prompts", f"{len(texts)} lines", f"{least} or more, one a line", "paste ordinary captions")
+    return texts
 
 
 def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
@@ -84,7 +89,7 @@ class NEMOStatistics(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, clip: Any, prompts: str, scope: str) -> io.NodeOutput:
         """One text encoding a caption; no denoising at all where the values depend on the text alone."""
-        texts = _lines(prompts, 2)
+        texts = lines(prompts, 2)
         denoiser = denoiser_of(model)
         sites = value_sites(denoiser.backbone, scope)
         channels = model.get_model_object("latent_format").latent_channels
@@ -132,7 +137,7 @@ class NEMOThreshold(io.ComfyNode):
         cls, model: Any, clip: Any, latent: dict, prompts: str, seeds: int, timestep_index: int
     ) -> io.NodeOutput:
         """Score every caption: ``seeds`` network rows each."""
-        texts, blank = _lines(prompts, 2), blank_latents(model, latent)[:1]
+        texts, blank = lines(prompts, 2), blank_latents(model, latent)[:1]
         conds = prompt_conditions(model, clip, texts, blank)
         probe = make_probe(denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
         scores, _ = score_prompts(probe, conds, shape_of(blank), 1.0, progress())

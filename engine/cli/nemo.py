@@ -1,4 +1,4 @@
-"""``vitrine nemo calibrate | score | find | bake``: NEMO for lists of prompts, from files to files."""
+"""``vitrine nemo calibrate | score | find | bake | check``: NEMO for lists of prompts, from files to files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from ..errors import refuse
 from ..files import named, parse_table, save_safetensors, write_json, write_text
 from ..pipelines.loading import LoadConfig
+from .nemo_check import Check
 from .options import Load
 
 
@@ -216,4 +217,6 @@ class Bake:
         return 0
 
 
-COMMANDS: dict[str, type] = {"calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake}
+COMMANDS: dict[str, type] = {
+    "calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake, "check": Check,
+}  # fmt: skip

@@ -1,20 +1,25 @@
 """NEMO (Hintersdorf et al. 2024): find the cross-attention value neurons that memorize, block them, prove it."""
 
 from .block import BlockConfig, bake, block
+from .check import CheckConfig, CheckedPrompt, CopyCheck, Instruments, Pictures, check_copies
+from .check_page import write_check
 from .config import PAPER_TAU, ProbeConfig, SearchConfig
 from .copies import Copies, picture_distance
 from .find import Result, find_neurons, make_probe, score_prompts
 from .kept import keep_scores, kept_scores
 from .neurons import NeuronSet, fingerprint_of
+from .pull import Pull, PullConfig, prompt_scores, pull
 from .score import Score, threshold
 from .sites import value_activations, value_sites
 from .statistics import NeuronStatistics, RunningStatistics, gather
 from .verify import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 
 __all__ = [
-    "PAPER_TAU", "AttackConfig", "BlockConfig", "Copies", "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
-    "RunningStatistics", "Score",
-    "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "find_neurons",
-    "fingerprint_of", "gather", "keep_scores", "kept_scores", "make_probe", "picture_distance",
-    "score_prompts", "threshold", "value_activations", "value_sites", "verify",
+    "PAPER_TAU", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "Instruments",
+    "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
+    "Pictures", "Pull", "PullConfig", "RunningStatistics", "Score",
+    "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "check_copies",
+    "find_neurons",
+    "fingerprint_of", "gather", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull",
+    "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
 ]  # fmt: skip

@@ -27,6 +27,14 @@ def picture_distance(pictures: torch.Tensor, reference: torch.Tensor) -> torch.T
     return (small[0] - small[1]).square().mean((1, 2, 3)).sqrt()
 
 
+def share_interval(hits: int, count: int) -> tuple[float, float]:
+    """95 % interval of a share seen ``hits`` times of ``count`` (Wilson 1927)."""
+    z2 = 1.96**2
+    middle = (hits + z2 / 2) / (count + z2)
+    half = (hits * (count - hits) / count + z2 / 4) ** 0.5 * 1.96 / (count + z2)
+    return round(max(middle - half, 0.0), 3), round(min(middle + half, 1.0), 3)
+
+
 @dataclass(frozen=True)
 class Copies:
     """Distances of samples to the picture that must not come back, see :func:`picture_distance`.

@@ -63,7 +63,7 @@ def _ssim(a: torch.Tensor, b: torch.Tensor, data_range: float | None) -> tuple[t
     count, pad = len(a), (WINDOW - 1) // 2
     padded = [F.pad(x, (pad,) * 4, mode="reflect") for x in (a, b)]
     stack = torch.cat([padded[0], padded[1], padded[0] ** 2, padded[1] ** 2, padded[0] * padded[1]])
-    mu_a, mu_b, aa, bb, ab = _blur(stack).split(count)
+    mu_a, mu_b, aa, bb, ab = blur(stack).split(count)
     var_a, var_b = (aa - mu_a**2).clamp(min=0), (bb - mu_b**2).clamp(min=0)
     contrast = (2 * (ab - mu_a * mu_b) + c2) / (var_a + var_b + c2)
     full = contrast * (2 * mu_a * mu_b + c1) / (mu_a**2 + mu_b**2 + c1)
@@ -71,8 +71,8 @@ def _ssim(a: torch.Tensor, b: torch.Tensor, data_range: float | None) -> tuple[t
     return full.flatten(1).mean(1), inner.flatten(1).mean(1)
 
 
-def _blur(x: torch.Tensor) -> torch.Tensor:
-    """Separable Gaussian of 11 taps without padding."""
+def blur(x: torch.Tensor) -> torch.Tensor:
+    """(B, C, H, W) under a separable Gaussian window of 11 taps (sigma 1.5), without padding: 10 px smaller."""
     steps = torch.arange(WINDOW, device=x.device, dtype=x.dtype) - (WINDOW - 1) / 2
     taps = torch.exp(-0.5 * (steps / SIGMA) ** 2)
     taps = (taps / taps.sum()).expand(x.shape[1], 1, WINDOW)

@@ -23,6 +23,7 @@ _HOMES = {
     "SegmentationTransformerPipeline": ".matching",
     "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
+    "copy_check": ".copies",
     "W2WPipeline": ".w2w",
     "ResolutionTransferPipeline": ".resolution",
 }

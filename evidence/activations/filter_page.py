@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ...engine.activations.pictures import Pictures
 from ...engine.activations.ranking import PICTURES_SCORED, Ranking, RankingConfig, rank_places
 from ...engine.progress import Progress, silent
+from ...engine.report import Report
 from ..charts import line_chart
-from ..report import Report
 from .drawing import to_pil
 from .world import FILTERING, draw_scene
 

@@ -11,7 +11,7 @@ from ...engine.activations.points import draw_matches
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import fit_probe, mean_iou
 from ...engine.progress import Progress, silent
-from ..report import Report
+from ...engine.report import Report
 from .drawing import colour_parts, to_pil
 from .measures import correspondence_score
 from .world import LABELLED, SHOTS, TESTING, Pictures, tap_pictures

@@ -9,7 +9,7 @@ from ...engine.activations.container import Activations
 from ...engine.activations.pca import PCABasis, pca_rgb
 from ...engine.activations.tap import tap_latents
 from ...engine.progress import Progress, silent
-from ..report import Report
+from ...engine.report import Report
 from .drawing import to_pil
 from .filter_page import add_filter
 from .matching_page import add_matching

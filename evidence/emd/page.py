@@ -18,7 +18,7 @@ from ...engine.progress import Progress, silent
 from .mixture import train_mixture
 
 if TYPE_CHECKING:
-    from ..report import Report
+    from ...engine.report import Report
 
 
 def section(report: Report, progress: Progress = silent) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...engine.denoiser import Denoiser
+from ...engine.nemo.copies import share_interval
 from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.statistics import NeuronStatistics
 from ...engine.nemo.verify import VerifyConfig, verify
@@ -24,7 +25,6 @@ from .world import (
     captions,
     effort_of,
     setting,
-    share_interval,
     verbatim,
 )  # fmt: skip
 

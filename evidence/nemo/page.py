@@ -15,7 +15,7 @@ from ..charts import line_chart
 from .world import SEARCH, SHAPE, STEPS, World, setting, verbatim
 
 if TYPE_CHECKING:
-    from ..report import Report
+    from ...engine.report import Report
 
 
 def score_curve(world: World, prompt: str, result: Result, points: int = 8) -> list[tuple[float, float]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...engine.condition import Condition
+from ...engine.nemo.copies import share_interval
 from ...engine.nemo.find import Result
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.progress import Progress, silent
@@ -21,7 +22,7 @@ from .baselines import (
     random_tokens,
     without_padding,
 )
-from .world import ORDINARY, PAPER, SHAPE, Effort, World, captions, effort_of, setting, share_interval, verbatim
+from .world import ORDINARY, PAPER, SHAPE, Effort, World, captions, effort_of, setting, verbatim
 
 SEEDS = tuple(range(100, 110))
 COPY = 0.05

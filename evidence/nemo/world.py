@@ -64,14 +64,6 @@ def effort_of(quick: bool) -> Effort:
     return QUICK if quick else FULL
 
 
-def share_interval(hits: int, count: int) -> tuple[float, float]:
-    """95 % interval of a share seen ``hits`` times of ``count`` (Wilson 1927)."""
-    z2 = 1.96**2
-    middle = (hits + z2 / 2) / (count + z2)
-    half = (hits * (count - hits) / count + z2 / 4) ** 0.5 * 1.96 / (count + z2)
-    return round(max(middle - half, 0.0), 3), round(min(middle + half, 1.0), 3)
-
-
 def verbatim(effort: Effort = FULL) -> list[Any]:
     """The planted pictures that were repeated under one caption."""
     from ...engine.portraits import plants

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ...engine.portraits.models import Portraits
-    from ..report import Report
+    from ...engine.report import Report
 
 SHOWN = 8
 _SEED = 6_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ...engine.progress import Progress, silent
+from ...engine.report import Report
 from ...engine.w2w.directions import direction_named
 from ...engine.w2w.editing import edit
 from ...engine.w2w.sampling import nearest, sample
-from ..report import Report
 from .likeness import Sitters
 from .measures import PEOPLE, distances, distributions
 from .world import Studio

@@ -2,10 +2,10 @@
 
 import torch
 from vitrine.engine.portraits import PARTS, build_models, render, sample_scenes
+from vitrine.engine.report import Report
 from vitrine.evidence.activations import matching_page as matching_report
 from vitrine.evidence.activations.drawing import colour_parts
 from vitrine.evidence.activations.measures import by_pair
-from vitrine.evidence.report import Report
 
 
 def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):

@@ -290,8 +290,8 @@ def test_settings_are_checked(wrong):
 
 # --- report sections ------------------------------------------------------------------------------------------------
 def test_the_report_sections(monkeypatch, tmp_path):
+    from vitrine.engine.report import Report
     from vitrine.evidence.control import page as control
-    from vitrine.evidence.report import Report
     from vitrine.evidence.resolution import page as resolution
 
     draw = ControlledTransformer.draw

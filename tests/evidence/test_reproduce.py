@@ -7,12 +7,12 @@ from PIL import Image
 from vitrine.engine.charts import _ticks, curve_picture
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.report import Report
 from vitrine.evidence import registry as claims
 from vitrine.evidence import reproduce
 from vitrine.evidence.charts import line_chart
 from vitrine.evidence.portraits import claims as portraits_claims
 from vitrine.evidence.portraits import quality
-from vitrine.evidence.report import Report
 
 
 def test_claims_are_found_by_name_and_glob():

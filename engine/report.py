@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..engine.files import write_text
+from .files import write_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,0 +1,118 @@
+"""``vitrine nemo check``: which prompts of a list, or of a LoRA, come back as copies."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import refuse
+from ..files import named, parse_table
+from ..pipelines.loading import LoadConfig
+from .options import Load
+
+_COLUMNS = ("prompt", "caption", "text")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Tell which prompts come back as copies, how often, where in the picture, and of which training picture.
+
+    Writes copies.html, copies.csv and the nearest sample of each prompt. The same command goes on where it stopped.
+    """
+
+    prompts: Path
+    """CSV with a column prompt (or caption, or text) and, if you like, label; or a text file, one prompt a line."""
+    model: str = "portraits"
+    """Pipeline folder, hub id or .safetensors file of any text-to-image model."""
+    pictures: Path | None = None
+    """Folder with the training pictures; none: samples of a prompt are compared with each other."""
+    lora: Path | None = None
+    """A LoRA (.safetensors) that is loaded for this check; the model without it says which distance is usual."""
+    ordinary: Path | None = None
+    """Text file with captions that have nothing to do with the pictures; needed where there is no LoRA."""
+    out: Path = Path("copy-check")
+    """Folder of this check."""
+    seeds: int = 8
+    """Samples of each prompt."""
+    first_seed: int = 2000
+    """Of these."""
+    steps: int = 30
+    """Of sampling."""
+    guidance: float = 7.5
+    """Of sampling."""
+    height: int = 0
+    """In pixels; 0: the model's own."""
+    width: int = 0
+    """In pixels; 0: the model's own."""
+    calibrated: Path | None = None
+    """The folder that calibrate wrote for this model: its threshold gives NeMo's score a verdict."""
+    clip: Path | None = None
+    """Folder of a CLIP vision model (transformers, safetensors): likeness to the nearest picture."""
+    shown: int = 50
+    """Prompts with pictures on the page."""
+    memory: str = "2GB"
+    """What may be held beyond the model."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import ProbeConfig
+        from ..nemo.check import CheckConfig
+        from ..pipelines.copies import copy_check
+        from ..pipelines.descriptors import clip_descriptor
+        from ..pipelines.loading import load_pipeline
+        from ..progress import TqdmProgress
+
+        prompts, labels = read_prompts(self.prompts)
+        ordinary = () if self.ordinary is None else tuple(read_prompts(self.ordinary)[0])
+        probe, tau = ProbeConfig(), None
+        if self.calibrated is not None:
+            path = self.calibrated / "threshold.json"
+            with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
+                facts = parse_table(path.read_text(encoding="utf-8"))
+                probe, tau = ProbeConfig.from_dict(facts["probe"]), float(facts["tau"])
+        describe = None if self.clip is None else clip_descriptor(self.clip)
+        pipe: Any = load_pipeline(self.model, None, self.load)
+        pipe.set_progress_bar_config(disable=True)
+        size: dict[str, Any] = {k: v for k, v in (("height", self.height), ("width", self.width)) if v}
+        check = copy_check(
+            pipe, prompts, self.out, pictures=() if self.pictures is None else self.pictures, lora=self.lora,
+            config=CheckConfig(self.seeds, self.first_seed, ordinary=ordinary), probe=probe, tau=tau, labels=labels,
+            describe=describe, memory=self.memory, progress=TqdmProgress("samples"), shown=self.shown,
+            num_inference_steps=self.steps, guidance_scale=self.guidance, **size,
+        )  # fmt: skip
+        print(check.text())
+        print(f"-> {self.out / 'copies.html'}, {self.out / 'copies.csv'}")
+        return 0
+
+
+def read_prompts(path: Path) -> tuple[list[str], list[str]]:
+    """(prompts, labels) of a CSV or text file; no labels where there is no such column.
+
+    Raises:
+        VitrineError: If there is no such file, it is no text, or it has no prompts.
+    """
+    if not path.is_file():
+        raise refuse("prompt file", str(path), "a CSV or text file", "check the path")
+    with named(path, "prompt file", "a CSV or text file in UTF-8", "save it as UTF-8"):
+        text = path.read_text(encoding="utf-8-sig")
+        rows = [[line] for line in text.splitlines()] if path.suffix.lower() != ".csv" else _rows(text)
+    head = [cell.strip().lower() for cell in rows[0]] if rows else []
+    column = next((head.index(name) for name in _COLUMNS if name in head), None)
+    body = rows if column is None else rows[1:]
+    pairs = [(row[column or 0].strip(), row) for row in body if len(row) > (column or 0)]
+    pairs = [(prompt, row) for prompt, row in pairs if prompt]
+    if not pairs:
+        raise refuse("prompt file", f"{path.name}, no prompts", f"a column {' or '.join(_COLUMNS)}", "add prompts")
+    place = head.index("label") if column is not None and "label" in head else None
+    labels = [] if place is None else [row[place].strip() if len(row) > place else "" for _, row in pairs]
+    return [prompt for prompt, _ in pairs], labels
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Cells; the separator is what the first line has most of: comma, semicolon or tab."""
+    first = text.split("\n", 1)[0]
+    separator = max(",;\t", key=first.count)
+    return list(csv.reader(text.splitlines(), delimiter=separator))

@@ -1,0 +1,141 @@
+"""Which picture a sample is nearest to, by how much, and where: pixels at 64 px, measured against what is usual.
+
+A sample is a copy where its distance is below a third of the usual one (Gu et al. 2023, arXiv 2310.02664); the same
+rule, place by place, says which part of it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..rows import RowFile
+from .copies import SIDE, THIRD
+from .ssim import betas_for, blur, ms_ssim
+
+LENGTH = 3 * SIDE * SIDE
+"""Numbers of a thumbnail."""
+_MARGIN = 5
+"""Of the window that compares two pictures place by place."""
+_PLAIN = 0.02
+"""Usual distance below which a place tells nothing."""
+
+
+def thumbnails(pictures: torch.Tensor) -> torch.Tensor:
+    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas."""
+    return F.interpolate(pictures.float().cpu(), (SIDE, SIDE), mode="area")
+
+
+def distances(samples: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+    """(S, P) root mean square over pixels and colours of thumbnails (S, 3, 64, 64) and (P, 3, 64, 64)."""
+    exact = "donot_use_mm_for_euclid_dist"
+    return torch.cdist(samples.flatten(1), pictures.flatten(1), compute_mode=exact) / LENGTH**0.5
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """For each of S samples of one prompt, the picture it is nearest to.
+
+    Attributes:
+        ratios: (S,) its distance as a share of the usual one; below a third it is a copy.
+        numbers: (S,) which picture, or which other sample of the prompt.
+        areas: (S,) 0..1, the share of the picture where it is one.
+        similar: (S,) 0..1, MS-SSIM of the two at 64 px.
+        maps: (S, 64, 64) the ratio place by place.
+    """
+
+    ratios: torch.Tensor
+    numbers: torch.Tensor
+    areas: torch.Tensor
+    similar: torch.Tensor
+    maps: torch.Tensor
+
+    @property
+    def copied(self) -> torch.Tensor:
+        """(S,) bool: which samples are copies."""
+        return self.ratios < THIRD
+
+
+class PictureIndex:
+    """Pictures that may come back, and how far ordinary samples are from each of them.
+
+    Args:
+        table: (P, 12288) their thumbnails, in a file; None compares the samples of a prompt with each other.
+        usual: (R, 3, 64, 64) thumbnails of samples that have nothing to do with the pictures.
+        rows: how many of the table's rows are held at once.
+    """
+
+    def __init__(self, table: RowFile | None, usual: torch.Tensor, rows: int = 1024) -> None:
+        self.table, self.usual, self._rows = table, usual, rows
+        first, second = torch.triu_indices(len(usual), len(usual), 1)
+        self._pairs = (usual[first], usual[second])
+        if table is None:
+            self._levels = distances(usual, usual)[first, second].median()[None]
+        else:
+            self._levels = torch.cat([distances(usual, part).median(0).values for _, part in self._parts()])
+
+    @property
+    def level(self) -> float:
+        """The usual distance, the median of all pictures'."""
+        return float(self._levels.median())
+
+    def _parts(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(number of the first, thumbnails) of some of the pictures after each other."""
+        assert self.table is not None
+        for start in range(0, self.table.shape[0], self._rows):
+            numbers = range(start, min(start + self._rows, self.table.shape[0]))
+            yield start, self.table.rows(numbers).float().view(-1, 3, SIDE, SIDE)
+
+    def nearest(self, samples: torch.Tensor) -> Nearest:
+        """Of the thumbnails (S, 3, 64, 64) of one prompt's samples."""
+        if self.table is None:
+            away = distances(samples, samples).fill_diagonal_(torch.inf)
+            ratios, numbers = (away / self._levels.clamp_min(1e-6)).min(1)
+            near = samples[numbers]
+        else:
+            ratios, numbers = self._closest(samples)
+            near = self.table.rows(numbers.tolist()).float().view(-1, 3, SIDE, SIDE)
+        maps = torch.stack([self._map(a, b) for a, b in zip(samples, near, strict=True)])
+        areas = (maps < THIRD).float().mean((1, 2))
+        return Nearest(ratios, numbers, areas, ms_ssim(samples, near, betas_for(SIDE), 1.0), maps)
+
+    def _closest(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ratios, numbers = torch.full((len(samples),), torch.inf), torch.zeros(len(samples), dtype=torch.long)
+        for start, part in self._parts():
+            levels = self._levels[start : start + len(part)].clamp_min(1e-6)
+            least, number = (distances(samples, part) / levels).min(1)
+            nearer = least < ratios
+            ratios, numbers = torch.where(nearer, least, ratios), torch.where(nearer, number + start, numbers)
+        return ratios, numbers
+
+    def _map(self, sample: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
+        """(64, 64): distance around each place, as a share of the usual one there.
+
+        Where all pictures are alike, such as on a plain background, likeness says nothing: infinity.
+        """
+        usual = self._pairs if self.table is None else (self.usual, picture.expand_as(self.usual))
+        there = _local(*usual).median(0).values
+        share = (_local(sample[None], picture[None])[0] / there.clamp_min(_PLAIN**2)).sqrt()
+        return torch.where(there < _PLAIN**2, torch.inf, share)
+
+
+def _local(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """(B, 64, 64) mean square of the difference under a Gaussian window of 11 pixels."""
+    squares = (a - b).square().mean(1, keepdim=True)
+    return blur(F.pad(squares, (_MARGIN,) * 4, mode="reflect"))[:, 0]
+
+
+def overlay(picture: torch.Tensor, ratios: torch.Tensor) -> torch.Tensor:
+    """(3, H, W) in [0, 1]: what is copied in its colours, all else grey and dark.
+
+    Args:
+        picture: (3, H, W) in [0, 1].
+        ratios: (64, 64) of :class:`Nearest`'s maps.
+    """
+    shown = (ratios < THIRD).float()[None, None]
+    shown = F.interpolate(shown, picture.shape[-2:], mode="bilinear", align_corners=False)[0]
+    grey = picture.mean(0, keepdim=True).expand_as(picture) * 0.25
+    return shown * picture + (1 - shown) * grey

@@ -1,0 +1,160 @@
+"""The copy check on a MODEL: core's own sampler behind the engine's function."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.sample
+import comfy.utils
+import folder_paths
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ...engine.nemo import make_probe
+from ...engine.nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
+from ...engine.nemo.check_page import write_check
+from ...engine.nemo.config import ProbeConfig
+from ...engine.nemo.pull import PULL, prompt_scores
+from ...engine.progress import Progress
+from .conditioning import prompt_conditions
+from .model import blank_latents, fingerprint, loading_denoiser_of
+from .patches import patches_of
+from .saved import plain_name
+
+KIND = "vitrine_copy_check"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What core's KSampler would be told.
+
+    Attributes:
+        latent: LATENT, gives the size.
+        steps, cfg, sampler, scheduler: of each sample.
+    """
+
+    latent: dict
+    steps: int
+    cfg: float
+    sampler: str
+    scheduler: str
+
+
+@dataclass(frozen=True)
+class Models:
+    """MODEL, CLIP, VAE, and the MODEL without its LoRA, if that is what is checked."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    bare: Any = None
+
+
+def checked(
+    models: Models, prompts: list[str], name: str, sampling: Sampling, images: torch.Tensor | None,
+    config: CheckConfig, probe: tuple[ProbeConfig, float | None], progress: Progress,
+) -> tuple[CopyCheck, Path]:  # fmt: skip
+    """The check in output/vitrine_copy_check/<name>, and that folder.
+
+    Args:
+        images: IMAGE (P, H, W, 3), the training pictures; None compares samples of a prompt with each other.
+        probe: of NeMo's score, and the threshold measured with it.
+
+    Raises:
+        VitrineError: As :func:`~vitrine.engine.nemo.check.check_copies`, or if the name leaves the folder.
+    """
+    folder = Path(folder_paths.get_output_directory()) / KIND / plain_name(name)
+    pictures = Pictures()
+    if images is not None:
+        names = [f"picture {i + 1}" for i in range(len(images))]
+        pictures = Pictures(names, lambda i: images[i, ..., :3].movedim(-1, 0).float().cpu())
+    settings = [sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler]
+    identity = {
+        "model": [fingerprint(models.model), _changes(models.model)], "sampling": settings,
+        "size": list(blank_latents(models.model, sampling.latent).shape[1:]), "probe": probe[0].to_dict(),
+        "pictures": "" if images is None else hashlib.sha256(images.float().cpu().numpy().tobytes()).hexdigest(),
+        "bare": None if models.bare is None else _changes(models.bare),
+    }  # fmt: skip
+    instruments = Instruments(
+        _sampler(models, sampling), sampling.steps, len(sampling.latent["samples"]), models.bare is not None,
+        _scores(models, sampling, probe[0]), None, identity,
+    )  # fmt: skip
+    check = check_copies(prompts, folder, instruments, pictures, config, tau=probe[1], progress=progress)
+    write_check(folder, check, pictures)
+    return check, folder
+
+
+def _changes(model: Any) -> list[str]:
+    """What stands on a MODEL, LoRAs by their numbers: their names are not kept there."""
+    digest = hashlib.sha256()
+    for key in sorted(map(str, model.patches)):
+        for patch in model.patches[key]:
+            weights = (getattr(value, "weights", value) for value in patch)
+            for value in tree_leaves(list(weights)):
+                shown = value.float().sum().item() if isinstance(value, torch.Tensor) else value
+                digest.update(f"{key} {shown!r}".encode() if isinstance(shown, (int, float, str)) else b"-")
+    return [digest.hexdigest(), *map(str, patches_of(model))]
+
+
+def _sampler(models: Models, sampling: Sampling) -> Callable[..., torch.Tensor]:
+    def sample(prompt: str, seeds: Sequence[int], bare: bool, after: Callable[[int], None]) -> torch.Tensor:
+        model = models.bare if bare and models.bare is not None else models.model
+        positive, negative = (
+            models.clip.encode_from_tokens_scheduled(models.clip.tokenize(text)) for text in (prompt, "")
+        )
+        blank = blank_latents(model, sampling.latent)[:1].cpu()
+        noise = torch.cat([comfy.sample.prepare_noise(blank, seed) for seed in seeds])
+        samples = comfy.sample.sample(
+            model, noise, sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler, positive, negative,
+            blank.repeat(len(seeds), *[1] * (blank.ndim - 1)), disable_pbar=True, seed=seeds[0],
+            callback=lambda step, x0, x, total: after(step + 1),
+        )  # fmt: skip
+        images: torch.Tensor = models.vae.decode(samples)
+        return images.reshape(-1, *images.shape[-3:]).movedim(-1, 1)
+
+    return sample
+
+
+def _scores(
+    models: Models, sampling: Sampling, config: ProbeConfig
+) -> Callable[[str], Mapping[str, float | None]] | None:
+    """Scores of a prompt; none for models whose latents are not pictures."""
+    blank = blank_latents(models.model, sampling.latent)[:1]
+    if blank.ndim != 4:
+        return None
+    channels, height, width = blank.shape[1:]
+
+    @torch.no_grad()
+    def scores(prompt: str) -> Mapping[str, float | None]:
+        probe = make_probe(loading_denoiser_of(models.model), config=config)
+        cond, empty = prompt_conditions(models.model, models.clip, [prompt, ""], blank)
+        return prompt_scores(probe, cond, empty, (channels, height, width), PULL)
+
+    return scores
+
+
+def side_by_side(check: CopyCheck, images: torch.Tensor | None, count: int) -> torch.Tensor:
+    """IMAGE (n, H, 2 W or 3 W, 3): sample, what of it is copied, and the training picture, most copied first."""
+    from PIL import Image
+
+    rows = []
+    for prompt in check.ranked[:count]:
+        parts = []
+        for file in (prompt.file, prompt.overlay_file):
+            with Image.open(file) as opened:
+                parts.append(_pixels(opened.convert("RGB")))
+        if images is not None:
+            picture = images[int(prompt.numbers[prompt.closest])][None, ..., :3].movedim(-1, 1).float().cpu()
+            height, width = parts[0].shape[:2]
+            parts.append(comfy.utils.common_upscale(picture, width, height, "area", "center")[0].movedim(0, -1))
+        rows.append(torch.cat(parts, 1))
+    return torch.stack(rows)
+
+
+def _pixels(image: Any) -> torch.Tensor:
+    """(H, W, 3) in [0, 1]."""
+    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3) / 255

@@ -1,0 +1,99 @@
+"""NEMO Copy Check in real ComfyUI: copies named, files written, interrupted within a step, and a LoRA to take off."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from vitrine.engine.portraits import caption, plants, render, sample_scenes
+
+PLANTS = plants()[:2]
+PICTURES = torch.cat([render(p.scenes).images for p in PLANTS]).permute(0, 2, 3, 1)
+SETTINGS = {
+    "latent": {"samples": torch.zeros(2, 4, 16, 16)}, "ordinary": "\n".join(caption(sample_scenes(range(8_400_000, 8_400_003)))),
+    "seeds": 2, "first_seed": 2000, "steps": 8, "cfg": 3.0, "sampler_name": "euler", "scheduler": "ddim_uniform",
+    "tau": 0.85, "timestep_index": 15,
+}  # fmt: skip
+PROMPTS = f"{PLANTS[1].captions[0]}\n{PLANTS[1].controls[0]}"
+
+
+@pytest.fixture(scope="module")
+def inputs(comfy):
+    model, clip, vae = comfy.call("VitrineLoadPortraits")
+    return {"model": model, "clip": clip, "vae": vae, "prompts": PROMPTS, "pictures": PICTURES, **SETTINGS}
+
+
+def test_copies_are_named_shown_and_written(comfy, inputs):
+    report, shown, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="planted")
+    assert "1 of 2 prompts" in report and "nearest picture 2" in report
+    assert shown.shape == (2, 64, 192, 3) and float((shown[0, :, :64] - shown[0, :, 128:]).abs().mean()) < 0.05
+    assert (Path(folder) / "copies.html").is_file() and (Path(folder) / "copies.csv").read_text().count("\n") == 3
+    again, same, _ = comfy.call("VitrineNEMOCopyCheck", **inputs, name="planted")
+    assert again == report and torch.equal(same, shown)
+    with pytest.raises(ValueError, match="another build"):
+        comfy.call("VitrineNEMOCopyCheck", **inputs | {"cfg": 4.0}, name="planted")
+    with pytest.raises(ValueError, match="file name"):
+        comfy.call("VitrineNEMOCopyCheck", **inputs, name="../elsewhere")
+
+
+def test_samples_are_those_of_core_and_the_score_is_that_of_its_node(comfy, inputs):
+    import csv
+
+    from PIL import Image
+
+    _, _, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="core")
+    row = next(csv.DictReader((Path(folder) / "copies.csv").read_text().splitlines()))
+    nodes = comfy.nodes.NODE_CLASS_MAPPINGS
+    with torch.inference_mode():
+        positive, negative = (nodes["CLIPTextEncode"]().encode(inputs["clip"], t)[0] for t in (row["prompt"], ""))
+        empty = {"samples": torch.zeros(1, 4, 16, 16)}
+        (latent,) = nodes["KSampler"]().sample(
+            inputs["model"], int(row["seed"]), 8, 3.0, "euler", "ddim_uniform", positive, negative, empty, 1.0
+        )
+        image = nodes["VAEDecode"]().decode(inputs["vae"], latent)[0][0]
+    with Image.open(Path(folder) / "samples" / row["file"]) as opened:
+        ours = torch.frombuffer(bytearray(opened.tobytes()), dtype=torch.uint8).view(64, 64, 3) / 255
+    assert float((ours - image).abs().max()) < 1 / 200  # eight bits
+    score, memorized, _ = comfy.call(
+        "VitrineNEMOScore",
+        model=inputs["model"],
+        positive=positive,
+        latent=empty,
+        tau=0.85,
+        seeds=10,
+        timestep_index=15,
+    )
+    assert float(row["nemo"]) == pytest.approx(score, abs=1e-5) and memorized == (row["memorized"] == "yes")
+
+
+def test_interrupting_stops_within_a_step_and_the_same_inputs_go_on(comfy, inputs):
+    import comfy.model_management as management
+
+    asked, seen = management.throw_exception_if_processing_interrupted, []
+
+    def count():
+        seen.append(1)
+        if len(seen) == 60:
+            management.interrupt_current_processing()
+        asked()
+
+    management.throw_exception_if_processing_interrupted = count
+    try:
+        with pytest.raises(management.InterruptProcessingException):
+            comfy.call("VitrineNEMOCopyCheck", **inputs, name="stopped")
+    finally:
+        management.throw_exception_if_processing_interrupted = asked
+    assert len(seen) == 60
+    stopped, _, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="stopped")
+    _, _, whole = comfy.call("VitrineNEMOCopyCheck", **inputs, name="not-stopped")
+    assert (Path(folder) / "copies.csv").read_text() == (Path(whole) / "copies.csv").read_text()
+
+
+def test_the_bare_model_says_what_is_usual_and_needs_no_captions(comfy, inputs):
+    patched = inputs["model"].clone()
+    keys = [k for k in patched.model_state_dict() if k.endswith("attn2.to_v.weight")]
+    patched.add_patches({k: (torch.zeros_like(patched.model_state_dict()[k]),) for k in keys}, 1.0)
+    words = inputs | {"model": patched, "bare_model": inputs["model"], "ordinary": "", "prompts": PLANTS[0].captions[0]}
+    report, _, _ = comfy.call("VitrineNEMOCopyCheck", **words, name="bare")
+    assert "0 of 1 prompts" in report  # the model without the patch gives the same pictures
+    with pytest.raises(ValueError, match="ordinary captions"):
+        comfy.call("VitrineNEMOCopyCheck", **inputs | {"ordinary": "", "pictures": None}, name="none")
