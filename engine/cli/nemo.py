@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ class Calibrate:
     """down+mid (published) or all."""
     timestep_index: int = 1
     """Which of 50 steps is looked at; detection must use the same."""
+    guidance: float = 0.0
+    """Of the scores, at twice the rows; 0 is published. Detection takes it over."""
     scored: int = 200
     """How many of the captions are scored for the threshold."""
     memory: str = "4GB"
@@ -73,7 +76,7 @@ class Calibrate:
         from ..processes import launched
 
         texts, pipe, workers = _prompts(self.prompts, 2), _pipeline(self.model, self.load), launched()
-        probe = ProbeConfig(timestep_index=self.timestep_index)
+        probe = ProbeConfig(timestep_index=self.timestep_index, guidance=self.guidance)
         sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
         shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
         statistics = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
@@ -158,6 +161,7 @@ class Find:
     def run(self) -> int:
         """0 on success."""
         from ..nemo import NeuronStatistics, ProbeConfig, SearchConfig
+        from ..nemo.find import settings_of
         from ..processes import launched
 
         calibrated = _threshold(self.calibrated / "threshold.json")
@@ -166,6 +170,9 @@ class Find:
         pipe = _pipeline(self.model, self.load)
         config = SearchConfig(tau=calibrated["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
+        settings = settings_of(pipe.probe(calibrated["scope"], probe), config)
+        for path in paths.values():
+            _same_search(path, settings)
         own_prompts = list(paths)[workers.index :: workers.count]
         open_prompts = [p for p in own_prompts if not paths[p].is_file()]
         bar = _bar("prompts", workers)
@@ -181,6 +188,18 @@ class Find:
                 print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
             after(1, 1)
         return 0
+
+
+def _same_search(path: Path, settings: dict[str, Any]) -> None:
+    """Refuses a NEURONS file that another search left there; such files of before have no settings, and pass."""
+    from ..nemo import NeuronSet
+
+    if not path.is_file():
+        return
+    earlier = NeuronSet.load(path).info.get("settings")
+    if earlier and earlier != parse_table(json.dumps(settings)):
+        accepted = "NEURONS files of a search with these settings"
+        raise refuse("NEURONS file", path.name, accepted, "choose another folder with --out, or empty this one")
 
 
 def _threshold(path: Path) -> dict[str, Any]:

@@ -73,8 +73,9 @@ class Result:
 
 def settings_of(probe: Probe, config: SearchConfig) -> dict[str, Any]:
     """Plain values of everything that decides a search's result but the model and the statistics."""
+    of_batch = config.mode == "parity" and probe.config.data_range == AUTO
     return {
-        "probe": probe.config.to_dict() | {"data_range": probe.data_range},
+        "probe": probe.config.to_dict() | {"data_range": None if of_batch else probe.data_range},
         "search": config.to_dict(),
         "sites": [site.address for site in probe.sites],
     }

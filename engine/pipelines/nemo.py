@@ -162,7 +162,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
             memory, workers: as in :meth:`statistics`; ``memory`` also decides how many rows go through the UNet at
                 once, 80 at most.
         """
-        probe, texts = make_probe(Denoiser.from_diffusers(self), config=config or ProbeConfig()), _texts(prompts)
+        probe, texts = self.probe("down+mid", config), _texts(prompts)
         own = texts[workers.index :: workers.count]
         with self._in_use():
             settings = json.dumps(probe.config.to_dict(), sort_keys=True)
@@ -215,7 +215,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         """
         statistics.check(self.unet)
         texts, config = _texts(prompts), config or SearchConfig()
-        prober = make_probe(Denoiser.from_diffusers(self), scope, probe or ProbeConfig(), config.rows)
+        prober = self.probe(scope, probe, config.rows)
         with self._in_use():
             conds = [Condition(row[None]) for batch in self._encoded(texts) for row in _text(batch)]
             return find_neurons(prober, texts, conds, statistics, self._shape(), config, progress)
@@ -239,7 +239,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         Args:
             picture: the memorized one, or an unblocked sample: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
         """
-        prober = make_probe(Denoiser.from_diffusers(self), "all", probe or ProbeConfig())
+        prober = self.probe("all", probe)
         with self._in_use():
             (cond,), reference = self._encoded([prompt]), None
             if picture is not None:
@@ -280,8 +280,31 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         usual = distances(ordinary, range(len(ordinary)))
         return Copies(distances(same, seeds), distances(same, seeds, neurons), usual)
 
+    def probe(self, scope: str = "down+mid", config: ProbeConfig | None = None, rows: int = 80) -> Probe:
+        """What scores and searches ask the network with; it holds the empty prompt where guidance needs it.
+
+        Raises:
+            VitrineError: If the network is an inpainting model's.
+        """
+        self._shape()  # refuses what cannot be probed
+        config, empty = config or ProbeConfig(), None
+        if config.guidance:
+            with self._in_use():
+                (empty,) = self._encoded([""])
+        return make_probe(Denoiser.from_diffusers(self), scope, config, rows, empty)
+
     def _shape(self) -> tuple[int, int, int]:
-        side = self.unet.config.sample_size
+        """(C, h, w) of the latents.
+
+        Raises:
+            VitrineError: If the network takes more than a latent: an inpainting model is also told mask and picture.
+        """
+        side, latent, channels = (
+            self.unet.config.sample_size, self.vae.config.latent_channels, self.unet.config.in_channels
+        )  # fmt: skip
+        if channels != latent:
+            remedy = "use the text-to-image model that it was made from"
+            raise refuse("UNet", f"{channels} input channels", f"{latent}, those of its latents", remedy)
         height, width = (side, side) if isinstance(side, int) else side
         return self.unet.config.in_channels, height, width
 

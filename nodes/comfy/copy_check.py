@@ -71,12 +71,13 @@ def checked(
     pictures = Pictures()
     if images is not None:
         names = [f"picture {i + 1}" for i in range(len(images))]
-        pictures = Pictures(names, lambda i: images[i, ..., :3].movedim(-1, 0).float().cpu())
+        images = _fitting(models, sampling, images)
+        pictures = Pictures(names, lambda i: images[i])
     settings = [sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler]
     identity = {
         "model": [fingerprint(models.model), _changes(models.model)], "sampling": settings,
         "size": list(blank_latents(models.model, sampling.latent).shape[1:]), "probe": probe[0].to_dict(),
-        "pictures": "" if images is None else hashlib.sha256(images.float().cpu().numpy().tobytes()).hexdigest(),
+        "pictures": "" if images is None else hashlib.sha256(images.numpy().tobytes()).hexdigest(),
         "bare": None if models.bare is None else _changes(models.bare),
     }  # fmt: skip
     instruments = Instruments(
@@ -86,6 +87,14 @@ def checked(
     check = check_copies(prompts, folder, instruments, pictures, config, tau=probe[1], progress=progress)
     write_check(folder, check, pictures)
     return check, folder
+
+
+def _fitting(models: Models, sampling: Sampling, images: torch.Tensor) -> torch.Tensor:
+    """(P, 3, H, W) of the samples' size, cropped around the middle, as trainers do."""
+    factor, (height, width) = models.vae.spacial_compression_encode(), sampling.latent["samples"].shape[-2:]
+    pictures = images[..., :3].movedim(-1, 1).float().cpu()
+    fitting: torch.Tensor = comfy.utils.common_upscale(pictures, width * factor, height * factor, "area", "center")
+    return fitting
 
 
 def _changes(model: Any) -> list[str]:

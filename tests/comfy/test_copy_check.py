@@ -8,8 +8,9 @@ from vitrine.engine.portraits import caption, plants, render, sample_scenes
 
 PLANTS = plants()[:2]
 PICTURES = torch.cat([render(p.scenes).images for p in PLANTS]).permute(0, 2, 3, 1)
+ORDINARY = "\n".join(caption(sample_scenes(range(8_400_000, 8_400_003))))
 SETTINGS = {
-    "latent": {"samples": torch.zeros(2, 4, 16, 16)}, "ordinary": "\n".join(caption(sample_scenes(range(8_400_000, 8_400_003)))),
+    "latent": {"samples": torch.zeros(2, 4, 16, 16)}, "ordinary": ORDINARY,
     "seeds": 2, "first_seed": 2000, "steps": 8, "cfg": 3.0, "sampler_name": "euler", "scheduler": "ddim_uniform",
     "tau": 0.85, "timestep_index": 15,
 }  # fmt: skip

@@ -1,0 +1,41 @@
+"""What NEMOPipeline hands on to the probe, and which networks it refuses."""
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline, UNet2DConditionModel
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import ProbeConfig, SearchConfig
+from vitrine.engine.nemo.find import make_probe, score_prompts
+from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.portraits import load_portraits, plants
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return NEMOPipeline.from_pipe(load_portraits().pipeline())
+
+
+def test_guidance_reaches_the_probe(pipe):
+    prompt, config = plants()[2].captions[0], ProbeConfig(seeds=3, timestep_index=15, guidance=3.0)
+    (score,) = pipe.score([prompt], config=config)
+    cond, empty = pipe.conditions([prompt, ""])
+    probe = make_probe(Denoiser.from_diffusers(pipe), config=config, empty=empty)
+    ((wanted,), _) = score_prompts(probe, [cond], (4, 16, 16), None)
+    assert torch.equal(score.per_seed, wanted.per_seed)
+    (plain,) = pipe.score([prompt], config=ProbeConfig(seeds=3, timestep_index=15))
+    assert not torch.equal(score.per_seed, plain.per_seed)
+    assert pipe.calibrate([prompt, plants()[1].captions[0]], config) > 0
+
+
+def test_an_inpainting_network_is_refused_by_name(pipe):
+    unet = UNet2DConditionModel.from_config(dict(pipe.unet.config) | {"in_channels": 9})
+    inpainting = NEMOPipeline.from_pipe(StableDiffusionPipeline(**pipe.components | {"unet": unet}))
+    with pytest.raises(VitrineError, match="UNet: given 9 input channels"):
+        inpainting.score(["a"])
+
+
+def test_an_endless_theta_is_refused_by_name():
+    for endless in ({"theta": float("inf")}, {"theta_min": float("nan")}):
+        with pytest.raises(VitrineError, match="theta, k"):
+            SearchConfig(**endless)
