@@ -22,7 +22,7 @@ DIFF_INSTRUCT, EMD = EStepConfig.diff_instruct(), EStepConfig(4, 0.16, 0.01)
 RUNS = {"diff_instruct": DIFF_INSTRUCT, "emd": EMD}
 LEVELS = ((0.5,), (0.5, 1.0), (0.5, 1.0, 2.0), (0.5, 1.0, 2.0, 4.0))
 TUNING = (100, 101)
-_STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365}
+_STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365, 16: 2.131}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

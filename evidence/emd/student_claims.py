@@ -16,6 +16,7 @@ from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .judge import BATCH, QUICK_DISTANCE, QUICK_RECALL, QUICK_SAMPLES, Generate, Judge
+from .mixture_claims import spread
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
 COUNT, FIRST = 1000, 5_000_000
@@ -83,15 +84,21 @@ def _recalls(
     rows: dict[str, dict[str, Any]], students: dict[str, Generate], sets: int, judge_from: Callable[[int], Judge],
     progress: Progress,
 ) -> dict[str, float]:  # fmt: skip
-    """Mean recall of each student; ``rows`` hold the first set's and get all of them."""
+    """Mean recall of each student; ``rows`` hold the first set's and get all of them, distances with intervals too."""
     recalls = {name: [rows[name]["recall"]] for name in students}
+    distances = {name: [rows[name]["FID"]] for name in students}
     for k in range(1, sets):
         judge = judge_from(FIRST + k * APART)
         for name, generate in students.items():
-            recalls[name].append(judge.row(*judge.draw(generate))["recall"])
+            row = judge.row(*judge.draw(generate))
+            recalls[name].append(row["recall"])
+            distances[name].append(row["FID"])
         progress((1 + k) * len(judge.prompts), sets * len(judge.prompts), None)
     for name, values in recalls.items():
         rows[name] |= {"mean recall": round(sum(values) / sets, 4), "recall on each set": values}
+        rows[name] |= {"FID over sets": spread(distances[name]), "FID on each set": distances[name]}
+    baseline, emd = (distances[name] for name in STUDENTS)
+    rows["EMD's FID minus Diff-Instruct's, paired"] = spread([e - b for e, b in zip(emd, baseline, strict=True)])
     return {name: rows[name]["mean recall"] for name in recalls}
 
 
