@@ -21,6 +21,7 @@ LEFT_OUT = {
     "VitrineLoadPortraitsTransformer": "loads another model",
     "VitrineRenderPortrait": "needs no model",
     "VitrineCrossSizeConsistency": "needs no model",
+    "VitrineEMDVariety": "needs no model",
 }
 """Node id -> why it has no case."""
 
