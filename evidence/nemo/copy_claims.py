@@ -25,8 +25,17 @@ TUNING, MEASURED = 20_008_000, 20_009_000
 """First identity of the people that recipe and settings were chosen on, and of those that are measured."""
 RECIPE = LoraTrainConfig(rank=8, alpha=8.0, steps=300, batch=2, lr=4e-3, schedule="cosine", weighting="debiased")
 """As many steps for every size, so that a single portrait is seen twenty times as often as one of twenty."""
-PROMPTS = 2
 SCORED = ("nemo", "norm", "anisotropy", "sharpness")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """People with a LoRA of each size, prompts of each LoRA, samples of each prompt, and samples of what is usual."""
+
+    people: int = 4
+    prompts: int = 2
+    seeds: int = 8
+    usual: int = 8
 
 
 def train(folder: Path, people: Sequence[int], progress: Progress = silent, model: str | None = None) -> list[str]:
@@ -58,24 +67,25 @@ def train(folder: Path, people: Sequence[int], progress: Progress = silent, mode
     return names
 
 
-def check(folder: Path, name: str, seeds: int, model: str | None = None) -> CopyCheck:
+def check(folder: Path, name: str, effort: Effort, model: str | None = None) -> CopyCheck:
     """The copy check of one LoRA on its first captions; the model without it says what is usual."""
     from ...engine.pipelines.copies import copy_check
 
     return copy_check(
-        _pipeline(model), _captions(folder, name), folder / "checks" / name, pictures=folder / name,
-        lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(seeds, usual=8), probe=DETECT,
+        _pipeline(model), _captions(folder, name, effort), folder / "checks" / name, pictures=folder / name,
+        lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(effort.seeds, usual=effort.usual),
+        probe=DETECT,
         num_inference_steps=STEPS, guidance_scale=GUIDANCE,
     )  # fmt: skip
 
 
 @torch.no_grad()
-def base_scores(folder: Path, name: str, model: str | None = None) -> list[dict[str, float | None]]:
+def base_scores(folder: Path, name: str, effort: Effort, model: str | None = None) -> list[dict[str, float | None]]:
     """Scores of the same captions in the model without the LoRA: the baseline."""
     pipe = _pipeline(model)
     denoiser = Denoiser.from_diffusers(pipe)
     probe, (empty,) = make_probe(denoiser, config=DETECT), pipe.conditions([""])
-    return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name))]
+    return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name, effort))]
 
 
 def _pipeline(model: str | None) -> Any:
@@ -87,16 +97,8 @@ def _pipeline(model: str | None) -> Any:
     return pipe
 
 
-def _captions(folder: Path, name: str) -> list[str]:
-    return (folder / name / "captions.txt").read_text(encoding="utf-8").split("\n")[:PROMPTS]
-
-
-@dataclass(frozen=True)
-class _Effort:
-    """People with a LoRA of each size, and samples of each prompt."""
-
-    people: int = 4
-    seeds: int = 8
+def _captions(folder: Path, name: str, effort: Effort) -> list[str]:
+    return (folder / name / "captions.txt").read_text(encoding="utf-8").split("\n")[: effort.prompts]
 
 
 @claim(
@@ -104,12 +106,12 @@ class _Effort:
     paper="NeMo's score (Hintersdorf et al., NeurIPS 2024) on LoRAs; copies after Gu et al. 2023",
     figure="LoRAs of 1, 5 and 20 portraits: rank correlation of the score, which sees no portrait, with the copies",
     target="Spearman's rho >= 0.6 over LoRAs, and more than the same model's without the LoRA",
-    minutes=12,
-    quick_minutes=4,
+    minutes=8,
+    quick_minutes=1.3,
 )
 def copies_of_loras(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Several people, each with a LoRA of every size; the same captions sampled with it and without it."""
-    effort = _Effort(2, 4) if quick else _Effort()
+    effort = Effort(2, 1, 4, 4) if quick else Effort()
     people = [MEASURED + i for i in range(effort.people)]
     shares, rows = [], {}
     scores: dict[str, list[float]] = {name: [] for name in SCORED}
@@ -118,7 +120,7 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
         folder = Path(scratch)
         names = train(folder, people, progress, model)
         for number, name in enumerate(names):
-            checked, bare = check(folder, name, effort.seeds, model), base_scores(folder, name, model)
+            checked, bare = check(folder, name, effort, model), base_scores(folder, name, effort, model)
             shares.append(_mean([p.share for p in checked.prompts]))
             for score in SCORED:
                 scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
@@ -155,7 +157,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _ranks(values: torch.Tensor) -> torch.Tensor:
     below = (values[None] < values[:, None]).sum(1)
-    return below + 0.5 * ((values[None] == values[:, None]).sum(1) - 1)
+    return below + 0.5 * ((values[None] == values[:, None]).sum(1).double() - 1)
 
 
 def _resampled(a: Sequence[float], b: Sequence[float], draws: int = 1000) -> tuple[float, float]:
