@@ -13,7 +13,6 @@ from ...engine.nemo.statistics import NeuronStatistics
 from ...engine.nemo.verify import VerifyConfig, verify
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
-from . import copy_claims as _copies  # noqa: F401  registers nemo.copy_check
 from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
 from .world import (
     DETECT,
