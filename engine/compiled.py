@@ -6,6 +6,7 @@ are open on a compiled network, compiled functions run as plain Python; the comp
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import torch
@@ -69,5 +70,10 @@ def _force_eager() -> object:
 
 
 def eager_runs(module: nn.Module) -> list[EagerRuns]:
-    """A handle to add to the hooks that are opened on a network: none where nothing is compiled."""
-    return [EagerRuns()] if is_compiled(module) else []
+    """A handle to add to the hooks that are opened on a network: none in a process that has not compiled anything.
+
+    Whether *this* network was compiled cannot be seen on it: ``torch.compile(network)`` leaves the network as it was,
+    and what is compiled while hooks are open would keep them for ever.
+    """
+    started = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
+    return [EagerRuns()] if started or is_compiled(module) else []

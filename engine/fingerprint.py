@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -57,6 +57,49 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
     return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(values)}"
 
 
+def active_fingerprint_of(backbone: nn.Module) -> str:
+    """:func:`fingerprint_of` the checkpoint, a plus, and a hash of the adapters that change its text values now.
+
+    What is measured on activations belongs to both. Adapters elsewhere, off, or at scale 0 change no text value.
+    """
+    digest = ChangeDigest()
+    for site in _values(backbone):
+        module: Any = backbone.get_submodule(site.path)
+        if not hasattr(module, "base_layer") or getattr(module, "disable_adapters", True):
+            continue
+        for name in module.active_adapters:
+            scale = module.scaling.get(name, 0)
+            if scale and name not in module.merged_adapters:
+                weights = [v for k, v in module.named_parameters() if name in k.split(".")]
+                digest.add(f"{site.address} {scale:.6g}", weights)
+    return digest.joined(fingerprint_of(backbone))
+
+
+def text_values(backbone: nn.Module) -> list[str]:
+    """Paths of the projections whose outputs are text values."""
+    return [site.path for site in _values(backbone)]
+
+
+class ChangeDigest:
+    """A hash of what is added to a checkpoint; empty while nothing is."""
+
+    def __init__(self) -> None:
+        self._digest, self._empty = hashlib.sha256(), True
+
+    def add(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Take in a change: where and how strong, and its numbers (a few of each tensor, to three digits)."""
+        self._empty = False
+        self._digest.update(what.encode())
+        for tensor in tensors:
+            flat = tensor.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 16)].float().cpu()
+            self._digest.update(f"{tuple(tensor.shape)} {[f'{v:.2e}' for v in sample.tolist()]}".encode())
+
+    def joined(self, fingerprint: str) -> str:
+        """The fingerprint, with the hash behind a plus where anything was added."""
+        return fingerprint if self._empty else f"{fingerprint}+{self._digest.hexdigest()[:DIGITS]}"
+
+
 def _values(backbone: nn.Module) -> list[ModuleSite]:
     """The projections of text values; those that serve image tokens too only where there are no others."""
     sites = [s for s in sites_of(backbone).values() if isinstance(s, ModuleSite)]
@@ -74,8 +117,12 @@ def same_weights(first: str, second: str) -> bool:
     """Whether two fingerprints may be of one checkpoint, whatever precision each was taken in.
 
     Equal to within one step of bfloat16 in every sample. Fingerprints of older files are a hash alone; against them
-    hashes are compared, which fp16 and float32 copies share, but not bfloat16 ones.
+    hashes are compared, which fp16 and float32 copies share, but not bfloat16 ones. What stands behind a plus, adapters
+    that were active, must be equal.
     """
+    (first, _, added), (second, _, others) = first.partition("+"), second.partition("+")
+    if added != others:
+        return False
     a, b = (_WITH_WEIGHTS.fullmatch(text) for text in (first, second))
     if a is None or b is None:
         return short(first) == short(second)
@@ -95,5 +142,6 @@ def _weights(digits: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def short(fingerprint: str) -> str:
-    """What is shown to people: the hash alone."""
-    return fingerprint[:DIGITS] if _WITH_WEIGHTS.fullmatch(fingerprint) else fingerprint
+    """What is shown to people: the hash alone, and that of active adapters."""
+    stem, plus, added = fingerprint.partition("+")
+    return (stem[:DIGITS] if _WITH_WEIGHTS.fullmatch(stem) else stem) + plus + added

@@ -24,7 +24,7 @@ from ..engine.nemo.config import MODES
 from ..engine.nemo.heat_map import heat_map
 from ..engine.nemo.sites import SCOPES
 from .comfy.conditioning import condition_of, prompt_conditions
-from .comfy.model import backbone_of, blank_latents, denoiser_of, fingerprint
+from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
 from .comfy.nemo import previews
 from .comfy.progress import progress
 from .sockets import NeuronsSocket, NeuronStatisticsSocket
@@ -101,7 +101,7 @@ class NEMOStatistics(io.ComfyNode):
                 yield value_activations(denoiser, cond, sites, blank)
 
         addresses = [s.address for s in sites]
-        statistics = gather(batches(), addresses, fingerprint(model), len(texts), progress())
+        statistics = gather(batches(), addresses, active_fingerprint(model), len(texts), progress())
         neurons = sum(map(len, statistics.means.values()))
         return io.NodeOutput(statistics, f"{len(addresses)} layers, {neurons} neurons, {statistics.count} captions")
 
@@ -235,7 +235,7 @@ class NEMOFindNeurons(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """Score, search, judge; interrupt works between two forwards."""
         model_id = fingerprint(model)
-        statistics.check(backbone_of(model), model_id)
+        statistics.check(backbone_of(model), active_fingerprint(model))
         blank = blank_latents(model, latent)[:1]
         config = SearchConfig(tau=tau or None, share=share or None, mode=mode)
         probe = make_probe(

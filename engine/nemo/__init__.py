@@ -4,7 +4,9 @@ from .block import BlockConfig, bake, block
 from .check import CheckConfig, CheckedPrompt, CopyCheck, Instruments, Pictures, check_copies
 from .check_page import write_check
 from .config import PAPER_TAU, ProbeConfig, SearchConfig
+from .consensus import consensus, jaccard
 from .copies import Copies, picture_distance
+from .erase import EraseConfig, Erased, EraseData, erase
 from .find import Result, find_neurons, make_probe, score_prompts
 from .kept import keep_scores, kept_scores
 from .neurons import NeuronSet, fingerprint_of
@@ -15,11 +17,10 @@ from .statistics import NeuronStatistics, RunningStatistics, gather
 from .verify import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 
 __all__ = [
-    "PAPER_TAU", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "Instruments",
-    "NeuronSet", "NeuronStatistics", "ProbeConfig", "Result",
-    "Pictures", "Pull", "PullConfig", "RunningStatistics", "Score",
-    "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "check_copies",
-    "find_neurons",
-    "fingerprint_of", "gather", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull",
+    "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig", "EraseData",
+    "Erased", "Instruments", "NeuronSet", "NeuronStatistics", "PAPER_TAU", "Pictures", "ProbeConfig", "Pull",
+    "PullConfig", "Result", "RunningStatistics", "Score", "SearchConfig", "Verification", "VerifyConfig",
+    "adversarial_embedding", "bake", "block", "check_copies", "consensus", "erase", "find_neurons", "fingerprint_of",
+    "gather", "jaccard", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull",
     "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..files import check_tensors, named, read_artefact, save_artefact
-from ..fingerprint import fingerprint_of, same_weights, short
+from ..fingerprint import active_fingerprint_of, same_weights, short
 from ..progress import Progress, silent
 from .sites import value_sites
 
@@ -30,7 +30,7 @@ class NeuronStatistics:
     Attributes:
         means, stds: address -> (width,) float32.
         count: number of captions; below 500 the deviations are rough (the authors took 50,000).
-        fingerprint: of the model they were measured on; empty if unknown.
+        fingerprint: of the model they were measured on, adapters included; empty if unknown.
     """
 
     means: dict[str, torch.Tensor]
@@ -66,11 +66,12 @@ class NeuronStatistics:
         """
         if self.fingerprint == "" or (self.fingerprint == OFFICIAL and _is_sd1(backbone)):
             return
-        fingerprint = fingerprint or fingerprint_of(backbone)
+        fingerprint = fingerprint or active_fingerprint_of(backbone)
         if same_weights(self.fingerprint, fingerprint):
             return
         shown, accepted = f"model {short(self.fingerprint)}", f"this model, {short(fingerprint)}"
-        raise refuse("statistics", shown, accepted, "gather them on this model (in ComfyUI: NEMO Statistics)")
+        remedy = "gather them on this model with the adapters it has now (in ComfyUI: NEMO Statistics)"
+        raise refuse("statistics", shown, accepted, remedy)
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file, whole or not at all."""

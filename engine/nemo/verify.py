@@ -124,23 +124,38 @@ def adversarial_embedding(
     if cond.text is None or len(cond.text) != 1 or len(reference) != 1:
         shown = (None if cond.text is None else len(cond.text), len(reference))
         raise refuse("rows of condition and reference", shown, "one each", "verify one prompt and picture at a time")
+    with block(denoiser.backbone, neurons, fingerprint=fingerprint):
+        text = optimised_text(denoiser, cond, reference, config, progress)
+    return Condition(text.to(cond.text.dtype), cond.pooled, cond.extra)
+
+
+def optimised_text(
+    denoiser: Denoiser, cond: Condition, references: torch.Tensor, config: AttackConfig, progress: Progress = silent
+) -> torch.Tensor:
+    """(P, T, D) float32 text states that denoise ``references`` best with the network as it stands.
+
+    Args:
+        cond: P rows, where the optimisations start; they do not know of each other.
+        references: (P, C, h, w) latents.
+    """
+    assert cond.text is not None
     text = cond.text.detach().float().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([text], lr=config.lr)
     g = torch.Generator().manual_seed(config.seed)
-    rows = torch.zeros(config.batch, dtype=torch.long)
-    clean = reference.float().expand(config.batch, *reference.shape[1:])
-    with torch.enable_grad(), block(denoiser.backbone, neurons, fingerprint=fingerprint):
+    rows = torch.arange(len(references)).repeat_interleave(config.batch)
+    clean = references.float().repeat_interleave(config.batch, 0)
+    with torch.enable_grad():
         for step in range(config.steps):
             noise = torch.randn(clean.shape, generator=g).to(clean)
-            t = torch.randint(denoiser.schedule.steps, (config.batch,), generator=g).float().to(clean.device)
+            t = torch.randint(denoiser.schedule.steps, (len(clean),), generator=g).float().to(clean.device)
             prompt = Condition(text, cond.pooled, cond.extra).take(rows)
             eps = denoiser.predict(denoiser.network_input(clean, noise, t), t, prompt).eps
-            # Ho et al. 2020, Eq. 14
-            loss = (eps - noise).square().mean()
+            # Ho et al. 2020, Eq. 14; a sum over pictures, so that each has the gradient it would have alone
+            loss = (eps - noise).square().mean() * len(references)
             (text.grad,) = torch.autograd.grad(loss, text)
             optimizer.step()
             progress(step + 1, config.steps, None)
-    return Condition(text.detach().to(cond.text.dtype), cond.pooled, cond.extra)
+    return text.detach()
 
 
 def verify(

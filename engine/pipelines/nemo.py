@@ -6,6 +6,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..activations.images import to_pixels
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..fingerprint import fingerprint_of, short
+from ..fingerprint import active_fingerprint_of, fingerprint_of, short
 from ..footprint import memory_bytes, rows_within
 from ..forward_clock import Timesteps
 from ..nemo import (
@@ -32,6 +33,7 @@ from ..nemo import (
     Verification,
     VerifyConfig,
     block,
+    consensus,
     find_neurons,
     keep_scores,
     kept_scores,
@@ -49,13 +51,14 @@ from ..noise import generators
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .conventions import refuse_unknown
+from .nemo_erase import ErasingPart
 from .shared import SharedPipeline
 
 _TOGETHER, _SHARE = 64, 2
 """Most prompts that are encoded at once, and the share of a budget that one forward may take."""
 
 
-class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
+class NEMOPipeline(ErasingPart, SharedPipeline, StableDiffusionPipeline):
     """Stable Diffusion 1.x or 2.x with the NEMO tools (Hintersdorf et al., NeurIPS 2024).
 
     Example:
@@ -130,7 +133,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self.unet, scope)
         own = texts[workers.index :: workers.count]
         with self._in_use():
-            running, model = RunningStatistics(s.address for s in sites), fingerprint_of(self.unet)
+            running, model = RunningStatistics(s.address for s in sites), active_fingerprint_of(self.unet)
             state, identity = state and workers.own_file(state), _identity(model, scope, texts)
             if state is not None:
                 running.resume(state, identity)
@@ -167,7 +170,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         with self._in_use():
             settings = json.dumps(probe.config.to_dict(), sort_keys=True)
             state = state and workers.own_file(state)
-            model = "" if state is None else fingerprint_of(self.unet)  # reading weights waits for the device
+            model = "" if state is None else active_fingerprint_of(self.unet)  # reading weights waits for the device
             identity = _identity(model, settings, texts)
             scores = [] if state is None else kept_scores(state, identity, tau)
             done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
@@ -224,6 +227,24 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         """A result as a set to block or to save, which only this model accepts."""
         return result.neurons(fingerprint_of(self.unet))
 
+    def consensus(
+        self, prompts: str | Iterable[str], statistics: NeuronStatistics, config: SearchConfig | None = None,
+        probe: ProbeConfig | None = None, seeds: Sequence[int] = (1, 2, 3, 4, 5), share: float = 0.5,
+        progress: Progress = silent,
+    ) -> list[NeuronSet]:  # fmt: skip
+        """For each prompt, the neurons that at least ``share`` of the searches from other seeds keep.
+
+        A single search depends on its noises: two of them agree on about half of their neurons. A search costs as
+        much as :meth:`find`, so this costs ``len(seeds)`` times as much.
+        """
+        texts, settings = _texts(prompts), probe or ProbeConfig()
+        searches: list[list[Result]] = []
+        for number, seed in enumerate(seeds):
+            own = replace(settings, seed=seed)
+            searches.append(self.find(texts, statistics, config, own))
+            progress(number + 1, len(seeds), None)
+        return [consensus([self.neurons(r) for r in results], share) for results in zip(*searches, strict=True)]
+
     def verify(
         self,
         prompt: str,
@@ -243,10 +264,7 @@ class NEMOPipeline(SharedPipeline, StableDiffusionPipeline):
         with self._in_use():
             (cond,), reference = self._encoded([prompt]), None
             if picture is not None:
-                with torch.no_grad():
-                    pixels = to_pixels(picture, None, self.vae_scale_factor)
-                    pixels = pixels.to(self._execution_device, self.vae.dtype)
-                    reference = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
+                reference = self.latents(picture)
             config = VerifyConfig(tau, seed)
             return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import comfy.model_management
@@ -11,7 +12,7 @@ import torch
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.errors import refuse
-from ...engine.fingerprint import fingerprint_of
+from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
 from ...engine.schedule import append_dims
 from .forwards import clean_prediction
 from .schedule import schedule_of
@@ -68,6 +69,25 @@ def fingerprint(model: Any) -> str:
     return fingerprint_of(
         backbone_of(model), {k.removesuffix(".weight"): v for k, v in weights if k.endswith(".weight")}
     )
+
+
+def active_fingerprint(model: Any) -> str:
+    """:func:`fingerprint`, and what this clone's LoRAs and patches add to its text values."""
+    digest = ChangeDigest()
+    for path in text_values(backbone_of(model)):
+        for strength, patch, strength_model, *_ in model.patches.get(f"{PREFIX}{path}.weight", ()):
+            if strength or strength_model != 1:
+                digest.add(f"{path} {strength:.6g} {strength_model:.6g}", _tensors(getattr(patch, "weights", patch)))
+    return digest.joined(fingerprint(model))
+
+
+def _tensors(patch: Any) -> Iterator[torch.Tensor]:
+    """Every tensor within a patch, however it is nested."""
+    if isinstance(patch, torch.Tensor):
+        yield patch
+    elif isinstance(patch, (list, tuple)):
+        for part in patch:
+            yield from _tensors(part)
 
 
 def allow_gradients(model: Any) -> None:

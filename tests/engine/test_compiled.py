@@ -8,6 +8,7 @@ from vitrine.engine.compiled import EagerRuns, is_compiled
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
+from vitrine.engine.nemo import NeuronSet, block, value_sites
 from vitrine_tests import models
 
 
@@ -21,8 +22,8 @@ def compiled_in_place(unet):
 
 
 def compiled_by_blocks(unet):
-    for block in unet.up_blocks:
-        block.compile(backend="eager")
+    for stage in unet.up_blocks:
+        stage.compile(backend="eager")
     return unet
 
 
@@ -76,6 +77,29 @@ def test_a_denoiser_of_a_compiled_network(unet):
     x, text = torch.randn(2, 4, 16, 16, generator=g), torch.randn(2, 5, models.TEXT, generator=g)
     with torch.no_grad():
         assert torch.allclose(denoiser.forward(x, 50.0, Condition(text)), run(unet), atol=1e-6)
+
+
+@torch.no_grad()
+def test_blocking_in_whatever_order_network_and_compiler_are_called():
+    """Compiled before or while blocked, opened on the network or its compiled twin: blocked inside, not after."""
+    torch._dynamo.reset()
+    unet = models.unet(**models.ATTENTION_LAST)
+    neurons = NeuronSet({site.address: tuple(range(8)) for site in value_sites(unet, "all")})
+    plain = run(unet)
+    with block(unet, neurons):
+        blocked = run(unet)
+    assert not torch.equal(plain, blocked)
+    early, late = (torch.compile(unet, backend="eager") for _ in range(2))
+    assert torch.equal(run(early), plain)
+    for opened, called in ((unet, early), (unet, late), (early, unet), (late, early)):
+        with block(opened, neurons):
+            assert torch.equal(run(called), blocked)
+        assert torch.equal(run(called), plain)
+    with block(unet, neurons):
+        inside = torch.compile(unet, backend="eager")
+        assert torch.equal(run(inside), blocked)
+    assert torch.equal(run(inside), plain)
+    torch._dynamo.reset()
 
 
 def test_handles_may_close_in_any_order():

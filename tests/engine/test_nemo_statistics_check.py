@@ -44,3 +44,28 @@ def test_the_published_statistics_pass_for_networks_of_sd1_shape_only():
     published.check(nets[768], "0123456789abcdef")
     with pytest.raises(VitrineError, match="this model"):
         published.check(nets[1024], "0123456789abcdef")  # SD2.x: as many neurons, another text encoder
+
+
+def test_statistics_know_the_lora_they_were_measured_with(pipe, statistics):
+    """A LoRA on value projections moves the means; those of the checkpoint alone say nothing of it."""
+    from peft import LoraConfig
+
+    unet = pipe.unet
+    unet.add_adapter(LoraConfig(r=2, target_modules=["attn2.to_v"], init_lora_weights=False), adapter_name="style")
+    try:
+        with pytest.raises(VitrineError, match="adapters it has now"):
+            pipe.find(["a face"], statistics)
+        styled = pipe.statistics(caption(sample_scenes(range(4))))
+        assert any(not torch.allclose(v, statistics.means[a], atol=1e-3) for a, v in styled.means.items())
+        styled.check(unet)
+        unet.disable_adapters()
+        statistics.check(unet)
+        with pytest.raises(VitrineError, match="adapters it has now"):
+            styled.check(unet)
+        unet.enable_adapters()
+        unet.set_adapters(["style"], weights=[0.5])
+        with pytest.raises(VitrineError, match="adapters it has now"):
+            styled.check(unet)
+    finally:
+        unet.delete_adapters("style")
+    statistics.check(unet)

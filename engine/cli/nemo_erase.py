@@ -1,0 +1,87 @@
+"""``vitrine nemo erase``: memorized pictures trained out of the weights, as a LoRA or as a whole UNet."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+from ..files import named
+from ..nemo import EraseConfig
+from ..pipelines.loading import LoadConfig
+from ..pipelines.nemo_erase import SurrogateConfig
+from .options import Load
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Train memorized pictures out of a model (DoRI's remedy). The same command resumes.
+
+    Blocking leaves the picture in the weights, where an optimised embedding finds it; verify afterwards with the
+    pipeline's ``verify`` and an empty set of neurons.
+    """
+
+    pairs: Positional[Path]
+    """CSV with the columns prompt and picture; a path of a picture counts from the CSV's folder."""
+    neurons: tuple[Path, ...]
+    """NEURONS files that vitrine nemo find wrote; their union is blocked while surrogates are sampled."""
+    ordinary: Path
+    """Text file with captions that must stay as they are, one a line; 100 or more."""
+    model: str = "portraits"
+    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    out: Path = Path("erased.safetensors")
+    """A LoRA (rank above 0), or all weights of the UNet."""
+    work: Path | None = None
+    """Folder for the state of the training; the default stands beside the output."""
+    training: EraseConfig = field(default_factory=EraseConfig)
+    """The training."""
+    surrogates: SurrogateConfig = field(default_factory=SurrogateConfig)
+    """How surrogates and ordinary pictures are sampled."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..activations.images import open_picture
+        from ..nemo import NeuronSet
+        from ..progress import TqdmProgress
+        from .nemo import _pipeline, _prompts
+
+        if not self.neurons:
+            raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
+        prompts, pictures = read_pairs(self.pairs)
+        sets = [NeuronSet.load(p) for p in self.neurons]
+        work = self.work or self.out.with_suffix(".work")
+        opened, union = [open_picture(p) for p in pictures], sets[0].merged(*sets[1:])
+        erased = _pipeline(self.model, self.load).erase(
+            prompts,
+            opened,
+            _prompts(self.ordinary),
+            union,
+            self.training,
+            self.surrogates,
+            work,
+            TqdmProgress("updates"),
+        )
+        erased.save(self.out)
+        kind = f"LoRA of rank {erased.rank}" if erased.rank else "UNet"
+        print(f"{len(prompts)} pictures, {self.training.total} updates -> {self.out} ({kind})")
+        return 0
+
+
+def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
+    """Prompts and the paths of their pictures.
+
+    Raises:
+        VitrineError: If the file is missing, lacks a column, is empty, or names a picture that is not there.
+    """
+    accepted = "a CSV in UTF-8 with the columns prompt and picture"
+    with named(path, "pairs", accepted, "one line for each memorized picture"):
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+        pairs = [(row["prompt"].strip(), path.parent / row["picture"].strip()) for row in rows]
+    missing = [str(picture) for _, picture in pairs if not picture.is_file()]
+    if missing or not pairs:
+        raise refuse("pairs", missing[:3] or f"{path.name}, no rows", "pictures that exist", "correct the paths")
+    return [prompt for prompt, _ in pairs], [picture for _, picture in pairs]

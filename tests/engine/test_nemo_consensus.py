@@ -1,0 +1,34 @@
+"""What several searches agree on."""
+
+import pytest
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import NeuronSet, consensus, jaccard
+
+
+def sets(*choices, fingerprint="aa"):
+    return [NeuronSet({"x": c, "y": (7,)}, fingerprint, {"prompt": "p"}) for c in choices]
+
+
+def test_neurons_that_enough_searches_keep_stay():
+    three = sets((0, 1, 2), (1, 2, 3), (2, 5))
+    assert consensus(three, 0.5).neurons == {"x": (1, 2), "y": (7,)}
+    assert consensus(three, 1.0).neurons == {"x": (2,), "y": (7,)}
+    assert consensus(three, 0.01).neurons == three[0].merged(*three[1:]).neurons
+    chosen = consensus(three)
+    assert chosen.fingerprint == "aa" and chosen.info["prompt"] == "p" and chosen.info["consensus"]["searches"] == 3
+    pairs = [jaccard(three[0], three[1]), jaccard(three[0], three[2]), jaccard(three[1], three[2])]
+    assert chosen.info["consensus"]["jaccard"] == pytest.approx(sum(pairs) / 3)
+
+
+def test_jaccard_is_the_shared_part_of_the_union():
+    a, b = sets((0, 1, 2), (1, 2, 3))
+    assert jaccard(a, b) == 3 / 5 and jaccard(a, a) == 1.0 and jaccard(NeuronSet({}), NeuronSet({})) == 1.0
+
+
+def test_one_search_strangers_and_shares_that_mean_nothing_are_refused():
+    with pytest.raises(VitrineError, match="two at least"):
+        consensus(sets((0,)))
+    with pytest.raises(VitrineError, match="one model"):
+        consensus([*sets((0,)), *sets((0,), fingerprint="bb")])
+    with pytest.raises(VitrineError, match="share"):
+        consensus(sets((0,), (1,)), 0.0)
