@@ -41,11 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tree() -> dict[str, type | Group]:
-    from . import commands, control, emd, nemo, resolution, taps, train, w2w
+    from . import commands, control, emd, nemo, nemo_erase, resolution, taps, train, w2w
 
     return {
         "taps": Group("Choose places of a model to tap.", taps.COMMANDS),
-        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS),
+        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS | nemo_erase.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
         "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),
         "resolution": Group("Move a transformer to a higher resolution.", resolution.COMMANDS),

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,8 @@ class Find:
     """parity, chain or fast."""
     together: int = 16
     """Prompts searched in lockstep."""
+    seed: int = 0
+    """Of the noises; 0: as calibrated. Several searches, each in a folder of its own, make a vitrine nemo consensus."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -167,6 +169,7 @@ class Find:
         calibrated = _threshold(self.calibrated / "threshold.json")
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
         workers, probe = launched(), ProbeConfig.from_dict(calibrated["probe"])
+        probe = replace(probe, seed=self.seed or probe.seed)
         pipe = _pipeline(self.model, self.load)
         config = SearchConfig(tau=calibrated["tau"], share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}

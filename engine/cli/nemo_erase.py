@@ -13,6 +13,7 @@ from ..files import named
 from ..nemo import EraseConfig
 from ..pipelines.loading import LoadConfig
 from ..pipelines.nemo_erase import SurrogateConfig
+from .nemo import _pipeline, _prompts
 from .options import Load
 
 
@@ -47,7 +48,6 @@ class Erase:
         from ..activations.images import open_picture
         from ..nemo import NeuronSet
         from ..progress import TqdmProgress
-        from .nemo import _pipeline, _prompts
 
         if not self.neurons:
             raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
@@ -85,3 +85,28 @@ def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
     if missing or not pairs:
         raise refuse("pairs", missing[:3] or f"{path.name}, no rows", "pictures that exist", "correct the paths")
     return [prompt for prompt, _ in pairs], [picture for _, picture in pairs]
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """Keep the neurons that several searches of one prompt agree on, as one NEURONS file."""
+
+    searches: Positional[tuple[Path, ...]]
+    """NEURONS files of one prompt and model, each searched from other seeds."""
+    share: float = 0.5
+    """Of the searches that must have kept a neuron."""
+    out: Path = Path("consensus.json")
+    """The NEURONS file."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import NeuronSet, consensus
+
+        chosen = consensus([NeuronSet.load(p) for p in self.searches], self.share)
+        chosen.save(self.out)
+        agree = chosen.info["consensus"]["jaccard"]
+        print(f"{len(chosen)} neurons of {len(self.searches)} searches (pairs agree by {agree:.2f}) -> {self.out}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"erase": Erase, "consensus": Consensus}

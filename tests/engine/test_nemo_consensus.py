@@ -1,6 +1,7 @@
 """What several searches agree on."""
 
 import pytest
+from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, consensus, jaccard
 
@@ -32,3 +33,11 @@ def test_one_search_strangers_and_shares_that_mean_nothing_are_refused():
         consensus([*sets((0,)), *sets((0,), fingerprint="bb")])
     with pytest.raises(VitrineError, match="share"):
         consensus(sets((0,), (1,)), 0.0)
+
+
+def test_the_command_writes_what_searches_agree_on(tmp_path, capsys):
+    files = [str(each.save(tmp_path / f"{i}.json")) for i, each in enumerate(sets((0, 1), (1, 2), (1,)))]
+    assert main(["nemo", "consensus", *files, "--out", str(tmp_path / "out.json")]) == 0
+    assert NeuronSet.load(tmp_path / "out.json").neurons == {"x": (1,), "y": (7,)}
+    assert "2 neurons of 3 searches" in capsys.readouterr().out
+    assert main(["nemo", "consensus", files[0]]) == 2

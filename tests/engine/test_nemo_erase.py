@@ -3,12 +3,17 @@
 import pytest
 import torch
 from diffusers import DDIMScheduler
+from PIL import Image
+from safetensors.torch import load_file
+from vitrine.engine.cli.main import main
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData, erase
+from vitrine.engine.fingerprint import width_of
+from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData, NeuronSet, erase, fingerprint_of, value_sites
 from vitrine.engine.nemo.erase import Eraser
 from vitrine.engine.nemo.verify import optimised_text
+from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine_tests import models
 
 QUICK = {"rounds": 3, "updates": 2, "batch": 2, "attack": AttackConfig(steps=2, batch=2), "save_every": 1}
@@ -111,3 +116,23 @@ def test_data_that_does_not_fit_is_refused(data):
     }.items():
         with pytest.raises(VitrineError):
             EraseData(*[part if n == i else p for n, p in enumerate(parts)])
+
+
+def test_the_command_trains_from_files_to_a_file(tmp_path, capsys):
+    plant, net = plants()[2], load_portraits().unet
+    everything = {s.address: tuple(range(width_of(net, s))) for s in value_sites(net)}
+    neurons = NeuronSet(everything, fingerprint_of(net)).save(tmp_path / "all.json")
+    pixels = (render(plant.scenes).images[0].movedim(0, -1) * 255).round().to(torch.uint8).numpy()
+    Image.fromarray(pixels).save(tmp_path / "planted.png")
+    (tmp_path / "ordinary.txt").write_text("\n".join(caption(sample_scenes(range(20, 23)))))
+    (tmp_path / "pairs.csv").write_text(f"prompt,picture\n{plant.captions[0]},planted.png\n")
+    out = tmp_path / "erased.safetensors"
+    few = ["--training.rounds", "1", "--training.updates", "1", "--training.batch", "2", "--training.rank", "2",
+           "--training.attack.steps", "1", "--training.attack.batch", "1", "--surrogates.count", "1",
+           "--surrogates.steps", "4"]  # fmt: skip
+    command = ["nemo", "erase", str(tmp_path / "pairs.csv"), "--neurons", str(neurons), "--ordinary",
+               str(tmp_path / "ordinary.txt"), "--out", str(out), *few]  # fmt: skip
+    assert main(command) == 0 and any(key.endswith("lora_up.weight") for key in load_file(out))
+    (tmp_path / "pairs.csv").write_text("prompt,picture\na face,nowhere.png\n")
+    capsys.readouterr()
+    assert main(command) == 2 and "pictures that exist" in capsys.readouterr().err
