@@ -59,6 +59,8 @@ class Sample:
     """Sliders such as 'beard=2'."""
     protect: tuple[str, ...] = ()
     """Labels that the sliders must not change."""
+    calibrated: bool = False
+    """Sliders are positions 0 .. 1 of the space's own maps, even in what is seen, instead of deviations."""
     wanted: tuple[str, ...] = ()
     """Scores the models must have before sliders, in deviations, such as 'glasses=-1'."""
     factor: float | None = None
@@ -79,7 +81,7 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, W2WModel, conditioned, edit, sample, usual_sampling
+        from ..w2w import EditConfig, W2WModel, conditioned, edit, in_deviations, sample, usual_sampling
 
         space, strengths, wanted = _space(self.space), _sliders(self.edits), _sliders(self.wanted)
         config = usual_sampling(
@@ -87,9 +89,10 @@ class Sample:
             attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
         )  # fmt: skip
         drawn = conditioned(space, sample(space, self.seeds, config), wanted)
-        rows = edit(space, drawn, strengths, EditConfig(self.protect))
+        editing = EditConfig(self.protect, calibrated=self.calibrated)
+        rows, moved = edit(space, drawn, strengths, editing), in_deviations(space, strengths, editing)
         history: list[dict[str, Any]] = [{"sample": {"seeds": list(self.seeds), **config.to_dict()}}]
-        history += [{"conditioned": wanted}] * bool(wanted) + [{"edit": strengths}] * bool(strengths)
+        history += [{"conditioned": wanted}] * bool(wanted) + [{"edit": moved}] * bool(moved)
         names = [f"model-{seed:04d}{_tail(strengths)}" for seed in self.seeds]
         self.files.write(space, W2WModel(rows, space.identity, tuple(history)), names)
         return 0
@@ -109,19 +112,23 @@ class Edit:
     """Labels whose scores stay."""
     mode: str = "joint"
     """How they are protected: joint, or official_sequential."""
+    calibrated: bool = False
+    """Sliders are positions 0 .. 1 of the space's own maps, even in what is seen, instead of deviations."""
     files: Files = Writing()
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, edit
+        from ..w2w import EditConfig, edit, in_deviations
 
         space, strengths = _space(self.space), _sliders(self.edits)
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{_example(space)}=2'")
         for source in self.models:
             model, name = _model(space, source)
-            rows = edit(space, model.coefficients, strengths, EditConfig(self.protect, self.mode))
-            self.files.write(space, model.moved_to(rows, edit=strengths), _named(name + _tail(strengths), len(rows)))
+            config = EditConfig(self.protect, self.mode, calibrated=self.calibrated)
+            rows = edit(space, model.coefficients, strengths, config)
+            moved = model.moved_to(rows, edit=in_deviations(space, strengths, config))
+            self.files.write(space, moved, _named(name + _tail(strengths), len(rows)))
         return 0
 
 

@@ -32,6 +32,7 @@ from ..w2w import (
     edit,
     edited_lora,
     encode,
+    in_deviations,
     invert,
     latent_mask,
     member,
@@ -69,7 +70,7 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
             VitrineError: As :func:`~vitrine.engine.w2w.edit`, and if the model is of another space.
         """
         coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
-        return model.moved_to(coefficients, edit=dict(strengths))
+        return model.moved_to(coefficients, edit=in_deviations(space, strengths, config))
 
     def blend_models(
         self, space: Space, models: Sequence[W2WModel], weights: Sequence[float] | None = None

@@ -14,7 +14,7 @@ from .directions import (
     with_directions,
     without,
 )
-from .editing import EditConfig, blend, difference, edit, edited_lora, materialise, share_inside, shift
+from .editing import EditConfig, blend, difference, edit, edited_lora, in_deviations, materialise, share_inside, shift
 from .encoding import Encoded, encode, member, official_model
 from .export import usual_dialect, write_lora
 from .gauge import Gauge, gauge_test
@@ -37,16 +37,18 @@ from .sampling import (
     with_sampling,
 )
 from .space import WeightSpace
+from .strengths import StrengthMap, fit_strengths, strength_map, with_strength_maps
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [
     "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "DeltaSpace", "EditConfig", "Encoded", "FolderScan",
     "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer", "LoraTrainConfig", "Manifest",
-    "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space", "Subject", "W2WModel",
+    "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space", "StrengthMap", "Subject", "W2WModel",
     "WeightSpace", "blend", "build_space", "closeness", "conditioned", "contents", "described", "difference",
-    "direction", "direction_named", "edit", "edited_lora", "encode", "gauge_test", "initial_lora", "invert",
-    "joint_directions", "latent_mask", "load_space", "materialise", "member", "member_names", "nearest",
+    "direction", "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora",
+    "invert", "joint_directions", "latent_mask", "load_space", "materialise", "member", "member_names", "nearest",
     "official_model", "partial_inversion", "principal_components", "quality", "reach", "read_header", "read_lora",
-    "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift", "train_loras",
-    "usual_dialect", "usual_sampling", "with_directions", "with_sampling", "without", "write_lora",
+    "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift", "strength_map", "train_loras",
+    "usual_dialect", "usual_sampling", "with_directions", "with_sampling", "with_strength_maps", "without",
+    "write_lora",
 ]  # fmt: skip

@@ -220,7 +220,8 @@ def _delta_space(
     ranks = {p: [f.entries[p].down[0] if p in f.entries else 0 for f in scan.good] for p in paths}
     stacks = read_stacks(ranks, loras(), progress)
     scan = _without(scan, bad) if bad else scan
-    return DeltaSpace.of_stacks(stacks, [f.name for f in scan.good], config.components, progress, info), scan
+    names = [f.name for f in scan.good]
+    return DeltaSpace.of_stacks(stacks, names, config.components, progress, info, config.memory), scan
 
 
 @dataclass(frozen=True)

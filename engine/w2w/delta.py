@@ -93,22 +93,42 @@ def read_stacks(
     return {path: stacks[path].without(bad) if bad else stacks[path] for path in sorted(stacks)}
 
 
-def gram(stacks: Mapping[str, Stack], progress: Progress = silent, rows: int = 2048) -> torch.Tensor:
-    """(N, N) float64 inner products of the weight changes, ``rows`` factors at a time.
+def gram(stacks: Mapping[str, Stack], progress: Progress = silent, memory: int = 2 * 2**30) -> torch.Tensor:
+    """(N, N) float64 inner products of the weight changes, in blocks that stay within ``memory`` bytes.
 
-    G_ij = sum over layers of s_i s_j sum((B_i^T B_j) * (A_i A_j^T)): <BA, B'A'> = tr(A^T B^T B' A').
+    G_ij = sum over layers of s_i s_j sum((B_i^T B_j) * (A_i A_j^T)): <BA, B'A'> = tr(A^T B^T B' A'). Of two blocks of
+    factors only one order is computed: about R^2 (in + out) floating-point operations a layer of R factors.
     """
     n = len(next(iter(stacks.values())).ranks)
     products = torch.zeros(n, n, dtype=torch.float64)
     for index, stack in enumerate(stacks.values()):
-        down, up, owner = stack.down.flatten(1).double(), stack.up.double(), stack.owner
-        for start in range(0, len(owner), rows):
-            block = slice(start, start + rows)
-            pairs = (up[:, block].T @ up) * (down[block] @ down.T)
-            by_model = torch.zeros(len(pairs), n, dtype=torch.float64).index_add_(1, owner, pairs)
-            products.index_add_(0, owner[block], by_model)
+        owner, rows = stack.owner, _block(stack, memory)
+        starts = range(0, len(owner), rows)
+        for first in starts:
+            block, (down, up) = slice(first, first + rows), _double(stack, slice(first, first + rows))
+            for second in range(first, len(owner), rows):
+                other = slice(second, second + rows)
+                down_other, up_other = (down, up) if second == first else _double(stack, other)
+                pairs = (up.T @ up_other).mul_(down @ down_other.T)
+                by_model = torch.zeros(len(pairs), n, dtype=torch.float64).index_add_(1, owner[other], pairs)
+                products.index_add_(0, owner[block], by_model)
+                if second > first:
+                    by_model = torch.zeros(pairs.shape[1], n, dtype=torch.float64).index_add_(1, owner[block], pairs.T)
+                    products.index_add_(0, owner[other], by_model)
         progress(index + 1, len(stacks))
     return products
+
+
+def _double(stack: Stack, block: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    return stack.down[block].flatten(1).double(), stack.up[:, block].double()
+
+
+def _block(stack: Stack, memory: int) -> int:
+    """How many factors at a time: two blocks of them, their products (twice, while multiplied) and a row a model."""
+    each = 8 * (2 * (stack.down[0].numel() + len(stack.up)) + len(stack.ranks))
+    # 16 x^2 + each x <= memory
+    rows = int(((each * each + 64 * memory) ** 0.5 - each) / 32)
+    return max(1, min(rows, 2048))
 
 
 @dataclass(frozen=True)
@@ -150,13 +170,13 @@ class DeltaSpace:
     @classmethod
     def of_stacks(
         cls, stacks: Mapping[str, Stack], names: Sequence[str] = (), components: int | None = None,
-        progress: Progress = silent, info: Mapping[str, Any] | None = None,
+        progress: Progress = silent, info: Mapping[str, Any] | None = None, memory: int = 2 * 2**30,
     ) -> DeltaSpace:  # fmt: skip
-        """:meth:`of`, from LoRAs that stand side by side already."""
+        """:meth:`of`, from LoRAs that stand side by side already; ``memory`` bytes beside these, see :func:`gram`."""
         n = len(next(iter(stacks.values())).ranks)
         if components is not None and not 0 < components < n:
             raise refuse("components", components, f"1 .. {n - 1} for {n} models", "leave it out for all")
-        products = gram(stacks, progress)
+        products = gram(stacks, progress, memory)
         centred = products - products.mean(0) - products.mean(1, keepdim=True) + products.mean()  # H G H
         values, vectors = top_components(centred, components)
         variance = float(centred.diagonal().sum()) / (n - 1)

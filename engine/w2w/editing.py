@@ -13,6 +13,7 @@ from .delta import DeltaSpace, Space
 from .directions import MODES, direction_named, without
 from .low_rank import refactor
 from .manifest import Lora, LoraLayer
+from .strengths import strength_map
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,15 @@ class EditConfig(Config):
         start: the edit acts from this timestep down (weights2weights, appendix I): 1000 is the whole run, 700 keeps the
             layout, -1 is never.
         blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
+        calibrated: strengths are positions 0 .. 1 of the space's own maps (see ``strengths.py``), even in what is seen;
+            off, they are deviations.
     """
 
     protect: tuple[str, ...] = ()
     mode: str = "joint"
     start: float = 1000.0
     blocks: tuple[str, ...] = ()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protect", tuple(self.protect))
@@ -45,14 +49,15 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
     """(K,) sum of strength times direction; the order of sliders does not matter.
 
     Args:
-        strengths: label -> standard deviations of the training models, about -3 .. 3.
+        strengths: label -> standard deviations of the training models, about -3 .. 3; with ``config.calibrated``,
+            positions 0 .. 1.
 
     Raises:
-        VitrineError: If a label is unknown or protected, or a strength is not a number.
+        VitrineError: If a label is unknown or protected, a strength is not a number, or a position has no map.
     """
     config = config or EditConfig()
     total = torch.zeros(space.dimension, dtype=torch.float64)
-    for label, strength in strengths.items():
+    for label, strength in in_deviations(space, strengths, config).items():
         if not abs(strength) < 1000:
             raise refuse(f"strength of {label}", strength, "-1000 .. 1000 deviations", "the training models span +-3")
         if label in config.protect:
@@ -62,6 +67,17 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
         # weights2weights, Eq. 2: theta_edit = theta + a n, here in coefficients: a n = sum of strength x direction
         total += float(strength) * vector.double()
     return total.float()
+
+
+def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, float]:
+    """Label -> strength in deviations, which ``strengths`` are already unless ``config.calibrated``.
+
+    Raises:
+        VitrineError: If a position lies outside 0 .. 1, or the space has no map for a label.
+    """
+    if config is None or not config.calibrated:
+        return dict(strengths)
+    return {label: strength_map(space, label).at(position) for label, position in strengths.items()}
 
 
 def edit(

@@ -1,0 +1,180 @@
+"""Graded sliders: does an attribute rise along five even positions, on people in neither the space nor the tuning?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ...engine.w2w.directions import direction_named, joint_directions, with_directions
+from ...engine.w2w.space import WeightSpace
+from ...engine.w2w.strengths import POSITIONS, StrengthMap, fit_strengths
+from ..portraits.identities import identity_similarity
+from .edits import EDITS, WORDS, draw_once, surroundings, with_word
+from .world import EXCLUSIVE, LABELS, Studio, labels, people_space, subspace
+
+IN_SPACE, TUNING = 400, 200
+"""The first 400 people make the space; the last 200 of them tune its sliders; people from 400 on are measured."""
+GRID = 6
+"""Strengths at which a slider is read for its map, up to the end that ``EDITS`` names."""
+
+
+@lru_cache(maxsize=1)
+def smaller_space() -> WeightSpace:
+    """The space of the first ``IN_SPACE`` people alone, with directions from their labels."""
+    space = subspace(people_space(), IN_SPACE)
+    return with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE))
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One slider at five even positions.
+
+    Attributes:
+        probability: (5, M) of the label for each person.
+        others: (5,) largest change of any other attribute's distribution, in total variation.
+        identity: (5,) mean cosine of identity features to position 0.
+    """
+
+    probability: torch.Tensor
+    others: list[float]
+    identity: list[float]
+
+    @property
+    def mean(self) -> list[float]:
+        """(5,) over people."""
+        return self.probability.mean(1).tolist()
+
+    @property
+    def steps(self) -> list[float]:
+        """(4,) rises of the mean from each position to the next."""
+        return self.probability.mean(1).diff().tolist()
+
+    def largest_step(self, resamples: int = 1000) -> tuple[float, float, float]:
+        """The largest rise of the mean, and its 95 % interval over people (percentile bootstrap)."""
+        people = self.probability.shape[1]
+        drawn = torch.randint(people, (resamples, people), generator=torch.Generator().manual_seed(0))
+        each = self.probability[:, drawn].mean(2).diff(dim=0).amax(0)
+        low, high = torch.quantile(each, torch.tensor([0.025, 0.975])).tolist()
+        return max(self.steps), low, high
+
+    @property
+    def single(self) -> float:
+        """The largest rise of a single person's picture, mean over people: 1 is a switch."""
+        return float(self.probability.diff(dim=0).amax(0).mean())
+
+    @property
+    def even(self) -> bool:
+        """Rises by 30 points or more, never falls by more than 2, and has no step above 0.4."""
+        return sum(self.steps) >= 0.3 and min(self.steps) >= -0.02 and max(self.steps) <= 0.4
+
+    def described(self) -> str:
+        """One line of the table."""
+        step, low, high = self.largest_step()
+        shown = " ".join(f"{v:.2f}" for v in self.mean)
+        return (
+            f"{shown}, largest step {step:.2f} ({low:.2f} to {high:.2f}), of single pictures {self.single:.2f}, "
+            f"others {max(self.others):.3f}, identity {self.identity[-1]:.3f}"
+        )
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """People who lack an attribute, as flat weights (M, D), and what is drawn of them with one seed and prompt each."""
+
+    studio: Studio
+    label: str
+    weights: torch.Tensor
+    steps: int
+
+    @classmethod
+    def open(cls, studio: Studio, label: str, people: range, count: int, steps: int) -> Sitting:
+        """``count`` of the shipped people numbered ``people``, with all of their own weights, in the space or not."""
+        shipped = people_space()
+        table = labels(shipped.names)
+        lacking = table[label] == 0
+        if LABELS[label][0] == "hair_color":
+            lacking &= table["bald"] == 0
+        who = [i for i in people if bool(lacking[i])][:count]
+        return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps)
+
+    def moved(self, strength: float) -> torch.Tensor:
+        """Their pictures, edited by the space's direction from the label's usual timestep on."""
+        space, start = self.studio.space, EDITS.get(self.label, (4.5, 1000.0))[1]
+        assert isinstance(space, WeightSpace)
+        prompts = surroundings(len(self.weights))
+        if strength == 0:
+            return draw_once(self.studio, self.weights, prompts, steps=self.steps)
+        # weights2weights, section 3.3: theta + a n, also for people who are not in the space
+        change = space.scale * (strength * direction_named(space, self.label) @ space.components.float())
+        return draw_once(self.studio, self.weights, prompts, self.weights + change, start, self.steps)
+
+    def worded(self, weight: float) -> torch.Tensor:
+        """Their pictures with text states between those of the prompt without (0) and with (1) the attribute's word."""
+        prompts = surroundings(len(self.weights))
+        with torch.no_grad():
+            plain = self.studio.portraits.encode(prompts)
+            full = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in prompts])
+        return draw_once(self.studio, self.weights, plain.lerp(full, weight), steps=self.steps)
+
+    def fitted(self) -> StrengthMap:
+        """The slider's map, from these people."""
+        top, start = EDITS.get(self.label, (4.5, 1000.0))
+        strengths = [top * i / GRID for i in range(GRID + 1)]
+        readings = [float(self._likelihood(self.moved(s)).mean()) for s in strengths]
+        return fit_strengths(strengths, readings, start)
+
+    def graded(self, draw: Callable[[float], torch.Tensor], values: Sequence[float]) -> Graded:
+        """What ``draw`` shows at each value; the first is the picture before any edit."""
+        studio, edited = self.studio, LABELS[self.label][0]
+        readings = [studio.read(draw(v)) for v in values]
+        features, base = readings[0]
+        names = [n for n in base if n != edited and not (edited == "hair" and n == "hair_color")]
+        others = [
+            max(float((read[n].mean((0, 1)) - base[n].mean((0, 1))).abs().sum() / 2) for n in names)
+            for _, read in readings
+        ]
+        identity = [float(identity_similarity(f, features).mean()) for f, _ in readings]
+        probability = torch.stack([studio.likelihood(read, self.label).mean(1) for _, read in readings])
+        return Graded(probability, others, identity)
+
+    def _likelihood(self, images: torch.Tensor) -> torch.Tensor:
+        return self.studio.likelihood(self.studio.read(images)[1], self.label)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One label on people of no space: even strengths, the calibrated map, and the weighted word."""
+
+    linear: Graded
+    calibrated: Graded
+    worded: Graded
+    fitted: StrengthMap
+
+    @classmethod
+    def measure(cls, studio: Studio, label: str, people: int, steps: int) -> Comparison:
+        """The map is fitted on as many of the tuning people as are measured of the others."""
+        tuning = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)
+        fitted = tuning.fitted()
+        sitting = Sitting.open(studio, label, range(IN_SPACE, people_space().count), people, steps)
+        even = [i / (POSITIONS - 1) for i in range(POSITIONS)]
+        top = EDITS.get(label, (4.5, 1000.0))[0]
+        linear = sitting.graded(sitting.moved, [top * v for v in even])
+        calibrated = sitting.graded(lambda v: sitting.moved(fitted.at(v)), even)
+        return cls(linear, calibrated, sitting.graded(sitting.worded, even), fitted)
+
+    def holds(self, tolerance: float = 0.10) -> bool:
+        """Even, others within ``tolerance``, and identity no more than 0.02 below that of even strengths."""
+        kept = self.calibrated.identity[-1] >= self.linear.identity[-1] - 0.02
+        return self.calibrated.even and max(self.calibrated.others) <= tolerance and kept
+
+    def described(self) -> dict[str, str]:
+        """The label's rows of the table."""
+        shown = ", ".join(f"{s:.2f}" for s in self.fitted.strengths)
+        return {
+            "even strengths": self.linear.described(),
+            f"calibrated ({shown})": self.calibrated.described(),
+            "word in the prompt, weighted": self.worded.described(),
+        }

@@ -1,0 +1,83 @@
+"""Calibrated sliders: even in what is seen, kept in the space's file, the same at every door; off is as before."""
+
+import pytest
+import torch
+from vitrine.engine.cli.main import main
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.w2w import (
+    EditConfig,
+    StrengthMap,
+    W2WModel,
+    WeightSpace,
+    edit,
+    fit_strengths,
+    strength_map,
+    with_directions,
+    with_strength_maps,
+)
+
+
+@pytest.fixture
+def labelled(space):
+    return with_directions(space, {"beard": space.deviations.clone()})
+
+
+def test_positions_share_out_a_sigmoid():
+    strengths = [0.1 * i for i in range(61)]
+    curve = [float(torch.sigmoid(torch.tensor(4 * (s - 3)))) for s in strengths]
+    fitted = fit_strengths(strengths, curve, start=700)
+    seen = [float(torch.sigmoid(torch.tensor(4 * (s - 3)))) for s in fitted.strengths]
+    assert seen == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.01)
+    assert fitted.strengths[1] > 2 and fitted.start == 700
+
+
+def test_noise_does_not_turn_a_slider_back():
+    fitted = fit_strengths([0, 1, 2, 3, 4], [0.1, 0.05, 0.5, 0.4, 0.9])
+    assert list(fitted.strengths) == sorted(fitted.strengths)
+    # least squares: 0.075, 0.075, 0.45, 0.45, 0.9
+    assert fitted.at(0.5) == pytest.approx(3 + (0.4875 - 0.45) / 0.45) and fitted.at(1.0) == 4
+
+
+def test_a_position_moves_a_model_as_the_strength_it_stands_for(labelled, tmp_path):
+    calibrated = with_strength_maps(labelled, {"beard": StrengthMap((0.0, 2.0, 3.0))})
+    assert calibrated.identity == labelled.identity
+    kept = WeightSpace.load(calibrated.save(tmp_path / "space.safetensors"))
+    model = kept.coefficients[:2]
+    on, off = EditConfig(calibrated=True), EditConfig()
+    for position, strength in ((0.25, 1.0), (0.5, 2.0), (1.0, 3.0)):
+        assert torch.equal(edit(kept, model, {"beard": position}, on), edit(kept, model, {"beard": strength}, off))
+    assert torch.equal(edit(kept, model, {"beard": 0.0}, on), model)
+    # off: the map is not looked at
+    assert torch.equal(edit(kept, model, {"beard": 0.5}), edit(labelled, model, {"beard": 0.5}))
+
+
+@pytest.mark.parametrize("position", [-0.1, 1.01, float("nan")])
+def test_positions_beyond_the_map_are_refused(labelled, position):
+    calibrated = with_strength_maps(labelled, {"beard": StrengthMap((0.0, 2.0))})
+    with pytest.raises(VitrineError):
+        edit(calibrated, calibrated.coefficients, {"beard": position}, EditConfig(calibrated=True))
+
+
+def test_what_has_no_map_is_refused(labelled):
+    with pytest.raises(VitrineError, match="not calibrated"):
+        edit(labelled, labelled.coefficients, {"beard": 0.5}, EditConfig(calibrated=True))
+    with pytest.raises(VitrineError, match="strength maps"):
+        with_strength_maps(labelled, {"glasses": StrengthMap((0.0, 1.0))})
+    with pytest.raises(VitrineError, match="rise"):
+        fit_strengths([0, 1, 2], [0.5, 0.4, 0.3])
+    with pytest.raises(VitrineError, match="strength map"):
+        StrengthMap((0.0, 2.0, 1.0))
+    assert strength_map(with_strength_maps(labelled, {"beard": StrengthMap((0.0, 1.0))}), "beard").at(0.5) == 0.5
+
+
+def test_the_command_line_takes_positions_and_records_deviations(labelled, tmp_path):
+    calibrated = with_strength_maps(labelled, {"beard": StrengthMap((0.0, 2.0, 3.0))})
+    path = calibrated.save(tmp_path / "space.w2w.safetensors")
+    name, models = calibrated.names[0], []
+    for slider, switch in (("beard=0.5", ["--calibrated"]), ("beard=2", [])):
+        out = tmp_path / slider
+        assert main(["w2w", "edit", str(path), name, "--edits", slider, "--out", str(out), *switch]) == 0
+        models.append(W2WModel.load(next(out.glob("*.w2wmodel.safetensors"))))
+    assert torch.equal(models[0].coefficients, models[1].coefficients)
+    assert models[0].history[-1] == models[1].history[-1] == {"edit": {"beard": 2.0}}
+    assert main(["w2w", "edit", str(path), name, "--edits", "beard=2", "--calibrated", "--out", str(tmp_path)]) == 2
