@@ -7,86 +7,19 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.activations import (
-    PRESETS,
-    Activations,
-    PCABasis,
-    TapConfig,
-    massive_channels,
-    pca_rgb,
-    preset,
-    tap_latents,
-)
+from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
+from ..engine.activations.gdf_protocol import PROTOCOLS
 from ..engine.addresses import AUTO, resolve
 from ..engine.errors import refuse
 from .comfy import saved
-from .comfy.conditioning import condition_of
-from .comfy.model import backbone_of, denoiser_of, encode
-from .comfy.progress import progress
+from .comfy.model import backbone_of
 from .comfy.recording import Recorder, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
+from .tap_inputs import HELP, protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
 
 CATEGORY = "Vitrine/activations"
-_OWN = "addresses below"
 _FOLDER = "vitrine_activations"
-_HELP = (
-    "One address or glob a line, e.g. up-level*-cross-q; auto: a place that every model has. A wrong one is refused "
-    "with the nearest valid names."
-)
-
-
-def selection_inputs() -> list[io.Input]:
-    """The inputs that say which places are tapped, and how; the same in every node that taps pictures."""
-    return [
-        io.Combo.Input(
-            "selection", options=[_OWN, *PRESETS], default=_OWN,
-            tooltip="A published selection, or the addresses typed below.",
-        ),
-        io.String.Input("addresses", multiline=True, default=AUTO, tooltip=_HELP),
-        io.Float.Input(
-            "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
-            tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
-        ),
-        io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
-        io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
-    ]  # fmt: skip
-
-
-def remedy_inputs() -> list[io.Input]:
-    """DiTF's remedy for transformers; at the end of a node's inputs, where they were added."""
-    return [
-        io.Boolean.Input(
-            "modulate", default=False, optional=True,
-            tooltip="Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
-        ),
-        io.String.Input(
-            "discard", default="", optional=True,
-            tooltip="Massive channels to set to nought, e.g. 154 1446 for Flux.1-dev. "
-            "Activation Tap's report finds them.",
-        ),
-    ]  # fmt: skip
-
-
-def selection_config(
-    choice: str, typed: str, timestep: float, seed: int, ensemble: int, remedy: tuple[bool, str], dtype: str = "float32"
-) -> TapConfig:
-    """What the inputs above ask for; a published selection brings its own remedy.
-
-    Args:
-        remedy: ``modulate`` and ``discard``.
-
-    Raises:
-        VitrineError: The channels to discard are no numbers, or a setting is out of range.
-    """
-    settings: dict[str, Any] = {"timestep": timestep, "seeds": tuple(range(seed, seed + ensemble)), "dtype": dtype}
-    modulate, discard = remedy
-    words = discard.replace(",", " ").split()
-    if not all(word.isdigit() for word in words):
-        raise refuse("discard", discard, "channel numbers from 0", "e.g. 154 1446")
-    settings |= {"modulate": True} if modulate else {}
-    settings |= {"discard": tuple(map(int, words))} if words else {}
-    return TapConfig(tuple(typed.split()), **settings) if choice == _OWN else preset(choice).config(**settings)
 
 
 def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
@@ -131,6 +64,7 @@ class ActivationTap(io.ComfyNode):
                 *selection_inputs(),
                 io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
                 *remedy_inputs(),
+                protocol_input(),
             ],
             outputs=[
                 ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped places, one row a picture."),
@@ -143,14 +77,12 @@ class ActivationTap(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, image: torch.Tensor, positive: list, selection: str, addresses: str,
         timestep: float, seed: int, ensemble: int, dtype: str, modulate: bool = False, discard: str = "",
+        protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:  # fmt: skip
         """Encode once, tap with ``tap_latents``, draw the first place."""
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard), dtype)
         resolve(backbone_of(model), list(config.addresses))
-        denoiser = denoiser_of(model)
-        latents = encode(model, vae, image)
-        cond = condition_of(model, positive, latents)
-        taps = tap_latents(denoiser, latents, cond, config, progress())
+        taps = tap_images(model, vae, image, positive, config, protocol)
         drawn = picture(taps)
         return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(drawn, cls=cls))
 
@@ -180,7 +112,7 @@ class TapDuringSampling(io.ComfyNode):
             search_aliases=["record activations", "activations while sampling", "hooks", "h-space"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
-                io.String.Input("addresses", multiline=True, default=AUTO, tooltip=_HELP),
+                io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
                 io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps to keep, counted from 0; or 'all'."),
             ],
             outputs=[

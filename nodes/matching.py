@@ -8,33 +8,39 @@ import torch
 import torch.nn.functional as F
 from comfy_api.latest import io, ui
 
-from ..engine.activations import TapConfig, tap_latents
+from ..engine.activations import TapConfig
 from ..engine.activations.correspondence import Matches, feature_maps, find_correspondence
+from ..engine.activations.gdf_protocol import CORRESPONDENCE_SIZE, PROTOCOLS, check_protocol, gdf_features
 from ..engine.activations.points import draw_matches, mask_points, parse_points
 from ..engine.activations.segmentation import ProbeSettings, fit_probe
 from ..engine.errors import refuse
-from .activations import remedy_inputs, selection_config, selection_inputs
-from .comfy.conditioning import condition_of
-from .comfy.model import denoiser_of, encode
-from .comfy.progress import progress
+from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
 
 CATEGORY = "Vitrine/activations"
 
 
 def _features(
-    model: Any, vae: Any, images: tuple[torch.Tensor, torch.Tensor], positive: list, config: TapConfig
-) -> list[torch.Tensor]:
-    """(B, C, H, W) joined unit features of two batches of pictures; those of one size go through together."""
+    model: Any, vae: Any, images: tuple[torch.Tensor, torch.Tensor], positive: list, config: TapConfig, protocol: str,
+    grid: tuple[int, int] | None = None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """(B, C, H, W) joined features of two batches of pictures; those of one size go through together.
+
+    Args:
+        grid: on which GDF's protocol joins places; None is the widest of theirs.
+    """
+    gdf = check_protocol(protocol)
+
+    def joined(image: torch.Tensor) -> torch.Tensor:
+        taps = tap_images(model, vae, image, positive, config, protocol)
+        return gdf_features(taps, grid) if gdf else feature_maps(taps)
+
     if images[0].shape[1:3] == images[1].shape[1:3]:
-        both = _tapped(model, vae, torch.cat([i[..., :3] for i in images]), positive, config)
+        both = joined(torch.cat([i[..., :3] for i in images]))
         return list(both.split([len(i) for i in images]))
-    return [_tapped(model, vae, i[..., :3], positive, config) for i in images]
-
-
-def _tapped(model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig) -> torch.Tensor:
-    latents = encode(model, vae, image)
-    cond = condition_of(model, positive, latents)
-    return feature_maps(tap_latents(denoiser_of(model), latents, cond, config, progress()))
+    if gdf:
+        shown = [tuple(i.shape[1:3]) for i in images]
+        raise refuse("image sizes", shown, "one size under protocol 'gdf'", "squeeze them to the model's own size")
+    return [joined(i[..., :3]) for i in images]
 
 
 def as_lines(match: Matches) -> list[str]:
@@ -68,6 +74,7 @@ class FindCorrespondence(io.ComfyNode):
                                tooltip="0: centre of the best cell; above: weighted over its neighbours, finer."),
                 io.Mask.Input("mask", optional=True, tooltip="Instead of points: the middle of each painted spot."),
                 *remedy_inputs(),
+                protocol_input(),
             ],
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
@@ -79,7 +86,7 @@ class FindCorrespondence(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, positive: list, source: torch.Tensor, target: torch.Tensor, points: str,
         selection: str, addresses: str, timestep: float, seed: int, ensemble: int, softness: float,
-        mask: torch.Tensor | None = None, modulate: bool = False, discard: str = "",
+        mask: torch.Tensor | None = None, modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:  # fmt: skip
         """One early-exited forward serves source and targets of one size together."""
         if len(source) != 1:
@@ -87,7 +94,7 @@ class FindCorrespondence(io.ComfyNode):
         height, width = source.shape[1:3]
         wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
-        (first,), others = _features(model, vae, (source, target), positive, config)
+        (first,), others = _features(model, vae, (source, target), positive, config, protocol, CORRESPONDENCE_SIZE)
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
         drawn = torch.stack([draw_matches(source[0], t, wanted, m) for t, m in zip(target, matches, strict=True)])
@@ -117,6 +124,7 @@ class SegmentLikeThis(io.ComfyNode):
                 *selection_inputs(),
                 io.Int.Input("hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."),
                 *remedy_inputs(),
+                protocol_input(),
             ],
             outputs=[
                 io.Mask.Output(display_name="MASK", tooltip="One mask for each picture, 0 or 1."),
@@ -129,13 +137,14 @@ class SegmentLikeThis(io.ComfyNode):
         cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, masks: torch.Tensor, images: torch.Tensor,
         selection: str, addresses: str, timestep: float, seed: int, ensemble: int, hidden: int,
         modulate: bool = False, discard: str = "",
+        protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:  # fmt: skip
         """Fit a probe on the examples' activations and apply it."""
         if len(examples) != len(masks) or masks.shape[-2:] != examples.shape[1:3]:
             shown = (tuple(examples.shape), tuple(masks.shape))
             raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
-        known, new = _features(model, vae, (examples, images), positive, config)
+        known, new = _features(model, vae, (examples, images), positive, config, protocol)
         probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
         height, width = images.shape[1:3]
         soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()

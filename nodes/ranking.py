@@ -8,9 +8,12 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.activations.filter import FilterRule
-from ..engine.activations.pictures import Pictures
+from ..engine.activations.pictures import Pictures, known_pairs
+from ..engine.activations.points import parse_keypoints
 from ..engine.activations.preset_files import FeaturePreset
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
+from ..engine.activations.segmentation import IGNORE
+from ..engine.activations.splits import SPLITS
 from ..engine.errors import refuse
 from .comfy import saved
 from .comfy.conditioning import condition_of
@@ -51,6 +54,18 @@ class RankActivations(io.ComfyNode):
                 io.Int.Input("most", default=4, min=1, max=16, tooltip="Most places together."),
                 io.Mask.Input("masks", optional=True,
                               tooltip="One for each picture, four or more: half of them judge the places."),
+                io.Combo.Input("split", options=list(SPLITS), default="halves", optional=True,
+                               tooltip="Who judges: the second half; a half that shows each class as often; or each "
+                               "part in turn (crossed)."),
+                io.Int.Input("folds", default=4, min=2, max=64, optional=True, tooltip="Parts of the crossed split."),
+                io.Int.Input("classes", default=2, min=2, max=255, optional=True,
+                             tooltip="2: white against black; more: grey values 0, 1, 2 ... of 255 are classes, 255 "
+                             "is unknown."),
+                io.String.Input("keypoints", default="", multiline=True, optional=True,
+                                tooltip="Instead of masks, a line for each picture: x y; x y; - (hidden), the same "
+                                "points in the same order."),
+                io.String.Input("memory", default="4GB", optional=True,
+                                tooltip="What may be held beyond the model; more waits on disk. Empty: no bound."),
             ],
             outputs=[
                 FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Feature Preset."),
@@ -64,22 +79,41 @@ class RankActivations(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, vae: Any, positive: list, images: torch.Tensor, places: str, timestep: float, noise: float,
-        granularity: float, budget: int, most: int, masks: torch.Tensor | None = None,
+        granularity: float, budget: int, most: int, masks: torch.Tensor | None = None, split: str = "halves",
+        folds: int = 4, classes: int = 2, keypoints: str = "", memory: str = "4GB",
     ) -> io.NodeOutput:  # fmt: skip
         """The pictures are encoded once; interrupt works between two forwards."""
         if masks is not None and masks.shape != images.shape[:3]:
             shown = (tuple(masks.shape), tuple(images.shape))
             raise refuse("masks", shown, "one of its size for each picture", "batch them in the same order")
-        latents = encode(model, vae, images[..., :3])
-        cond = condition_of(model, positive, latents)
-        labels = None if masks is None else (masks > 0.5).long().to(latents.device)
+        labels = None if masks is None else class_numbers(masks, classes)
+        points = parse_keypoints(keypoints, len(images), (images.shape[2], images.shape[1])) if keypoints else None
+        pairs = None if points is None else known_pairs(points, len(images))
         rule = FilterRule(noise or None, granularity or None)
-        config = RankingConfig(places, timestep, rule, budget or None, most, strips=True)
-        ranking = rank_places(denoiser_of(model), Pictures.of(latents, cond, labels), config, progress=progress())
+        config = RankingConfig(places, timestep, rule, budget or None, most, True, split, folds)
+        latents = encode(model, vae, images[..., :3])
+        pictures = Pictures.of(latents, condition_of(model, positive, latents), labels, pairs)
+        ranking = rank_places(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
         text = ranking.summary()
         return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=ui.PreviewImage(kept, cls=cls))
+
+
+def class_numbers(masks: torch.Tensor, classes: int) -> torch.Tensor:
+    """MASK (B, H, W) -> int64 classes: two, or as many grey values of a picture of 8 bits; 255 is unknown.
+
+    Raises:
+        VitrineError: If a grey value is no class.
+    """
+    if classes == 2:
+        return (masks > 0.5).long()
+    numbers = (masks * 255).round().long()
+    strange = sorted(set(numbers.unique().tolist()) - {*range(classes), IGNORE})
+    if strange:
+        accepted = f"0 .. {classes - 1}, or {IGNORE} for unknown"
+        raise refuse("masks", f"grey values {strange[:5]}", accepted, "save class numbers, or set classes")
+    return numbers
 
 
 def strips(ranking: Ranking, addresses: list[str]) -> torch.Tensor:

@@ -144,9 +144,11 @@ class Activations(Mapping[str, Activation]):
         info = replace(self.info, prompts=self.info.prompts[only]) if one_each else self.info
         return Activations(items, info, {a: v[only] for a, v in self.variance.items()})
 
-    def rows_between(self, start: int, stop: int) -> Activations:
-        """Rows ``start`` .. ``stop`` - 1, as views, without their variance."""
-        items = {a: replace(v, tensor=v.tensor[start:stop]) for a, v in self._items.items()}
+    def take(self, rows: Sequence[int]) -> Activations:
+        """Some rows by number, without their variance; neighbours in order as views."""
+        ordered = len(rows) > 0 and list(rows) == list(range(rows[0], rows[0] + len(rows)))
+        index = slice(rows[0], rows[0] + len(rows)) if ordered else list(rows)
+        items = {a: replace(v, tensor=v.tensor[index]) for a, v in self._items.items()}
         return Activations(items, replace(self.info, prompts=()))
 
     def to(self, target: torch.device | torch.dtype | str) -> Activations:

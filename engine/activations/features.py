@@ -73,7 +73,9 @@ class Features:
     def __exit__(self, *error: object) -> None:
         self._exit.close()
 
-    def batches(self, places: Sequence[str], rows: range, beside: int = 0) -> Iterator[tuple[range, torch.Tensor]]:
+    def batches(
+        self, places: Sequence[str], rows: Sequence[int], beside: int = 0
+    ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
         """(numbers of pictures, their features (n, C, H, W)), in order; all at once where there is no budget.
 
         Args:
@@ -84,7 +86,7 @@ class Features:
             each = 4 * self._channels(places) * self._positions(places) + beside
             most = max(1, self._memory // _READ // each)
         for run in in_chunks(len(rows), most):
-            numbers = range(rows.start + run.start, rows.start + run.stop)
+            numbers = rows[run.start : run.stop]
             yield numbers, feature_maps(self._read(places, numbers))
 
     def pixels(self, places: Sequence[str], pictures: int, most: int) -> int:
@@ -100,13 +102,11 @@ class Features:
     def _positions(self, places: Sequence[str]) -> int:
         return max(self._cells[a] for a in places)
 
-    def _read(self, places: Sequence[str], numbers: range) -> Activations:
+    def _read(self, places: Sequence[str], numbers: Sequence[int]) -> Activations:
         if isinstance(self._taps, Streamed):
             return self._taps.read([self._names[n] for n in numbers], places)
         chosen = self._taps.select(list(places))
-        if len(numbers) == chosen.rows:
-            return chosen
-        return chosen.rows_between(numbers.start, numbers.stop)
+        return chosen if list(numbers) == list(range(chosen.rows)) else chosen.take(numbers)
 
 
 def _shared_taps(

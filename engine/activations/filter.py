@@ -178,7 +178,7 @@ def measure_properties(
     properties = _load(state)
     missing = [a for a in addresses if a not in properties]
     done = 0
-    groups, rows = _groups(denoiser, latents, cond, missing, timestep, memory)
+    groups, rows = place_groups(denoiser, latents, cond, missing, timestep, memory)
     for places in groups:
         configs = [TapConfig(places, timestep, (seed,), batch=rows) for seed in (0, 1)]
         taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
@@ -190,11 +190,15 @@ def measure_properties(
     return {a: properties[a] for a in addresses}
 
 
-def _groups(
+def place_groups(
     denoiser: Denoiser, latents: torch.Tensor, cond: Condition, places: list[str], timestep: float,
     memory: int | str | None,
 ) -> tuple[list[tuple[str, ...]], int]:  # fmt: skip
-    """Places that are tapped together, and the rows of a forward."""
+    """Places of all these pictures that are tapped together, and the rows of a forward.
+
+    Args:
+        memory: budget in bytes or as "2GB"; None takes two dozen places together.
+    """
     if memory is None or not places:
         return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)], TapConfig(("*",)).batch
     config, budget = TapConfig(tuple(places), timestep), memory_bytes(memory)

@@ -93,3 +93,25 @@ def gdf_generator(seeds: Sequence[int]) -> torch.Generator:
     if len(seeds) != 1:
         raise refuse("seeds", tuple(seeds), "one under protocol='gdf'", "the official code averages over no seeds")
     return torch.Generator().manual_seed(seeds[0])
+
+
+def gdf_draws(seeds: Sequence[int], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Posterior samples and noise of a whole batch, standard normal, in the official code's order.
+
+    Raises:
+        VitrineError: If there are several seeds.
+    """
+    generator = gdf_generator(seeds)
+    return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+
+
+def published_timestep(t: float, xl: bool) -> float:
+    """:func:`gdf_timestep` where no scheduler is at hand: SDXL's Euler runs t, SD 1.x's PNDM t + 1.
+
+    Raises:
+        VitrineError: If t is outside 1 .. 998.
+    """
+    if not 1 <= t <= 998:
+        raise refuse("timestep", t, "1 .. 998 under protocol='gdf'", "GDF uses 50")
+    step = int(1000 * (t / 1000))
+    return float(step if xl else step + 1)

@@ -1,9 +1,10 @@
-"""Pictures of a ranking, and their masks: at hand as tensors, or read and encoded when their turn comes."""
+"""Pictures of a ranking, their masks and known points: at hand as tensors, or read when their turn comes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import Self
@@ -21,6 +22,39 @@ Masks = Callable[[Sequence[int]], torch.Tensor]
 """Numbers of pictures -> their masks (n, H, W) of class numbers, 255 where nobody knows."""
 
 
+class Pair(NamedTuple):
+    """Two pictures by number, (N, 2) points x, y in [0, 1] of the source, and where they lie in the target."""
+
+    source: int
+    target: int
+    points: torch.Tensor
+    truth: torch.Tensor
+
+
+def known_pairs(points: Any, count: int) -> tuple[Pair, ...]:
+    """Pairs of ``count`` pictures: as they are, or from keypoints, each picture with the one half of them away.
+
+    Args:
+        points: a list of :class:`Pair`, or (B, K, 2) x, y in [0, 1] of the same K points in each, NaN where hidden.
+
+    Raises:
+        VitrineError: If there are not so many pictures with keypoints.
+    """
+    if isinstance(points, (list, tuple)) and points and all(isinstance(p, Pair) for p in points):
+        return tuple(points)
+    places = torch.as_tensor(points, dtype=torch.float32)
+    if places.ndim != 3 or tuple(places.shape[::2]) != (count, 2) or count < 2:
+        accepted = f"({count}, K, 2), two pictures or more"
+        raise refuse("keypoints", tuple(places.shape), accepted, "the same K points in each, NaN where hidden")
+    pairs = []
+    for n in range(count):
+        other = (n + count // 2) % count
+        visible = ~(places[n].isnan().any(1) | places[other].isnan().any(1))
+        if bool(visible.any()):
+            pairs.append(Pair(n, other, places[n][visible], places[other][visible]))
+    return tuple(pairs)
+
+
 @dataclass(frozen=True)
 class Pictures:
     """Pictures by number.
@@ -29,15 +63,33 @@ class Pictures:
         count: how many.
         source: gives latents and conditions.
         masks: gives masks; None where there are none.
+        pairs: pictures whose points are known in each other; None where there are none.
+
+    Raises:
+        VitrineError: If there are masks and pairs, or a pair has no points, points outside [0, 1] or no such picture.
     """
 
     count: int
     source: Source
     masks: Masks | None = None
+    pairs: tuple[Pair, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.pairs is None:
+            return
+        if self.masks is not None:
+            raise refuse("labels", "masks and keypoints", "one of them", "rank by each, and compare")
+        if not self.pairs:
+            raise refuse("keypoints", "none that two pictures share", "one or more", "hidden ones do not count")
+        for pair in self.pairs:
+            _check_pair(pair, self.count)
 
     @classmethod
-    def of(cls, latents: torch.Tensor, cond: Condition, masks: torch.Tensor | None = None) -> Self:
-        """From clean latents (B, C, h, w), a condition of B rows or one, and masks (B, H, W).
+    def of(
+        cls, latents: torch.Tensor, cond: Condition, masks: torch.Tensor | None = None,
+        pairs: Sequence[Pair] | None = None,
+    ) -> Self:  # fmt: skip
+        """From clean latents (B, C, h, w), a condition of B rows or one, and masks (B, H, W) or known points.
 
         Raises:
             VitrineError: If there is not one mask for each picture.
@@ -49,26 +101,35 @@ class Pictures:
             rows = torch.tensor(numbers)
             return latents[rows.to(latents.device)], cond.take(rows)
 
-        return cls(len(latents), source, None if masks is None else lambda numbers: masks[list(numbers)])
+        read_masks = None if masks is None else lambda numbers: masks[list(numbers)]
+        return cls(len(latents), source, read_masks, None if pairs is None else tuple(pairs))
 
-    def classes(self) -> tuple[int, tuple[int, int]]:
-        """Number of classes and size (H, W) of the masks, all of which are read: bad ones are refused before any work.
+    def classes(self) -> tuple[list[set[int]], tuple[int, int]]:
+        """Classes of each picture and size (H, W) of the masks, all of which are read before any work.
 
         Raises:
-            VitrineError: If there are fewer than four, or the first or the second half shows only one class.
+            VitrineError: If there are fewer than four.
         """
         assert self.masks is not None
         if self.count < 4:
             raise wrong_number(self.count, self.count)
-        half, classes, size = self.count // 2, [set[int](), set[int]()], (0, 0)
-        for name, rows, seen in (("first", range(half), classes[0]), ("second", range(half, self.count), classes[1])):
-            for run in in_chunks(len(rows), _CHECKED):
-                masks = self.masks([rows[i] for i in run])
-                size = (int(masks.shape[-2]), int(masks.shape[-1]))
-                seen |= set(masks.unique().tolist()) - {IGNORE}
-            if len(seen) < 2:
-                raise refuse(f"masks of the {name} half", f"classes {sorted(seen)}", "two or more", "mix the pictures")
-        return max(classes[0] | classes[1]) + 1, size
+        present, size = [], (0, 0)
+        for run in in_chunks(self.count, _CHECKED):
+            masks = self.masks(run)
+            size = (int(masks.shape[-2]), int(masks.shape[-1]))
+            present += [set(mask.unique().tolist()) - {IGNORE} for mask in masks]
+        return present, size
+
+
+def _check_pair(pair: Pair, count: int) -> None:
+    for number, points in ((pair.source, pair.points), (pair.target, pair.truth)):
+        if not 0 <= number < count:
+            raise refuse("pairs", f"picture {number}", f"0 .. {count - 1}", "pictures count from 0")
+        if points.shape != (len(pair.points), 2) or not len(points):
+            shapes = (tuple(pair.points.shape), tuple(pair.truth.shape))
+            raise refuse("pairs", shapes, "(N, 2) and (N, 2), N >= 1", "each point and where it went")
+        if not bool(((points >= 0) & (points <= 1)).all()):
+            raise refuse("keypoints", points.tolist(), "x, y in [0, 1]", "divide pixels by width and height")
 
 
 def in_chunks(count: int, most: int) -> Iterator[range]:

@@ -32,6 +32,27 @@ def parse_points(text: str, width: int, height: int) -> torch.Tensor:
     return values
 
 
+def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Tensor:
+    """(B, K, 2) in [0, 1] from one line for each picture: ``x y; x y; -``, ``-`` where the point is hidden.
+
+    Args:
+        size: (width, height) of the pictures, for points in pixels.
+
+    Raises:
+        VitrineError: If there is not one line for each picture, lines differ in their number of points, or a point is
+            not two numbers inside the picture.
+    """
+    lines = [line.split(";") for line in text.splitlines() if line.strip()]
+    if len(lines) != pictures or len({len(line) for line in lines}) != 1:
+        shown = f"{len(lines)} lines of {sorted({len(line) for line in lines})} points"
+        raise refuse("keypoints", shown, f"{pictures} lines of equally many", "x y; x y; - on each, - where hidden")
+    hidden = torch.full((1, 2), float("nan"))
+    rows = [[hidden if p.strip() == "-" else parse_points(p, *size) for p in line] for line in lines]
+    if any(len(point) != 1 for row in rows for point in row):
+        raise refuse("keypoints", text, "x y between semicolons", "x y; x y; -")
+    return torch.stack([torch.cat(row) for row in rows])
+
+
 def mask_points(mask: torch.Tensor) -> torch.Tensor:
     """(N, 2) centres, x and y in [0, 1], of the connected spots of a mask (H, W) or (1, H, W), in reading order.
 

@@ -1,17 +1,19 @@
-"""Which places of a model to tap: the filter's three scores, then a greedy search if pictures are labelled.
+"""Which places of a model to tap: the filter's three scores, then a greedy search where masks or points are known.
 
 This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model whose places have addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from ..addresses import resolve
+from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
@@ -19,15 +21,15 @@ from ..fingerprint import fingerprint_of
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .config import TapConfig
-from .container import Activations
 from .features import Features
-from .filter import FilterRule, Properties, measure_properties
+from .filter import FilterRule, Properties, measure_properties, place_groups
 from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from .pca import PCABasis, pca_rgb
 from .pictures import Pictures
+from .place_scores import score_by_masks, score_by_points
 from .preset_files import FeaturePreset
 from .presets import Preset
-from .segmentation import ProbeSettings, confusion, fit_probe_on, iou
+from .splits import SPLITS, folds_of
 from .tap import tap_latents
 
 PICTURES_SCORED = 16
@@ -48,10 +50,13 @@ class RankingConfig(Config):
         rule: which scores the filter accepts.
         budget: most channels of the chosen places together; None is no bound.
         most: most places in the choice.
-        strips: also tap the scored pictures at every place, for :meth:`Ranking.strip`.
+        strips: also draw the scored pictures at every place, for :meth:`Ranking.strip`.
+        split: which pictures with masks fit a probe and which judge it, see :func:`~.splits.folds_of`.
+        folds: of the crossed split.
+        alpha: a point that lands within this share of the picture's longer side is right.
 
     Raises:
-        VitrineError: If ``most`` is below 1.
+        VitrineError: If ``most`` is below 1, ``folds`` below 2, ``alpha`` not above 0, or there is no such split.
     """
 
     patterns: str | tuple[str, ...] = "*"
@@ -60,10 +65,17 @@ class RankingConfig(Config):
     budget: int | None = None
     most: int = 4
     strips: bool = False
+    split: str = "halves"
+    folds: int = 4
+    alpha: float = 0.1
 
     def __post_init__(self) -> None:
         if self.most < 1:
             raise refuse("most places", self.most, "1 or more", "GDF chooses four")
+        if self.split not in SPLITS or self.folds < 2:
+            raise refuse("split", (self.split, self.folds), f"{SPLITS}, folds >= 2", "'stratified' shares classes out")
+        if not self.alpha > 0:
+            raise refuse("alpha", self.alpha, "above 0", "0.1 is usual")
 
     def within(self, widths: Mapping[str, int]) -> Budget | None:
         """The bound on channels, where there is one."""
@@ -79,14 +91,14 @@ class Ranking:
         dropped: address -> why the filter dropped it.
         search: scores on the labelled pictures of the places that the filter kept; None without labels.
         chosen: the places to tap.
-        taps: of the first pictures, at every place, for strips; None if they were not wanted.
+        colours: address -> (B, 3, h, w) in [0, 1] of the first pictures, for strips; empty if they were not wanted.
     """
 
     properties: dict[str, Properties]
     dropped: dict[str, list[str]]
     search: SearchResult | None
     chosen: tuple[str, ...]
-    taps: Activations | None = field(default=None, repr=False)
+    colours: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def kept(self) -> list[str]:
@@ -119,9 +131,9 @@ class Ranking:
         Raises:
             VitrineError: If the ranking was made without strips, or without this place.
         """
-        if self.taps is None or address not in self.taps:
-            raise refuse("strip", address, "places that were tapped", "rank with strips=True")
-        pictures = pca_rgb(self.taps[address], PCABasis.fit(self.taps[address]), size)
+        if address not in self.colours:
+            raise refuse("strip", address, "places that were drawn", "rank with strips=True")
+        pictures = F.interpolate(self.colours[address], (size, size), mode="nearest")
         return torch.cat(list(pictures), 2)
 
 
@@ -148,8 +160,9 @@ def rank_places(
     """Filter all places, then search among those it keeps with a pixel probe on the masks.
 
     Args:
-        pictures: the filter scores the first sixteen. Where they have masks, the first half fits probes and the second
-            judges them; without, places are ranked by the filter alone, the least noisy ones first.
+        pictures: the filter scores the first sixteen. Where they have masks, some fit probes and others judge them, as
+            ``config.split`` says; where points are known, places are judged by how many of them they find; without
+            either, places are ranked by the filter alone, the least noisy ones first.
         state: a folder for finished scores; the same call resumes from it.
         memory: budget in bytes or as "2GB" for what is held beyond the models and a bare forward: activations of many
             pictures wait in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see
@@ -157,10 +170,11 @@ def rank_places(
         workers: processes that share the pictures; all return the same.
 
     Raises:
-        VitrineError: If there are fewer than four labelled pictures, only one class, or the filter keeps nothing.
+        VitrineError: If there are fewer than four pictures with masks, only one class, a class missing from a part of
+            the split, or the filter keeps nothing.
     """
     config = config or RankingConfig()
-    classes = None if pictures.masks is None else pictures.classes()
+    scoring, name = _scoring(pictures, config)
     places = spatial_places(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and workers.index == 0 else None
     scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
@@ -171,35 +185,42 @@ def rank_places(
     candidates, dropped = config.rule.apply(properties)
     if not candidates:
         raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
-    search, scores = None, None if folder is None else folder / "scores.json"
-    if classes is not None:
+    search, chosen = None, tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
+    if scoring is not None:
         tapped = TapConfig(tuple(candidates), config.timestep)
         with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-            score, budget = _scoring(features, pictures, *classes), config.within(features.widths)
             search = greedy_search(
-                candidates, score, budget=budget, most=config.most, tie=TIE, state=scores, progress=progress
-            )
+                candidates, scoring(features), budget=config.within(features.widths), most=config.most, tie=TIE,
+                state=None if folder is None else folder / name, progress=progress,
+            )  # fmt: skip
             workers.meet()  # who is first must not remove what others read
         chosen = search.chosen
-    else:
-        chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
-    taps = tap_latents(denoiser, scored, cond, TapConfig(tuple(places), config.timestep)) if config.strips else None
-    return Ranking(properties, dropped, search, chosen, taps)
+    colours = _colours(denoiser, (scored, cond), places, config.timestep, memory) if config.strips else {}
+    return Ranking(properties, dropped, search, chosen, colours)
 
 
-def _scoring(features: Features, pictures: Pictures, classes: int, size: tuple[int, int]) -> ScoreOf:
-    """Mean IoU, on the second half of the pictures, of a probe that is fitted on some places of the first half."""
-    half, masks = pictures.count // 2, pictures.masks
-    assert masks is not None
-    # class scores of every pixel, their maximum, and the mask with its copies
-    beside = size[0] * size[1] * (4 * classes + 4 * 8)
+def _scoring(pictures: Pictures, config: RankingConfig) -> tuple[Callable[[Features], ScoreOf] | None, str]:
+    """What judges places, once they are tapped, and the file of its scores; bad labels are refused before any work."""
+    if pictures.pairs is not None:
+        pairs = pictures.pairs
+        return lambda features: score_by_points(features, pairs, config.alpha), f"scores-points-{config.alpha:g}.json"
+    if pictures.masks is None:
+        return None, ""
+    present, size = pictures.classes()
+    folds, classes = folds_of(present, config.split, config.folds), max(max(p, default=0) for p in present) + 1
+    # the name of the first version, which split into halves
+    ending = {"halves": "", "stratified": "-stratified", "crossed": f"-crossed-{config.folds}"}[config.split]
+    return lambda features: score_by_masks(features, pictures, folds, classes, size), f"scores{ending}.json"
 
-    def score(places: tuple[str, ...]) -> float:
-        settings = ProbeSettings(pixels=features.pixels(places, half, ProbeSettings().pixels))
-        known = ((maps, masks(rows)) for rows, maps in features.batches(places, range(half), beside))
-        probe, table = fit_probe_on(known, classes, settings), torch.zeros(classes, classes, dtype=torch.long)
-        for rows, maps in features.batches(places, range(half, pictures.count), beside):
-            table += confusion(probe.predict(maps, size), masks(rows), classes).sum(0)
-        return iou(table)[0]
 
-    return score
+def _colours(
+    denoiser: Denoiser, scored: tuple[torch.Tensor, Condition], places: list[str], timestep: float,
+    memory: int | str | None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Address -> (B, 3, h, w) principal components in [0, 1]; places are tapped group by group and let go."""
+    groups, rows = place_groups(denoiser, *scored, places, timestep, memory)
+    colours: dict[str, torch.Tensor] = {}
+    for group in groups:
+        taps = tap_latents(denoiser, *scored, TapConfig(group, timestep, batch=rows))
+        colours |= {a: pca_rgb(v, PCABasis.fit(v)) for a, v in taps.items()}
+    return colours

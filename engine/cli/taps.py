@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rank:
-    """Filter a model's places by noise, granularity and locality, compare the rest on masks, write a preset file.
+    """Filter a model's places by noise, granularity and locality, compare the rest, write a preset file.
+
+    They are compared on masks, or on keypoints.
 
     Under ``torchrun`` or ``accelerate launch`` processes share the pictures.
     """
@@ -30,6 +32,14 @@ class Rank:
     filter runs."""
     classes: int = 2
     """Number of classes in the masks."""
+    keypoints: Path | None = None
+    """Instead of masks, a JSON table: picture's file name -> [[x, y], null, ...], fractions of width and height, the
+    same points in the same order for each; null where hidden."""
+    split: Literal["halves", "stratified", "crossed"] = "halves"
+    """Who judges with masks: the second half of the pictures, a half that shows each class as often, or each of
+    ``folds`` parts in turn."""
+    folds: int = 4
+    """Parts of the crossed split."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
     prompt: str = ""
@@ -52,7 +62,7 @@ class Rank:
 
     def run(self) -> int:
         """0 on success."""
-        from ..pipelines import SegmentationPipeline
+        from ..pipelines import CorrespondencePipeline, SegmentationPipeline
         from ..pipelines.loading import load_pipeline
         from ..processes import launched
         from ..progress import TqdmProgress
@@ -60,11 +70,18 @@ class Rank:
         if not self.pictures.is_dir():
             raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
         pictures, workers = self._pictures(), launched()
-        pipe = load_pipeline(self.model, SegmentationPipeline, self.load)
-        ranking = pipe.rank(
-            pictures, None, self.prompt, timestep=self.timestep, budget=self.budget, most=self.most, state=self.state,
-            memory=self.memory, size=self.size, progress=TqdmProgress("ranking", not workers.index), workers=workers,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "timestep": self.timestep, "budget": self.budget, "most": self.most, "state": self.state,
+            "memory": self.memory, "size": self.size, "progress": TqdmProgress("ranking", not workers.index),
+            "workers": workers,
+        }  # fmt: skip
+        if self.keypoints is None:
+            pipe = load_pipeline(self.model, SegmentationPipeline, self.load)
+            ranking = pipe.rank(pictures, None, self.prompt, split=self.split, folds=self.folds, **settings)
+        else:
+            points = self._points(pictures)
+            pipe = load_pipeline(self.model, CorrespondencePipeline, self.load)
+            ranking = pipe.rank(pictures, points, self.prompt, **settings)
         if not workers.index:
             ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
             print(ranking.summary())
@@ -75,12 +92,29 @@ class Rank:
         """The folder with its masks, or the files."""
         from ..activations.labelled import PICTURES, read_masks
 
+        if self.masks is not None and self.keypoints is not None:
+            raise refuse("--keypoints", "and --masks", "one of them", "rank by each, and compare")
         if self.masks is not None:
             return read_masks(self.pictures, self.masks, self.classes)
         files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in PICTURES)
         if len(files) < 2:
             raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
         return files
+
+    def _points(self, files: list[Path]) -> list[list[list[float]]]:
+        """(B, K, 2) from the JSON table."""
+        from ..files import named, parse_table
+
+        assert self.keypoints is not None
+        hidden = [float("nan")] * 2
+        with named(self.keypoints, "keypoints", "a JSON table: file name -> [[x, y], null, ...]", "see --help"):
+            table = parse_table(self.keypoints.read_text(encoding="utf-8"))
+            rows = {name: [hidden if p is None else [float(p[0]), float(p[1])] for p in table[name]] for name in table}
+        missing = [f.name for f in files if f.name not in rows]
+        if missing or len({len(rows[f.name]) for f in files}) > 1:
+            shown = f"without {missing[:3]}" if missing else "rows of several lengths"
+            raise refuse("keypoints", shown, "equally many points for each picture", "null where hidden")
+        return [rows[f.name] for f in files]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..activations.correspondence import Matches, feature_maps, find_corresponde
 from ..activations.filter import FilterRule
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
 from ..activations.images import SIGNED, encode_pixels, picture_sizes
-from ..activations.pictures import Pictures, in_chunks
+from ..activations.pictures import Pictures, in_chunks, known_pairs
 from ..activations.ranking import Ranking, RankingConfig, rank_places
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe
 from ..condition import Condition
@@ -75,6 +75,33 @@ class _Matching(TapPipeline):
             gdf_features(taps, self._gdf_grid) if check_protocol(tap.get("protocol", "vitrine")) else feature_maps(taps)
         )
 
+    @torch.no_grad()
+    def _rank(
+        self, labelled: tuple[Any, Any, Any], prompt: str, config: RankingConfig, read: tuple[Any, Any],
+        settings: dict[str, Any],
+    ) -> Ranking:  # fmt: skip
+        """Pictures with masks or known points, how they are read (size, value_range), and settings of the engine."""
+        images, masks, points = labelled
+        own = getattr((getattr(self, "unet", None) or self.transformer).config, "sample_size", None)
+        side = None if own is None else (own if isinstance(own, int) else max(own)) * self.vae_scale_factor
+        factor = self.vae_scale_factor * self._latent.patch
+        pictures = picture_list(images, masks, read[0], side, factor, read[1])
+        pairs = None if points is None else known_pairs(points, pictures.number)
+        self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
+        with self._in_use():
+            first = pictures.pixels([0])
+            cond, together = self._condition([prompt], *first.shape[-2:]), _ENCODED
+            if settings["memory"] is not None:
+                share = memory_bytes(settings["memory"]) // _SHARE
+                together = rows_within(share, lambda: encode_pixels(self.vae, first, latent=self._latent), _ENCODED)
+
+            def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
+                runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))
+                return torch.cat([encode_pixels(self.vae, run, latent=self._latent) for run in runs]), cond
+
+            chosen = Pictures(pictures.number, source, pictures.masks, pairs)
+            return rank_places(self._denoiser(), chosen, config, **settings)
+
     _gdf_grid: tuple[int, int] | None = None
 
 
@@ -117,6 +144,31 @@ class _Correspondence(_Matching):
         (wanted, *_), candidates = self._features(first, others, prompt, flip, tap)
         queries = queries.to(wanted)
         return [find_correspondence(wanted, f, queries, temperature=temperature) for f in candidates]
+
+    def rank(
+        self, images: Any, keypoints: Any, prompt: str = "", *, alpha: float = 0.1, timestep: float = 50.0,
+        rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
+        state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
+        size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
+        workers: Workers = ALONE,
+    ) -> Ranking:  # fmt: skip
+        """Which places to tap: filter by noise, granularity and locality, then search by known points.
+
+        Args:
+            images: two pictures or more, or a list of paths.
+            keypoints: (B, K, 2) x, y in [0, 1] of the same K points in each picture, NaN where hidden: each picture is
+                matched with the one half of them away. Or a list of :class:`~vitrine.engine.activations.pictures.Pair`.
+            alpha: a point within this share of the picture's longer side is right.
+            prompt, timestep, rule, budget, most, patterns, state, strips, memory, size, value_range, progress, workers:
+                as in :meth:`SegmentationPipeline.rank`.
+
+        Raises:
+            VitrineError: If there are too few pictures, points lie outside their picture, no two pictures share one,
+                or the filter keeps nothing.
+        """
+        config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips, alpha=alpha)
+        settings = {"state": state, "memory": memory, "progress": progress, "workers": workers}
+        return self._rank((images, None, keypoints), prompt, config, (size, value_range), settings)
 
 
 class CorrespondencePipeline(_Correspondence, ActivationTapPipeline):
@@ -181,13 +233,12 @@ class _Segmentation(_Matching):
         side = sizes.pop() if len(sizes) == 1 else (new.shape[-2], new.shape[-1])
         return fitted.predict(unlabelled, side)
 
-    @torch.no_grad()
     def rank(
         self, images: Any, masks: Any = None, prompt: str = "", *, timestep: float = 50.0,
         rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
         state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
         size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
-        workers: Workers = ALONE,
+        workers: Workers = ALONE, split: str = "halves", folds: int = 4,
     ) -> Ranking:  # fmt: skip
         """Which places to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
@@ -195,12 +246,12 @@ class _Segmentation(_Matching):
             images: at least two pictures, at least four with masks; more give steadier scores. Thousands are given as a
                 :class:`~vitrine.engine.activations.labelled.LabelledFolder` with its masks, or as a list of paths:
                 files are read when their turn comes.
-            masks: (N, H, W) integers, 255 where nobody knows, or PIL pictures or arrays of them; None runs the filter
-                alone.
+            masks: (N, H, W) integers, 255 where nobody knows, or PIL pictures or arrays of them, with any number of
+                classes; None runs the filter alone.
             size, value_range: as in :class:`ActivationTapPipeline`; files are squeezed to the model's own size where
                 none is given.
             prompt: one for all pictures.
-            timestep, rule, budget, most, patterns, strips: as in
+            timestep, rule, budget, most, patterns, strips, split, folds: as in
                 :class:`vitrine.engine.activations.ranking.RankingConfig`.
             state: a folder for finished scores; the same call resumes from it.
             memory: budget in bytes or as "2GB", for thousands of pictures; see
@@ -208,27 +259,12 @@ class _Segmentation(_Matching):
             workers: processes that share the pictures, from :func:`~vitrine.engine.processes.launched`.
 
         Raises:
-            VitrineError: If there are too few pictures, only one class, or the filter keeps nothing.
+            VitrineError: If there are too few pictures, only one class, a class missing from a part of the split, or
+                the filter keeps nothing.
         """
-        own = getattr((getattr(self, "unet", None) or self.transformer).config, "sample_size", None)
-        side = None if own is None else (own if isinstance(own, int) else max(own)) * self.vae_scale_factor
-        factor = self.vae_scale_factor * self._latent.patch
-        pictures = picture_list(images, masks, size, side, factor, value_range)
-        config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips)
-        self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
-        with self._in_use():
-            first = pictures.pixels([0])
-            cond, together = self._condition([prompt], *first.shape[-2:]), _ENCODED
-            if memory is not None:
-                share = memory_bytes(memory) // _SHARE
-                together = rows_within(share, lambda: encode_pixels(self.vae, first, latent=self._latent), _ENCODED)
-
-            def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
-                runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))
-                return torch.cat([encode_pixels(self.vae, run, latent=self._latent) for run in runs]), cond
-
-            settings: dict[str, Any] = {"state": state, "memory": memory, "progress": progress, "workers": workers}
-            return rank_places(self._denoiser(), Pictures(pictures.number, source, pictures.masks), config, **settings)
+        config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips, split, folds)
+        settings = {"state": state, "memory": memory, "progress": progress, "workers": workers}
+        return self._rank((images, masks, None), prompt, config, (size, value_range), settings)
 
 
 class SegmentationPipeline(_Segmentation, ActivationTapPipeline):

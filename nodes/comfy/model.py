@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import comfy.model_base
 import comfy.model_management
 import comfy.sample
 import torch
@@ -112,14 +113,60 @@ def encode(model: Any, vae: Any, image: torch.Tensor) -> torch.Tensor:
     Raises:
         VitrineError: A side is not a multiple of the VAE's factor (ComfyUI would crop it silently).
     """
-    factor = vae.spacial_compression_encode()
-    height, width = image.shape[1:3]
-    if height % factor or width % factor:
-        raise refuse("image size", f"{width} x {height}", f"multiples of {factor}", "resize or crop the picture first")
+    _check_size(vae, image)
     frames = getattr(vae, "latent_dim", 2) == 3 and not vae.not_video  # such a VAE takes a batch for one video
     rows = image[..., :3].split(1) if frames else [image[..., :3]]
     latents = torch.cat([vae.encode(row) for row in rows])
     return model.model.process_latent_in(latents).to(model.load_device).float()
+
+
+def encode_samples(
+    model: Any, vae: Any, image: torch.Tensor, draw: Callable[[tuple[int, ...]], torch.Tensor]
+) -> torch.Tensor:
+    """As :func:`encode`, but one sample of the VAE's posterior for each picture.
+
+    Args:
+        draw: gives standard normal numbers of the latents' shape.
+
+    Raises:
+        VitrineError: As :func:`encode`, or if the VAE has no Gaussian posterior.
+    """
+    _check_size(vae, image)
+    posterior = getattr(vae.first_stage_model, "regularization", None)
+    if posterior is None:
+        shown = type(vae.first_stage_model).__name__
+        raise refuse(
+            "vae", shown, "one with a Gaussian posterior, as SD 1.x's and SDXL's", "protocol 'vitrine' needs none"
+        )
+    moments: list[torch.Tensor] = []
+    handle = posterior.register_forward_pre_hook(lambda module, inputs: moments.append(inputs[0].float().cpu()))
+    try:
+        means = vae.encode(image[..., :3]).float().cpu()
+    finally:
+        handle.remove()
+    log_variance = torch.cat(moments).chunk(2, 1)[1].clamp(-30, 20)  # the bounds of DiagonalGaussianDistribution
+    samples = means + torch.exp(0.5 * log_variance) * draw(tuple(means.shape))
+    return model.model.process_latent_in(samples).to(model.load_device).float()
+
+
+def _check_size(vae: Any, image: torch.Tensor) -> None:
+    factor = vae.spacial_compression_encode()
+    height, width = image.shape[1:3]
+    if height % factor or width % factor:
+        raise refuse("image size", f"{width} x {height}", f"multiples of {factor}", "resize or crop the picture first")
+
+
+def is_sdxl(model: Any) -> bool:
+    """Whether the network is SDXL's UNet.
+
+    Raises:
+        VitrineError: If it is no Stable Diffusion UNet.
+    """
+    known = (comfy.model_base.SDXL, comfy.model_base.SDXLRefiner)
+    plain = isinstance(model.model, comfy.model_base.BaseModel) and type(model.model) is comfy.model_base.BaseModel
+    if not (plain or isinstance(model.model, known)):
+        raise refuse("protocol 'gdf'", type(model.model).__name__, "SD 1.x, SD 2.x, SDXL", "take protocol 'vitrine'")
+    return isinstance(model.model, known)
 
 
 def scaled_latents(model: Any, latent: dict) -> torch.Tensor:

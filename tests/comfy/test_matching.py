@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from diffusers import EulerDiscreteScheduler, PNDMScheduler
 from vitrine.engine.activations.correspondence import Matches
 from vitrine.engine.activations.points import draw_matches, mask_points, parse_points
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
 
 PLACES = "up-level0-repeat0-vit-block0-cross-q\nup-level0-repeat0-res-increment"
@@ -118,3 +119,66 @@ def test_points_in_pixels_and_the_drawing():
     found = Matches(torch.tensor([[0.5, 0.5]]), torch.ones(1), torch.tensor([False]))
     drawn = draw_matches(torch.zeros(40, 40, 3), torch.zeros(40, 40, 3), torch.tensor([[0.25, 0.25]]), found)
     assert drawn[10, 10].max() > 0.8 and drawn[20, 60].max() == 0, "doubtful points are hollow"
+
+
+def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
+    """Square pictures of the model's own size, which the protocol then leaves as they are."""
+    scheduler = PNDMScheduler(
+        beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1, skip_prk_steps=True
+    )
+    stock, tap = load_portraits().pipeline(), {"addresses": PLACES.split(), "timestep": 50, "seeds": [3]}
+    stock.scheduler, tap["protocol"] = scheduler, "gdf"
+    told = TAP | {"seed": 3, "ensemble": 1, "protocol": "gdf"}
+    node, *_ = comfy.call("VitrineActivationTap", image=image(pictures, [0, 1]), dtype="float32", **parts, **told)
+    ours = ActivationTapPipeline.from_pipe(stock)(pictures.images[:2], output_type="none", **tap).activations
+    assert node.info.timestep == ours.info.timestep == 51
+    for address in PLACES.split():
+        assert float((node[address].tensor - ours[address].tensor).abs().max()) < 1e-4
+    plain, *_ = comfy.call(
+        "VitrineActivationTap",
+        image=image(pictures, [0, 1]),
+        dtype="float32",
+        **parts,
+        **told | {"protocol": "vitrine"},
+    )
+    assert float((plain[PLACES.split()[0]].tensor - ours[PLACES.split()[0]].tensor).abs().max()) > 0.01
+    points = pictures.keypoints[0, :3]
+    lines, _ = comfy.call(
+        "VitrineFindCorrespondence", **parts, **told, source=image(pictures, [0]), target=image(pictures, [1, 2]),
+        points="\n".join(f"{x} {y}" for x, y in points.tolist()), softness=0.02,
+    )  # fmt: skip
+    matches = CorrespondencePipeline.from_pipe(stock)(pictures.images[:1], pictures.images[1:3], points, **tap)
+    rows = torch.tensor([[float(v) for v in line.split()[:3]] for line in lines.splitlines()])
+    assert torch.allclose(
+        rows, torch.cat([torch.cat([m.points, m.similarity[:, None]], 1) for m in matches]), atol=1e-3
+    )
+    masks = (pictures.parts == PARTS.index("background")).long()
+    drawn, _ = comfy.call(
+        "VitrineSegmentLikeThis", **parts, **told, examples=image(pictures, [0, 1]), masks=masks[:2].float(),
+        images=image(pictures, [4, 5]), hidden=0,
+    )  # fmt: skip
+    labels = SegmentationPipeline.from_pipe(stock)(pictures.images[:2], masks[:2], pictures.images[4:], **tap)
+    assert float((drawn != labels).float().mean()) < 0.002
+
+
+def test_what_gdfs_protocol_has_not_is_refused(comfy, parts, pictures):
+    told = TAP | {"dtype": "float32", "protocol": "gdf", "ensemble": 1}
+    for change, word in (
+        ({"ensemble": 2}, "one under protocol"), ({"timestep": 0.0}, "1 .. 998"), ({"timestep": 999.0}, "1 .. 998"),
+        ({"image": image(pictures, [0])[:, :32]}, "square"),
+    ):  # fmt: skip
+        with pytest.raises(VitrineError, match=word):
+            comfy.call("VitrineActivationTap", **parts, **({"image": image(pictures, [0])} | told | change))
+
+
+def test_published_timesteps_are_the_schedulers_own():
+    from vitrine.engine.activations.gdf_protocol import gdf_timestep, published_timestep
+
+    schedule = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
+    published = (
+        PNDMScheduler(**schedule, skip_prk_steps=True),
+        EulerDiscreteScheduler(**schedule, timestep_spacing="leading"),
+    )
+    for t in range(1, 999, 7):
+        for xl, scheduler in enumerate(published):
+            assert published_timestep(t, bool(xl)) == gdf_timestep(scheduler, t), (t, xl)

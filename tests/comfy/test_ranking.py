@@ -4,7 +4,7 @@ import pytest
 import torch
 from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines import SegmentationPipeline
+from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 
 PLACES = "up-level0-repeat0-*-q, up-level0-repeat0-vit-out, down-level0-repeat0-res-out, up-level0-upsampler-out"
@@ -45,6 +45,32 @@ def test_the_node_ranks_as_the_pipeline_does(comfy, parts, pictures):
         assert abs(found["noise"] - ours.properties[address].noise) < 1e-4
     assert kept.shape == (len(ours.kept), 64, 6 * 64, 3) and dropped.shape[0] == len(ours.dropped)
     assert "places kept" in report
+
+
+def test_splits_classes_and_keypoints_rank_as_the_pipelines_do(comfy, parts, pictures):
+    drawn = render(sample_scenes(range(7_900_000, 7_900_006)))
+    images, labels = drawn.images, (drawn.parts > 0).long()
+    labels[[0, 3], :6, :6] = 2
+    labels[:, -1] = 255
+    words = {"prompt": "a smiling dark face", "places": PLACES, "most": 1}
+    preset = rank(comfy, parts, (images, labels / 255), split="crossed", folds=2, classes=3, memory="64MiB", **words)[0]
+    stock = load_portraits().pipeline()
+    told = {"patterns": PLACES, "most": 1, "rule": FilterRule(0.8, 2.0)}
+    ours = SegmentationPipeline.from_pipe(stock).rank(
+        images * 2 - 1, labels, words["prompt"], split="crossed", folds=2, **told
+    )
+    assert preset.preset.addresses == ours.chosen
+    for address, score in preset.preset.numbers["single"].items():
+        assert abs(score - ours.search.singles[address]) < 2e-3
+    points = drawn.keypoints
+    lines = ["; ".join("-" if x != x else f"{x:.6f} {y:.6f}" for x, y in row) for row in points.tolist()]
+    preset = rank(comfy, parts, (images, None), keypoints="\n".join(lines), **words)[0]
+    ours = CorrespondencePipeline.from_pipe(stock).rank(images * 2 - 1, points, words["prompt"], **told)
+    assert preset.preset.addresses == ours.chosen
+    for address, score in preset.preset.numbers["single"].items():
+        assert abs(score - ours.search.singles[address]) < 0.02  # one point more or less
+    with pytest.raises(VitrineError, match="grey values"):
+        rank(comfy, parts, (images, (labels + 40) / 255), classes=3, **words)
 
 
 def test_presets_are_saved_loaded_and_refused(comfy, parts, pictures):

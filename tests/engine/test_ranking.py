@@ -15,15 +15,17 @@ from vitrine.engine.activations.filter import (
     noise_score,
 )
 from vitrine.engine.activations.greedy_search import greedy_search
-from vitrine.engine.activations.pictures import Pictures
+from vitrine.engine.activations.pictures import Pair, Pictures
+from vitrine.engine.activations.points import parse_keypoints
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import PRESETS
 from vitrine.engine.activations.ranking import RankingConfig, rank_places, spatial_places
+from vitrine.engine.activations.splits import SPLITS, folds_of, stratified
 from vitrine.engine.cli.main import main
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines import SegmentationPipeline
+from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
 from vitrine_tests import models
 
@@ -202,3 +204,123 @@ def test_rounding_does_not_choose_between_places_that_score_alike():
         return greedy_search("abc", lambda key: table[key], most=2, **tie).chosen
 
     assert chosen() == ("a", "c") and chosen(tie=0.001) == ("a", "b")
+
+
+# --- splits and keypoints ------------------------------------------------------------------------------------------
+def test_stratified_parts_show_each_class_as_often():
+    rows = torch.rand(40, 5, generator=torch.Generator().manual_seed(0)) < torch.tensor([0.9, 0.5, 0.3, 0.15, 0.1])
+    present = [set(torch.nonzero(row)[:, 0].tolist()) for row in rows]
+    for number in (2, 4):
+        parts = stratified(present, number)
+        assert sorted(n for part in parts for n in part) == list(range(40))
+        assert all(abs(len(part) - 40 / number) <= 2 for part in parts)
+        for c in range(5):
+            counts = [sum(c in present[n] for n in part) for part in parts]
+            assert max(counts) - min(counts) <= 2, (c, counts)
+
+
+def test_folds_fit_and_judge_and_refuse_what_cannot_be_judged():
+    present = [{0, 1}, {0, 1}, {0, 2}, {0, 2}, {0, 1}, {0, 2}]
+    with pytest.raises(VitrineError, match=r"\[2\] missing.*stratified|stratified"):
+        folds_of([{0, 1}, {0, 1}, {0, 1, 2}, {0, 1, 2}])
+    (fold,) = folds_of(present[:4], "stratified")
+    assert {c for n in fold.fitted for c in present[n]} == {c for n in fold.judged for c in present[n]} == {0, 1, 2}
+    crossed = folds_of(present, "crossed", 3)
+    assert sorted(n for fold in crossed for n in fold.judged) == list(range(6))
+    assert all(not set(fold.fitted) & set(fold.judged) and len(fold.fitted) == 4 for fold in crossed)
+    with pytest.raises(VitrineError, match="another picture"):
+        folds_of([{0, 1}, {0, 1}, {0, 1}, {0, 3}], "stratified")
+    for settings in ({"split": "thirds"}, {"split": "crossed", "folds": 9}):
+        with pytest.raises(VitrineError):
+            folds_of(present, **settings)
+
+
+def asked(counts):
+    """A network that must not be called."""
+
+    def refusing(*_):
+        counts.append(1)
+        raise AssertionError("a forward ran")
+
+    return refusing
+
+
+def test_classes_missing_from_a_half_are_refused_before_any_forward(pipe, pictures):
+    images, masks = pictures
+    masks = masks.clone()
+    masks[6:, :8, :8] = 2
+    calls = []
+    handle = pipe.unet.register_forward_pre_hook(asked(calls))
+    try:
+        with pytest.raises(VitrineError, match="missing from a part"):
+            pipe.rank(images, masks, patterns=PLACES)
+    finally:
+        handle.remove()
+    assert not calls
+
+
+def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
+    images, masks = pictures
+    masks = masks.clone()
+    masks[[1, 6], :8, :8] = 2  # both in a half of their own, and in parts of their own
+    told = {"patterns": "up-level0-repeat0-vit-out up-level0-upsampler-out", "most": 1, "state": tmp_path}
+    rule = FilterRule(None, None, (None, None))
+    scores = [pipe.rank(images, masks, rule=rule, split=split, folds=2, **told) for split in SPLITS]
+    assert len({r.search.score for r in scores}) == 3, "each split keeps scores of its own"
+    assert {p.name for p in tmp_path.glob("scores*")} == {
+        "scores.json", "scores-stratified.json", "scores-crossed-2.json"
+    }  # fmt: skip
+    assert pipe.rank(images, masks, rule=rule, split="crossed", folds=2, **told).search == scores[2].search
+
+
+def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
+    """The score of a place is the PCK of the pipeline's own matches."""
+    matching = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
+    keypoints = render(sample_scenes(range(7_900_000, 7_900_004))).keypoints
+    images, place = pictures[0][:4], "up-level0-repeat0-vit-out"
+    told = {"patterns": [place, "up-level0-upsampler-out"], "rule": FilterRule(None, None, (None, None)), "alpha": 0.05}
+    ranking = matching.rank(images, keypoints, "a face", **told)
+    hits = []
+    for n in range(4):
+        other = (n + 2) % 4
+        seen = ~(keypoints[n].isnan() | keypoints[other].isnan()).any(1)
+        (match,) = matching(images[n], images[other], keypoints[n][seen], "a face", addresses=place, timestep=50)
+        hits.append((match.points - keypoints[other][seen]).norm(dim=1) <= 0.05)
+    assert ranking.search.singles[place] == pytest.approx(torch.cat(hits).float().mean().item(), abs=0.021)
+    small = matching.rank(images, keypoints, "a face", **told, memory="64MiB", state=tmp_path)
+    assert small.search.singles == pytest.approx(ranking.search.singles, abs=0.021)
+    assert {p.name for p in tmp_path.glob("scores*")} == {"scores-points-0.05.json"}
+
+
+def test_keypoints_that_name_no_place_are_refused(pictures):
+    matching = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
+    points, nowhere = torch.rand(4, 3, 2), torch.full((4, 3, 2), float("nan"))
+    for bad, word in (
+        (points[:3], r"\(4, K, 2\)"), (nowhere, "two pictures share"), (points + 1, r"\[0, 1\]"),
+        ([Pair(0, 7, points[0], points[1])], "picture 7"), ([Pair(0, 1, points[0], points[1][:2])], "where it went"),
+    ):  # fmt: skip
+        with pytest.raises(VitrineError, match=word):
+            matching.rank(pictures[0][:4], bad, patterns=PLACES)
+    with pytest.raises(VitrineError, match="one of them"):
+        Pictures(4, None, lambda numbers: None, (Pair(0, 1, points[0], points[1]),))
+
+
+def test_keypoints_as_text_and_on_the_command_line(tmp_path, pictures, capsys):
+    parsed = parse_keypoints("0.5 0.25; -\n32 16; 0 64", 2, (64, 64))
+    assert parsed[0, 0].tolist() == [0.5, 0.25] == parsed[1, 0].tolist() and bool(parsed[0, 1].isnan().all())
+    for bad in ("0.5 0.5", "0.5 0.5\n0.5 0.5; -", "0.5 0.5 0.5\n0.5 0.5"):
+        with pytest.raises(VitrineError):
+            parse_keypoints(bad, 2, (64, 64))
+    table = {}
+    (tmp_path / "pictures").mkdir()
+    for i, points in enumerate(render(sample_scenes(range(7_900_000, 7_900_004))).keypoints):
+        array = ((pictures[0][i] / 2 + 0.5) * 255).round().byte().permute(1, 2, 0).numpy()
+        Image.fromarray(array).save(tmp_path / "pictures" / f"{i}.png")
+        table[f"{i}.png"] = [None if point[0] != point[0] else point for point in points.tolist()]
+    keypoints, out = tmp_path / "points.json", tmp_path / "preset.json"
+    keypoints.write_text(json.dumps(table))
+    told = ["taps", "rank", str(tmp_path / "pictures"), "--keypoints", str(keypoints), "--out", str(out), "--most", "1"]
+    assert main(told) == 0 and "score" in capsys.readouterr().out
+    assert len(FeaturePreset.load(out).preset.addresses) == 1
+    keypoints.write_text(json.dumps({"0.png": [[0.5, 0.5]]}))
+    assert main(told) == 2

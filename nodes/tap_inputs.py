@@ -1,0 +1,116 @@
+"""The inputs that say what of a picture is tapped, the same in every node that taps pictures, and the tap itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from comfy_api.latest import io
+
+from ..engine.activations import PRESETS, Activations, TapConfig, preset, tap_latents
+from ..engine.activations.gdf_protocol import PROTOCOLS, check_protocol, gdf_draws, gdf_generator, published_timestep
+from ..engine.addresses import AUTO
+from ..engine.errors import refuse
+from .comfy.conditioning import condition_of
+from .comfy.model import denoiser_of, encode, encode_samples, is_sdxl
+from .comfy.progress import progress
+
+_OWN = "addresses below"
+HELP = (
+    "One address or glob a line, e.g. up-level*-cross-q; auto: a place that every model has. A wrong one is refused "
+    "with the nearest valid names."
+)
+
+
+def selection_inputs() -> list[io.Input]:
+    """The inputs that say which places are tapped, and how; the same in every node that taps pictures."""
+    return [
+        io.Combo.Input(
+            "selection", options=[_OWN, *PRESETS], default=_OWN,
+            tooltip="A published selection, or the addresses typed below.",
+        ),
+        io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
+        io.Float.Input(
+            "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
+            tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
+        ),
+        io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
+        io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
+    ]  # fmt: skip
+
+
+def remedy_inputs() -> list[io.Input]:
+    """DiTF's remedy for transformers; at the end of a node's inputs, where they were added."""
+    return [
+        io.Boolean.Input(
+            "modulate", default=False, optional=True,
+            tooltip="Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
+        ),
+        io.String.Input(
+            "discard", default="", optional=True,
+            tooltip="Massive channels to set to nought, e.g. 154 1446 for Flux.1-dev. "
+            "Activation Tap's report finds them.",
+        ),
+    ]  # fmt: skip
+
+
+def protocol_input() -> io.Input:
+    """Whose conventions a tap follows; after the inputs above, where it was added."""
+    return io.Combo.Input(
+        "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
+        tooltip="gdf: as the authors' code on SD 1.x and SDXL: a posterior sample and noise drawn for the whole batch, "
+        "timestep 51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own size.",
+    )  # fmt: skip
+
+
+def tap_images(
+    model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig, protocol: str = PROTOCOLS[0]
+) -> Activations:
+    """Activations of IMAGE (B, H, W, C), encoded once.
+
+    Raises:
+        VitrineError: If a side does not fit the VAE; under GDF's protocol also if there are several seeds, a picture is
+            not square, or the model is no Stable Diffusion UNet.
+    """
+    if not check_protocol(protocol):
+        latents = encode(model, vae, image)
+        cond = condition_of(model, positive, latents)
+        return tap_latents(denoiser_of(model), latents, cond, config, progress())
+    if image.shape[1] != image.shape[2]:
+        shown = tuple(image.shape[1:3])
+        raise refuse(
+            "image size", shown, "square pictures under protocol 'gdf'", "squeeze them to the model's own size"
+        )
+    config = replace(config, timestep=published_timestep(config.timestep, is_sdxl(model)), posterior="sample")
+    draws: list[torch.Tensor] = []
+
+    def draw(shape: tuple[int, ...]) -> torch.Tensor:
+        draws.extend(gdf_draws(config.seeds, shape))
+        return draws[0]
+
+    gdf_generator(config.seeds)  # refuses several before the VAE runs
+    latents = encode_samples(model, vae, image, draw)
+    cond, noise = condition_of(model, positive, latents), draws[1][None].to(latents)
+    return tap_latents(denoiser_of(model), latents, cond, config, progress(), noise=noise)
+
+
+def selection_config(
+    choice: str, typed: str, timestep: float, seed: int, ensemble: int, remedy: tuple[bool, str], dtype: str = "float32"
+) -> TapConfig:
+    """What the inputs above ask for; a published selection brings its own remedy.
+
+    Args:
+        remedy: ``modulate`` and ``discard``.
+
+    Raises:
+        VitrineError: The channels to discard are no numbers, or a setting is out of range.
+    """
+    settings: dict[str, Any] = {"timestep": timestep, "seeds": tuple(range(seed, seed + ensemble)), "dtype": dtype}
+    modulate, discard = remedy
+    words = discard.replace(",", " ").split()
+    if not all(word.isdigit() for word in words):
+        raise refuse("discard", discard, "channel numbers from 0", "e.g. 154 1446")
+    settings |= {"modulate": True} if modulate else {}
+    settings |= {"discard": tuple(map(int, words))} if words else {}
+    return TapConfig(tuple(typed.split()), **settings) if choice == _OWN else preset(choice).config(**settings)
