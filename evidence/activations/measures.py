@@ -27,16 +27,24 @@ def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
     return part_agreement_by_picture(maps, parts).mean().item()
 
 
-def part_agreement_by_picture(maps: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    """(B,) as :func:`part_agreement`: each picture searched in the six that follow it in a ring."""
-    labels = _labels(parts)
-    maps = F.interpolate(maps.float(), size=(SIDE, SIDE), mode="bilinear", align_corners=False)
-    features = F.normalize(maps.flatten(2) - maps.mean((0, 2, 3))[:, None], dim=1)
+def part_agreement_by_picture(maps: torch.Tensor | None, parts: torch.Tensor) -> torch.Tensor:
+    """(B,) as :func:`part_agreement`: each picture searched in the six that follow it in a ring.
+
+    Args:
+        maps: None copies the positions.
+    """
+    labels, count = _labels(parts), len(parts)
+    if maps is not None:
+        maps = F.interpolate(maps.float(), size=(SIDE, SIDE), mode="bilinear", align_corners=False)
+        features = F.normalize(maps.flatten(2) - maps.mean((0, 2, 3))[:, None], dim=1)
     scores = []
-    for i in range(len(maps)):
+    for i in range(count):
         foreground = labels[i] > 0
-        others = [(i + step) % len(maps) for step in range(1, min(_NEIGHBOURS, len(maps) - 1) + 1)]
-        nearest = [(features[i].T @ features[j]).argmax(1) for j in others]
+        others = [(i + step) % count for step in range(1, min(_NEIGHBOURS, count - 1) + 1)]
+        if maps is None:
+            nearest = [torch.arange(SIDE * SIDE)] * len(others)
+        else:
+            nearest = [(features[i].T @ features[j]).argmax(1) for j in others]
         hits = [labels[j][n][foreground] == labels[i][foreground] for j, n in zip(others, nearest, strict=True)]
         scores.append(torch.stack(hits).float().mean())
     return torch.stack(scores)

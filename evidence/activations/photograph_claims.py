@@ -1,0 +1,107 @@
+"""An outside check of matching, on photographs that nobody here drew: ``vitrine reproduce gdf.photographs``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...engine.activations.config import TapConfig
+from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
+from ...engine.activations.images import encode_pixels
+from ...engine.activations.presets import PRESETS
+from ...engine.activations.segmentation import bootstrap_mean
+from ...engine.activations.tap import tap_latents
+from ...engine.condition import Condition
+from ...engine.denoiser import Denoiser
+from ...engine.progress import Progress, silent
+from ..registry import ClaimResult, claim
+from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
+from .world import PAPER, SIDE, TIMESTEP, untrained
+
+if TYPE_CHECKING:
+    from ...engine.portraits import Portraits
+
+WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
+ALPHAS = (0.05, 0.1)
+OURS = "portraits' places"
+RIVALS = ("copied coordinates", "raw patches", "DAISY", f"{OURS}, untrained network")
+
+
+@claim(
+    "gdf.photographs",
+    paper=PAPER,
+    figure="no figure of the paper: Harris corners of five photographs (scikit-image's) followed into copies that are "
+    "turned, scaled, shifted, mirrored; places were chosen on portraits, nothing is chosen here",
+    target="PCK@0.1 of the portraits' places above copied coordinates, raw patches, DAISY and the untrained network, "
+    "outside the 95 % bootstrap interval of each difference",
+    minutes=0.5,
+    quick_minutes=0.2,
+)
+def photographs(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """The intervals are over warps of these five photographs; of other photographs they say nothing."""
+    from ...engine.portraits import load_portraits
+
+    portraits = load_portraits(model)
+    pairs = warped_pairs(portraits.unet.config.sample_size * 4, QUICK_WARPS if quick else WARPS, FIRST_WARP)
+    methods = _features(portraits, pairs, progress)
+    scores = {alpha: {name: _score(pairs, maps, alpha) for name, maps in methods.items()} for alpha in ALPHAS}
+    by_pair = {name: score[1] for name, score in scores[0.1].items()}
+    gains = {name: bootstrap_mean(by_pair[OURS] - by_pair[name]) for name in by_pair if name != OURS}
+    low, high = bootstrap_mean(by_pair[OURS])
+    per_photo = {
+        photo: {
+            name: round(values[[n == photo for n in pairs.names]].nanmean().item(), 3)
+            for name, values in by_pair.items()
+        }
+        for photo in NAMES
+    }
+    return ClaimResult(
+        value=round(scores[0.1][OURS][0], 4),
+        interval=(round(low, 4), round(high, 4)),
+        holds=all(gains[name][0] > 0 for name in RIVALS),
+        details={
+            **{f"PCK@{a}": {name: round(v, 4) for name, (v, _) in table.items()} for a, table in scores.items()},
+            "gain at 0.1, 95 %": {name: [round(bound, 4) for bound in span] for name, span in gains.items()},
+            "by photograph, 0.1": per_photo,
+            "pairs, points": [len(pairs.names), sum(map(len, pairs.points))],
+        },
+    )
+
+
+def _features(
+    portraits: Portraits, pairs: Pairs, progress: Progress
+) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Name -> features of sources and of targets; None copies coordinates."""
+    both = torch.cat([pairs.sources, pairs.targets])
+    count = len(pairs.sources)
+    ours, legacy = PRESETS["portraits"].addresses, PRESETS["portraits-legacy"].addresses
+    maps = {
+        "raw patches": raw_patches(both),
+        "DAISY": daisy_maps(both),
+        OURS: _tapped(portraits, both, ours, progress),
+        "portraits' legacy places": _tapped(portraits, both, legacy, progress),
+        f"{OURS}, untrained network": _tapped(untrained(portraits), both, ours, progress),
+    }
+    return {"copied coordinates": None} | {name: (m[:count], m[count:]) for name, m in maps.items()}
+
+
+def _tapped(portraits: Portraits, pictures: torch.Tensor, places: tuple[str, ...], progress: Progress) -> torch.Tensor:
+    """(B, C, 16, 16) joined features under the empty prompt, mean over four noises."""
+    with torch.no_grad():
+        cond = Condition(text=portraits.encode([""]))
+    latents = torch.cat([encode_pixels(portraits.vae, part * 2 - 1) for part in pictures.split(32)])
+    config = TapConfig(places, TIMESTEP, tuple(range(SEEDS)))
+    taps = tap_latents(Denoiser.from_diffusers(portraits.pipeline()), latents, cond, config, progress)
+    return feature_maps(taps, (SIDE, SIDE))
+
+
+def _score(pairs: Pairs, maps: tuple[torch.Tensor, torch.Tensor] | None, alpha: float) -> tuple[float, torch.Tensor]:
+    """PCK over all points, and by pair."""
+    predicted = []
+    for n, points in enumerate(pairs.points):
+        if maps is None or not len(points):
+            predicted.append(points)
+        else:
+            predicted.append(find_correspondence(maps[0][n], maps[1][n], points, temperature=0.02).points)
+    return pck(predicted, pairs.truth, [1.0] * len(predicted), alpha)

@@ -1,0 +1,107 @@
+"""Real photographs that scikit-image ships inside its wheel, their corners, and copies warped by known maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ...engine.errors import refuse
+from .warping import random_warps, warp_images, warp_points
+
+NAMES = ("astronaut", "chelsea", "coffee", "rocket", "motorcycle")
+CORNERS = 24
+"""Points that are followed in each photograph."""
+_MARGIN = 0.1
+"""Share of the side at each edge where no points are taken."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Photographs beside what their warped copies show, one row a pair.
+
+    Attributes:
+        sources, targets: (P, 3, S, S) in [0, 1].
+        points: of each pair, (N, 2) x, y in [0, 1] of the source; truth: where they are in the target.
+        names: photograph of each pair.
+    """
+
+    sources: torch.Tensor
+    targets: torch.Tensor
+    points: list[torch.Tensor]
+    truth: list[torch.Tensor]
+    names: list[str]
+
+
+def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(5, 3, side, side) central squares in [0, 1] in the order of :data:`NAMES`, and (5, N, 2) Harris corners.
+
+    Raises:
+        VitrineError: If scikit-image is not installed.
+    """
+    try:
+        from skimage import data
+        from skimage.feature import corner_harris, corner_peaks
+    except ImportError as e:
+        raise refuse("scikit-image", "not installed", "its photographs", "pip install 'vitrine[demo]'") from e
+    whole = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket(), data.stereo_motorcycle()[0]]
+    squares = torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
+    pictures = F.interpolate(squares, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
+    corners = []
+    for square in squares:
+        size = square.shape[-1]
+        response = corner_harris(square.mean(0).numpy(), sigma=size / side)  # details that the small picture still has
+        border = round(_MARGIN * size)
+        peaks = corner_peaks(
+            response, min_distance=size // 24, num_peaks=CORNERS, exclude_border=border, threshold_rel=0
+        )
+        corners.append((torch.from_numpy(peaks.copy()).flip(1).float() + 0.5) / size)
+    fewest = min(map(len, corners))
+    return pictures, torch.stack([c[:fewest] for c in corners])
+
+
+def _square(photo: torch.Tensor, side: int = 512) -> torch.Tensor:
+    """(1, 3, side, side): the central square."""
+    height, width = photo.shape[-2:]
+    size = min(height, width)
+    top, left = (height - size) // 2, (width - size) // 2
+    middle = photo[None, :, top : top + size, left : left + size]
+    return F.interpolate(middle, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
+
+
+def warped_pairs(side: int, warps: int, first: int) -> Pairs:
+    """Every photograph beside ``warps`` copies of itself: turned, scaled, shifted, half of them mirrored.
+
+    Args:
+        first: seed of the first warp; the others follow.
+    """
+    photographs, corners = load_photographs(side)
+    count = len(photographs)
+    maps = random_warps(range(first, first + count * warps))
+    sources, known = photographs.repeat_interleave(warps, 0), corners.repeat_interleave(warps, 0)
+    moved = warp_points(known, maps)
+    seen = ~moved.isnan().any(2)
+    return Pairs(
+        sources, warp_images(sources, maps).clamp(0, 1), [p[s] for p, s in zip(known, seen, strict=True)],
+        [m[s] for m, s in zip(moved, seen, strict=True)], [name for name in NAMES for _ in range(warps)],
+    )  # fmt: skip
+
+
+def raw_patches(pictures: torch.Tensor, cells: int = 16, width: int = 12) -> torch.Tensor:
+    """(B, 3 w^2, cells, cells): the patch of pixels around each cell, without its mean, of unit length."""
+    step = pictures.shape[-1] // cells
+    around = F.pad(pictures, [(width - step) // 2] * 4, mode="reflect")
+    patches = F.unfold(around, width, stride=step).unflatten(2, (cells, cells))
+    return F.normalize(patches - patches.mean(1, keepdim=True), dim=1)
+
+
+def daisy_maps(pictures: torch.Tensor, cells: int = 16, radius: int = 9) -> torch.Tensor:
+    """(B, C, cells, cells): DAISY (Tola et al. 2010), a dense descriptor of oriented gradients as SIFT's."""
+    from skimage.feature import daisy
+
+    side = pictures.shape[-1]
+    grey = F.pad(pictures.mean(1, keepdim=True), [radius] * 4, mode="reflect")[:, 0]
+    maps = [torch.from_numpy(daisy(g.numpy(), step=1, radius=radius, rings=2)).float().movedim(-1, 0) for g in grey]
+    whole = F.interpolate(torch.stack(maps), (side, side), mode="bilinear")
+    return F.normalize(F.avg_pool2d(whole, side // cells), dim=1)
