@@ -35,7 +35,7 @@ RIVALS = ("copied coordinates", "raw patches", "DAISY", f"{OURS}, untrained netw
     "turned, scaled, shifted, mirrored; places were chosen on portraits, nothing is chosen here",
     target="PCK@0.1 of the portraits' places above copied coordinates, raw patches, DAISY and the untrained network, "
     "outside the 95 % bootstrap interval of each difference",
-    minutes=0.5,
+    minutes=0.6,
     quick_minutes=0.2,
 )
 def photographs(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
