@@ -70,8 +70,7 @@ class NeuronStatistics:
         if same_weights(self.fingerprint, fingerprint):
             return
         shown, accepted = f"model {short(self.fingerprint)}", f"this model, {short(fingerprint)}"
-        remedy = "gather them on this model with the adapters it has now (in ComfyUI: NEMO Statistics)"
-        raise refuse("statistics", shown, accepted, remedy)
+        raise refuse("statistics", shown, accepted, "gather them on this model, adapters and all (NEMO Statistics)")
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file, whole or not at all."""
