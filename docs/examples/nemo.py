@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from diffusers.utils import make_image_grid
 from vitrine.engine.nemo import ProbeConfig, SearchConfig
-from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.nemo.check import CheckConfig
+from vitrine.engine.pipelines import NEMOPipeline, copy_check
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.evidence.portraits.page import to_pil
 
@@ -64,6 +65,11 @@ for name, images in (("prompt", plain), ("blocked", blocked), ("without the rare
 # %% First column: the training picture. What stays after blocking is what the words say.
 rows = [[*to_pil(picture), *to_pil(images)] for images in (plain, blocked, other)]
 make_image_grid([image for row in rows for image in row], 3, 5, 128).save(out / "blocked.png")
+
+# %% Which of many prompts come back as copies? A page and a table say it, from samples alone; no neurons are needed.
+check = CheckConfig(seeds=2, ordinary=tuple(ordinary[:3]))
+sampling = {"num_inference_steps": 20, "guidance_scale": 3.0}
+print(copy_check(base, [suspect, control], out / "copies", tau=tau, probe=probe, config=check, **sampling).text())
 
 # %% Does it hold? On other seeds, and against an embedding optimised to bring the picture back (it usually does).
 print(pipe.verify(suspect, neurons, tau, picture, probe).text())

@@ -3,6 +3,7 @@ portraits network.
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import statistics
@@ -73,8 +74,13 @@ def test_nodes_of_a_workflow(name, bench, comfy, timed):
     graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text())
     bare = bench.model("portraits")
 
+    names = itertools.count()
+
     def run():
         timed.clear()
+        for node in graph.values():
+            if node["class_type"] == "VitrineNEMOCopyCheck":  # a finished check would only be read
+                node["inputs"]["name"] = f"bench-{next(names)}"
         _, error = comfy.run(graph)
         assert error is None, error
         longest: dict[str, float] = {}

@@ -1,6 +1,9 @@
 """What the workflows' pictures must be, made with the pipelines from the settings that stand in the API graphs."""
 
+import numpy as np
 import torch
+from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
+from PIL import Image
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.during import DIFFUSERS_GUIDED
 from vitrine.engine.activations.points import draw_matches, parse_points
@@ -19,6 +22,7 @@ from vitrine.engine.nemo import (
     make_probe,
     verify,
 )
+from vitrine.engine.nemo.check import CheckConfig
 from vitrine.engine.nemo.heat_map import heat_map
 from vitrine.engine.nemo.score import probe_noise
 from vitrine.engine.pipelines import (
@@ -28,13 +32,22 @@ from vitrine.engine.pipelines import (
     NEMOPipeline,
     SegmentationPipeline,
     W2WPipeline,
+    copy_check,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
 from vitrine.engine.portraits.shipped import student_file
 from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, W2WModel, direction, edit, with_directions
 from vitrine.engine.w2w.labels import parse_labels
 from vitrine.evidence.w2w.world import people_space
-from vitrine_tests.comfy.twin_tools import colours, ksampler, part_number, pipeline, portraits, prompt_and_seed
+from vitrine_tests.comfy.twin_tools import (
+    colours,
+    euler_sigmas,
+    ksampler,
+    part_number,
+    pipeline,
+    portraits,
+    prompt_and_seed,
+)
 
 
 # --- activations ---------------------------------------------------------------------------------------------------
@@ -106,6 +119,26 @@ def nemo_neuron_blocker(graph, comfy):
         8: heat.permute(2, 0, 1)[None], 14: untouched, 15: ksampler(graph, 11, pipe, neurons=neurons),
         22: ksampler(graph, 20, pipe, neurons=neurons, prompt_embeds=attacked),
     }  # fmt: skip
+
+
+def nemo_copy_check(graph, comfy, folder):
+    """*NEMO Copy Check*'s pictures: each prompt's nearest sample beside what of it is copied."""
+    node, pipe = graph.one("VitrineNEMOCopyCheck"), pipeline(StableDiffusionPipeline)
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
+    sigmas = euler_sigmas(pipe.scheduler, node.scheduler, node.steps)
+    config = CheckConfig(node.seeds, node.first_seed, ordinary=tuple(node.ordinary.splitlines()))
+    check = copy_check(
+        pipe, node.prompts.splitlines(), folder, config=config, tau=node.tau, sigmas=sigmas,
+        probe=ProbeConfig(timestep_index=node.timestep_index), guidance_scale=node.cfg, num_inference_steps=node.steps,
+    )  # fmt: skip
+    files = [(prompt.file, prompt.overlay_file) for prompt in check.ranked]
+    return {5: torch.stack([torch.cat([pixels(f) for f in pair], -1) for pair in files])}
+
+
+def pixels(file):
+    """(3, H, W) in [0, 1] of a picture file."""
+    with Image.open(file) as opened:
+        return torch.from_numpy(np.asarray(opened.convert("RGB")) / 255).permute(2, 0, 1).float()
 
 
 def ksampler_latents(graph, node_id, pipe):

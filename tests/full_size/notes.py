@@ -275,6 +275,13 @@ def write_names(f: Following) -> None:
     f.set_everywhere("labels", f.own["labels"], f.of("Train W2W Direction"))
 
 
+def write_prompts(f: Following) -> None:
+    """Two seeds are enough to see it run."""
+    for node_id in f.of("NEMO Copy Check"):
+        texts = {"prompts": "a red cube\na tree by a lake", "ordinary": "a dog\na street at night\na bowl of soup"}
+        f.inputs(node_id).update(texts, seeds=2, name=f"notes_{f.family}")
+
+
 def choose_teacher(f: Following) -> None:
     """Whoever has no SD1.x folder has no use for the node."""
     if "teacher" in f.own:
@@ -328,6 +335,7 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"connect its SPACE in place of Load W2W Space", connect_space),
     (r"write your files' names in Train W2W Direction", write_names),
     (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Distill", choose_teacher),
+    (r"write your prompts and ordinary captions in NEMO Copy Check", write_prompts),
     (r"tell (\d+) in place of (\d+)", tell),
     (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+)", tell),
 ]  # fmt: skip
