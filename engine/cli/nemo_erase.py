@@ -1,18 +1,20 @@
-"""``vitrine nemo erase``: memorized pictures trained out of the weights, as a LoRA or as a whole UNet."""
+"""``vitrine nemo erase``: memorized pictures trained out of the weights, as a LoRA or as a whole UNet.
+
+Heavy imports wait for ``run``, so settings stand here as plain numbers; what they mean: :class:`EraseConfig`.
+"""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tyro.conf import Positional
 
 from ..errors import refuse
 from ..files import named
-from ..nemo import EraseConfig
 from ..pipelines.loading import LoadConfig
-from ..pipelines.nemo_erase import SurrogateConfig
 from .nemo import _pipeline, _prompts
 from .options import Load
 
@@ -37,18 +39,46 @@ class Erase:
     """A LoRA (rank above 0), or all weights of the UNet."""
     work: Path | None = None
     """Folder for the state of the training; the default stands beside the output."""
-    training: EraseConfig = field(default_factory=EraseConfig)
-    """The training."""
-    surrogates: SurrogateConfig = field(default_factory=SurrogateConfig)
-    """How surrogates and ordinary pictures are sampled."""
+    rank: int = 0
+    """Of a LoRA; 0 trains all weights, as published."""
+    rounds: int = 10
+    """Attacks on the weights as they stand; each adds one embedding for every picture."""
+    updates: int = 30
+    """Of the weights after each attack."""
+    lr: float = 3e-4
+    """Adam's highest rate."""
+    batch: int = 16
+    """Rows of each of the two losses in one update."""
+    attack_steps: int = 30
+    """Steps of each attack."""
+    attack_batch: int = 4
+    """Noises a step of an attack looks at."""
+    keep: Literal["predictions", "noise"] = "predictions"
+    """What ordinary captions must go on predicting: the untouched network's predictions, or the noise (published)."""
+    seed: int = 0
+    """Of batches, noises and starts."""
+    surrogates: int = 3
+    """Samples to put in each picture's place."""
+    first_seed: int = 500
+    """Of surrogates and ordinary pictures."""
+    steps: int = 30
+    """Of their sampling."""
+    guidance: float = 7.5
+    """Of their sampling."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..activations.images import open_picture
-        from ..nemo import NeuronSet
+        from ..nemo import AttackConfig, EraseConfig, NeuronSet
+        from ..pipelines.nemo_erase import SurrogateConfig
         from ..progress import TqdmProgress
 
+        training = EraseConfig(
+            self.rounds, self.updates, self.lr, self.batch, self.rank,
+            AttackConfig(self.attack_steps, batch=self.attack_batch), keep=self.keep, seed=self.seed,
+        )  # fmt: skip
+        sources = SurrogateConfig(self.surrogates, self.first_seed, self.steps, self.guidance)
         if not self.neurons:
             raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
         prompts, pictures = read_pairs(self.pairs)
@@ -56,18 +86,11 @@ class Erase:
         work = self.work or self.out.with_suffix(".work")
         opened, union = [open_picture(p) for p in pictures], sets[0].merged(*sets[1:])
         erased = _pipeline(self.model, self.load).erase(
-            prompts,
-            opened,
-            _prompts(self.ordinary),
-            union,
-            self.training,
-            self.surrogates,
-            work,
-            TqdmProgress("updates"),
-        )
+            prompts, opened, _prompts(self.ordinary), union, training, sources, work, TqdmProgress("updates")
+        )  # fmt: skip
         erased.save(self.out)
         kind = f"LoRA of rank {erased.rank}" if erased.rank else "UNet"
-        print(f"{len(prompts)} pictures, {self.training.total} updates -> {self.out} ({kind})")
+        print(f"{len(prompts)} pictures, {training.total} updates -> {self.out} ({kind})")
         return 0
 
 

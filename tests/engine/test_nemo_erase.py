@@ -127,9 +127,8 @@ def test_the_command_trains_from_files_to_a_file(tmp_path, capsys):
     (tmp_path / "ordinary.txt").write_text("\n".join(caption(sample_scenes(range(20, 23)))))
     (tmp_path / "pairs.csv").write_text(f"prompt,picture\n{plant.captions[0]},planted.png\n")
     out = tmp_path / "erased.safetensors"
-    few = ["--training.rounds", "1", "--training.updates", "1", "--training.batch", "2", "--training.rank", "2",
-           "--training.attack.steps", "1", "--training.attack.batch", "1", "--surrogates.count", "1",
-           "--surrogates.steps", "4"]  # fmt: skip
+    few = ["--rounds", "1", "--updates", "1", "--batch", "2", "--rank", "2", "--attack-steps", "1",
+           "--attack-batch", "1", "--surrogates", "1", "--steps", "4"]  # fmt: skip
     command = ["nemo", "erase", str(tmp_path / "pairs.csv"), "--neurons", str(neurons), "--ordinary",
                str(tmp_path / "ordinary.txt"), "--out", str(out), *few]  # fmt: skip
     assert main(command) == 0 and any(key.endswith("lora_up.weight") for key in load_file(out))
