@@ -22,6 +22,7 @@ LEFT_OUT = {
     "VitrineRenderPortrait": "needs no model",
     "VitrineCrossSizeConsistency": "needs no model",
     "VitrineEMDVariety": "needs no model",
+    "VitrineEMDDistill": "reads a diffusers folder, in the notes",
 }
 """Node id -> why it has no case."""
 
@@ -182,6 +183,15 @@ def load_neurons(s: Scene) -> Tensors:
 def nemo_verify(s: Scene) -> Tensors:
     told = {"neurons": s.neurons, "tau": 0.3, "attack_steps": 2, "reference": s.latent(side=SMALL)}
     return [s.call("VitrineNEMOVerify", positive=s.positive, **told, **_probe(s))[2][0][0]]
+
+
+@case("VitrineNEMOCopyCheck")
+def nemo_copy_check(s: Scene) -> Tensors:
+    told = {"prompts": PROMPT, "ordinary": CAPTIONS, "seeds": 2, "steps": 2, "cfg": 3.0, "name": f"full_{s.family}"}
+    models = {"model": s.model, "clip": s.clip, "vae": s.vae, "latent": s.latent()}
+    report, shown, _ = s.call("VitrineNEMOCopyCheck", **models, **told)
+    assert report
+    return [shown]
 
 
 @case("VitrineActivePatches")
