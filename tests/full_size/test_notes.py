@@ -82,11 +82,15 @@ def painted(folder, side):
 
 @pytest.fixture(scope="module")
 def batches(comfy):
-    """Whether core's *Batch Images* and *Batch Masks* load here; their file needs kornia."""
+    """Whether core's *Batch Images* and *Batch Masks* load here; their file needs kornia.
+
+    nodes_latent.py comes first, as when ComfyUI starts: the two import each other.
+    """
     from vitrine_tests.full_size.material import COMFYUI
 
-    core = str(COMFYUI / "comfy_extras" / "nodes_post_processing.py")
-    return comfy.loop.run_until_complete(comfy.nodes.load_custom_node(core, module_parent="comfy_extras"))
+    files = [COMFYUI / "comfy_extras" / f"{name}.py" for name in ("nodes_latent", "nodes_post_processing")]
+    load = comfy.nodes.load_custom_node
+    return all([comfy.loop.run_until_complete(load(str(file), module_parent="comfy_extras")) for file in files])
 
 
 @pytest.fixture
