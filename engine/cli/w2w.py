@@ -1,4 +1,4 @@
-"""``vitrine w2w train-loras | build | label | import-official``: spaces of models, from files to files."""
+"""``vitrine w2w train-loras | look | build | label | import-official``: spaces of models, from files to files."""
 
 from __future__ import annotations
 
@@ -91,6 +91,34 @@ class TrainLoras:
         denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt, load=self.load)
         config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
         return len(train_loras(denoiser, makers, names, self.out, config, **options))
+
+
+@dataclass(frozen=True)
+class Look:
+    """Say what is in a folder of LoRAs before building: files, base models, ranks, copies, what is left out and why,
+    and how much the LoRAs have in common."""
+
+    folder: Positional[Path]
+    """LoRA files of any spelling."""
+    headers: bool = False
+    """Read headers only: quick for large folders, but without copies, variance and mode."""
+    memory_gb: float = 1.0
+    """For what is kept of the files; less makes the estimates coarser."""
+    json: Path | None = None
+    """Write the same as JSON here."""
+
+    def run(self) -> int:
+        """0 on success, also where nothing can be used."""
+        from ..files import write_json
+        from ..progress import TqdmProgress
+        from ..w2w import look_at_folder
+
+        bar = TqdmProgress("reading")
+        look = look_at_folder(self.folder, memory=int(self.memory_gb * 2**30), progress=bar, headers_only=self.headers)
+        print(look.text())
+        if self.json is not None:
+            print(f"as JSON: {write_json(self.json, look.to_dict())}")
+        return 0
 
 
 @dataclass(frozen=True)
@@ -255,6 +283,6 @@ class ImportOfficial:
 
 
 COMMANDS: dict[str, type] = {
-    "train-loras": TrainLoras, "build": Build, "label": Label, "sample": Sample, "edit": Edit, "invert": Invert,
-    "encode": Encode, "export": Export, "import-official": ImportOfficial,
+    "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
+    "invert": Invert, "encode": Encode, "export": Export, "import-official": ImportOfficial,
 }  # fmt: skip

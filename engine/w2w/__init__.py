@@ -2,6 +2,7 @@
 
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .build import BuildConfig, Built, build_space, load_space
+from .copies import Copy, near_copies
 from .delta import DeltaSpace, Space, member_names
 from .directions import (
     Quality,
@@ -17,6 +18,7 @@ from .directions import (
 from .editing import EditConfig, blend, difference, edit, edited_lora, in_deviations, materialise, share_inside, shift
 from .encoding import Encoded, encode, member, official_model
 from .export import usual_dialect, write_lora
+from .folder_look import FolderLook, look_at_folder
 from .gauge import Gauge, gauge_test
 from .inversion import Inversion, InvertConfig, invert, latent_mask, partial_inversion
 from .lora_files import LoraFile, read_header, read_lora
@@ -41,15 +43,14 @@ from .strengths import StrengthMap, fit_strengths, strength_map, with_strength_m
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [
-    "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "DeltaSpace", "EditConfig", "Encoded", "FolderScan",
-    "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer", "LoraTrainConfig", "Manifest",
-    "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space", "StrengthMap", "Subject", "W2WModel",
-    "WeightSpace", "blend", "build_space", "closeness", "conditioned", "contents", "described", "difference",
-    "direction", "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations",
-    "initial_lora",
-    "invert", "joint_directions", "latent_mask", "load_space", "materialise", "member", "member_names", "nearest",
-    "official_model", "partial_inversion", "principal_components", "quality", "reach", "read_header", "read_lora",
-    "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift", "strength_map", "train_loras",
-    "usual_dialect", "usual_sampling", "with_directions", "with_sampling", "with_strength_maps", "without",
-    "write_lora",
+    "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig", "Encoded",
+    "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer",
+    "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space",
+    "StrengthMap", "Subject", "W2WModel", "WeightSpace", "blend", "build_space", "closeness", "conditioned", "contents",
+    "described", "difference", "direction", "direction_named", "edit", "edited_lora", "encode", "fit_strengths",
+    "gauge_test", "in_deviations", "initial_lora", "invert", "joint_directions", "latent_mask", "load_space",
+    "look_at_folder", "materialise", "member", "member_names", "near_copies", "nearest", "official_model",
+    "partial_inversion", "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample",
+    "scan_folder", "score", "share_inside", "share_kept", "shift", "strength_map", "train_loras", "usual_dialect",
+    "usual_sampling", "with_directions", "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip

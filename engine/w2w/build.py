@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..config import Config
-from ..errors import VitrineError, refuse
+from ..errors import refuse
 from ..files import open_artefact
 from ..ownership import sole_owner
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from ..rows import RowFile
+from .copies import near_copies
 from .delta import DeltaSpace, Space, read_stacks
 from .gauge import Gauge, gauge_test
-from .lora_files import Entry, LoraFile, read_lora
 from .lora_folders import BadFile, FolderScan, scan_folder
 from .manifest import LoraLayer, Manifest
+from .mode import choose_mode, read_or_problem, some_readable, unlike
 from .pca import Matrix, PCAConfig, Stored, principal_components, shards
 from .space import KIND, VERSION, WeightSpace
 
 MODES = ("auto", "factors", "delta")
-_COMPARED = 48
-"""Most LoRAs whose factors are compared to choose the mode."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,8 @@ class Built:
         held = f"{self.space.dimension} components hold {float(shares[-1]):.1%} of the variance, {half} hold half"
         if self.space.dimension > self.space.count / 3:
             held += f"; with {self.space.count} models, sample with at most {max(1, self.space.count // 3)}"
-        return "\n".join([*lines, held])
+        copies = near_copies(self.space.coefficients.float(), [f.name for f in self.folder.good], most=10)
+        return "\n".join([*lines, held, *(f"copies: {copy}" for copy in copies)])
 
 
 def build_space(
@@ -111,9 +109,9 @@ def build_space(
     own = work is not None and not workers.index
     with sole_owner(work) if own and work is not None else nullcontext(), ExitStack() as closing:
         scan = scan_folder(folder, config.layers_per_block, progress)
-        mixed = _mixed(scan)
-        gauge = gauge_test(_readable(scan.good, config.memory))
-        mode, reason = _choose(config.mode, mixed, gauge)
+        mixed = unlike(scan)
+        gauge = gauge_test(some_readable(scan.good, config.memory))
+        mode, reason = choose_mode(config.mode, mixed, gauge)
         info = {"base": config.base, "gauge": asdict(gauge), "reason": reason, "build": config.to_dict()}
         if mode == "delta":
             space, scan = _delta_space(scan, config, progress, info)
@@ -138,52 +136,6 @@ def load_space(path: str | Path) -> Space:
     return DeltaSpace.load(path) if header.get("mode") == "delta" else WeightSpace.load(path)
 
 
-def _mixed(scan: FolderScan) -> str:
-    """Why the factors do not form a matrix; empty if they do."""
-    first = scan.good[0].entries
-    for file in scan.good[1:]:
-        if file.entries is first:
-            continue
-        if set(file.entries) != set(first):
-            return f"{file.name} has {len(file.entries)} layers, {scan.good[0].name} {len(first)}"
-        odd = next((p for p, e in file.entries.items() if (e.down, e.up) != (first[p].down, first[p].up)), None)
-        if odd:
-            ranks = file.entries[odd].down[0], first[odd].down[0]
-            return f"{file.name} has rank {ranks[0]}, {scan.good[0].name} rank {ranks[1]}"
-    return ""
-
-
-def _choose(wanted: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
-    if wanted == "delta":
-        return "delta", "asked for"
-    if mixed:
-        if wanted == "factors":
-            raise refuse("mode", f"factors, but {mixed}", "one set of layers and one rank", "use delta or auto")
-        return "delta", mixed
-    if wanted == "factors" and not gauge.shared:
-        return "factors", f"asked for, although {gauge.reason()}: results may mean nothing, delta is safe"
-    return ("factors" if gauge.shared else "delta"), gauge.reason()
-
-
-def _readable(files: Sequence[LoraFile], memory: int) -> list[dict[str, LoraLayer]]:
-    """Some LoRAs spread over the folder, as many as a part of the memory holds, without those that cannot be read."""
-    largest = max(_bytes(entries) for entries in {id(f.entries): f.entries for f in files}.values())
-    most = max(2, min(_COMPARED, memory // 4 // largest))
-    picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, min(most, len(files))).round()})
-    loras = [lora for lora in (_try(files[i])[0] for i in picked) if lora is not None]
-    if not loras:
-        raise refuse("folder", "no readable LoRA", "two or more", "download the files again")
-    return loras
-
-
-def _try(file: LoraFile) -> tuple[dict[str, LoraLayer] | None, str]:
-    """The LoRA, or None and its problem."""
-    try:
-        return read_lora(file), ""
-    except VitrineError as error:
-        return None, str(error)
-
-
 def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
     """The scan without files that turned out to be bad when their tensors were read."""
     good = tuple(f for i, f in enumerate(scan.good) if i not in bad)
@@ -191,11 +143,6 @@ def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
     if len(good) < 2:
         raise refuse("folder", f"{len(good)} usable LoRAs ({more[0].problem})", "two or more", "replace the bad files")
     return FolderScan(good, scan.bad + more, scan.notes, scan.shapes)
-
-
-def _bytes(entries: dict[str, Entry]) -> int:
-    """Of a LoRA in float32."""
-    return 4 * sum(math.prod(e.down) + math.prod(e.up) for e in entries.values())
 
 
 def _delta_space(
@@ -211,7 +158,7 @@ def _delta_space(
 
     def loras() -> Iterator[dict[str, LoraLayer] | None]:
         for i, file in enumerate(scan.good):
-            lora, problem = _try(file)
+            lora, problem = read_or_problem(file)
             if lora is None:
                 bad[i] = problem
             yield lora
@@ -268,7 +215,7 @@ def _read(
     """Reads LoRAs by number and hands on their flat weights; returns the problems of bad files."""
     bad, numbers = {}, list(numbers)
     for done, i in enumerate(numbers):
-        lora, problem = _try(scan.good[i])
+        lora, problem = read_or_problem(scan.good[i])
         if lora is None:
             bad[i] = problem
         else:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import refuse
 from ..files import check_tensors, named
+from .base_models import named_base, shaped_base
 from .lora_settings import LoraRules, settings_of
 from .manifest import LoraLayer
 from .names import dropped_part, other_kind, parse
@@ -42,6 +43,8 @@ class LoraFile:
         entries: layer path -> :class:`Entry`, of the UNet only.
         text_layers: number of text encoder layers, which a space leaves out.
         dropped: other parts that it leaves out, in words.
+        dtypes: of the factors, as safetensors calls them (F16, BF16, ..).
+        said_base, shaped_base: the base model by the header, and by names and widths of layers; empty if unknown.
     """
 
     path: Path
@@ -50,6 +53,19 @@ class LoraFile:
     entries: dict[str, Entry]
     text_layers: int
     dropped: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    said_base: str = ""
+    shaped_base: str = ""
+
+    @property
+    def base_model(self) -> str:
+        """In words, the header's name only where the layers do not tell."""
+        return self.shaped_base or self.said_base or "base model not known"
+
+    @property
+    def ranks(self) -> list[int]:
+        """The different ranks, ascending."""
+        return sorted({entry.down[0] for entry in self.entries.values()})
 
 
 def telling_parts(path: Path) -> tuple[str, ...]:
@@ -81,10 +97,16 @@ def read_header(path: str | Path, layers_per_block: int = 2) -> LoraFile:
     with named(path, "LoRA file", "a whole safetensors file", "download it again"):
         with safe_open(str(path), "pt") as opened:
             keys = list(opened.keys())
-            shapes = {k: tuple(opened.get_slice(k).get_shape()) for k in keys}
+            slices = {k: opened.get_slice(k) for k in keys}
+            shapes = {k: tuple(part.get_shape()) for k, part in slices.items()}
             alphas = {k: float(opened.get_tensor(k)) for k in keys if k.endswith(".alpha")}
             metadata = dict(opened.metadata() or {})
-        return _header(path, shapes, alphas, settings_of(path, metadata), layers_per_block)
+        settings = settings_of(path, metadata)
+        file = _header(path, shapes, alphas, settings, layers_per_block)
+        kinds = {slices[key].get_dtype() for e in file.entries.values() for key in (e.down_key, e.up_key)}
+        by_shape = shaped_base({p: e.outer for p, e in file.entries.items()})
+        said = named_base(metadata, settings.values)
+        return replace(file, dtypes=tuple(sorted(kinds)), said_base=said, shaped_base=by_shape)
 
 
 def _header(path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int) -> LoraFile:

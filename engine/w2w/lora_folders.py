@@ -39,17 +39,28 @@ class FolderScan:
     notes: tuple[str, ...] = ()
     shapes: Shapes = field(default_factory=dict)
 
+    def heading(self) -> str:
+        """How many LoRAs, of which base, spelling, ranks and precision."""
+        if not self.good:
+            return "no usable LoRA"
+        dialects = Counter(f.dialect for f in self.good)
+        ranks = sorted({rank for f in self.good for rank in f.ranks})
+        alphas = sorted({e.alpha for f in self.good for e in f.entries.values() if e.alpha is not None})
+        bases, dtypes = Counter(f.base_model for f in self.good), Counter(d for f in self.good for d in f.dtypes)
+        lines = [
+            f"{len(self.good)} LoRAs: {_counted(dialects)}",
+            f"base model: {_counted(bases)}",
+            f"{len(self.shapes)} layers, ranks {_few(ranks)}, alphas {_few(alphas) or 'none'}, {_counted(dtypes)}",
+        ]
+        return "\n".join(lines)
+
     def summary(self) -> str:
         """The scan as text."""
-        dialects = Counter(f.dialect for f in self.good)
-        ranks = sorted({e.down[0] for f in self.good for e in f.entries.values()})
-        alphas = sorted({e.alpha for f in self.good for e in f.entries.values() if e.alpha is not None})
-        lines = [
-            f"{len(self.good)} LoRAs: " + ", ".join(f"{n} {kind}" for kind, n in dialects.most_common()),
-            f"{len(self.shapes)} layers, ranks {_few(ranks)}, alphas {_few(alphas) or 'none'}",
-        ]
-        lines += [*self.notes, *(f"left out {b.name}: {b.problem}" for b in self.bad)]
-        return "\n".join(lines)
+        return "\n".join([self.heading(), *self.notes, *(f"left out {b.name}: {b.problem}" for b in self.bad)])
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
 
 
 def _few(values: list) -> str:
@@ -58,14 +69,14 @@ def _few(values: list) -> str:
 
 
 def scan_folder(
-    folder: str | Path | Iterable[Path], layers_per_block: int = 2, progress: Progress = silent
+    folder: str | Path | Iterable[Path], layers_per_block: int = 2, progress: Progress = silent, fewest: int = 2
 ) -> FolderScan:
     """Reads the headers of all files in a folder and its subfolders, or of an iterable of files.
 
     Files whose base model is not that of most others are left out.
 
     Raises:
-        VitrineError: If the folder is missing, or holds fewer than two usable files.
+        VitrineError: If the folder is missing, or holds fewer than ``fewest`` usable files.
     """
     paths = _files(folder)
     good: list[LoraFile] = []
@@ -85,7 +96,7 @@ def scan_folder(
     good, others, shapes = _same_base(sorted(good, key=lambda f: (f.name, str(f.path))))
     good = _one_form(good)
     bad += others
-    if len(good) < 2:
+    if len(good) < fewest:
         problems = "; ".join(f"{b.name}: {b.problem}" for b in bad[:3]) or "no .safetensors files"
         raise refuse("folder", f"{len(good)} usable LoRAs ({problems})", "two or more", "point to a folder of LoRAs")
     return FolderScan(tuple(good), tuple(bad), tuple(_notes(good, shapes)), shapes)
