@@ -7,6 +7,8 @@ import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
+from .comfy import similarity
+
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
     "w2w_make", "nemo", "nemo_block", "nemo_verify", "nemo_copies", "emd",
@@ -21,6 +23,7 @@ def _nodes() -> list[type[io.ComfyNode]]:
 
 
 NODES: list[type[io.ComfyNode]] = _nodes()
+similarity.register()
 
 
 class VitrineExtension(ComfyExtension):

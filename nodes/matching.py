@@ -11,9 +11,10 @@ from comfy_api.latest import io, ui
 from ..engine.activations import TapConfig
 from ..engine.activations.correspondence import Matches, feature_maps, find_correspondence
 from ..engine.activations.gdf_protocol import CORRESPONDENCE_SIZE, PROTOCOLS, check_protocol, gdf_features
-from ..engine.activations.points import draw_matches, mask_points, parse_points
-from ..engine.activations.segmentation import ProbeSettings, fit_probe
+from ..engine.activations.points import draw_matches, mask_points, parse_clicks, parse_points
+from ..engine.activations.segmentation import ProbeSettings, fit_probe, mask_like_clicks
 from ..engine.errors import refuse
+from .comfy import similarity
 from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
 
 CATEGORY = "Vitrine/activations"
@@ -68,7 +69,8 @@ class FindCorrespondence(io.ComfyNode):
                 io.Image.Input("source", tooltip="One picture, where the points are."),
                 io.Image.Input("target", tooltip="One or more pictures, where they are sought; of any size."),
                 io.String.Input("points", default="0.5 0.5", multiline=True,
-                                tooltip="x y, one point a line: fractions of width and height, or pixels if above 1."),
+                                tooltip="x y, one point a line: fractions of width and height, or pixels if above 1; "
+                                "or press the button and click."),
                 *selection_inputs(),
                 io.Float.Input("softness", default=0.02, min=0.0, max=1.0, step=0.01,
                                tooltip="0: centre of the best cell; above: weighted over its neighbours, finer."),
@@ -76,6 +78,7 @@ class FindCorrespondence(io.ComfyNode):
                 *remedy_inputs(),
                 protocol_input(),
             ],
+            hidden=[io.Hidden.unique_id],
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
                 io.Image.Output(display_name="IMAGE", tooltip="Source and target with numbered points."),
@@ -95,10 +98,12 @@ class FindCorrespondence(io.ComfyNode):
         wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         (first,), others = _features(model, vae, (source, target), positive, config, protocol, CORRESPONDENCE_SIZE)
+        similarity.remember(cls.hidden, first)
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
         drawn = torch.stack([draw_matches(source[0], t, wanted, m) for t, m in zip(target, matches, strict=True)])
-        return io.NodeOutput("\n".join(lines), drawn, ui=ui.PreviewImage(drawn, cls=cls))
+        shown = ui.PreviewImage(drawn, cls=cls).as_dict() | similarity.clickable(source, cls)
+        return io.NodeOutput("\n".join(lines), drawn, ui=shown)
 
 
 class SegmentLikeThis(io.ComfyNode):
@@ -119,13 +124,22 @@ class SegmentLikeThis(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("examples", tooltip="Labelled pictures."),
-                io.Mask.Input("masks", tooltip="One mask for each: white is what you want."),
+                io.Mask.Input("masks", optional=True, tooltip="One mask for each: white is what you want."),
                 io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
                 *selection_inputs(),
                 io.Int.Input("hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."),
                 *remedy_inputs(),
                 protocol_input(),
+                io.String.Input(
+                    "points",
+                    default="",
+                    multiline=True,
+                    optional=True,
+                    tooltip="Instead of masks: x y of what you want in the one example, not x y of what you "
+                    "do not; press the button and click.",
+                ),
             ],
+            hidden=[io.Hidden.unique_id],
             outputs=[
                 io.Mask.Output(display_name="MASK", tooltip="One mask for each picture, 0 or 1."),
                 io.Mask.Output(display_name="probability", tooltip="The same, soft: 0..1."),
@@ -134,21 +148,39 @@ class SegmentLikeThis(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, masks: torch.Tensor, images: torch.Tensor,
-        selection: str, addresses: str, timestep: float, seed: int, ensemble: int, hidden: int,
-        modulate: bool = False, discard: str = "",
-        protocol: str = PROTOCOLS[0],
+        cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, images: torch.Tensor, selection: str,
+        addresses: str, timestep: float, seed: int, ensemble: int, hidden: int, masks: torch.Tensor | None = None,
+        modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0], points: str = "",
     ) -> io.NodeOutput:  # fmt: skip
-        """Fit a probe on the examples' activations and apply it."""
-        if len(examples) != len(masks) or masks.shape[-2:] != examples.shape[1:3]:
-            shown = (tuple(examples.shape), tuple(masks.shape))
-            raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
+        """Fit a probe on the examples' activations and apply it, or compare with what was clicked."""
+        clicks = _labels(examples, masks, points)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config, protocol)
-        probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
+        similarity.remember(cls.hidden, known[0])
         height, width = images.shape[1:3]
-        soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()
-        return io.NodeOutput((soft > 0.5).float(), soft, ui=ui.PreviewMask((soft > 0.5).float(), cls=cls))
+        if clicks is not None:
+            soft = mask_like_clicks(known[0], *clicks, new, (height, width)).cpu()
+        else:
+            assert masks is not None  # or the labels were refused
+            probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
+            soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()
+        shown = ui.PreviewMask((soft > 0.5).float(), cls=cls).as_dict() | similarity.clickable(examples, cls)
+        return io.NodeOutput((soft > 0.5).float(), soft, ui=shown)
+
+
+def _labels(
+    examples: torch.Tensor, masks: torch.Tensor | None, points: str
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The clicks where there are no masks; masks are checked."""
+    height, width = examples.shape[1:3]
+    if masks is None:
+        if len(examples) != 1:
+            raise refuse("masks", f"none, {len(examples)} examples", "a mask for each", "or click in one example alone")
+        return parse_clicks(points, width, height)
+    if len(examples) != len(masks) or masks.shape[-2:] != (height, width):
+        shown = (tuple(examples.shape), tuple(masks.shape))
+        raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
+    return None
 
 
 NODES = [FindCorrespondence, SegmentLikeThis]

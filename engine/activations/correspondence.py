@@ -51,6 +51,12 @@ def sample_points(features: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     return sampled[0, :, 0].T
 
 
+def similarity(features: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """(..., H, W) in [-1, 1]: at each cell of (..., C, H, W), the cosine to the nearest of (N, C) queries."""
+    cells = F.normalize(features.flatten(-2), dim=-2)
+    return (F.normalize(queries, dim=1) @ cells).amax(-2).unflatten(-1, features.shape[-2:])
+
+
 def find_correspondence(
     source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, *, temperature: float = 0.0, window: int = 2
 ) -> Matches:

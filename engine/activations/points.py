@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import torch
 
 from ..errors import refuse
@@ -13,14 +16,31 @@ COLOURS = ((0.90, 0.22, 0.27), (0.16, 0.62, 0.56), (0.96, 0.64, 0.14), (0.27, 0.
 def parse_points(text: str, width: int, height: int) -> torch.Tensor:
     """(N, 2) in [0, 1] from lines ``x y``: fractions, or pixels where any number is above 1.
 
+    The points of other packs are read as well: ``[{"x": 31, "y": 20}]`` (KJNodes, SAM nodes).
+
     Raises:
-        VitrineError: If there are no points, a line is not two numbers, or a point lies outside the picture.
+        VitrineError: If there are no points, a line is not two numbers, a point lies outside the picture, or one is
+            marked as unwanted.
     """
-    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    points, wanted = parse_clicks(text, width, height)
+    if not bool(wanted.all()):
+        raise refuse("points", text, "points to look for", "points not wanted mean something in Segment Like This")
+    return points
+
+
+def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(N, 2) points in [0, 1] and (N,) bool whether each is wanted, from lines ``x y`` and ``not x y``.
+
+    Also from the JSON of other packs: ``{"positive": [{"x": 31, "y": 20}], "negative": []}``, or one such list.
+
+    Raises:
+        VitrineError: As :func:`parse_points`, but for unwanted points, which are the second half of the result.
+    """
     try:
-        values = torch.tensor([[float(number) for number in line] for line in lines])
+        rows = _json_clicks(text) if text.lstrip()[:1] in ("[", "{") else _line_clicks(text)
+        values = torch.tensor([[float(number) for number in numbers] for numbers, _ in rows])
         valid = values.ndim == 2 and values.shape[1] == 2 and bool(torch.isfinite(values).all())
-    except ValueError:
+    except (ValueError, TypeError, KeyError, AttributeError):
         valid = False
     if not valid:
         raise refuse("points", text, "lines of two numbers: x y", "e.g. 0.5 0.4")
@@ -29,7 +49,21 @@ def parse_points(text: str, width: int, height: int) -> torch.Tensor:
     if not bool(((values >= 0) & (values <= 1)).all()):
         raise refuse("points", text, f"inside the picture of {width} x {height}",
                      "x counts from the left, y from above")  # fmt: skip
-    return values
+    return values, torch.tensor([wanted for _, wanted in rows])
+
+
+def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
+    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    return [(line[1:], False) if line[0] == "not" else (line, True) for line in lines]
+
+
+def _json_clicks(text: str) -> list[tuple[list[Any], bool]]:
+    tree = json.loads(text)
+    lists = [(tree, True)] if isinstance(tree, list) else [(tree.get(k, []), k == "positive") for k in _SIGNS]
+    return [([point["x"], point["y"]], wanted) for points, wanted in lists for point in points]
+
+
+_SIGNS = ("positive", "negative")
 
 
 def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Tensor:

@@ -12,10 +12,13 @@ from torch import nn
 from ..config import Config
 from ..errors import refuse
 from ..progress import Progress, silent
-from .correspondence import sample_points
+from .correspondence import sample_points, similarity
 
 IGNORE = 255
 """The class number of pixels nobody labelled."""
+
+CLICK_TEMPERATURE = 0.05
+"""Cosine difference over which a mask made from clicks goes from one half to three quarters."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,33 @@ def _optimise(
     for step in range(rounds):
         optimizer.step(closure)  # type: ignore[arg-type]  # torch itself passes the tensor on
         progress(min((step + 1) * steps_a_round, settings.steps), settings.steps, None)
+
+
+def mask_like_clicks(
+    example: torch.Tensor, points: torch.Tensor, wanted: torch.Tensor, features: torch.Tensor, size: tuple[int, int]
+) -> torch.Tensor:
+    """(B, H, W) in [0, 1]: how much nearer each pixel is to what was clicked than to what was not wanted.
+
+    A softmax over the nearest clicked feature of either kind; a probe fitted to so few cells would know only them.
+
+    Args:
+        example: (C, h, w) features of the picture that was clicked.
+        points: (N, 2) x, y in [0, 1] of it.
+        wanted: (N,) bool.
+        features: (B, C, h, w) of the pictures to mask.
+        size: (H, W) of the masks.
+
+    Raises:
+        VitrineError: If no point is wanted, or all are.
+    """
+    if bool(wanted.all()) or not bool(wanted.any()):
+        shown = f"{int(wanted.sum())} wanted, {int((~wanted).sum())} not"
+        raise refuse("points", shown, "one of each at least", "click what you want, shift-click what you do not")
+    clicked = sample_points(example.float(), points)
+    wanted = wanted.to(clicked.device)
+    near = torch.stack([similarity(features.float(), clicked[kind]) for kind in (~wanted, wanted)], 1)
+    near = F.interpolate(near, size=size, mode="bilinear", align_corners=False)
+    return F.softmax(near / CLICK_TEMPERATURE, 1)[:, 1]
 
 
 def mean_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> tuple[float, torch.Tensor]:

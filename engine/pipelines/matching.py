@@ -15,8 +15,9 @@ from ..activations.filter import FilterRule
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
 from ..activations.images import SIGNED, encode_pixels, picture_sizes
 from ..activations.pictures import Pictures, in_chunks, known_pairs
+from ..activations.points import parse_clicks
 from ..activations.ranking import Ranking, RankingConfig, rank_places
-from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe
+from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe, mask_like_clicks
 from ..condition import Condition
 from ..errors import refuse
 from ..footprint import memory_bytes, rows_within
@@ -192,6 +193,15 @@ class CorrespondenceTransformerPipeline(_Correspondence, ActivationTapTransforme
 CorrespondencePipeline._forms = {"xl": CorrespondenceXLPipeline, "transformer": CorrespondenceTransformerPipeline}
 
 
+def _clicks(examples: Any, masks: Any, points: str) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = picture_sizes(examples)
+    if masks is not None or len(sizes) != 1:
+        shown = f"points, {len(sizes)} examples{'' if masks is None else ', masks'}"
+        raise refuse("examples", shown, "points in one picture, or a mask for each", "give one or the other")
+    ((height, width),) = sizes
+    return parse_clicks(points, width, height)
+
+
 class _Segmentation(_Matching):
     """What the SD and SDXL pipelines share."""
 
@@ -205,6 +215,7 @@ class _Segmentation(_Matching):
         *,
         classes: int | None = None,
         probe: ProbeSettings | None = None,
+        points: str | None = None,
         **tap: Any,
     ) -> torch.Tensor:
         """(B, H, W) int64 class of every pixel of ``images``.
@@ -212,10 +223,12 @@ class _Segmentation(_Matching):
         Args:
             examples: 1 to 50 labelled pictures.
             masks: (N, H, W) integers, 255 where nobody knows, or a list of masks, each of its picture's size; PIL
-                pictures and arrays too.
+                pictures and arrays too. None with ``points``.
             images: pictures to label, of one size or with ``size``.
             classes: number of classes; by default one more than the largest label.
             probe: linear by default; ``ProbeSettings(hidden=64)`` for a small MLP.
+            points: instead of masks, what was clicked in the one example: lines ``x y``, and ``not x y`` for what is
+                not wanted, in fractions or pixels, or the JSON of KJNodes and SAM nodes; the result is 1 where wanted.
             tap: addresses or preset, timestep, seeds, size ... as in :class:`ActivationTapPipeline`. ``size`` squeezes
                 every picture to a square; ``protocol="gdf"`` also joins the places without normalisation.
 
@@ -226,12 +239,15 @@ class _Segmentation(_Matching):
             VitrineError: If masks and examples differ in number or size, or only one class is labelled.
         """
         sizes = set(picture_sizes(images))
-        labels = fit_masks(masks_of(masks), picture_sizes(examples), tap.get("size"))
         known, new = self._read_both(examples, images, tap)
-        labelled, unlabelled = self._features(known, new, prompt, False, tap)
-        fitted = fit_probe(labelled, labels.to(labelled.device), classes, probe)
         side = sizes.pop() if len(sizes) == 1 else (new.shape[-2], new.shape[-1])
-        return fitted.predict(unlabelled, side)
+        if points is not None:
+            clicks = _clicks(examples, masks, points)
+            example, unlabelled = self._features(known, new, prompt, False, tap)
+            return (mask_like_clicks(example[0], *clicks, unlabelled, side) > 0.5).long()
+        labels = fit_masks(masks_of(masks), picture_sizes(examples), tap.get("size"))
+        labelled, unlabelled = self._features(known, new, prompt, False, tap)
+        return fit_probe(labelled, labels.to(labelled.device), classes, probe).predict(unlabelled, side)
 
     def rank(
         self, images: Any, masks: Any = None, prompt: str = "", *, timestep: float = 50.0,

@@ -1,10 +1,13 @@
 """Find Correspondence and Segment Like This in real ComfyUI, and against their pipelines."""
 
+import base64
+from types import SimpleNamespace
+
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, PNDMScheduler
 from vitrine.engine.activations.correspondence import Matches
-from vitrine.engine.activations.points import draw_matches, mask_points, parse_points
+from vitrine.engine.activations.points import draw_matches, mask_points, parse_clicks, parse_points
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
@@ -119,6 +122,63 @@ def test_points_in_pixels_and_the_drawing():
     found = Matches(torch.tensor([[0.5, 0.5]]), torch.ones(1), torch.tensor([False]))
     drawn = draw_matches(torch.zeros(40, 40, 3), torch.zeros(40, 40, 3), torch.tensor([[0.25, 0.25]]), found)
     assert drawn[10, 10].max() > 0.8 and drawn[20, 60].max() == 0, "doubtful points are hollow"
+
+
+def test_points_of_other_packs_are_read():
+    pixels = '[{"x": 32, "y": 16}, {"x": 0, "y": 48}]'
+    assert parse_points(pixels, 64, 64).tolist() == [[0.5, 0.25], [0.0, 0.75]]
+    both = '{"positive": [{"x": 32, "y": 16}], "negative": [{"x": 0, "y": 48}]}'
+    lines = "0.5 0.25\nnot 0 0.75"
+    for text in (both, lines):
+        points, wanted = parse_clicks(text, 64, 64)
+        assert points.tolist() == [[0.5, 0.25], [0.0, 0.75]] and wanted.tolist() == [True, False]
+        with pytest.raises(VitrineError, match="Segment Like This"):
+            parse_points(text, 64, 64)
+    for text in ("[]", '[{"x": 1}]', '{"negative": 3}', "[1, 2]", "[{", "not", "not 1 2 3"):
+        with pytest.raises(VitrineError, match="two numbers"):
+            parse_clicks(text, 64, 64)
+
+
+CLICKS = "0.5 0.6\n0.5 0.95\nnot 0.05 0.1\nnot 0.95 0.1"
+
+
+def test_a_few_clicks_make_masks_and_the_pipeline_makes_the_same(comfy, parts, pictures):
+    asked = {"examples": image(pictures, [0]), "images": image(pictures, [3, 4, 5]), "hidden": 0}
+    hard, soft = comfy.call("VitrineSegmentLikeThis", points=CLICKS, **parts, **asked, **TAP)
+    person = pictures.parts[3:] != PARTS.index("background")
+    assert float(((hard > 0.5) == person).float().mean()) > 0.8 and bool(((soft > 0.5).float() == hard).all())
+    pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
+    tap = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
+    ours = pipe(pictures.images[:1], None, pictures.images[3:], points=CLICKS, **tap)
+    assert float((ours.float() == hard).float().mean()) > 0.999
+    with pytest.raises(VitrineError, match="one or the other"):
+        pipe(pictures.images[:2], None, pictures.images[3:], points=CLICKS, **tap)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"points": ""}, "two numbers"), ({"points": "0.5 0.5"}, "one of each"),
+     ({"points": "not 0.5 0.5"}, "one of each"), ({"examples": torch.zeros(2, 64, 64, 3)}, "one example")],
+)  # fmt: skip
+def test_bad_clicks_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
+    asked = {"examples": image(pictures, [0]), "images": image(pictures, [1]), "hidden": 0, "points": CLICKS}
+    with pytest.raises(VitrineError, match=word):
+        comfy.call("VitrineSegmentLikeThis", **parts, **(asked | TAP | change))
+
+
+def test_the_map_of_a_click(comfy):
+    from vitrine.nodes.comfy import similarity
+
+    features = torch.randn(8, 6, 10, generator=torch.Generator().manual_seed(0))
+    for number in range(similarity.NODES + 1):
+        similarity.remember(SimpleNamespace(unique_id=f"map-{number}"), features)
+    assert similarity.similarity_map("map-0", 0.5, 0.5) is None, "the one that ran longest ago is forgotten"
+    shown = similarity.similarity_map("map-4", 0.95, 0.25)
+    levels = torch.frombuffer(bytearray(base64.b64decode(shown["values"])), dtype=torch.uint8).view(6, 10)
+    assert (shown["width"], shown["height"]) == (10, 6) and int(levels.argmax()) == 1 * 10 + 9
+    assert shown["high"] == pytest.approx(1, abs=1e-3) and int(levels.min()) == 0
+    similarity.remember(SimpleNamespace(unique_id="map-9"), torch.randn(4, 128, 256))
+    assert similarity.similarity_map("map-9", 0, 0)["width"] == similarity.SIDE
 
 
 def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from vitrine.engine.activations.correspondence import feature_maps
+from vitrine.engine.activations.segmentation import mask_like_clicks
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine_tests import models
 
@@ -36,6 +38,34 @@ def test_background_is_learned_from_two_pictures(stock, drawn):
     truth = (drawn.parts == 0).long()
     labels = pipe(drawn.images[:2], truth[:2], drawn.images[2:], **TAP)
     assert labels.shape == (2, 64, 64) and float((labels == truth[2:]).float().mean()) > 0.8
+
+
+def random_clicks(mask, count, seed):
+    """``count`` points inside the mask (H, W) and as many outside, and which are which."""
+    g, (height, width) = torch.Generator().manual_seed(seed), mask.shape
+    pixels = []
+    for kind in (mask, ~mask):
+        inside = torch.nonzero(kind.flatten()).flatten()
+        pixels.append(inside[torch.randperm(len(inside), generator=g)[:count]])
+    chosen = torch.cat(pixels)
+    points = torch.stack([(chosen % width + 0.5) / width, (chosen // width + 0.5) / height], 1)
+    return points, torch.arange(2 * count) < count
+
+
+def test_clicks_find_a_person_better_than_their_colours_do(stock):
+    """Four clicks of a kind on one portrait, masks of 20 others; the figures of the node's help page."""
+    drawn = render(sample_scenes(range(7_100_000, 7_100_024)))
+    tap = TAP | {"addresses": ["up-level0-repeat0-vit-block0-cross-q", *TAP["addresses"]], "output_type": "none"}
+    features = feature_maps(ActivationTapPipeline.from_pipe(stock)(drawn.images, "", **tap).activations)
+    colours, person = drawn.images - drawn.images.mean(), drawn.parts > 0
+    overlap = torch.zeros(4, 3)
+    for n in range(4):
+        clicks = random_clicks(person[n], 4, seed=n)
+        masks = [mask_like_clicks(maps[n], *clicks, maps[4:], (64, 64)) > 0.5 for maps in (features, colours)]
+        for k, mask in enumerate([*masks, torch.ones_like(person[4:])]):
+            overlap[n, k] = (mask & person[4:]).sum() / (mask | person[4:]).sum()
+    ours, theirs, everything = overlap.mean(0).tolist()
+    assert ours > 0.55 and ours > max(theirs, everything) + 0.1, (ours, theirs, everything)
 
 
 def test_bad_input_is_refused(stock, drawn):

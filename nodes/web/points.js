@@ -1,0 +1,220 @@
+// Points on the connected picture: click to add, drag to move, shift or right click for what is not wanted.
+// The text field stays the value; this only reads and writes it, so graphs work without this file as well.
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+
+const PICKERS = {
+  VitrineFindCorrespondence: { picture: "source", unwanted: false },
+  VitrineSegmentLikeThis: { picture: "examples", unwanted: true },
+};
+const OPEN = "vitrine_picker"; // a node's property, saved in the workflow
+const HEIGHT = 260;
+const GRAB = 9; // pixels on the screen
+const COLOURS = { wanted: "#2fbf71", unwanted: "#e5484d" };
+
+/** Lines "x y" and "not x y", or the JSON of other packs, as [{x, y, wanted}] in fractions; null if unreadable. */
+function parse(text, width, height) {
+  let points;
+  try {
+    const tree = JSON.parse(text);
+    const lists = Array.isArray(tree) ? { positive: tree } : tree;
+    points = ["positive", "negative"].flatMap((sign) =>
+      (lists[sign] ?? []).map((p) => ({ x: +p.x, y: +p.y, wanted: sign === "positive" })));
+  } catch {
+    points = text.split("\n").filter((line) => line.trim()).map((line) => {
+      const words = line.replaceAll(",", " ").trim().split(/\s+/);
+      const wanted = words[0] !== "not";
+      const [x, y, ...more] = (wanted ? words : words.slice(1)).map(Number);
+      return { x: more.length ? NaN : x, y, wanted };
+    });
+  }
+  if (points.some((p) => !Number.isFinite(p.x) || !Number.isFinite(p.y))) return null;
+  if (points.some((p) => p.x > 1 || p.y > 1)) points = points.map((p) => ({ ...p, x: p.x / width, y: p.y / height }));
+  return points;
+}
+
+const line = (p) => `${p.wanted ? "" : "not "}${p.x.toFixed(4)} ${p.y.toFixed(4)}`;
+const undoStep = () => app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.captureCanvasState?.();
+
+/** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
+function pictureOf(node, input) {
+  const show = (i) => api.apiURL(`/view?${new URLSearchParams({ filename: i.filename, subfolder: i.subfolder ?? "", type: i.type ?? "temp" })}`);
+  const before = node.graph ? node.getInputNode(node.inputs.findIndex((i) => i.name === input)) : null;
+  const drawn = before && app.nodeOutputs?.[before.id]?.images?.[0];
+  if (drawn) return show(drawn);
+  const file = before?.comfyClass === "LoadImage" && before.widgets?.find((w) => w.name === "image")?.value;
+  if (file) {
+    const parts = String(file).replace(/ \[\w+\]$/, "").split("/");
+    return show({ filename: parts.pop(), subfolder: parts.join("/"), type: /\[(\w+)\]$/.exec(file)?.[1] ?? "input" });
+  }
+  return node.vitrinePicture ? show(node.vitrinePicture) : null;
+}
+
+/** The element, its widget, and how to draw it anew. */
+function openPicker(node, text, settings) {
+  const box = document.createElement("div");
+  const canvas = document.createElement("canvas");
+  box.style.cssText = "overflow:hidden;min-height:220px;touch-action:none;background:#1d1d1d;border-radius:6px";
+  canvas.style.cssText = "width:100%;height:100%;display:block;cursor:crosshair";
+  canvas.className = "vitrine-points";
+  box.append(canvas);
+
+  const image = new Image();
+  let address = null, grabbed = -1, map = null, asked = 0;
+  const size = () => [image.naturalWidth || 1, image.naturalHeight || 1];
+  const points = () => parse(String(text.value ?? ""), ...size());
+  const frame = () => {
+    const [w, h] = size(), scale = Math.min(canvas.width / w, canvas.height / h);
+    return { x: (canvas.width - w * scale) / 2, y: (canvas.height - h * scale) / 2, w: w * scale, h: h * scale };
+  };
+
+  const draw = () => {
+    const ratio = window.devicePixelRatio || 1;
+    canvas.width = Math.max(1, Math.round(box.clientWidth * ratio));
+    canvas.height = Math.max(1, Math.round(box.clientHeight * ratio));
+    const pen = canvas.getContext("2d"), f = frame(), current = points();
+    if (image.naturalWidth) {
+      pen.imageSmoothingEnabled = image.naturalWidth > 128; // tiny pictures stay crisp
+      pen.drawImage(image, f.x, f.y, f.w, f.h);
+    }
+    if (map) {
+      pen.imageSmoothingEnabled = true;
+      pen.globalAlpha = 0.65;
+      pen.drawImage(map, f.x, f.y, f.w, f.h);
+      pen.globalAlpha = 1;
+    }
+    const hint = !image.naturalWidth ? "Connect a picture, or run once" : current === null ? "The text is not points" : "";
+    pen.fillStyle = "#bbb";
+    pen.font = `${13 * ratio}px sans-serif`;
+    pen.fillText(hint, 10 * ratio, 20 * ratio);
+    for (const p of current ?? []) {
+      pen.beginPath();
+      pen.arc(f.x + p.x * f.w, f.y + p.y * f.h, 5 * ratio, 0, 2 * Math.PI);
+      pen.fillStyle = p.wanted ? COLOURS.wanted : COLOURS.unwanted;
+      pen.fill();
+      pen.lineWidth = 1.5 * ratio;
+      pen.strokeStyle = "#fff";
+      pen.stroke();
+    }
+  };
+
+  const refresh = () => {
+    const next = pictureOf(node, settings.picture);
+    if (next && next !== address) image.src = address = next;
+    draw();
+  };
+  image.onload = draw;
+
+  const write = (current) => {
+    text.value = current.map(line).join("\n");
+    text.callback?.(text.value);
+    draw();
+  };
+  const at = (event) => {
+    const shown = canvas.getBoundingClientRect(), f = frame(); // the page scales the element with its zoom
+    const x = ((event.clientX - shown.left) / shown.width) * canvas.width;
+    const y = ((event.clientY - shown.top) / shown.height) * canvas.height;
+    const clamp = (v) => Math.min(1, Math.max(0, v));
+    return { x: clamp((x - f.x) / f.w), y: clamp((y - f.y) / f.h), inside: x >= f.x && y >= f.y && x <= f.x + f.w && y <= f.y + f.h,
+      reach: (GRAB / shown.width) * canvas.width, f };
+  };
+
+  /** What the model thinks is like this point, from the node's last run; nothing is queued. */
+  const look = async (p) => {
+    const turn = ++asked;
+    const answer = await api.fetchApi("/vitrine/similarity", {
+      method: "POST", body: JSON.stringify({ node: String(node.id), x: p.x, y: p.y }) }).catch(() => null);
+    if (!answer?.ok || turn !== asked) return;
+    const { width, height, values } = await answer.json();
+    const levels = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
+    const cells = new ImageData(width, height);
+    levels.forEach((v, i) => cells.data.set([v, Math.max(0, 2 * v - 255), 255 - v, v], 4 * i)); // blue to red to yellow
+    map = Object.assign(document.createElement("canvas"), { width, height });
+    map.getContext("2d").putImageData(cells, 0, 0);
+    draw();
+  };
+
+  box.addEventListener("contextmenu", (event) => { event.preventDefault(); event.stopPropagation(); });
+  box.addEventListener("pointerdown", (event) => {
+    if (event.button === 1) return; // the page pans with it
+    event.stopPropagation();
+    event.preventDefault();
+    const current = points(), p = at(event);
+    if (current === null || !image.naturalWidth || !p.inside) return;
+    box.setPointerCapture(event.pointerId);
+    grabbed = current.findIndex((q) => Math.hypot((q.x - p.x) * p.f.w, (q.y - p.y) * p.f.h) <= p.reach);
+    if (event.altKey && grabbed >= 0) {
+      current.splice(grabbed, 1);
+      grabbed = -1;
+    } else if (grabbed < 0) {
+      const wanted = !(settings.unwanted && (event.shiftKey || event.button === 2));
+      grabbed = current.push({ x: p.x, y: p.y, wanted }) - 1;
+    }
+    write(current);
+    if (grabbed >= 0) look(current[grabbed]);
+  });
+  box.addEventListener("pointermove", (event) => {
+    const current = points();
+    if (grabbed < 0 || !current?.[grabbed]) return;
+    const { x, y } = at(event);
+    current[grabbed] = { ...current[grabbed], x, y };
+    write(current);
+    look(current[grabbed]);
+  });
+  box.addEventListener("pointerup", () => { grabbed = -1; undoStep(); });
+  box.addEventListener("pointerenter", () => refresh()); // another file may have been chosen
+  box.addEventListener("pointercancel", () => { grabbed = -1; });
+  box.addEventListener("wheel", (event) => { if (!LiteGraph.vueNodesMode) app.canvas.processMouseWheel(event); });
+
+  const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: () => HEIGHT, margin: 6 };
+  const widget = node.addDOMWidget("picker", "VITRINE_PICKER", box, options);
+  widget.serialize = false; // neither saved nor sent: the text is
+  const watcher = new ResizeObserver(draw);
+  watcher.observe(box);
+  refresh();
+  return { widget, refresh, close: () => watcher.disconnect() };
+}
+
+/** Do ``after`` whenever the node's own handler of that name has run. */
+function chain(node, name, after) {
+  const before = node[name];
+  node[name] = function (...values) {
+    const answer = before?.apply(this, values);
+    after(...values);
+    return answer;
+  };
+}
+
+app.registerExtension({
+  name: "vitrine.points",
+  nodeCreated(node) {
+    const settings = PICKERS[node.comfyClass];
+    const text = settings && node.widgets?.find((w) => w.name === "points");
+    if (!text) return;
+    let picker = null;
+    const show = (wanted) => {
+      if (wanted && !picker) {
+        picker = openPicker(node, text, settings);
+        node.setSize?.([Math.max(node.size[0], 280), Math.max(node.size[1], node.computeSize()[1])]);
+      } else if (!wanted && picker) {
+        picker.close();
+        node.removeWidget(picker.widget);
+        picker = null;
+        node.setSize?.([node.size[0], node.computeSize()[1]]);
+      }
+      node.setDirtyCanvas?.(true, true);
+    };
+    const button = node.addWidget("button", "points on the picture", null, () => {
+      node.properties[OPEN] = !picker;
+      show(!picker);
+      undoStep();
+    }, { serialize: false });
+    button.serialize = false;
+    const later = () => setTimeout(() => node.graph && picker?.refresh(), 0); // values and links come first
+    chain(text, "callback", later);
+    chain(node, "onConnectionsChange", later);
+    chain(node, "onConfigure", () => { show(!!node.properties?.[OPEN]); later(); });
+    chain(node, "onExecuted", (output) => { node.vitrinePicture = output?.vitrine_picture?.[0] ?? node.vitrinePicture; later(); });
+    chain(node, "onRemoved", () => picker?.close());
+  },
+});
