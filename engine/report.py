@@ -70,6 +70,10 @@ class Report:
         body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in cells[1:])
         self._blocks.append(f"<table><tr>{head}</tr>{body}</table>")
 
+    def add_drawing(self, markup: str) -> None:
+        """A drawing, such as SVG, as it is: whoever makes it escapes what is in it."""
+        self._blocks.append(markup)
+
     def to_html(self) -> str:
         """The whole page."""
         title, lead = html.escape(self.title), html.escape(self.lead)
@@ -89,10 +93,13 @@ class Report:
 def _figure(image: Image, text: str, width: int) -> str:
     text, kind = html.escape(text), ' class="pixels"' if image.width < 2 * width else ""
     caption = f"<figcaption>{text}</figcaption>" if text else ""
-    return f'<figure style="width:{width + 16}px"><img{kind} alt="{text}" src="{_inline(image)}">{caption}</figure>'
+    return (
+        f'<figure style="width:{width + 16}px"><img{kind} alt="{text}" src="{inline_picture(image)}">{caption}</figure>'
+    )
 
 
-def _inline(image: Image) -> str:
+def inline_picture(image: Image) -> str:
+    """The picture as a ``data:`` address, PNG."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
 from .options import Load
+from .w2w_map import Map
 from .w2w_models import Edit, Encode, Export, Invert, Sample
 
 
@@ -153,6 +154,7 @@ class Build:
     def run(self) -> int:
         """0 on success; bad files are named and left out."""
         from ..processes import launched
+        from ..w2w import mapped
 
         work = self.out.with_name(self.out.name + ".work")
         space = self._space(work, launched())
@@ -160,7 +162,7 @@ class Build:
             return 0  # the first process goes on
         if self.labels is not None:
             space = _labelled(space, self.labels, self.method, self.exclusive)
-        print(f"space: {space.save(self.out, self.dtype)}")
+        print(f"space: {mapped(space).save(self.out, self.dtype)}")
         shutil.rmtree(work, ignore_errors=True)
         return 0
 
@@ -232,11 +234,11 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...]) -> Any:
     """The space with a direction for each label; prints how well they tell models apart."""
-    from ..w2w import member_names, quality, with_directions
+    from ..w2w import mapped, member_names, quality, with_directions
     from ..w2w.labels import read_table
 
     table = read_table(labels, member_names(space))
-    space = with_directions(space, _directions(space, table, method, exclusive))
+    space = mapped(with_directions(space, _directions(space, table, method, exclusive)), table)
     reader = "least_squares" if method == "joint" else method  # joint is for edits, not for reading
     for label, value in quality(space, table, reader).balanced.items():
         print(f"{label}: held-out accuracy {value:.1%} by {reader}, both classes equally")
@@ -284,5 +286,5 @@ class ImportOfficial:
 
 COMMANDS: dict[str, type] = {
     "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
-    "invert": Invert, "encode": Encode, "export": Export, "import-official": ImportOfficial,
+    "invert": Invert, "encode": Encode, "export": Export, "map": Map, "import-official": ImportOfficial,
 }  # fmt: skip

@@ -60,7 +60,7 @@ class LoraFile:
     @property
     def base_model(self) -> str:
         """In words, the header's name only where the layers do not tell."""
-        return self.shaped_base or self.said_base or "base model not known"
+        return self.shaped_base or self.said_base or "not known"
 
     @property
     def ranks(self) -> list[int]:

@@ -22,6 +22,7 @@ from ...engine.w2w import (
     build_space,
     difference,
     load_space,
+    mapped,
     materialise,
 )
 from .forwards import Forward, around_forwards
@@ -91,6 +92,7 @@ def build(folder: str, name: str, config: BuildConfig) -> Built:
         raise refuse("folder", folder, list(known), "put the LoRAs into a folder below models/loras")
     work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # where a stopped build resumes
     built = build_space(known[folder], config, progress(), work=work)
+    built = replace(built, space=mapped(built.space))
     save_space(built.space, name)
     shutil.rmtree(work, ignore_errors=True)
     return built

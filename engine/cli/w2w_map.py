@@ -1,0 +1,73 @@
+"""``vitrine w2w map``: all models of a space on one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Map:
+    """Draw all models of a space on one HTML page that needs nothing beside it: points or thumbnails, coloured by a
+    label of choice, with neighbours and distances."""
+
+    space: Positional[Path | None] = None
+    """A space file; none: the shipped people."""
+    out: Path = Path("map.html")
+    """The page."""
+    thumbnails: Path | None = None
+    """A folder of pictures called like the models, such as anna.png."""
+    labels: Path | None = None
+    """CSV: model name, then one column a label, beside the space's own directions."""
+    method: str = "auto"
+    """auto (the map in the file, else neighbours up to 3,000 models), neighbours (t-SNE), or components (the first
+    two)."""
+    seed: int = 0
+    """Of the layout by neighbours."""
+    store: bool = False
+    """Write coordinates and labels into the space file too, for whatever shows the space later."""
+    dtype: str = "float16"
+    """With store, of components in the file: float32, float16 or bfloat16."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..portraits.shipped import PEOPLE_SPACE
+        from ..progress import TqdmProgress
+        from ..w2w import load_space, map_of, map_page, member_names, with_map
+        from ..w2w.labels import read_table
+
+        if self.store and self.space is None:
+            raise refuse("store", "the shipped space", "a space file of your own", "name it, or leave --store out")
+        space = load_space(self.space or PEOPLE_SPACE)
+        names = member_names(space)
+        labels = read_table(self.labels, names) if self.labels else {}
+        drawn = map_of(space, labels, self.method, self.seed, TqdmProgress("laying out"))
+        pictures = _pictures(self.thumbnails, names)
+        page = map_page(space, drawn, pictures)
+        print(f"{page.write(self.out)}: {len(names)} models, {len(pictures)} thumbnails, "
+              f"{drawn.kept:.0%} of neighbours kept (by chance {drawn.chance:.0%})")  # fmt: skip
+        if self.store and self.space is not None:
+            print(f"space: {with_map(space, drawn, labels).save(self.space, self.dtype)}")
+        return 0
+
+
+def _pictures(folder: Path | None, names: Any) -> dict[str, Image]:
+    """Model's name -> its picture, 48 pixels; by the whole name or its last part."""
+    from ..activations.images import open_picture
+
+    if folder is None:
+        return {}
+    if not folder.is_dir():
+        raise refuse("thumbnails", folder.name, "a folder of pictures called like the models", "check the path")
+    endings = (".png", ".jpg", ".jpeg", ".webp")
+    files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in endings}
+    matched = {name: files.get(name, files.get(Path(name).name)) for name in names}
+    return {name: open_picture(path).resize((48, 48)) for name, path in matched.items() if path is not None}
