@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import torch
 from comfy_api.latest import io, ui
 
 from ..engine.errors import refuse
@@ -17,6 +19,9 @@ from ..engine.w2w import (
     contents,
     described,
     edit,
+    in_deviations,
+    map_of,
+    map_picture,
     sample,
     usual_sampling,
 )
@@ -67,20 +72,31 @@ class LoadSpace(io.ComfyNode):
                     "components", default=0, min=0, max=100_000,
                     tooltip="Use only the first so many principal components; 0 takes all.",
                 ),
+                io.String.Input("colour_by", default="", optional=True,
+                                tooltip="Label that colours the map, such as beard; empty: one colour."),
             ],
             outputs=[
                 W2WSpaceSocket.Output(display_name="SPACE", tooltip="For the other W2W nodes."),
                 io.String.Output(display_name="report", tooltip="Models, components, variance and directions."),
+                io.Image.Output(display_name="map", tooltip="All models in a plane, neighbours near one another."),
             ],
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, space_file: str, components: int) -> io.NodeOutput:
-        """Load and say what it is."""
+    def execute(cls, space_file: str, components: int, colour_by: str = "") -> io.NodeOutput:
+        """Load, say what it is, and draw the map in the file, or where it has none the first two components."""
         space = comfy_w2w.space(space_file)
         space = space.first(components) if components else space
         text = contents(space)
-        return io.NodeOutput(space, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=ui.PreviewText(text))
+
+
+def _map(space: Space, label: str) -> torch.Tensor:
+    """(1, H, W, 3); white where the space holds too few models for a map."""
+    if len(space.coefficients) < 3:
+        return torch.ones(1, 768, 768, 3)
+    drawn = map_of(space, method="auto" if "map" in space.info else "components")
+    return torch.from_numpy(np.asarray(map_picture(drawn, label)) / 255).float()[None]
 
 
 class W2WSample(io.ComfyNode):
@@ -168,6 +184,9 @@ class W2WEdit(io.ComfyNode):
             inputs=[
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
+                io.Boolean.Input("calibrated", default=False, optional=True,
+                                 tooltip="Strengths are positions 0 .. 1 of the space's own maps, even in what is "
+                                 "seen, instead of deviations. Only for labels that the space has a map of."),
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
@@ -176,16 +195,18 @@ class W2WEdit(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, space: Space, w2w_model: W2WModel, protect: str, **pairs: Any) -> io.NodeOutput:
+    def execute(
+        cls, space: Space, w2w_model: W2WModel, protect: str, calibrated: bool = False, **pairs: Any
+    ) -> io.NodeOutput:
         """``edit`` with the labels given."""
         strengths: dict[str, float] = {}
         for i in range(1, SLIDERS + 1):
             label = pairs.get(f"label_{i}", "").strip()
             if label:
                 strengths[label] = strengths.get(label, 0.0) + float(pairs.get(f"strength_{i}", 0.0))
-        config = EditConfig(tuple(p.strip() for p in protect.split(",") if p.strip()))
+        config = EditConfig(tuple(p.strip() for p in protect.split(",") if p.strip()), calibrated=calibrated)
         rows = edit(space, w2w_model.belongs(space).coefficients, strengths, config)
-        moved = w2w_model.moved_to(rows, edit=strengths)
+        moved = w2w_model.moved_to(rows, edit=in_deviations(space, strengths, config))
         text = described(space, moved.coefficients)
         return io.NodeOutput(moved, text, ui=ui.PreviewText(text))
 

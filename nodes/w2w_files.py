@@ -8,7 +8,17 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.errors import refuse
-from ..engine.w2w import Space, W2WModel, described, encode, materialise, read_lora, share_kept, write_lora
+from ..engine.w2w import (
+    Space,
+    W2WModel,
+    described,
+    encode,
+    materialise,
+    read_lora,
+    share_kept,
+    slider_lora,
+    write_lora,
+)
 from ..engine.w2w import member as training_model
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
@@ -45,22 +55,33 @@ class SaveW2WLora(io.ComfyNode):
                              "much a rank keeps."),
                 io.Combo.Input("dtype", options=["float32", "float16", "bfloat16"], default="float32", optional=True,
                                tooltip="Precision of the file; float16 halves it."),
+                W2WModelSocket.Input("slider_from", optional=True,
+                                     tooltip="With it the file is a slider: strength 0 is this model, 1 the other."),
+                io.Boolean.Input("one_sided", default=False, optional=True,
+                                 tooltip="Slider exact at strength 1; off: even from -1 to 1. The preview says what it "
+                                 "misses."),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
         )  # fmt: skip
 
     @classmethod
     def execute(
-        cls, space: Space, w2w_model: W2WModel, name: str, names: str, rank: int = 0, dtype: str = "float32"
-    ) -> io.NodeOutput:
+        cls, space: Space, w2w_model: W2WModel, name: str, names: str, rank: int = 0, dtype: str = "float32",
+        slider_from: W2WModel | None = None, one_sided: bool = False,
+    ) -> io.NodeOutput:  # fmt: skip
         """Files are written whole; those of the same name are replaced."""
         coefficients = w2w_model.belongs(space).coefficients[0]
-        exact = materialise(space, coefficients)
-        lora = materialise(space, coefficients, rank) if rank else exact
+        if slider_from is None:
+            exact = materialise(space, coefficients)
+            lora = materialise(space, coefficients, rank) if rank else exact
+            kept = f"\nrank {rank} keeps {share_kept(exact, lora):.1%} of the change" if rank else ""
+        else:
+            before = slider_from.belongs(space).coefficients[0]
+            slider = slider_lora(space, before, coefficients, rank or None, one_sided)
+            lora, kept = slider.lora, f"\n{slider.summary()}"
         stem = saved.folder(comfy_w2w.FOLDER) / plain_name(name)
         path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names, dtype=getattr(torch, dtype))
         model_path = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
-        kept = f"\nrank {rank} keeps {share_kept(exact, lora):.1%} of the change" if rank else ""
         return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{model_path}{kept}"))
 
 

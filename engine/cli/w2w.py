@@ -15,6 +15,7 @@ from ..pipelines.loading import LoadConfig
 from .options import Load
 from .w2w_map import Map
 from .w2w_models import Edit, Encode, Export, Invert, Sample
+from .w2w_products import Blend, SliderLora
 
 
 @dataclass(frozen=True)
@@ -286,5 +287,6 @@ class ImportOfficial:
 
 COMMANDS: dict[str, type] = {
     "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
-    "invert": Invert, "encode": Encode, "export": Export, "map": Map, "import-official": ImportOfficial,
+    "invert": Invert, "encode": Encode, "export": Export, "map": Map, "slider": SliderLora, "blend": Blend,
+    "import-official": ImportOfficial,
 }  # fmt: skip

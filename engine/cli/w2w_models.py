@@ -83,7 +83,7 @@ class Sample:
         """0 on success."""
         from ..w2w import EditConfig, W2WModel, conditioned, edit, in_deviations, sample, usual_sampling
 
-        space, strengths, wanted = _space(self.space), _sliders(self.edits), _sliders(self.wanted)
+        space, strengths, wanted = space_at(self.space), sliders_of(self.edits), sliders_of(self.wanted)
         config = usual_sampling(
             space, factor=self.factor, components=self.components, truncation=self.truncation, rng=self.rng,
             attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
@@ -93,7 +93,7 @@ class Sample:
         rows, moved = edit(space, drawn, strengths, editing), in_deviations(space, strengths, editing)
         history: list[dict[str, Any]] = [{"sample": {"seeds": list(self.seeds), **config.to_dict()}}]
         history += [{"conditioned": wanted}] * bool(wanted) + [{"edit": moved}] * bool(moved)
-        names = [f"model-{seed:04d}{_tail(strengths)}" for seed in self.seeds]
+        names = [f"model-{seed:04d}{tail_of(strengths)}" for seed in self.seeds]
         self.files.write(space, W2WModel(rows, space.identity, tuple(history)), names)
         return 0
 
@@ -120,15 +120,15 @@ class Edit:
         """0 on success."""
         from ..w2w import EditConfig, edit, in_deviations
 
-        space, strengths = _space(self.space), _sliders(self.edits)
+        space, strengths = space_at(self.space), sliders_of(self.edits)
         if not strengths:
-            raise refuse("edits", "none", "one or more sliders", f"write --edits '{_example(space)}=2'")
+            raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         for source in self.models:
-            model, name = _model(space, source)
+            model, name = model_of(space, source)
             config = EditConfig(self.protect, self.mode, calibrated=self.calibrated)
             rows = edit(space, model.coefficients, strengths, config)
             moved = model.moved_to(rows, edit=in_deviations(space, strengths, config))
-            self.files.write(space, moved, _named(name + _tail(strengths), len(rows)))
+            self.files.write(space, moved, _named(name + tail_of(strengths), len(rows)))
         return 0
 
 
@@ -171,7 +171,7 @@ class Invert:
         from ..progress import TqdmProgress
         from ..w2w import W2WModel, described, partial_inversion
 
-        space, config = _space(self.space), self._config()
+        space, config = space_at(self.space), self._config()
         pipe = load_pipeline(self.model, W2WPipeline, self.load)
         side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
@@ -215,7 +215,7 @@ class Encode:
         """0 on success."""
         from ..w2w import described, encode, member, official_model, read_lora
 
-        space = _space(self.space)
+        space = space_at(self.space)
         for source in self.loras:
             path = Path(source)
             if path.suffix == ".pt":
@@ -242,22 +242,23 @@ class Export:
 
     def run(self) -> int:
         """0 on success."""
-        space = _space(self.space)
+        space = space_at(self.space)
         for source in self.models:
-            model, name = _model(space, source)
+            model, name = model_of(space, source)
             self.files.write(space, model, _named(name, len(model)))
         return 0
 
 
 # --- shared -------------------------------------------------------------------------------------------------------
-def _space(path: Path | None) -> Any:
+def space_at(path: Path | None) -> Any:
+    """The space in a file; none: the shipped people."""
     from ..portraits.shipped import PEOPLE_SPACE
     from ..w2w import load_space
 
     return load_space(path or PEOPLE_SPACE)
 
 
-def _model(space: Any, source: str) -> tuple[Any, str]:
+def model_of(space: Any, source: str) -> tuple[Any, str]:
     """A saved model or a training model by name, and what to call its files."""
     from ..w2w import W2WModel, member
 
@@ -270,7 +271,8 @@ def _named(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
 
 
-def _sliders(texts: tuple[str, ...]) -> dict[str, float]:
+def sliders_of(texts: tuple[str, ...]) -> dict[str, float]:
+    """'beard=2' .. -> label -> number."""
     return dict(map(_slider, texts))
 
 
@@ -282,11 +284,13 @@ def _slider(text: str) -> tuple[str, float]:
         raise refuse("edit", text, "label=number", "write 'beard=2'") from None
 
 
-def _tail(strengths: dict[str, float]) -> str:
+def tail_of(strengths: dict[str, float]) -> str:
+    """The end of a file's name that says what was edited."""
     return "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
 
 
-def _example(space: Any) -> str:
+def example_of(space: Any) -> str:
+    """A label that can be edited."""
     return next(iter(space.directions), "beard")
 
 

@@ -40,6 +40,7 @@ from .sampling import (
     usual_sampling,
     with_sampling,
 )
+from .slider import Slider, slider_lora
 from .space import WeightSpace
 from .strengths import StrengthMap, fit_strengths, strength_map, with_strength_maps
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
@@ -47,13 +48,13 @@ from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 __all__ = [
     "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig", "Encoded",
     "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer",
-    "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Space",
-    "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "blend", "build_space", "closeness", "conditioned",
-    "contents", "described", "difference", "direction", "direction_named", "edit", "edited_lora", "encode",
-    "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "joint_directions", "latent_mask",
-    "load_space", "look_at_folder", "map_of", "map_page", "map_picture", "mapped", "materialise", "member",
-    "member_names", "near_copies", "nearest", "neighbours_of", "official_model", "partial_inversion",
+    "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Slider",
+    "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "blend", "build_space", "closeness",
+    "conditioned", "contents", "described", "difference", "direction", "direction_named", "edit", "edited_lora",
+    "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "joint_directions",
+    "latent_mask", "load_space", "look_at_folder", "map_of", "map_page", "map_picture", "mapped", "materialise",
+    "member", "member_names", "near_copies", "nearest", "neighbours_of", "official_model", "partial_inversion",
     "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample", "scan_folder",
-    "score", "share_inside", "share_kept", "shift", "strength_map", "train_loras", "usual_dialect", "usual_sampling",
-    "with_directions", "with_map", "with_sampling", "with_strength_maps", "without", "write_lora",
+    "score", "share_inside", "share_kept", "shift", "slider_lora", "strength_map", "train_loras", "usual_dialect",
+    "usual_sampling", "with_directions", "with_map", "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
@@ -12,11 +13,15 @@ from vitrine.engine.w2w import (
     EditConfig,
     InvertConfig,
     SampleConfig,
+    StrengthMap,
     W2WModel,
     WeightSpace,
+    map_of,
+    map_picture,
     materialise,
     sample,
     with_sampling,
+    with_strength_maps,
     write_lora,
 )
 
@@ -165,6 +170,60 @@ def test_an_export_in_stock_lora_loader(comfy, loaded, space, positive, person, 
     assert (ddim(model, positive) - ddim(ours, positive)).abs().max() < 1e-4
     back, _ = comfy.call("VitrineLoadW2WModel", file=f"t_{dialect}.w2wmodel.safetensors")
     assert torch.equal(back.coefficients, person.coefficients)
+
+
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, one_sided):
+    """Beside the person's LoRA, at strengths -1 .. 1, against the edit itself, relative to what the edit changes."""
+    import nodes
+
+    edited = {
+        s: comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=s))[0] for s in (1.0, -1.0)
+    }
+    (path,) = comfy.call(
+        "VitrineSaveW2WLora", space=space, w2w_model=edited[1.0], name="t_slider", names="auto", slider_from=person,
+        one_sided=one_sided,
+    )  # fmt: skip
+    apply = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
+    (alone,) = comfy.call("VitrineApplyW2WModel", **apply, w2w_model=person)
+    before = ddim(alone, positive)
+    for strength, wanted in edited.items():
+        with torch.inference_mode():
+            slid, _ = nodes.LoraLoader().load_lora(alone, loaded[1], _listed(path), strength, 0.0)
+        after = ddim(comfy.call("VitrineApplyW2WModel", **apply, w2w_model=wanted)[0], positive)
+        missed = (ddim(slid, positive) - after).norm() / (after - before).norm()
+        assert missed < (1e-3 if one_sided and strength > 0 else 0.4), (strength, missed)
+
+
+def _listed(path):
+    """The entry of a file in output/vitrine_w2w, from then on among models/loras."""
+    import folder_paths
+
+    folder_paths.add_model_folder_path("loras", str(Path(path).parent))
+    folder_paths.filename_list_cache.pop("loras", None)
+    return Path(path).name
+
+
+def test_positions_on_a_calibrated_slider(comfy, space, person):
+    mapped = with_strength_maps(space, {"beard": StrengthMap((0.0, 2.0, 3.0))})
+    by_position, by_strength = (
+        comfy.call("VitrineW2WEdit", space=mapped, w2w_model=person, calibrated=on, **sliders(beard=s))[0]
+        for on, s in ((True, 0.5), (False, 2.0))
+    )
+    assert torch.equal(by_position.coefficients, by_strength.coefficients)
+    assert by_position.history[-1] == by_strength.history[-1] == {"edit": {"beard": 2.0}}
+    with pytest.raises(VitrineError, match="calibrated slider glasses"):
+        comfy.call("VitrineW2WEdit", space=mapped, w2w_model=person, calibrated=True, **sliders(glasses=0.5))
+
+
+def test_the_map_of_a_space(comfy, space, tmp_path):
+    shipped = {"space_file": "portraits people (shipped)", "components": 0}
+    plain, coloured = (comfy.call("VitrineLoadW2WSpace", **shipped, colour_by=k)[2] for k in ("", "beard"))
+    assert plain.shape == coloured.shape == (1, 768, 768, 3) and not torch.equal(plain, coloured)
+    wanted = torch.from_numpy(np.asarray(map_picture(map_of(space, method="components"), "beard")) / 255).float()
+    assert torch.equal(coloured[0], wanted)
+    with pytest.raises(VitrineError, match="label"):
+        comfy.call("VitrineLoadW2WSpace", **shipped, colour_by="bread")
 
 
 def test_it_stacks_with_another_lora_and_nemo(comfy, loaded, space, positive, person):

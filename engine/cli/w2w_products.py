@@ -1,0 +1,82 @@
+"""``vitrine w2w slider | blend``: what is made of models of a space: an edit as a LoRA, a model between others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+from .w2w_models import Files, Writing, example_of, model_of, sliders_of, space_at, tail_of
+
+
+@dataclass(frozen=True)
+class SliderLora:
+    """Write an edit as a LoRA of its own, which any tool loads beside a person's LoRA with strength -1 .. 1."""
+
+    space: Positional[Path]
+    """The space file."""
+    edits: tuple[str, ...] = ()
+    """What strength 1 does, such as 'beard=2' (deviations of the training models); several act together."""
+    around: str | None = None
+    """The model it is made for, a .w2wmodel file or a training model's name; none: the mean. In factors mode it fits
+    this one best, in delta mode all alike."""
+    protect: tuple[str, ...] = ()
+    """Labels whose scores stay."""
+    calibrated: bool = False
+    """Edits are positions 0 .. 1 of the space's own maps instead of deviations."""
+    one_sided: bool = False
+    """Exact at strength 1, instead of even from -1 to 1; factors mode only."""
+    rank: int | None = None
+    """At most so many factors a layer; none: exact."""
+    dialect: str = "auto"
+    """auto (what most programs load), kohya, diffusers or peft."""
+    save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Of the LoRA's factors."""
+    out: Path | None = None
+    """The LoRA file (for peft the folder); none: slider-LABEL.safetensors."""
+
+    def run(self) -> int:
+        """0 on success."""
+        import torch
+
+        from ..w2w import EditConfig, edit, slider_lora, write_lora
+
+        space, strengths = space_at(self.space), sliders_of(self.edits)
+        if not strengths:
+            raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
+        before = model_of(space, self.around)[0].coefficients[0] if self.around else torch.zeros(space.dimension)
+        after = edit(space, before, strengths, EditConfig(self.protect, calibrated=self.calibrated))
+        slider = slider_lora(space, before, after, self.rank, self.one_sided)
+        out = self.out or Path(f"slider{tail_of(strengths)}{'' if self.dialect == 'peft' else '.safetensors'}")
+        path = write_lora(out, slider.lora, self.dialect, dtype=getattr(torch, self.save_dtype))
+        print(f"{path}: {slider.summary()}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Blend:
+    """Write a model between others of a space: a child of two people."""
+
+    space: Positional[Path]
+    """The space file."""
+    models: Positional[tuple[str, ...]]
+    """.w2wmodel files (their first model), or names of training models."""
+    weights: tuple[float, ...] = ()
+    """A number for each; none: equal parts."""
+    name: str = "blend"
+    """What the files are called."""
+    files: Files = Writing()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import W2WModel, blend
+
+        space = space_at(self.space)
+        rows = [model_of(space, source)[0].coefficients[0] for source in self.models]
+        mixed = blend(rows, self.weights or None)
+        step = {"blend": {"models": list(self.models), "weights": list(self.weights)}}
+        self.files.write(space, W2WModel(mixed[None], space.identity, (step,)), [self.name])
+        return 0
