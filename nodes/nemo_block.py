@@ -8,8 +8,9 @@ from comfy_api.latest import io, ui
 
 from ..engine.nemo import BlockConfig, NeuronSet
 from ..engine.nemo.block import token_positions
+from ..engine.nemo.neurons import parse_neurons
 from .comfy import saved
-from .comfy.nemo import baked, blocked
+from .comfy.nemo import baked, blocked, layers_of
 from .comfy.saved import plain_name
 from .nemo import CATEGORY, describe
 from .sockets import NeuronsSocket
@@ -41,19 +42,26 @@ class NEMONeuronBlocker(io.ComfyNode):
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (0: start token); empty: everywhere.",
                 ),
+                io.String.Input(
+                    "spared", default="", multiline=True, optional=True,
+                    tooltip="Neurons to leave alone: address index, one a line; or press the button and click them.",
+                ),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
         )  # fmt: skip
 
     @classmethod
     def execute(
-        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float, tokens: str = ""
-    ) -> io.NodeOutput:
+        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float, tokens: str = "",
+        spared: str = "",
+    ) -> io.NodeOutput:  # fmt: skip
         """Check the set against the model now, not in the middle of sampling."""
         config = BlockConfig(factor, branch, start, end, token_positions(tokens))
+        left = neurons.without(parse_neurons(spared))
         if not len(neurons) or factor == 1:
             return io.NodeOutput(model)
-        return io.NodeOutput(blocked(model, neurons, config))
+        patched = blocked(model, left, config) if len(left) else model
+        return io.NodeOutput(patched, ui={"vitrine_layers": layers_of(model, neurons)})
 
 
 class NEMOBake(io.ComfyNode):

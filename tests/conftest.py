@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 # Read when torch is imported. Where something else has one of two cores, threads that spin while they wait for each
 # other make small networks a hundred times slower; what is computed does not change.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes are the parallelism
 
 if importlib.util.find_spec("vitrine") is None:
     root = HERE.parent

@@ -62,6 +62,19 @@ class NeuronSet:
         merged = {a: tuple(n) for a, n in union.items()}
         return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]})
 
+    def without(self, spared: Mapping[str, Iterable[int]]) -> NeuronSet:
+        """The set less some of its neurons; what is said of the search stays.
+
+        Raises:
+            VitrineError: If a spared neuron is not in the set.
+        """
+        strange = [f"{a} {i}" for a, indices in spared.items() for i in indices if i not in self.neurons.get(a, ())]
+        if strange:
+            listed = [f"{a} {i}" for a, indices in self.neurons.items() for i in indices]
+            raise refuse("spared neuron", strange[0], listed, "take it off the list: it is not blocked")
+        left = {a: tuple(set(indices) - set(spared.get(a, ()))) for a, indices in self.neurons.items()}
+        return NeuronSet(left, self.fingerprint, self.info)
+
     def check(self, backbone: nn.Module, sites: Iterable[ModuleSite], fingerprint: str = "") -> dict[str, ModuleSite]:
         """The sites to edit; refuses a set that cannot belong to this model.
 
@@ -113,6 +126,21 @@ def _indices(value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)) or any(type(i) is not int for i in value):
         raise ValueError(f"a list of whole numbers is wanted, not {str(value)[:60]}")
     return tuple(value)
+
+
+def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:
+    """Neurons from lines ``address index``, commas allowed: ``mid-vit-block0-cross-v 12, 40``.
+
+    Raises:
+        VitrineError: If a line is not an address and whole numbers.
+    """
+    neurons: dict[str, tuple[int, ...]] = {}
+    for line in filter(str.strip, text.splitlines()):
+        address, *indices = line.replace(",", " ").split()
+        if not indices or not all(i.isdecimal() for i in indices):
+            raise refuse("neurons", line, "an address and whole numbers", "e.g. mid-vit-block0-cross-v 12")
+        neurons[address] = (*neurons.get(address, ()), *map(int, indices))
+    return neurons
 
 
 def import_csv(path: str | Path, addresses: list[str], column: str = "refined") -> list[tuple[str, NeuronSet]]:

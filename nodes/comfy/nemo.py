@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...engine.condition import Condition
+from ...engine.fingerprint import width_of
 from ...engine.nemo import BlockConfig, NeuronSet, bake, block, value_sites
 from ...engine.nemo.block import RunningForward
 from ...engine.nemo.score import probe_noise
@@ -32,6 +33,16 @@ def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
         return block(forward.network, neurons, config, running=running, fingerprint=model_id)
 
     return around_forwards(model, _KEY, blocking)
+
+
+def layers_of(model: Any, neurons: NeuronSet) -> list[dict[str, Any]]:
+    """What the page draws: address, width and the set's neurons of each layer of values, in the order they run."""
+    backbone = backbone_of(model)
+    sites = value_sites(backbone, "all")
+    return [
+        {"address": s.address, "width": width_of(backbone, s), "neurons": list(neurons.neurons.get(s.address, ()))}
+        for s in sites
+    ]
 
 
 def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:

@@ -2,13 +2,12 @@
 // The text field stays the value; this only reads and writes it, so graphs work without this file as well.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { addPanel, chain, foldable, undoStep } from "./panel.js";
 
 const PICKERS = {
   VitrineFindCorrespondence: { picture: "source", unwanted: false },
   VitrineSegmentLikeThis: { picture: "examples", unwanted: true },
 };
-const OPEN = "vitrine_picker"; // a node's property, saved in the workflow
-const HEIGHT = 260;
 const GRAB = 9; // pixels on the screen
 const COLOURS = { wanted: "#2fbf71", unwanted: "#e5484d" };
 
@@ -34,7 +33,6 @@ function parse(text, width, height) {
 }
 
 const line = (p) => `${p.wanted ? "" : "not "}${p.x.toFixed(4)} ${p.y.toFixed(4)}`;
-const undoStep = () => app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.captureCanvasState?.();
 
 /** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
 function pictureOf(node, input) {
@@ -54,7 +52,7 @@ function pictureOf(node, input) {
 function openPicker(node, text, settings) {
   const box = document.createElement("div");
   const canvas = document.createElement("canvas");
-  box.style.cssText = "overflow:hidden;min-height:220px;touch-action:none;background:#1d1d1d;border-radius:6px";
+  box.style.cssText = "overflow:hidden;touch-action:none;background:#1d1d1d;border-radius:6px";
   canvas.style.cssText = "width:100%;height:100%;display:block;cursor:crosshair";
   canvas.className = "vitrine-points";
   box.append(canvas);
@@ -166,23 +164,11 @@ function openPicker(node, text, settings) {
   box.addEventListener("pointercancel", () => { grabbed = -1; });
   box.addEventListener("wheel", (event) => { if (!LiteGraph.vueNodesMode) app.canvas.processMouseWheel(event); });
 
-  const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: () => HEIGHT, margin: 6 };
-  const widget = node.addDOMWidget("picker", "VITRINE_PICKER", box, options);
-  widget.serialize = false; // neither saved nor sent: the text is
+  const widget = addPanel(node, "picker", box);
   const watcher = new ResizeObserver(draw);
   watcher.observe(box);
   refresh();
   return { widget, refresh, close: () => watcher.disconnect() };
-}
-
-/** Do ``after`` whenever the node's own handler of that name has run. */
-function chain(node, name, after) {
-  const before = node[name];
-  node[name] = function (...values) {
-    const answer = before?.apply(this, values);
-    after(...values);
-    return answer;
-  };
 }
 
 app.registerExtension({
@@ -191,30 +177,12 @@ app.registerExtension({
     const settings = PICKERS[node.comfyClass];
     const text = settings && node.widgets?.find((w) => w.name === "points");
     if (!text) return;
-    let picker = null;
-    const show = (wanted) => {
-      if (wanted && !picker) {
-        picker = openPicker(node, text, settings);
-        node.setSize?.([Math.max(node.size[0], 280), Math.max(node.size[1], node.computeSize()[1])]);
-      } else if (!wanted && picker) {
-        picker.close();
-        node.removeWidget(picker.widget);
-        picker = null;
-        node.setSize?.([node.size[0], node.computeSize()[1]]);
-      }
-      node.setDirtyCanvas?.(true, true);
-    };
-    const button = node.addWidget("button", "points on the picture", null, () => {
-      node.properties[OPEN] = !picker;
-      show(!picker);
-      undoStep();
-    }, { serialize: false });
-    button.serialize = false;
-    const later = () => setTimeout(() => node.graph && picker?.refresh(), 0); // values and links come first
-    chain(text, "callback", later);
-    chain(node, "onConnectionsChange", later);
-    chain(node, "onConfigure", () => { show(!!node.properties?.[OPEN]); later(); });
-    chain(node, "onExecuted", (output) => { node.vitrinePicture = output?.vitrine_picture?.[0] ?? node.vitrinePicture; later(); });
-    chain(node, "onRemoved", () => picker?.close());
+    const panel = foldable(node, "points on the picture", () => openPicker(node, text, settings));
+    chain(text, "callback", panel.later);
+    chain(node, "onConnectionsChange", panel.later);
+    chain(node, "onExecuted", (output) => {
+      node.vitrinePicture = output?.vitrine_picture?.[0] ?? node.vitrinePicture;
+      panel.later();
+    });
   },
 });

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
@@ -150,6 +151,20 @@ def test_off_is_identity(comfy, parts, neurons):
     told = {"branch": "both", "start": 0.0, "end": 1.0}
     assert comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=1.0, **told)[0] is model
     assert comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NeuronSet({}), factor=0.0, **told)[0] is model
+    told |= {"factor": 0.0, "model": model, "neurons": neurons}
+    every = [f"{a} {i}" for a, indices in neurons.neurons.items() for i in indices]
+    assert comfy.call("VitrineNEMONeuronBlocker", spared="\n".join(every), **told)[0] is model
+
+
+def test_spared_neurons_are_not_blocked(comfy, parts, neurons):
+    model, clip, _ = parts
+    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0, "model": model}
+    address, (first, *_) = next(iter(neurons.neurons.items()))
+    (spared,) = comfy.call("VitrineNEMONeuronBlocker", neurons=neurons, spared=f"{address} {first}", **told)
+    (less,) = comfy.call("VitrineNEMONeuronBlocker", neurons=neurons.without({address: (first,)}), **told)
+    assert torch.equal(sample(comfy, spared, clip, steps=2), sample(comfy, less, clip, steps=2))
+    with pytest.raises(VitrineError, match="not blocked"):
+        comfy.call("VitrineNEMONeuronBlocker", neurons=neurons, spared=f"{address} 90000", **told)
 
 
 def test_a_lora_after_the_blocker_does_not_revive(comfy, parts, neurons):

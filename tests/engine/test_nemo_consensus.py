@@ -4,10 +4,26 @@ import pytest
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, consensus, jaccard
+from vitrine.engine.nemo.neurons import parse_neurons
 
 
 def sets(*choices, fingerprint="aa"):
     return [NeuronSet({"x": c, "y": (7,)}, fingerprint, {"prompt": "p"}) for c in choices]
+
+
+def test_neurons_are_read_from_lines_and_taken_out():
+    search = NeuronSet({"mid-vit-block0-cross-v": (1, 5, 9), "down-v": (2,)}, "f", {"prompt": "x"})
+    spared = parse_neurons("mid-vit-block0-cross-v 5, 1\n\ndown-v 2")
+    assert spared == {"mid-vit-block0-cross-v": (5, 1), "down-v": (2,)} and parse_neurons(" \n") == {}
+    left = search.without(spared)
+    assert left.neurons == {"mid-vit-block0-cross-v": (9,)} and (left.fingerprint, left.info) == ("f", {"prompt": "x"})
+    assert search.without({}) == search
+    for strange in ({"down-v": (3,)}, {"up-v": (2,)}):
+        with pytest.raises(VitrineError, match="not blocked"):
+            search.without(strange)
+    for line in ("mid-vit", "mid-vit -1", "mid-vit 1.5", "3 x"):
+        with pytest.raises(VitrineError, match="whole numbers"):
+            parse_neurons(line)
 
 
 def test_neurons_that_enough_searches_keep_stay():

@@ -1,0 +1,83 @@
+"""The neurons of *NEMO Neuron Blocker* by layer, lit and clicked in ComfyUI's real page."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from vitrine.engine.nemo import NeuronSet
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+FOUND = {"down-level1-repeat0-vit-block0-cross-v": (3, 40, 90), "mid-vit-block0-cross-v": (7,)}
+BUILD = """(async () => {
+    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
+    const model = add('VitrineLoadPortraits', 60, 80), neurons = add('VitrineLoadNeurons', 60, 300)
+    const block = add('VitrineNEMONeuronBlocker', 480, 80), shown = add('VitrineActivePatches', 1000, 80)
+    const any = add('PreviewAny', 1000, 300)
+    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
+    join(model, 0, block, 'model'); join(neurons, 0, block, 'neurons'); join(block, 0, shown, 'model')
+    join(shown, 1, any, 'source')
+    window.block = block
+    await new Promise(r => setTimeout(r, 500))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
+})()"""
+SPARED = "block.widgets.find(w => w.name === 'spared').value"
+PRESS = "(() => { const b = block.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, block) })()"
+DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.name, e.title.endsWith('left alone')])"
+
+
+async def _click(tab, name):
+    place = await tab.evaluate(
+        f"(() => {{ const e = document.querySelector('.vitrine-neuron[data-name=\"{name}\"]');"
+        " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
+    )
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        held = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+        await tab.send("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], pointerType="mouse", **held)
+    await asyncio.sleep(0.5)
+
+
+async def _walk(driver, address, vue):
+    async with driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)
+        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.evaluate("app.queuePrompt(0)")
+        await tab.wait_for("window.block.vitrineLayers")
+        await tab.evaluate(PRESS)
+        await tab.wait_for("document.querySelectorAll('.vitrine-neuron').length === 4")
+        seen = {"first": await tab.evaluate(DOTS)}
+        name = "down-level1-repeat0-vit-block0-cross-v 40"
+        await _click(tab, name)
+        seen["clicked"], seen["dots"] = await tab.evaluate(SPARED), dict(await tab.evaluate(DOTS))
+        if os.environ.get("VITRINE_SHOT"):
+            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"neurons-{'vue' if vue else 'classic'}.png")
+        await tab.evaluate("app.extensionManager.command.execute('Comfy.Undo')")
+        await asyncio.sleep(1.5)
+        again = "app.graph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker')"
+        await tab.evaluate(f"window.block = {again}; null")
+        seen["undone"] = await tab.evaluate(SPARED)
+        await tab.evaluate("app.extensionManager.command.execute('Comfy.Redo')")
+        await asyncio.sleep(1.5)
+        await tab.evaluate(f"window.block = {again}; null")
+        sent = "Object.values(p.output).find(n => n.class_type === 'VitrineNEMONeuronBlocker').inputs.spared"
+        seen["sent"] = await tab.evaluate(f"app.graphToPrompt().then(p => {sent})")
+        return seen, tab.console
+
+
+@pytest.mark.parametrize("vue", [False, True] if os.environ.get("VITRINE_HARD") else [True])
+def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
+    base = tmp_path / "base"
+    with driver.server(COMFYUI, ROOT, base) as address:
+        (base / "output" / "vitrine_neurons").mkdir(parents=True)
+        NeuronSet(FOUND).save(base / "output" / "vitrine_neurons" / "found.json")
+        seen, errors = asyncio.run(_walk(driver, address, vue))
+    names = [f"{a} {i}" for a, indices in FOUND.items() for i in indices]
+    assert sorted(name for name, _ in seen["first"]) == sorted(names) and not any(left for _, left in seen["first"])
+    assert seen["clicked"] == names[1] == seen["sent"], json.dumps(seen)
+    assert [name for name, left in seen["dots"].items() if left] == [names[1]]
+    assert seen["undone"] == "" and not [e for e in errors if "itrine" in e]
