@@ -33,8 +33,8 @@ def _setting_inputs() -> list[Any]:
     return [
         io.Combo.Input(
             "schedule", options=list(SCHEDULES), default="resample",
-            tooltip="resample: steps move to more noise and the network is told the true level (any checkpoint). "
-            "relabel: the paper's, a timestep means more noise (only checkpoints trained so). none: unchanged.",
+            tooltip="resample: steps move to more noise (less for smaller pictures) and the network is told the true level (any checkpoint). "
+            "relabel: the paper's, a timestep means r times the noise (only checkpoints trained so). none: unchanged.",
         ),
         io.Combo.Input(
             "top", options=list(TOPS), default="renorm",
@@ -44,7 +44,8 @@ def _setting_inputs() -> list[Any]:
         io.Combo.Input(
             "pos_embed", options=list(POSITIONS), default="auto",
             tooltip="auto: grid for sin-cos tables (same limits, smaller step), rope_pi for rotary models, nothing for "
-            "UNets. keep: the model's own. What does not fit the model is refused.",
+            "UNets. keep: the model's own. What does not fit the model is refused. _dynamic: follows the noise level "
+            "(DyPE, patent pending; see the help page).",
         ),
         io.Combo.Input(
             "align", options=list(ALIGNS), default="step",

@@ -12,10 +12,11 @@ from ..config import Config
 from ..errors import refuse
 from ..files import named, parse_table
 from .posembed import ALIGNS, ASPECTS
+from .rope import ROPE_MODES
 from .shift import TOPS, Size, check_size, size_ratio
 
 SCHEDULES = ("resample", "relabel", "none")
-POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", "rope_pi", "rope_ntk", "rope_yarn")
+POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", *ROPE_MODES)
 FORMAT = 1
 """Major number of the metadata a control checkpoint carries (``ccs_format``)."""
 
@@ -31,6 +32,7 @@ class ResolutionTransferConfig(Config):
             (for checkpoints trained so), ``none`` neither.
         top: what resampling does at the highest noise level, see ``shift.shift_grid``; flow models need none.
         pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep where there is nothing to do.
+            The ``_dynamic`` modes follow the timestep; they are never taken unasked.
         align, aspect: how a new grid lies in the trained one, see ``posembed``.
         guidance_law: scale ``guidance`` by Eq. 4.
         guidance: the guidance scale used at the training size; None leaves guidance to the caller.

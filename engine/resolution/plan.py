@@ -13,15 +13,16 @@ from ..errors import refuse
 from ..schedule import NoiseSchedule
 from .config import ResolutionTransferConfig, TrainedSchedule
 from .posembed import Grid, StoredGrid, centre_crop, rebuilt_table, resized_table
-from .rope import ROPE_MODES
+from .rope import DYNAMIC, PATENT, ROPE_MODES
 from .shift import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
+from .wording import sentence
 
 _TABLES = ("keep", "grid", "extrapolate", "bicubic")
 _OFFERED = {
-    "none": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep", "bicubic"),
-    "rope": ("keep", *ROPE_MODES), "rope_scale": ("keep", "rope_pi"), "computed": ("keep", "grid", "extrapolate"),
+    "none": ("keep",), "unknown": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep", "bicubic"),
+    "rope": ("keep", *ROPE_MODES), "computed": ("keep", "grid", "extrapolate"),
 }  # fmt: skip
-_AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "rope_scale": "rope_pi", "computed": "grid"}
+_AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "computed": "grid"}
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Positions:
     """How a model knows where its tokens are.
 
     Attributes:
-        kind: ``none``, ``sincos`` (a table the model can compute), ``stored`` (a sin-cos table kept in the weights),
-            ``learned`` (any other table), ``rope``, ``rope_scale`` (rotary, of which only the step can be set),
-            ``computed`` (from the latent's size at each call, with a divisor that can be set).
+        kind: ``none``, ``unknown`` (refused unless kept), ``sincos`` (a table the model can compute), ``stored`` (a
+            sin-cos table kept in the weights), ``learned`` (any other table), ``rope``, ``computed`` (from the
+            latent's size at each call, with a divisor that can be set).
         base: tokens a side that a computed table is spread over, as the model stands.
         scale: ``interpolation_scale`` that goes with the training size.
         size: tokens a side of a stored table.
@@ -155,7 +156,7 @@ def plan_transfer(
     schedule = config.schedule if ratio != 1 else "none"
     if schedule == "relabel":
         _check_relabel(facts, config, ratio, TrainedSchedule.from_metadata(metadata))
-    positions = _positions(facts.positions, config, *grids)
+    positions = _positions(facts, config, *grids)
     guidance = config.guidance
     if config.guidance_law and guidance is not None:
         guidance = scaled_guidance(guidance, ratio)
@@ -163,7 +164,9 @@ def plan_transfer(
     shift = facts.shift * (ratio if schedule == "resample" else 1) if flow else None
     plan = Plan(config, ratio, schedule, positions, guidance, shift, *grids)
     lines = (_size_line(facts, train, plan), *_schedule_lines(facts, plan), _position_line(facts, plan))
-    return replace(plan, lines=(*lines, _guidance_line(plan), *_limits(facts, plan)))
+    scales = (config.guidance, guidance) if config.guidance is not None and guidance is not None else None
+    short = sentence(ratio, schedule, positions, scales)
+    return replace(plan, lines=(short, *lines, _guidance_line(plan), *_limits(facts, plan)))
 
 
 def _check_relabel(
@@ -180,12 +183,19 @@ def _check_relabel(
         raise refuse("relabel ratio", f"{ratio:.4g}", f"{trained.ratio:.4g}, as trained", remedy)
 
 
-def _positions(positions: Positions, config: ResolutionTransferConfig, train: Grid, target: Grid) -> str:
+def _positions(facts: ModelFacts, config: ResolutionTransferConfig, train: Grid, target: Grid) -> str:
+    positions = facts.positions
     offered = _OFFERED[positions.kind]
+    if config.pos_embed == "auto" and positions.kind == "unknown" and train != target:
+        remedy = "keep, to change the noise schedule alone"
+        raise refuse("positions", f"those of {facts.name}, which are not known here", "a known family", remedy)
     wanted = _AUTO.get(positions.kind, "keep") if config.pos_embed == "auto" else config.pos_embed
     if wanted not in offered:
         mismatch = f"{wanted} on a model with {positions.kind} positions"
         raise refuse("pos_embed", mismatch, ("auto", *offered), "auto takes what fits the model")
+    if wanted.endswith(DYNAMIC) and facts.schedule.kind != "flow":
+        remedy = "take a mode without _dynamic"
+        raise refuse("pos_embed", f"{wanted} on a {facts.schedule.kind} model", "a flow model", remedy)
     # A model built for another size than that of its training spreads its table over the wrong number of tokens.
     built_wrong = positions.kind == "sincos" and train != (positions.base, positions.base)
     if train == target and not built_wrong:
@@ -235,12 +245,14 @@ def _flow_lines(facts: ModelFacts, plan: Plan) -> list[str]:
 
 def _position_line(facts: ModelFacts, plan: Plan) -> str:
     positions, grids = facts.positions, f"{plan.train} -> {plan.target} tokens (rows, columns)"
-    if positions.kind == "none":
-        return "positions: none" if facts.convolutional else "positions: none that can be changed here; as they are"
+    if positions.kind in ("none", "unknown"):
+        return f"positions: {positions.kind}" + "; as they are" * (positions.kind == "unknown")
     if plan.positions == "keep":
         return f"positions: {positions.kind}, kept; {grids}"
     placing = f"{plan.config.align}, {plan.config.aspect}" if plan.positions == "grid" else plan.config.aspect
     text = f"positions: {positions.kind}, {plan.positions} ({placing}); {grids}"
+    if plan.positions.endswith(DYNAMIC):
+        text += f"; {PATENT}"
     if positions.kind == "sincos" and plan.train != (positions.base, positions.base):
         text += f"; pinned to {max(plan.train)}: this model is built for {positions.base} and would extrapolate"
     return text

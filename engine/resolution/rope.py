@@ -10,7 +10,11 @@ import torch
 from ..errors import refuse
 from ..schedule import wide
 
-ROPE_MODES = ("rope_pi", "rope_ntk", "rope_yarn")
+DYNAMIC = "_dynamic"
+ROPE_MODES = ("rope_pi", "rope_ntk", "rope_yarn", "rope_pi_dynamic", "rope_ntk_dynamic", "rope_yarn_dynamic")
+PATENT = "positions that follow the timestep are DyPE's (Issachar et al. 2025); its authors say: patent pending"
+_LEAST = 1e-6
+"""Thresholds at no noise: not 0, by which turns are divided."""
 
 
 def inverse_frequencies(dim: int, theta: float = 10000.0) -> torch.Tensor:
@@ -62,38 +66,74 @@ def yarn_scale(scale: float) -> float:
     return 0.1 * math.log(max(scale, 1.0)) + 1.0
 
 
-def axis_frequencies(mode: str, dim: int, theta: float, scale: float, length: int) -> torch.Tensor:
+def axis_frequencies(
+    mode: str, dim: int, theta: float, scale: float, length: int, tau: float = 1.0
+) -> torch.Tensor:  # fmt: skip
     """(dim / 2,) frequencies of one axis under a mode.
+
+    Args:
+        tau: share of noise, 1 .. 0, that the dynamic modes follow: the trained frequencies come back as it falls.
 
     Raises:
         VitrineError: If the mode is unknown.
     """
+    if mode not in ROPE_MODES:
+        raise refuse("rotary mode", mode, ROPE_MODES, "rope_pi keeps positions within the trained range")
+    if mode.endswith(DYNAMIC):
+        return _dynamic(mode.removesuffix(DYNAMIC), dim, theta, scale, length, tau)
     if mode == "rope_pi":
         return interpolated(inverse_frequencies(dim, theta), scale)
     if mode == "rope_ntk":
         return ntk(dim, theta, scale)
-    if mode == "rope_yarn":
-        return yarn(dim, theta, scale, length)
-    raise refuse("rotary mode", mode, ROPE_MODES, "rope_pi keeps positions within the trained range")
+    return yarn(dim, theta, scale, length)
+
+
+def _dynamic(mode: str, dim: int, theta: float, scale: float, length: int, tau: float) -> torch.Tensor:
+    """The same, fading to the trained frequencies; an axis that is not longer than trained stays as it is."""
+    if scale <= 1:
+        return inverse_frequencies(dim, theta)
+    # Issachar et al. 2025 (DyPE): kappa(t) = lambda_s t^lambda_t with lambda_t = 2; lambda_s is 2 for NTK, 1 for YaRN,
+    # and, which is ours, 1 for PI: at full noise it is then the static one.
+    kappa = tau**2
+    if mode == "rope_pi":
+        return interpolated(inverse_frequencies(dim, theta), scale**kappa)
+    if mode == "rope_ntk":
+        return ntk(dim, theta, scale ** (2 * kappa))
+    ramp = max(kappa, _LEAST)
+    return yarn(dim, theta, scale, length, 32.0 * ramp, ramp)
+
+
+def frequencies(
+    dims: Sequence[int], thetas: Sequence[float], mode: str, scales: Sequence[float], lengths: Sequence[int],
+    tau: float = 1.0,
+) -> tuple[list[torch.Tensor], float]:  # fmt: skip
+    """([(dim / 2,) frequencies of each axis], factor on cosines and sines).
+
+    Args:
+        dims, thetas: width and base of each axis; rows and columns are the second and third, or all of two. Time and
+            numbers of references and of text, which are the others, stay as they are.
+        scales, lengths: new / trained tokens, and trained tokens, of rows and columns.
+        tau: as in :func:`axis_frequencies`.
+    """
+    rows = min(1, len(dims) - 2)
+    made = [inverse_frequencies(dim, theta) for dim, theta in zip(dims, thetas, strict=True)]
+    for k in range(2):
+        made[rows + k] = axis_frequencies(mode, dims[rows + k], thetas[rows + k], scales[k], lengths[k], tau)
+    return made, yarn_scale(max(scales)) if mode.startswith("rope_yarn") else 1.0
 
 
 def axis_angles(
-    ids: torch.Tensor, dims: Sequence[int], theta: float, mode: str, scales: Sequence[float], lengths: Sequence[int]
-) -> tuple[list[torch.Tensor], float]:
+    ids: torch.Tensor, dims: Sequence[int], theta: float | Sequence[float], mode: str, scales: Sequence[float],
+    lengths: Sequence[int], tau: float = 1.0,
+) -> tuple[list[torch.Tensor], float]:  # fmt: skip
     """([(..., dim / 2) float64 angles of each axis], factor on cosines and sines).
 
     Args:
-        ids: (..., axes) positions; the last two axes are rows and columns, those before them stay as they are.
-        dims: width of each axis.
-        scales, lengths: new / trained tokens, and trained tokens, of rows and columns.
+        ids: (..., axes) positions.
+        dims, theta: width and base of each axis, as :func:`frequencies` has them; one base may serve all.
+        scales, lengths, tau: as there.
     """
-    before = len(dims) - 2
-    angles = []
-    for axis, dim in enumerate(dims):
-        k = axis - before
-        inverse = inverse_frequencies(dim, theta)
-        if k >= 0:
-            inverse = axis_frequencies(mode, dim, theta, scales[k], lengths[k])
-        positions = wide(ids[..., axis, None])
-        angles.append(positions * inverse.to(positions))
-    return angles, yarn_scale(max(scales)) if mode == "rope_yarn" else 1.0
+    thetas = (theta,) * len(dims) if isinstance(theta, (int, float)) else theta
+    scaled, factor = frequencies(dims, thetas, mode, scales, lengths, tau)
+    positions = wide(ids)
+    return [positions[..., axis, None] * f.to(positions) for axis, f in enumerate(scaled)], factor

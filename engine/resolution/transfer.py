@@ -15,7 +15,7 @@ from ..errors import VitrineError, refuse
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
-from .rope import axis_angles
+from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
 
@@ -35,7 +35,7 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
     backbone, factor = backbone_of(pipe)[1], _factor(pipe)
     path, part = position_part(backbone)
-    rotary = part is not None and hasattr(part, "axes_dim")
+    rotary = is_rotary(part)
     patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
     size = train_size or _own_size(pipe, backbone, factor)
     schedule = schedule_of(pipe.scheduler)
@@ -51,13 +51,11 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
 
 
 def position_part(backbone: nn.Module) -> tuple[str, Any]:
-    """(path, module) that adds positions: diffusers' PatchEmbed or FluxPosEmbed; ("", None) without one."""
+    """(path, module) that adds positions: diffusers' PatchEmbed or a rotary embedding; ("", None) without one."""
     for path, module in backbone.named_modules():
         if hasattr(module, "cropped_pos_embed") and getattr(module, "pos_embed", None) is not None:
             return path, module
-        if type(module).__name__ == "FluxPosEmbed":
-            return path, module
-    return "", None
+    return rotary_part(backbone)
 
 
 def _factor(pipe: Any) -> int:
@@ -77,8 +75,8 @@ def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
 
 def _positions(backbone: Any, part: Any, latents: int) -> Positions:
     if part is None:
-        return Positions()
-    if hasattr(part, "axes_dim"):
+        return Positions("none" if hasattr(backbone, "down_blocks") else "unknown")
+    if is_rotary(part):
         return Positions("rope")
     if not part.pos_embed_max_size:
         return Positions("sincos", part.base_size, _scale(backbone, part, latents))
@@ -112,8 +110,11 @@ class Applied(AbstractContextManager):
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
             if plan.positions != "keep":
-                part = position_part(backbone_of(pipe)[1])[1]
-                (self._rotary if facts.positions.kind == "rope" else self._table)(part, facts.positions)
+                backbone = backbone_of(pipe)[1]
+                if facts.positions.kind == "rope":
+                    self._undo.append(RotaryPositions(backbone, plan).close)
+                else:
+                    self._table(position_part(backbone)[1], facts.positions)
         except BaseException:
             self.close()
             raise
@@ -151,19 +152,6 @@ class Applied(AbstractContextManager):
             width, height = self.plan.config.target_size
             raise refuse("latent size", f"{tokens} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
         part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only what it knew of before
-
-    def _rotary(self, part: Any, positions: Positions) -> None:
-        def recompute(module: Any, inputs: tuple, output: Any) -> Any:
-            return rotary(inputs[0], module.axes_dim, module.theta, self.plan)
-
-        self._undo.append(part.register_forward_hook(recompute).remove)
-
-
-def rotary(ids: torch.Tensor, dims: list[int], theta: float, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cosines, sines), each (N, sum of dims) float32, in FluxPosEmbed's layout, under a plan's rotary mode."""
-    angles, factor = axis_angles(ids.float(), dims, theta, plan.positions, plan.scales, plan.train)
-    wide = torch.cat([a.repeat_interleave(2, -1) for a in angles], -1)
-    return (factor * wide.cos()).float(), (factor * wide.sin()).float()
 
 
 def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Applied:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 
 from ...engine.errors import VitrineError, refuse
 from ...engine.resolution import ModelFacts, Plan, Positions, read_metadata, recover_grid
-from ...engine.resolution.rope import axis_angles
-from .forwards import Run, around_sampling
+from ...engine.resolution.rope import DYNAMIC, axis_angles
+from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
 from .schedule import movable_schedule, moved_sampling, own_shift
 
@@ -23,6 +24,7 @@ _SIDES = {
     "_Portraits": 64, "SD15": 512, "SD20": 768, "SD21UnclipL": 768, "SD21UnclipH": 768, "SDXL": 1024, "SSD1B": 1024,
     "Segmind_Vega": 1024, "KOALA_700M": 1024, "KOALA_1B": 1024, "SD3": 1024, "AuraFlow": 1024, "PixArtAlpha": 1024,
     "PixArtSigma": 1024, "Flux": 1024, "FluxSchnell": 1024, "Chroma": 1024, "Lumina2": 1024, "HunyuanDiT": 1024,
+    "QwenImage": 1328,
 }  # fmt: skip
 """Training side in pixels of ComfyUI's model classes; a checkpoint that was trained otherwise needs it said."""
 
@@ -57,8 +59,8 @@ def facts_of(model: Any) -> ModelFacts:
     config = model.model.model_config
     kinds = [k.__name__ for k in type(config).__mro__]
     side = getattr(config, "trained_side", None) or next((_SIDES[k] for k in kinds if k in _SIDES), None)
-    positions = _position_facts(network)
-    patch = _patch(network) if positions.kind != "none" else 1
+    positions = _position_facts(model, network)
+    patch = 1 if hasattr(network, "input_blocks") else _patch(network)
     factor = model.get_model_object("latent_format").spacial_downscale_ratio
     convolutional = hasattr(network, "input_blocks")
     return ModelFacts(
@@ -67,7 +69,7 @@ def facts_of(model: Any) -> ModelFacts:
     )  # fmt: skip
 
 
-def _position_facts(network: Any) -> Positions:
+def _position_facts(model: Any, network: Any) -> Positions:
     if hasattr(network, "cropped_pos_embed"):
         table = getattr(network, "pos_embed", None)
         if table is None:
@@ -77,16 +79,29 @@ def _position_facts(network: Any) -> Positions:
             return Positions("stored", size=size, table=table, grid=recover_grid(table))
         except VitrineError:
             return Positions("learned", size=size, table=table)
-    if hasattr(network, "pe_embedder") and hasattr(network.pe_embedder, "axes_dim"):
+    if _rotary(model)[0]:
         return Positions("rope")
-    if hasattr(network, "rope_embedder"):
-        return Positions("rope_scale")
-    return Positions("computed") if "PixArt" in type(network).__name__ else Positions()
+    if "PixArt" in type(network).__name__:
+        return Positions("computed")
+    return Positions("none" if hasattr(network, "input_blocks") else "unknown")
+
+
+def _rotary(model: Any) -> tuple[str, Any]:
+    """(attribute, module) that turns a network's positions into rotations; ("", None) without one.
+
+    Read through the patcher: another clone that was sampled last still has its own on the network.
+    """
+    for name, sign in (("pe_embedder", "axes_dim"), ("rope_embedder", "axes_dim"), ("pos_embedder", "h_ntk_factor")):
+        if hasattr(backbone_of(model), name):
+            part = model.get_model_object(f"{PREFIX}{name}")
+            if hasattr(part, sign):
+                return name, part
+    return "", None
 
 
 def _patch(network: Any) -> int:
     """Latent cells on a token's side."""
-    size = getattr(network, "patch_size", None)
+    size = getattr(network, "patch_size", getattr(network, "patch_spatial", None))
     if size is None and hasattr(network, "x_embedder"):
         size = getattr(network.x_embedder, "patch_size", 2)
     if size is None:
@@ -102,7 +117,7 @@ def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
     if plan.schedule != "none":
         clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
     if plan.positions != "keep":
-        _place(clone, facts, plan)
+        return _place(clone, facts, plan)
     return clone
 
 
@@ -113,19 +128,66 @@ def _without_repeats(run: Run) -> Iterator[None]:
     yield
 
 
-def _place(clone: Any, facts: ModelFacts, plan: Plan) -> None:
+def _place(clone: Any, facts: ModelFacts, plan: Plan) -> Any:
     network, trained = backbone_of(clone), facts.positions
     if trained.kind in ("stored", "learned"):
         table = plan.table(trained, trained.table.shape[-1]).to(trained.table.dtype)  # type: ignore[union-attr]
         clone.add_object_patch(f"{PREFIX}cropped_pos_embed", _Table(table, plan, _patch(network)))
-    elif plan.positions == "rope_pi":
-        down, across = (1 / s for s in plan.scales)
-        clone.set_model_rope_options(across, 0.0, down, 0.0, 1.0, 0.0)
     elif trained.kind == "computed":
         clone.add_object_patch(f"{PREFIX}pe_interpolation", _divisor(clone, plan))
         clone.add_object_patch(f"{PREFIX}pe_precision", None)  # else core works the divisor out by itself
     elif trained.kind == "rope":
-        clone.add_object_patch(f"{PREFIX}pe_embedder", _Rotary(network.pe_embedder, plan))
+        return _turned(clone, plan)
+    return clone
+
+
+def _turned(clone: Any, plan: Plan) -> Any:
+    """The clone with rotary positions of the plan, which follow the noise level where the mode does."""
+    if _scaled_elsewhere(clone.model_options):
+        raise _twice()
+    clock, (name, part) = _Clock(), _rotary(clone)
+    kind = _Rotary if hasattr(part, "axes_dim") else _Video
+    clone.add_object_patch(f"{PREFIX}{name}", kind(part, plan, clock))
+    clone = around_sampling(clone, f"{_KEY}.positions", _alone)
+    return around_forwards(clone, f"{_KEY}.clock", clock.at) if plan.positions.endswith(DYNAMIC) else clone
+
+
+def _scaled_elsewhere(options: dict[str, Any]) -> bool:
+    return bool(options.get("transformer_options", {}).get("rope_options"))
+
+
+def _twice() -> VitrineError:
+    accepted = "one node that moves positions"
+    return refuse("positions", "ScaleROPE on the same model", accepted, "remove ScaleROPE, or set pos_embed to keep")
+
+
+@contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """ScaleROPE behind this node would scale positions that are scaled already."""
+    if _scaled_elsewhere(run.guider.model_options):
+        raise _twice()
+    yield
+
+
+class _Clock:
+    """The noise level of the running forward, for positions that follow it."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    @property
+    def tau(self) -> float:
+        """1, full noise, .. 0."""
+        return getattr(self._local, "tau", 1.0)
+
+    @contextmanager
+    def at(self, forward: Forward) -> Iterator[None]:
+        """Around a forward, whose rows are at one level."""
+        levels = forward.sigma.detach().cpu()
+        if not bool((levels == levels[0]).all()):
+            raise refuse("sigmas", levels.tolist(), "one for all rows", "take a mode without _dynamic")
+        self._local.tau = float(levels[0])
+        yield
 
 
 def _divisor(model: Any, plan: Plan) -> float:
@@ -164,17 +226,48 @@ class _Table:
         return self.table.to(device)
 
 
-class _Rotary(torch.nn.Module):
-    """Stands in for EmbedND with other frequencies on rows and columns."""
+class _Turning(torch.nn.Module):
+    """Base of what stands in for a rotary embedding with other frequencies on rows and columns."""
 
-    def __init__(self, trained: Any, plan: Plan) -> None:
+    def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
         super().__init__()
-        self.theta, self.axes_dim, self.dim, self.plan = trained.theta, trained.axes_dim, trained.dim, plan
+        self.plan, self.clock = plan, clock or _Clock()
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def rotations(self, ids: torch.Tensor, dims: Sequence[int], theta: float | Sequence[float]) -> torch.Tensor:
+        """(..., sum of dims / 2, 2, 2) of positions (..., axes)."""
+        plan = self.plan
         angles, factor = axis_angles(
-            ids.float(), self.axes_dim, self.theta, self.plan.positions, self.plan.scales, self.plan.train
+            ids.float(), dims, theta, plan.positions, plan.scales, plan.train, self.clock.tau
         )  # fmt: skip
         angle = torch.cat(angles, -1)
         rotation = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1) * factor
-        return rotation.reshape(*angle.shape, 2, 2).float().unsqueeze(1)
+        return rotation.reshape(*angle.shape, 2, 2).float()
+
+
+class _Rotary(_Turning):
+    """Stands in for EmbedND: Flux, Chroma, Qwen-Image, Krea 2, Z-Image, Lumina 2, Wan."""
+
+    def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
+        super().__init__(trained, plan, clock)
+        self.theta, self.axes_dim, self.dim = trained.theta, trained.axes_dim, trained.dim
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rotations(ids, self.axes_dim, self.theta).unsqueeze(1)
+
+
+class _Video(_Turning):
+    """Stands in for VideoRopePosition3DEmb: Anima and its Cosmos kin, which widen their bases themselves."""
+
+    def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
+        super().__init__(trained, plan, clock)
+        wide, deep = 2 * len(trained.dim_spatial_range), 2 * len(trained.dim_temporal_range)
+        self.axes_dim = (deep, wide, wide)
+        self.thetas = [10000.0 * f for f in (trained.t_ntk_factor, trained.h_ntk_factor, trained.w_ntk_factor)]
+        self.rate = trained.base_fps if trained.enable_fps_modulation else None
+
+    def forward(self, x: torch.Tensor, fps: Any = None, device: Any = None, dtype: Any = None) -> torch.Tensor:
+        axes = [torch.arange(n, device=device or x.device, dtype=torch.float32) for n in x.shape[1:4]]
+        if fps is not None and self.rate is not None:
+            axes[0] = axes[0] / (float(fps.flatten()[0]) if isinstance(fps, torch.Tensor) else fps) * self.rate
+        ids = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 2)
+        return self.rotations(ids, self.axes_dim, self.thetas)

@@ -17,7 +17,7 @@ from vitrine.engine.resolution import (
 )
 from vitrine.engine.resolution.posembed import axis_units, centre_crop, grid_units, resized_table, sincos_table
 from vitrine.engine.resolution.rope import inverse_frequencies, ntk, scaled_ids, yarn, yarn_scale
-from vitrine.engine.resolution.transfer import rotary
+from vitrine.engine.resolution.rotary import rotary
 from vitrine.engine.schedule import NoiseSchedule
 
 pytestmark = pytest.mark.rounding

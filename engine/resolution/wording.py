@@ -1,0 +1,60 @@
+"""A plan in one sentence, for people who make pictures."""
+
+from __future__ import annotations
+
+from .rope import DYNAMIC
+
+
+def sentence(
+    ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None, receptive: str = "none"
+) -> str:  # fmt: skip
+    """What was changed, why, and what was left alone.
+
+    Args:
+        ratio: r.
+        schedule, positions: as the plan has them.
+        guidance: before and after, where Eq. 4 changed it.
+        receptive: as the plan has it.
+    """
+    changed = [*_schedule(ratio, schedule), *_positions(positions), *_receptive(receptive)]
+    if guidance and guidance[0] != guidance[1]:
+        turn = "raised" if guidance[1] > guidance[0] else "lowered"
+        changed.append(f"guidance is {turn} from {guidance[0]:g} to {guidance[1]:.4g}")
+    kept = ["the weights", "your prompt"]
+    kept += ["the noise schedule"] * (schedule == "none") + ["the positions"] * (positions == "keep")
+    left = f"left alone: {', '.join(kept)}"
+    if not changed:
+        why = "this is the trained area" if ratio == 1 else "nothing was asked for"
+        return f"in short: {why}, so nothing is changed"
+    area = "of the trained area" if ratio == 1 else f"with {ratio**2:.3g} times the trained area"
+    return f"in short: for a picture {area}, {'; '.join(changed)}; {left}"
+
+
+def _schedule(ratio: float, schedule: str) -> list[str]:
+    if schedule == "none":
+        return []
+    more, why = ("more", "large shapes show through") if ratio > 1 else ("less", "small pictures drown in it sooner")
+    if schedule == "relabel":
+        return [f"each timestep means {more} noise, as these weights were trained, for {why}"]
+    return [f"sampling spends its steps at {more} noise, for {why}"]
+
+
+def _positions(positions: str) -> list[str]:
+    mode = positions.removesuffix(DYNAMIC)
+    text = {
+        "grid": "the picture's places are fitted into the range the model was trained on",
+        "rope_pi": "the picture's places are fitted into the range the model was trained on",
+        "bicubic": "the table of places is resized like a picture",
+        "extrapolate": "the picture's places go on at the trained step, beyond what was trained",
+        "rope_ntk": "coarse places are fitted into the trained range and fine ones hardly moved",
+        "rope_yarn": "coarse places are fitted into the trained range and fine ones stay",
+    }.get(mode)
+    if text is None:
+        return []
+    return [text + (", which fades as the noise falls, since layout settles first" if mode != positions else "")]
+
+
+def _receptive(receptive: str) -> list[str]:
+    text = "while the layout forms, the network's deep layers see {}, so that one subject is not drawn several times"
+    seen = {"shrink": "the picture made smaller", "dilate": "further apart"}
+    return [text.format(seen[receptive])] if receptive in seen else []
