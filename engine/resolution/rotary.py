@@ -177,5 +177,5 @@ def _noise_share(net: nn.Module, args: tuple, kwargs: Named) -> float:
     t = torch.as_tensor(named.get("timestep", named.get("t")), dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((t == t[0]).all()):
         raise refuse("timesteps", t.tolist(), "one for all rows", "rows at one noise level, or a mode without _dynamic")
-    told = float(t[0])
-    return 1 - told if kind in _RISING else told / 1000 if kind in _THOUSANDS else told
+    share = float(t[0])
+    return 1 - share if kind in _RISING else share / 1000 if kind in _THOUSANDS else share

@@ -6,7 +6,7 @@ from .rope import DYNAMIC
 
 
 def sentence(
-    ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None, receptive: str = "none"
+    ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None
 ) -> str:  # fmt: skip
     """What was changed, why, and what was left alone.
 
@@ -14,9 +14,8 @@ def sentence(
         ratio: r.
         schedule, positions: as the plan has them.
         guidance: before and after, where Eq. 4 changed it.
-        receptive: as the plan has it.
     """
-    changed = [*_schedule(ratio, schedule), *_positions(positions), *_receptive(receptive)]
+    changed = [*_schedule(ratio, schedule), *_positions(positions)]
     if guidance and guidance[0] != guidance[1]:
         turn = "raised" if guidance[1] > guidance[0] else "lowered"
         changed.append(f"guidance is {turn} from {guidance[0]:g} to {guidance[1]:.4g}")
@@ -52,9 +51,3 @@ def _positions(positions: str) -> list[str]:
     if text is None:
         return []
     return [text + (", which fades as the noise falls, since layout settles first" if mode != positions else "")]
-
-
-def _receptive(receptive: str) -> list[str]:
-    text = "while the layout forms, the network's deep layers see {}, so that one subject is not drawn several times"
-    seen = {"shrink": "the picture made smaller", "dilate": "further apart"}
-    return [text.format(seen[receptive])] if receptive in seen else []
