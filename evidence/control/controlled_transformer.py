@@ -158,6 +158,7 @@ class TransformerTrainer(ControlTrainer):
         noise = torch.randn(x0.shape, generator=random)
         t = torch.randint(self.schedule.steps, (count,), generator=random)
         drop = torch.rand(count, generator=random) < self.config.advanced.drop_control
+        drop = drop | unsaid if self.config.advanced.drop_together else drop
         return Batch(x0, noise, t, text, self._values[rows], drop)
 
     def loss(self, batch: Batch) -> torch.Tensor:

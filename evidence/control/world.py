@@ -94,7 +94,7 @@ def train_transformer(
         model.transformer, model.embedder, _ = load_controlled(config.start)
     # The flip is learned suddenly; a slower average would lag behind it.
     ema = 0.99 if config.lesson == "flips" else 0.999
-    advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=ema, save_every=250)
+    advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=ema, save_every=250, drop_together=False)
     settings = ControlTrainConfig(
         config.steps, config.batch, config.lr, gamma=WEIGHTS[config.weight], advanced=advanced
     )

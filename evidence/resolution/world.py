@@ -144,7 +144,7 @@ class _Shared:
         """Inside the arm's transfer: the schedule is the scheduler's as it stands."""
         config = self.config
         forever = LADDER[-1]  # the rate is constant, so that a longer run is the same run
-        advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=config.ema)
+        advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=config.ema, drop_together=False)
         settings = ControlTrainConfig(forever, config.batch, config.lr, gamma=model.gamma, seed=seed, advanced=advanced)
         return TransformerTrainer(model, self.data, settings, run_folder(self.folder, arm, seed), forever, warmup=10)
 

@@ -104,13 +104,23 @@ def test_the_frozen_network_stays_and_the_adapter_starts_at_nothing(tmp_path):
 
 
 def test_rows_are_dropped_at_the_given_rates(tmp_path):
-    run = trainer(tmp_path, full=False, batch=400, drop_control=0.3, drop_semantics=0.1)
+    run = trainer(tmp_path, full=False, batch=400, drop_control=0.3, drop_semantics=0.1, drop_together=False)
     batch = run.draw(0)
     assert abs(float(batch.drop.float().mean()) - 0.3) < 0.08
     assert abs(float((batch.semantics == 4).float().mean()) - 0.1) < 0.05
     assert abs(float(batch.values[:, 0].mean()) - 0.5) < 0.08  # half of them are flipped
     again = run.draw(0)
     assert all(torch.equal(a, b) for a, b in zip(batch, again, strict=True))
+
+
+def test_semantics_are_dropped_with_controls(tmp_path):
+    """The rows that Eq. 2 needs are (c, s), (0, s) and (0, 0); none is trained with controls alone."""
+    settings = {"full": False, "batch": 400, "drop_control": 0.1, "drop_semantics": 0.1}
+    together, apart = (trainer(tmp_path, **settings, drop_together=on).draw(0) for on in (True, False))
+    unsaid = together.semantics == 4
+    assert bool(together.drop[unsaid].all()) and 0 < int(unsaid.sum()) < int(together.drop.sum()) < 400
+    assert torch.equal(apart.semantics, together.semantics) and not bool(apart.drop[unsaid].all())
+    assert torch.equal(apart.drop | unsaid, together.drop), "nothing else is drawn otherwise"
 
 
 def test_the_gradient_at_full_noise_passes_the_network(tmp_path):
@@ -183,6 +193,7 @@ def test_a_states_identity_is_as_flat_as_it_ever_was(tmp_path):
     identity = trainer(tmp_path)._identity()
     assert {"steps", "betas", "ema", "drop_control", "drop_semantics", "save_every"} <= set(identity)
     assert "advanced" not in identity and identity["augment"]["told"] == "original"
+    assert "drop_together" not in trainer(tmp_path, drop_together=False)._identity() and identity["drop_together"]
 
 
 def test_augmentation_tells_what_it_did():
