@@ -137,9 +137,13 @@ class Invert:
     """Find the model of a space that fits a picture. Ctrl-C keeps the best so far."""
 
     space: Positional[Path]
-    """The space file, in factors mode."""
+    """The space file."""
     pictures: Positional[tuple[Path, ...]]
-    """One model for each; they are cropped to squares."""
+    """One model for each, unless together; they are cropped to squares."""
+    masks: tuple[Path, ...] = ()
+    """Pictures that are white where the subject is, one for each picture and of its size."""
+    together: bool = False
+    """All pictures show one subject: one model for all of them."""
     model: str = "portraits"
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
@@ -175,9 +179,10 @@ class Invert:
         pipe = load_pipeline(self.model, W2WPipeline, self.load)
         side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
-        names = [f"{p.stem}-inverted" for p in self.pictures]
+        names = [f"{p.stem}-inverted" for p in self.pictures[: 1 if self.together else None]]
+        masks, bar = self._masks(side), TqdmProgress("inverting")
         try:
-            model, inversion = pipe.invert_image(space, images, self.prompt, config, progress=TqdmProgress("inverting"))
+            model, inversion = pipe.invert_image(space, images, self.prompt, config, masks, bar)
         except KeyboardInterrupt as error:
             partial = partial_inversion(error)
             if partial is not None and partial.steps:
@@ -197,7 +202,26 @@ class Invert:
 
         names = ("steps", "lr", "components", "prior")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(preset(self.preset), seed=self.seed, **chosen)
+        return replace(preset(self.preset), seed=self.seed, together=self.together, **chosen)
+
+    def _masks(self, side: int) -> Any:
+        """(B, side, side) in [0, 1], cropped as the pictures are; None without masks."""
+        import torch
+
+        from ..activations.images import open_picture, to_pixels
+
+        if not self.masks:
+            return None
+        if len(self.masks) != len(self.pictures):
+            raise refuse("masks", len(self.masks), f"{len(self.pictures)}, one for each picture", "or leave them out")
+        masks = []
+        for path, picture in zip(self.masks, self.pictures, strict=True):
+            mask, size = open_picture(path), open_picture(picture).size
+            if mask.size != size:
+                raise refuse("mask size", f"{path.name} {mask.size}", size, "crop picture and mask together")
+            pixels = to_pixels(_square(mask.convert("L").convert("RGB")), side).mean(1)
+            masks.append(((pixels + 1) / 2).clamp(0, 1))
+        return torch.cat(masks)
 
 
 @dataclass(frozen=True)

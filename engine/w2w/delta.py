@@ -52,7 +52,7 @@ class Stack:
     @property
     def owner(self) -> torch.Tensor:
         """(R,) index of the LoRA that each of the R factors belongs to."""
-        return torch.repeat_interleave(torch.arange(len(self.ranks)), self.ranks)
+        return torch.repeat_interleave(torch.arange(len(self.ranks), device=self.ranks.device), self.ranks)
 
     def check(self, path: str, count: int) -> None:
         """Checks that the factors are those of ``count`` LoRAs with these ranks.

@@ -19,7 +19,8 @@ from ..noise import generators
 from ..progress import Progress, silent
 from ..training import set_rate
 from .batched_lora import BatchedLora
-from .delta import Space
+from .delta import DeltaSpace, Space, Stack
+from .manifest import LoraLayer, Manifest
 from .space import WeightSpace
 from .train import learning_rate
 
@@ -40,6 +41,7 @@ class InvertConfig(Config):
         antithetic: spread a batch's timesteps evenly over the range, for less noise in the gradient.
         seed: of timesteps and noise.
         check_every: steps between measurements of the loss on held-out noise, which decide what is best so far.
+        together: all pictures show one subject and give one model; else each gives its own.
 
     Raises:
         VitrineError: If a value is outside its range.
@@ -57,6 +59,7 @@ class InvertConfig(Config):
     antithetic: bool = False
     seed: int = 0
     check_every: int = 25
+    together: bool = False
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "check_every"):
@@ -84,8 +87,8 @@ class Inversion:
     """Result of an inversion.
 
     Attributes:
-        coefficients: (B, K), each picture's best by held-out loss.
-        losses: (step, (B,) held-out losses), one entry per check.
+        coefficients: (B, K), each picture's best by held-out loss; (1, K) of pictures together.
+        losses: (step, (B,) held-out losses, or one of pictures together), one entry per check.
         steps: how many were done.
         interrupted: whether the run was stopped before its last step.
     """
@@ -101,7 +104,9 @@ def invert(
     mask: torch.Tensor | None = None, progress: Progress = silent,
     partial_on: tuple[type[BaseException], ...] = (),
 ) -> Inversion:  # fmt: skip
-    """Coefficients for B pictures at once, each as if it were alone.
+    """Coefficients for B pictures at once, each as if it were alone, or one for all of them.
+
+    In a delta space every model takes up all training LoRAs' factors: memory grows with pictures times LoRAs.
 
     Args:
         latents: (B, C, H, W) scaled posterior means.
@@ -111,13 +116,13 @@ def invert(
             interrupted.
 
     Raises:
-        VitrineError: If the mask is empty, outside [0, 1] or of another size, the space is in delta mode, a prior is
-            asked of a space without deviations, or a picture's loss never was a number.
+        VitrineError: If the mask is empty, outside [0, 1] or of another size, a prior is asked of a space without
+            deviations, or a picture's loss never was a number.
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
     config = config or InvertConfig()
-    run = _Run(model, _factors(space, latents.device), latents, cond, config, _mask(mask, latents))
+    run = _Run(model, _placed(space, latents.device), latents, cond, config, _mask(mask, latents))
     done = 0
     try:
         for step in range(1, config.steps + 1):
@@ -143,26 +148,27 @@ class _Run:
     """The state of one inversion.
 
     Attributes:
-        beta: (B, k) the coefficients in training.
-        best: (B, K) the coefficients with the lowest held-out loss so far.
+        beta: (M, k) the coefficients in training, of M = B models, or of one for all pictures.
+        best: (M, K) the coefficients with the lowest held-out loss so far.
         losses: as in :class:`Inversion`.
     """
 
     def __init__(
-        self, model: Denoiser, space: WeightSpace, latents: torch.Tensor, cond: Condition, config: InvertConfig,
-        mask: torch.Tensor,
+        self, model: Denoiser, space: WeightSpace | _Products, latents: torch.Tensor, cond: Condition,
+        config: InvertConfig, mask: torch.Tensor,
     ) -> None:  # fmt: skip
         self.model, self.space, self.config, self.cond = model, space, config, cond
         self.latents, self.mask = latents, mask
         device, k = latents.device, min(config.components or space.dimension, space.dimension)
         # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
-        self.beta = torch.zeros(len(latents), k, device=device, requires_grad=True)
+        models = 1 if config.together else len(latents)
+        self.beta = torch.zeros(models, k, device=device, requires_grad=True)
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
         self.sigma = _spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
-        self.best = torch.zeros(len(latents), space.dimension, device=device)
+        self.best = torch.zeros(models, space.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
-        self._lowest = torch.full((len(latents),), math.inf)
+        self._lowest = torch.full((models,), math.inf)
         self._held_out = self._draw(generators([config.seed + 77_777] * len(latents)), 8, True)
 
     def step(self, number: int) -> None:
@@ -179,17 +185,16 @@ class _Run:
             self.check(number)
 
     def loss(self, x0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """(B,) masked errors; as published, the mean is over all elements, masked ones included."""
-        models = len(self.beta)
-        each = len(x0) // models
-        picture = torch.arange(models).repeat_interleave(each)
+        """(M,) masked errors; as published, the mean is over all elements, masked ones included."""
+        pictures = len(self.latents)
+        picture = torch.arange(pictures).repeat_interleave(len(x0) // pictures)
         theta = self.space.decode(self.beta)
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
             eps = self.model.predict(x_t, t, self.cond.take(picture).to(x0.device)).eps
         # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2
         error = ((eps - noise) * self.mask[picture]).square()
-        return error.flatten(1).mean(1).view(models, each).mean(1)
+        return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)
 
     def _draw(
         self, random: list[torch.Generator], each: int, even: bool
@@ -215,7 +220,7 @@ class _Run:
         losses = self.loss(*self._held_out).cpu()
         self.losses.append((number, [round(v, 6) for v in losses.tolist()]))
         if bool((lost := ~losses.isfinite() & self._lowest.isinf()).any()):
-            shown = f"{losses[lost][0]} for picture {int(lost.nonzero()[0])} after {number} steps"
+            shown = f"{losses[lost][0]} for model {int(lost.nonzero()[0])} after {number} steps"
             raise refuse("inversion's loss", shown, "a number", "use a smaller learning rate, or a float32 network")
         better = (losses < self._lowest).nonzero().flatten()
         self._lowest[better] = losses[better]
@@ -225,7 +230,8 @@ class _Run:
         """The best coefficients; the present ones where none have been checked yet."""
         if not self.losses:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
-        return Inversion(self.best.cpu(), self.losses, done, interrupted)
+        unit = self.space.unit if isinstance(self.space, _Products) else 1.0
+        return Inversion(self.best.cpu() * unit, self.losses, done, interrupted)
 
 
 def _spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
@@ -236,15 +242,65 @@ def _spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
     return torch.where(deviations > 0, deviations, known.min()) if len(known) else deviations
 
 
-def _factors(space: Space, device: torch.device) -> WeightSpace:
+@dataclass(frozen=True)
+class _Products:
+    """A delta space where the inversion runs: a model is all training LoRAs' factors, each LoRA's times its share."""
+
+    space: DeltaSpace
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, space: DeltaSpace) -> _Products:
+        layers = {}
+        for path, stack in space.stacks.items():
+            ends = (1,) * (stack.down.ndim - 2)
+            up = stack.up.reshape(*stack.up.shape, *ends)
+            layers[path] = LoraLayer(stack.down, up, float(len(stack.down)))
+        return cls(space, Manifest.of(layers))
+
+    @property
+    def dimension(self) -> int:
+        """K."""
+        return self.space.dimension
+
+    @property
+    def unit(self) -> float:
+        """What a trained number stands for, such that learning rates suit both modes.
+
+        In factors mode each of D standardised weights has a variance of 1, so the coefficients' sum up to D. Here they
+        sum up to the variance of the products; in this unit, to the numbers of one LoRA.
+        """
+        return (self.space.total_variance * self.space.count / self.manifest.size) ** 0.5
+
+    @property
+    def deviations(self) -> torch.Tensor:
+        """(K,) of trained numbers."""
+        return self.space.deviations / self.unit
+
+    def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """(M, k) -> (M, D) in the manifest's order, differentiable; the same products as ``DeltaSpace.stacked``."""
+        shares, parts = self.space.weights(coefficients * self.unit), []
+        for layer in self.manifest:
+            stack = self.space.stacks[layer.path]
+            parts.append(stack.down.flatten().expand(len(shares), -1))
+            parts.append((stack.up * shares[:, None, stack.owner]).flatten(1))
+        return torch.cat(parts, 1)
+
+
+def _placed(space: Space, device: torch.device) -> WeightSpace | _Products:
     """The space where the inversion runs, in float32: each step decodes with the whole basis."""
-    if not isinstance(space, WeightSpace):
-        remedy = "build the space in factors mode, or encode a LoRA trained on the picture"
-        raise refuse("space", "delta mode", "factors mode", remedy)
-    names = ("mean", "scale", "components", "singular_values")
-    placed = {name: getattr(space, name).to(device, torch.float32) for name in names}
+
     # Loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only.
-    return replace(space, **{name: v.clone() if v.is_inference() else v for name, v in placed.items()})
+    def there(value: torch.Tensor) -> torch.Tensor:
+        value = value.to(device, torch.float32) if value.is_floating_point() else value.to(device)
+        return value.clone() if value.is_inference() else value
+
+    if isinstance(space, WeightSpace):
+        names = ("mean", "scale", "components", "singular_values")
+        return replace(space, **{name: there(getattr(space, name)) for name in names})
+    stacks = {path: Stack(there(v.down), there(v.up), there(v.ranks)) for path, v in space.stacks.items()}
+    near = {name: there(getattr(space, name)) for name in ("vectors", "singular_values")}
+    return _Products.of(replace(space, stacks=stacks, **near))
 
 
 def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:

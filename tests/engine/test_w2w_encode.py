@@ -157,6 +157,27 @@ def test_invert(tmp_path, capsys):
     assert main([*told, "--preset", "paper", "--out", str(tmp_path)]) == 2
 
 
+def test_invert_several_pictures_of_one_subject_with_masks(tmp_path, capsys):
+    """A mask that hides one of two pictures' halves; together they give one model."""
+    pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)
+    white, half = np.full((70, 90), 255, np.uint8), np.zeros((70, 90), np.uint8)
+    half[:, :45] = 255
+    for name, array in (("a", pixels), ("b", pixels[:, ::-1]), ("white", white), ("half", half)):
+        Image.fromarray(np.ascontiguousarray(array)).save(tmp_path / f"{name}.png")
+    usual = ["w2w", "invert", str(PEOPLE_SPACE), str(tmp_path / "a.png"), str(tmp_path / "b.png"), "--steps", "3"]
+    usual += ["--components", "20", "--together"]
+    rows = []
+    for name, masks in (("plain", ()), ("white", ("white", "white")), ("half", ("white", "half"))):
+        out, paths = tmp_path / name, [str(tmp_path / f"{m}.png") for m in masks]
+        assert main([*usual, *(["--masks", *paths] if paths else []), "--out", str(out)]) == 0
+        (file,) = out.glob("*.w2wmodel.safetensors")
+        rows.append(W2WModel.load(file).coefficients)
+    torch.testing.assert_close(rows[0], rows[1], atol=1e-4, rtol=1e-3)
+    assert len(rows[0]) == 1 and not torch.allclose(rows[1], rows[2], atol=1e-3)
+    assert main([*usual, "--masks", str(tmp_path / "half.png")]) == 2
+    capsys.readouterr()
+
+
 def test_an_interrupted_inversion_keeps_the_best(tmp_path, monkeypatch, capsys):
     from vitrine.engine import progress
 

@@ -9,7 +9,10 @@ from vitrine.engine.portraits.models import build_models
 from vitrine.engine.progress import Interrupted
 from vitrine.engine.w2w import (
     BatchedLora,
+    DeltaSpace,
     InvertConfig,
+    LoraLayer,
+    Manifest,
     invert,
     latent_mask,
     partial_inversion,
@@ -128,3 +131,62 @@ def test_presets_are_the_papers():
     assert (odd.components, odd.lr, odd.weight_decay, odd.steps) == (1_000, 1.0, 0.0, 800)
     with pytest.raises(VitrineError, match="preset"):
         preset("best")
+
+
+@pytest.fixture
+def delta(loras):
+    """Mixed ranks: LoRA 1 has two factors a layer."""
+    some = loras(6)
+    wide = {p: LoraLayer(torch.cat([v.down, some[0][p].down]), torch.cat([v.up, 0.3 * some[2][p].up], 1), 54.0)
+            for p, v in some[1].items()}  # fmt: skip
+    return DeltaSpace.of([some[0], wide, *some[2:]], [f"m{i}" for i in range(6)])
+
+
+def test_inversion_in_a_delta_space(delta, unet):
+    """The loss falls, and the held-out loss it names is that of the model it returns, applied as a LoRA."""
+    g = torch.Generator().manual_seed(1)
+    latents, text = torch.randn(2, 4, 8, 8, generator=g), torch.randn(1, 5, 12, generator=g)
+    config = InvertConfig(steps=30, lr=1.0, batch=4, check_every=10, antithetic=True)
+    run = invert(denoiser(unet), delta, latents, Condition(text), config)
+    first, best = run.losses[0][1], [min(losses) for losses in zip(*(row for _, row in run.losses), strict=True)]
+    assert run.coefficients.shape == (2, delta.dimension) and run.coefficients.abs().max() > 0
+    start = held_out(unet, delta, torch.zeros(2, delta.dimension), latents, text, config)
+    mine = held_out(unet, delta, run.coefficients, latents, text, config)
+    torch.testing.assert_close(mine, torch.tensor(best), atol=1e-4, rtol=1e-4)
+    assert (mine < start).all() and all(a <= b + 1e-6 for a, b in zip(best, first, strict=True))
+
+
+def held_out(unet, space, coefficients, latents, text, config):
+    """(B,) losses on the noise that decides what is best, by one exact LoRA after another."""
+    out = []
+    for row, latent in zip(coefficients, latents, strict=True):
+        draw = torch.Generator().manual_seed(config.seed + 77_777)
+        noise = torch.randn(8, 4, 8, 8, generator=draw)
+        t = ((torch.arange(8) + torch.rand(1, generator=draw)) * 1000 / 8).long()
+        exact = space.stacked(row)
+        manifest = Manifest.of(exact)
+        abar = build_models().scheduler.alphas_cumprod[t].view(-1, 1, 1, 1)
+        with torch.no_grad(), BatchedLora(unet, manifest, manifest.flatten(exact)[None]):
+            eps = unet(abar.sqrt() * latent + (1 - abar).sqrt() * noise, t, text.expand(8, -1, -1)).sample
+        out.append((eps - noise).square().mean())
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("kind", ["factors", "delta"])
+def test_pictures_together_give_one_model(kind, space, delta, unet):
+    """The same picture twice is that picture; of two the loss is their mean."""
+    which = space if kind == "factors" else delta
+    g = torch.Generator().manual_seed(1)
+    latents, text = torch.randn(2, 4, 8, 8, generator=g), torch.randn(1, 5, 12, generator=g)
+    config = InvertConfig(steps=4, lr=0.5, batch=2, check_every=4, together=True)
+    alone = invert(denoiser(unet), which, latents[:1], Condition(text), config)
+    twice = invert(denoiser(unet), which, latents[[0, 0]], Condition(text), config)
+    torch.testing.assert_close(twice.coefficients, alone.coefficients, atol=1e-4, rtol=1e-3)
+    both = invert(denoiser(unet), which, latents, Condition(text), config)
+    assert both.coefficients.shape == alone.coefficients.shape == (1, which.dimension)
+    assert len(both.losses[0][1]) == 1 and not torch.allclose(both.coefficients, alone.coefficients, atol=1e-3)
+    mask = torch.ones(2, 1, 8, 8)
+    mask[1] = 0.01  # the second picture hardly counts
+    masked = invert(denoiser(unet), which, latents, Condition(text), config, mask)
+    nearer = (masked.coefficients - alone.coefficients).norm() / (both.coefficients - alone.coefficients).norm()
+    assert nearer < 0.1
