@@ -296,11 +296,11 @@ def _placed(space: Space, device: torch.device) -> WeightSpace | _Products:
         return value.clone() if value.is_inference() else value
 
     if isinstance(space, WeightSpace):
-        names = ("mean", "scale", "components", "singular_values")
-        return replace(space, **{name: there(getattr(space, name)) for name in names})
+        mean, scale, singular = there(space.mean), there(space.scale), there(space.singular_values)
+        return replace(space, mean=mean, scale=scale, components=there(space.components), singular_values=singular)
     stacks = {path: Stack(there(v.down), there(v.up), there(v.ranks)) for path, v in space.stacks.items()}
-    near = {name: there(getattr(space, name)) for name in ("vectors", "singular_values")}
-    return _Products.of(replace(space, stacks=stacks, **near))
+    vectors, singular = there(space.vectors), there(space.singular_values)
+    return _Products.of(replace(space, stacks=stacks, vectors=vectors, singular_values=singular))
 
 
 def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
