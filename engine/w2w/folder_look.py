@@ -45,6 +45,18 @@ class FolderLook:
         """How many equally strong directions would vary as much: 1 / sum of squared shares (participation ratio)."""
         return float(1 / self.shares.square().sum()) if len(self.shares) and self.shares.any() else 0.0
 
+    def delta_cost(self) -> tuple[int, float]:
+        """(bytes, multiplications) of a delta space: all factors in float32, and products of all pairs of LoRAs.
+
+        R^2 (in + out) / 2 a layer, of R factors over all LoRAs, see :func:`~.delta.gram`; other steps cost less.
+        """
+        numbers, products = 0, 0.0
+        for path, outer in self.scan.shapes.items():
+            factors = sum(file.entries[path].down[0] for file in self.scan.good if path in file.entries)
+            numbers += factors * sum(outer)
+            products += factors**2 * sum(outer) / 2
+        return 4 * numbers, products
+
     def text(self, most: int = 40) -> str:
         """The page as plain text, at most ``most`` lines of files, of copies and of files left out each."""
         good, bad = self.scan.good, self.scan.bad
@@ -54,6 +66,10 @@ class FolderLook:
         lines += [f"left out {b.name}: {b.problem}" for b in bad[:most]] + _more(bad, most)
         if self.mode:
             lines += ["", f"a space would be built in mode {self.mode}: {self.reason}"]
+        if self.mode == "delta":
+            size, products = self.delta_cost()
+            lines.append(f"it would hold {size / 2**30:.2f} GiB of factors in memory, and take {products:.1e} "
+                         "multiplications in float64")  # fmt: skip
         if len(self.shares):
             half, most_of_it = (int((self.shares.cumsum(0) < s).sum()) + 1 for s in (0.5, 0.9))
             spread = f"half in {half} of {len(self.shares)} components, 90 % in {most_of_it}"
@@ -67,7 +83,8 @@ class FolderLook:
             "files": [_facts(file) for file in self.scan.good],
             "left_out": [asdict(bad) for bad in self.scan.bad],
             "notes": list(self.scan.notes), "copies": [copy.to_dict() for copy in self.copies],
-            "layers": len(self.scan.shapes), "mode": self.mode, "reason": self.reason,
+            "layers": len(self.scan.shapes), "delta_bytes": self.delta_cost()[0],
+            "delta_multiplications": self.delta_cost()[1], "mode": self.mode, "reason": self.reason,
             "gauge": None if self.gauge is None else asdict(self.gauge) | {"shared": self.gauge.shared},
             "variance": [round(v, 5) for v in self.shares.tolist()], "effective": round(self.effective, 2),
         }  # fmt: skip

@@ -89,6 +89,21 @@ def test_a_file_of_another_base_is_left_out_and_said(tmp_path):
     assert [b.name for b in look.scan.bad] == ["2.safetensors"] and "base model: 2 Stable Diffusion 1.x" in look.text()
 
 
+def test_what_a_delta_space_would_cost(tmp_path):
+    """Two layers of (4, 6) and (8, 2); ranks 1 and 3, one LoRA without the second layer."""
+
+    def layer(rank, height, width):
+        return LoraLayer(torch.randn(rank, width), torch.randn(height, rank), 1.0)
+
+    write_lora(tmp_path / "a.safetensors", {KEYS: layer(1, 4, 6), f"{KEYS}2": layer(1, 8, 2)}, "diffusers")
+    write_lora(tmp_path / "b.safetensors", {KEYS: layer(3, 4, 6)}, "diffusers")
+    look = look_at_folder(tmp_path)
+    assert look.delta_cost() == (4 * (4 * 10 + 1 * 10), (4**2 * 10 + 1**2 * 10) / 2)
+    assert look.mode == "delta" and "8.5e+01 multiplications" in look.text()
+    built = build_space(tmp_path).space
+    assert look.delta_cost()[0] == 4 * sum(s.down.numel() + s.up.numel() for s in built.stacks.values())
+
+
 def test_few_files_and_headers_alone(tmp_path, folder):
     empty = tmp_path / "empty"
     empty.mkdir()
