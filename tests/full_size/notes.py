@@ -32,8 +32,8 @@ def note(workflow: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The first sentence, in one line."""
-    words = re.sub(r"[*`]", "", " ".join(text.split()))
+    """The first sentence, in one line; what stands between backticks is typed as it is, its asterisks too."""
+    words = re.sub(r"`([^`]*)`|\*", lambda match: match[1] or "", " ".join(text.split()))
     return re.split(r"(?<!SD 1)\.(?= |$)", words)[0]
 
 

@@ -26,7 +26,7 @@ def made_small(graph, family):
     """The same graph in less time."""
     factor = OWN_SIDES[family] // SIDE
     compared = any(node["class_type"] == "VitrineEMDVariety" for node in graph.values())
-    few = FEW | ({"batch_size": 2} if compared else {})  # one picture has no variety
+    few = FEW | ({"batch_size": 3} if compared else {})  # fewer cannot be compared
     for node in graph.values():
         given = node["inputs"]
         given.update({k: min(v, few[k]) for k, v in given.items() if k in few and isinstance(v, int)})

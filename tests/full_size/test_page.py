@@ -1,8 +1,12 @@
 """docs/full_size.md is what was measured, of everything there is; this runs without the checkpoints."""
 
+import torch
+from vitrine.engine.emd.variety import measure_variety
 from vitrine.engine import pipelines
 from vitrine_tests.full_size import measure, page
+from vitrine_tests.full_size.notes import Following, note
 from vitrine_tests.full_size.pipeline_cases import CASES
+from vitrine_tests.full_size.test_notes import made_small
 
 OTHER_FAMILY = {"ControlConditionedPixArtPipeline"} | {
     f"{method}TransformerPipeline" for method in ("ActivationTap", "Correspondence", "Segmentation")
@@ -17,3 +21,19 @@ def test_the_page_is_what_was_measured():
 def test_every_pipeline_has_its_case():
     ours = {name for name in pipelines.__all__ if name.endswith("Pipeline")}
     assert ours == OTHER_FAMILY | {name for name, _ in CASES if "." not in name}
+
+
+def test_a_glob_in_a_note_is_typed_whole():
+    following = Following.start("rank_and_use_activations", "sd15", {})
+    (part,) = [p for p in note("rank_and_use_activations").split("; ") if "places" in p]
+    following.follow(part)
+    (ranker,) = following.of("Rank Activations")
+    assert following.inputs(ranker)["places"] == "up-*"
+
+
+def test_a_small_run_draws_enough_pictures_to_compare():
+    graph = Following.start("emd_one_step", "sd15", {}).graph
+    made_small(graph, "sd15")
+    (drawn,) = [n["inputs"]["batch_size"] for n in graph.values() if n["class_type"] == "EmptyLatentImage"]
+    variety = measure_variety(torch.randn(drawn, 8), torch.randn(drawn, 8))
+    assert variety.precision is not None and variety.recall is not None
