@@ -1,8 +1,8 @@
 """docs/full_size.md is what was measured, of everything there is; this runs without the checkpoints."""
 
 import torch
-from vitrine.engine.emd.variety import measure_variety
 from vitrine.engine import pipelines
+from vitrine.engine.emd.variety import measure_variety
 from vitrine_tests.full_size import measure, page
 from vitrine_tests.full_size.notes import Following, note
 from vitrine_tests.full_size.pipeline_cases import CASES
