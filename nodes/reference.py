@@ -29,14 +29,20 @@ class LoadPortraits(io.ComfyNode):
             node_id="VitrineLoadPortraits",
             display_name="Load Portraits Model",
             category=CATEGORY,
-            description="A tiny text-to-image model of cartoon portraits that ships with Vitrine: 64 px, seconds on "
-            "a CPU, everything about it is known. Swap it for Load Checkpoint to work on your own model.",
+            description="Tiny text-to-image models of cartoon portraits that ship with Vitrine: seconds on a CPU, "
+            "everything about them is known. Swap it for Load Checkpoint to work on your own model.",
             search_aliases=["portraits", "demo model", "tiny model", "vitrine loader"],
             inputs=[choice] if len(names) > 1 else [],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="SD1.5-type UNet for 16 x 16 latents."),
+                io.Model.Output(
+                    display_name="MODEL",
+                    tooltip="64 px: an SD1.5-type UNet, latents 16 x 16. 128 px: a Flux-type transformer.",
+                ),
                 io.Clip.Output(display_name="CLIP", tooltip="Text encoder, 24 tokens; knows the captions' words."),
-                io.Vae.Output(display_name="VAE", tooltip="Autoencoder with factor 4: 64 px <-> 16 x 16 latents."),
+                io.Vae.Output(
+                    display_name="VAE",
+                    tooltip="Autoencoder: of factor 4 for 64 px, of factor 8 for 128 px; both draw from 16 x 16.",
+                ),
             ],
         )
 

@@ -6,17 +6,20 @@ import torch
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.families import call_of
-from vitrine.engine.portraits import load_portraits, sample_scenes
-from vitrine.engine.portraits.flow import build_flow_models, load_flow_portraits
-from vitrine.engine.portraits.models import save_portraits
+from vitrine.engine.portraits import sample_scenes
+from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_either, load_flow_portraits
+from vitrine.engine.portraits.models import WEIGHTS, save_portraits
 from vitrine.engine.portraits.preview import read_preview, write_preview
+from vitrine.engine.portraits.shipped import shipped_models
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The architecture with weights that make every layer matter."""
+@pytest.fixture(scope="module", params=["random", "shipped"])
+def folder(request, tmp_path_factory):
+    """The model that ships, and the architecture with weights that make every layer matter."""
+    if request.param == "shipped":
+        return FLOW_WEIGHTS
     model = build_flow_models()
     g = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -57,6 +60,13 @@ def sampled(model, clip, prompt=PROMPT, cfg=3.0, callback=None):
             model, noise, 5, cfg, "euler", "simple", encode(clip, prompt), encode(clip, ""), latent,
             disable_pbar=True, seed=5, callback=callback,
         )  # fmt: skip
+
+
+def test_both_models_ship_in_48_mb():
+    assert list(shipped_models()) == ["portraits, 64 px", "flow portraits, 128 px"]
+    sizes = {kind: sum(p.stat().st_size for p in root.rglob("*") if p.is_file()) for kind, root in
+             (("flow", FLOW_WEIGHTS), ("all", WEIGHTS))}  # fmt: skip
+    assert sizes["flow"] <= 12e6 and sizes["all"] <= 48e6
 
 
 def test_every_layer_is_the_same_network(parts, ours):
@@ -120,13 +130,14 @@ def test_live_previews_are_the_fitted_colours(parts, folder):
     assert (preview(parts[0], latents) - wanted.clamp(0, 1)).abs().max() < 0.01
 
 
-def test_a_live_preview_of_the_shipped_model_shows_the_picture_roughly(comfy):
-    model, _, _ = comfy.call("VitrineLoadPortraits")
-    ours = load_portraits()
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_live_preview_of_a_shipped_model_shows_the_picture_roughly(comfy, name):
+    model, _, _ = comfy.call("VitrineLoadPortraits", model=name)
+    ours = load_either(shipped_models()[name])
     pictures = ours.draw(sample_scenes(range(100_000, 100_008)))
     with torch.no_grad():
         latents = ours.vae.encode(pictures * 2 - 1).latent_dist.mean * ours.vae.config.scaling_factor
-    rough = torch.nn.functional.avg_pool2d(pictures, 4).movedim(1, -1)
+    rough = torch.nn.functional.adaptive_avg_pool2d(pictures, 16).movedim(1, -1)
     shown = torch.stack([preview(model, row[None]) for row in latents])
     off, flat = (shown - rough).square().mean(), (rough.mean((1, 2), keepdim=True) - rough).square().mean()
     assert off < 0.6 * flat, "one flat colour is no preview"
