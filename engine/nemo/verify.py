@@ -14,6 +14,7 @@ from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..light_gradients import computed_again, copies_its_weights, parts_of
 from ..progress import Progress, silent
 from .block import block
 from .config import check_tau
@@ -134,6 +135,9 @@ def optimised_text(
 ) -> torch.Tensor:
     """(P, T, D) float32 text states that denoise ``references`` best with the network as it stands.
 
+    Where weights are kept in half precision or elsewhere, the network is computed a second time in the backward pass:
+    the copies that layers make of their weights would otherwise all be kept.
+
     Args:
         cond: P rows, where the optimisations start; they do not know of each other.
         references: (P, C, h, w) latents.
@@ -144,12 +148,18 @@ def optimised_text(
     g = torch.Generator().manual_seed(config.seed)
     rows = torch.arange(len(references)).repeat_interleave(config.batch)
     clean = references.float().repeat_interleave(config.batch, 0)
-    with torch.enable_grad():
+
+    def predicted(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return denoiser.predict(x, t, Condition(text, cond.pooled, cond.extra).take(rows)).eps
+
+    parts: list[torch.nn.Module] = []
+    if copies_its_weights(denoiser.backbone, clean.device):
+        parts = parts_of(denoiser.backbone, lambda: predicted(clean, torch.zeros(len(clean), device=clean.device)))
+    with torch.enable_grad(), computed_again(parts):
         for step in range(config.steps):
             noise = torch.randn(clean.shape, generator=g).to(clean)
             t = torch.randint(denoiser.schedule.steps, (len(clean),), generator=g).float().to(clean.device)
-            prompt = Condition(text, cond.pooled, cond.extra).take(rows)
-            eps = denoiser.predict(denoiser.network_input(clean, noise, t), t, prompt).eps
+            eps = predicted(denoiser.network_input(clean, noise, t), t)
             # Ho et al. 2020, Eq. 14; a sum over pictures, so that each has the gradient it would have alone
             loss = (eps - noise).square().mean() * len(references)
             (text.grad,) = torch.autograd.grad(loss, text)

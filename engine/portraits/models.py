@@ -148,6 +148,9 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
     from diffusers import DDIMScheduler, UNet2DConditionModel
 
     root = Path(folder) if folder else WEIGHTS
+    if not (root / "unet").is_dir():
+        remedy = "this is measured on the 64 px model alone, or `vitrine train portraits` makes such a folder"
+        raise refuse("portraits folder", str(root), "a folder with model_index.json and a unet", remedy)
     shared = load_shared(root, "vitrine train portraits")
     unet = UNet2DConditionModel.from_pretrained(root / "unet", torch_dtype=torch.float32).eval()
     return Portraits(unet=unet, scheduler=DDIMScheduler.from_pretrained(root / "scheduler"), **shared)

@@ -10,7 +10,7 @@ from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
-from vitrine.engine.portraits.flow import build_flow_models, load_flow_portraits, standardise
+from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_flow_portraits, standardise
 from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.progress import Interrupted
 from vitrine.evidence.portraits.card import write_card
@@ -204,3 +204,5 @@ def test_bad_configs_and_folders_are_refused(tmp_path):
         FlowTrainConfig(pictures=0)
     with pytest.raises(VitrineError, match="model_index"):
         load_flow_portraits(tmp_path)
+    with pytest.raises(VitrineError, match="64 px model alone"):
+        load_portraits(FLOW_WEIGHTS)
