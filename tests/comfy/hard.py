@@ -70,7 +70,7 @@ class Scene:
         self.model, self.clip, self.vae = comfy.call("VitrineLoadPortraits")
         self.positive, self.negative = (self.encode(t) for t in (PROMPT, ""))
         self.latent = {"samples": torch.zeros(1, 4, 16, 16)}
-        (self.space, _) = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)
+        self.space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
         self.person, self.other = (self.somebody(seed) for seed in (17, 4))
         self.blocked = self.block(self.model)
         self.late = self.edit_late(self.model)
