@@ -131,7 +131,7 @@ def test_the_log_counts_and_the_skip_rule_spares(xl):
     slow = ours(xl, NEVER, GuidanceConfig(4.0, 1.375, skip_below=0.0), size_condition=plain)
     assert [s.evaluations for s in all_of_them.log] == [3] * 4, "the crop has weight 1 at all times"
     assert [s.evaluations for s in skipped.log] == [2] * 4 and [s.evaluations for s in slow.log] == [3] * 4
-    assert torch.allclose(skipped.images, slow.images, atol=1e-5)
+    assert torch.allclose(skipped.images, slow.images, atol=1e-4), "pixels reach 7: float32 of two and of three rows"
     assert [s.evaluations for s in ours(xl, OFF, GuidanceConfig(1.0)).log] == [1] * 4
     xl.scheduler = EulerDiscreteScheduler.from_config(xl.scheduler.config, timestep_spacing="trailing")
     log = ours(xl, GammaConfig(), num_inference_steps=20).log
@@ -146,7 +146,7 @@ def test_the_log_counts_and_the_skip_rule_spares(xl):
 def test_alpha_matters_only_for_sizes_and_crops_act_at_once(xl):
     own = SizeCondition(crop=(8, 4))
     assert torch.allclose(ours(xl, GammaConfig(alpha=1.0), size_condition=own).images,
-                          ours(xl, GammaConfig(alpha=8.0), size_condition=own).images, atol=1e-5)  # fmt: skip
+                          ours(xl, GammaConfig(alpha=8.0), size_condition=own).images, atol=1e-4)  # fmt: skip
     early = GammaConfig(alpha=32.0)
     two, none = (ours(xl, early, size_condition=t, sigmas=None).images for t in (own, SizeCondition()))
     assert float((two - none).abs().max()) > 1e-3
