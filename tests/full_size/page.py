@@ -32,7 +32,7 @@ The files are written once, below `~/.cache/vitrine-full-size` or `$VITRINE_FULL
 networks say which tensors a checkpoint has and its folder has CLIP's vocabulary. Nothing is downloaded. Names and shapes of both files are
 those of the authors' layout; both libraries read every tensor of either file and miss none (`test_checkpoint.py`), and taps of both are
 held to each other (`test_doors.py`). A dash is a cell without a figure: a pipeline of the other family (`XL` in its name is SDXL's), or a run of the lane that did not come to
-its end here; SDXL's *NEMO Verify* was stopped for want of memory on a machine of 24 GB.
+its end here.
 
 Seconds and peak memory of the process (mapped files included) of each run: few steps, pictures of 96 px (`$VITRINE_FULL_SIZE_SIDE` for others),
 one CPU thread on a busy machine. SD1.5's UNet is kept in float32, as ComfyUI does on a CPU, SDXL's in float16 and computed in
