@@ -1,0 +1,97 @@
+"""The flow portraits drawn larger than they were trained, with their rotary positions scaled in every way on offer.
+
+Nothing is tuned: modes and their constants are the papers'. Prompts and seeds are used nowhere else. What is judged is
+whether a picture is still one portrait of the prompt (the readout, on pictures averaged down to 64 px) and whether it
+is as detailed as a render of that size; the baseline that costs nothing is the picture of 128 px, enlarged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from ...engine.pipelines import ResolutionTransferPipeline
+from ...engine.portraits.captions import caption
+from ...engine.portraits.flow import FlowPortraits
+from ...engine.portraits.render import render
+from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
+from ...engine.progress import Progress
+from ...engine.resolution import ResolutionTransferConfig
+from ..metrics import frechet_distance
+from ..portraits.readout import Reading, Readout, read, shown_mask
+
+FIRST, REFERENCE, SEEDS = 8_600_000, 8_700_000, 40_000
+TRAINED, STEPS, GUIDANCE, BATCH = 128, 20, 3.0, 8
+ENLARGED, EXTRAPOLATED = "128 px, enlarged", "as it stands"
+ARMS = (EXTRAPOLATED, *(f"rope_{name}{kind}" for name in ("pi", "ntk", "yarn") for kind in ("", "_dynamic")))
+
+
+@dataclass(frozen=True)
+class Look:
+    """One arm at one size.
+
+    Attributes:
+        hits: (pictures,) share of the prompt's attributes that each picture shows.
+        frechet: distance to renders of that size in the readout's features.
+        detail: energy of the finest octave beside that of the renders; 1 is as fine.
+    """
+
+    hits: torch.Tensor
+    frechet: float
+    detail: float
+
+
+def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, progress: Progress) -> torch.Tensor:
+    """(N, 3, H, W) in [0, 1]: one picture a scene of that (width, height), the schedule resampled for the size."""
+    pipe, prompts = model.pipeline(), caption(scenes)
+    pipe.set_progress_bar_config(disable=True)
+    width, height = (TRAINED, TRAINED) if arm == ENLARGED else size
+    positions = "keep" if arm in (ENLARGED, EXTRAPOLATED) else arm
+    config = ResolutionTransferConfig((width, height), train_size=(TRAINED, TRAINED), pos_embed=positions)
+    larger = ResolutionTransferPipeline.from_pipe(pipe, config)
+    pictures = []
+    for start in range(0, len(prompts), BATCH):
+        rows = prompts[start : start + BATCH]
+        made = larger(
+            rows, seeds=[SEEDS + start + k for k in range(len(rows))], negative_prompt=[""] * len(rows),
+            true_cfg_scale=GUIDANCE, num_inference_steps=STEPS, max_sequence_length=24, output_type="pt",
+        )  # fmt: skip
+        pictures.append(made.images.float().clamp(0, 1))
+        progress(start + len(rows), len(prompts), None)
+    images = torch.cat(pictures)
+    if arm != ENLARGED:
+        return images
+    return functional.interpolate(images, (size[1], size[0]), mode="bicubic").clamp(0, 1)
+
+
+def judge(net: Readout, images: torch.Tensor, scenes: Scenes) -> Look:
+    """What pictures of one size show, beside renders of that size that nothing was drawn for."""
+    drawn = square(
+        render(sample_scenes(range(REFERENCE, REFERENCE + len(images))), images.shape[-2], details=True).images
+    )
+    seen, reference = _at_64(net, square(images)), _at_64(net, drawn)
+    wanted = torch.as_tensor(scenes.attributes)
+    shown = shown_mask(wanted)
+    right = torch.stack([seen.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
+    hits = (right & shown).sum(1) / shown.sum(1)
+    detail = float(fine(square(images)) / fine(drawn))
+    return Look(hits, frechet_distance(seen.features, reference.features), detail)
+
+
+def square(images: torch.Tensor) -> torch.Tensor:
+    """The middle of wide pictures: where a portrait of the trained size would stand."""
+    height, width = images.shape[-2:]
+    left = (width - height) // 2
+    return images[..., left : left + height]
+
+
+def fine(images: torch.Tensor) -> torch.Tensor:
+    """Mean square of what is lost when pictures are halved and enlarged again."""
+    halved = functional.interpolate(functional.avg_pool2d(images, 2), scale_factor=2.0, mode="bilinear")
+    return (images - halved).square().mean()
+
+
+def _at_64(net: Readout, images: torch.Tensor) -> Reading:
+    return read(net, functional.interpolate(images, (64, 64), mode="area"))
