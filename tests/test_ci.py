@@ -43,6 +43,14 @@ def test_lanes():
     assert "pytest --ignore=tests/comfy" in commands(jobs["engine"]) and "pytest tests/comfy" in commands(jobs["comfy"])
 
 
+def test_the_site_is_built_with_every_change():
+    steps = commands(CI["jobs"]["docs"])
+    assert "pip install -c constraints.txt '.[docs]'" in steps and "mkdocs build --strict" in steps
+    assert "mkdocs build --strict" in (ROOT / ".ci" / "run").read_text()
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert all(re.search(rf"^{n}==", pinned, re.M) for n in ("mkdocs", "mkdocs-material", "markdown"))
+
+
 def test_full_size_checkpoints_run_every_night():
     nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
     job = nightly["jobs"]["full-size"]
