@@ -13,7 +13,13 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 HELP = "nodes/web/docs/"
-AT = {"README.md": "index.md", "docs/examples": "examples/index.md", "docs": "index.md"}
+AT = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "docs/examples": "examples/index.md",
+    "docs": "index.md",
+}
 """Path in the repository -> page of the site, where that is no rule."""
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)|(?<=src=\")([^\"]+)|(?<=href=\")([^\"#]+)")
 FENCE = re.compile(r"(^```.*?^```)", re.M | re.S)
