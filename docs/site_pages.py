@@ -17,6 +17,7 @@ AT = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "nodes/web/docs/vitrine/glossary.md": "glossary.md",
     "docs/examples": "examples/index.md",
     "docs": "index.md",
 }
@@ -36,7 +37,9 @@ def page_of(path: str) -> str:
 
 def sources() -> dict[str, str]:
     """Markdown outside docs/ that is a page: path in the repository -> page."""
-    paths = [p for p in AT if (ROOT / p).is_file()] + [f"{HELP}{p.name}" for p in sorted((ROOT / HELP).glob("*.md"))]
+    paths = [p for p in AT if (ROOT / p).is_file() and not p.startswith(HELP)] + [
+        f"{HELP}{p.name}" for p in sorted((ROOT / HELP).glob("*.md"))
+    ]
     return {path: page_of(path) for path in paths}
 
 

@@ -3,6 +3,9 @@
 import asyncio
 import json
 import os
+import re
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,16 @@ def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_p
         twin.parent.mkdir(exist_ok=True)
         twin.write_text(json.dumps(api, indent=1) + "\n")
     assert json.loads(twin.read_text()) == api, "workflows/api is stale: run with VITRINE_WRITE_API=1"
+
+
+def test_the_help_pages_links_open_the_glossary(address):
+    """As the page resolves them: from the root, in a new tab, at the word."""
+    helps = [p.read_text(encoding="utf-8") for p in (ROOT / "nodes/web/docs").glob("Vitrine*.md")]
+    links = {link for text in helps for link in re.findall(r"\]\(([^):]+)\)", text)}
+    assert len(links) >= 8
+    for link in links:
+        with urllib.request.urlopen(urllib.parse.urljoin(f"{address}/", link.partition("#")[0])) as answer:
+            assert answer.headers.get_content_type() == "text/html"
+            page = answer.read().decode()
+        word = link.partition("#")[2]
+        assert f'<h2 id="{word}">' in page and "**" not in page and "`" not in page
