@@ -1,4 +1,4 @@
-"""Help pages speak plainly: words of the glossary are linked to it, no symbol stands unexplained, all are laid out alike.
+"""Help pages speak plainly: words of the glossary are linked to it, no symbol is unexplained, all are laid out alike.
 
 ``VITRINE_WRITE_DOCS=1 pytest tests/test_words.py`` copies docs/glossary.md to where ComfyUI's page reaches it.
 """
