@@ -13,5 +13,23 @@ def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineEr
     Example:
         >>> raise refuse("timestep", 1000, "0 <= t < 1000", "use 999 for pure noise")
     """
-    shown = given if isinstance(given, str) else repr(given)
-    return VitrineError(f"{what}: given {shown}; accepted: {accepted}. {remedy}")
+    return VitrineError(f"{what}: given {readable(given)}; accepted: {readable(accepted)}. {remedy}")
+
+
+def readable(value: object) -> str:
+    """A value as a reader who knows no Python would write it; numbers in a row keep their brackets, as shapes do.
+
+    Example:
+        >>> readable(("UNet2DConditionModel", 1280)), readable(["a", "b"]), readable((1, 4, 8, 8)), readable(None)
+        ('UNet2DConditionModel, 1280', 'a, b', '(1, 4, 8, 8)', 'none')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, dict):
+        return ", ".join(f"{readable(key)} {readable(entry)}" for key, entry in value.items()) or "none"
+    if isinstance(value, (tuple, list, set, frozenset)):
+        numbers = value and all(isinstance(entry, (int, float)) for entry in value)
+        return repr(value) if numbers else ", ".join(map(readable, value)) or "none"
+    return "none" if value is None else repr(value).removeprefix("torch.")

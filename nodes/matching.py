@@ -15,7 +15,7 @@ from ..engine.activations.points import draw_matches, mask_points, parse_clicks,
 from ..engine.activations.segmentation import ProbeSettings, fit_probe, mask_like_clicks
 from ..engine.errors import refuse
 from .comfy import similarity
-from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
+from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, sized, tap_images
 
 CATEGORY = "Vitrine/activations"
 
@@ -39,7 +39,7 @@ def _features(
         both = joined(torch.cat([i[..., :3] for i in images]))
         return list(both.split([len(i) for i in images]))
     if gdf:
-        shown = [tuple(i.shape[1:3]) for i in images]
+        shown = ", ".join(sized("pictures", i) for i in images)
         raise refuse("image sizes", shown, "one size under protocol 'gdf'", "squeeze them to the model's own size")
     return [joined(i[..., :3]) for i in images]
 
@@ -178,7 +178,7 @@ def _labels(
             raise refuse("masks", f"none, {len(examples)} examples", "a mask for each", "or click in one example alone")
         return parse_clicks(points, width, height)
     if len(examples) != len(masks) or masks.shape[-2:] != (height, width):
-        shown = (tuple(examples.shape), tuple(masks.shape))
+        shown = f"{sized('pictures', examples)}, {sized('masks', masks)}"
         raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
     return None
 

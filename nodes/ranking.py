@@ -21,6 +21,7 @@ from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
 from .comfy.progress import progress
 from .comfy.saved import plain_name
 from .sockets import FeaturePresetSocket
+from .tap_inputs import sized
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_presets"
@@ -84,7 +85,7 @@ class RankActivations(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """The pictures are encoded once; interrupt works between two forwards."""
         if masks is not None and masks.shape != images.shape[:3]:
-            shown = (tuple(masks.shape), tuple(images.shape))
+            shown = f"{sized('pictures', images)}, {sized('masks', masks)}"
             raise refuse("masks", shown, "one of its size for each picture", "batch them in the same order")
         labels = None if masks is None else class_numbers(masks, classes)
         points = parse_keypoints(keypoints, len(images), (images.shape[2], images.shape[1])) if keypoints else None

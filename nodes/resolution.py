@@ -106,7 +106,7 @@ class ResolutionTransferLoader(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``plan`` for this model, then a clone with it."""
         if bool(train_width) != bool(train_height):
-            raise refuse("train size", (train_width, train_height), "both sides, or 0 for both", "give both")
+            raise refuse("train size", f"{train_width} x {train_height}", "both sides, or 0 for both", "give both")
         train = (train_width, train_height) if train_width else None
         config = ResolutionTransferConfig(
             (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance,

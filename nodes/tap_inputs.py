@@ -64,6 +64,11 @@ def protocol_input() -> io.Input:
     )  # fmt: skip
 
 
+def sized(kind: str, batch: torch.Tensor) -> str:
+    """A batch of pictures (B, H, W, C) or masks (B, H, W) in words: number, width and height."""
+    return f"{len(batch)} {kind} of {batch.shape[2]} x {batch.shape[1]}"
+
+
 def tap_images(
     model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig, protocol: str = PROTOCOLS[0]
 ) -> Activations:
@@ -78,10 +83,8 @@ def tap_images(
         cond = condition_of(model, positive, latents)
         return tap_latents(denoiser_of(model), latents, cond, config, progress())
     if image.shape[1] != image.shape[2]:
-        shown = tuple(image.shape[1:3])
-        raise refuse(
-            "image size", shown, "square pictures under protocol 'gdf'", "squeeze them to the model's own size"
-        )
+        shown, accepted = sized("pictures", image), "square pictures under protocol 'gdf'"
+        raise refuse("image size", shown, accepted, "squeeze them to the model's own size")
     config = replace(config, timestep=published_timestep(config.timestep, is_sdxl(model)), posterior="sample")
     draws: list[torch.Tensor] = []
 

@@ -88,15 +88,23 @@ class ControlMetadata(Config):
             raise refuse("ccs", f"no {missing}", "the JSON of ControlMetadata", "the file is damaged")
         return cls.from_dict({name: value for name, value in table.items() if name in cls.__dataclass_fields__})
 
+    def require(self, family: str, width: int) -> None:
+        """Refuse a model of another family, or of another width of the timestep embedding.
+
+        Raises:
+            VitrineError: It is of another.
+        """
+        if (family, width) != (self.family, self.dim):
+            shown, accepted = (f"a {f} of width {w}" for f, w in ((family, width), (self.family, self.dim)))
+            raise refuse("model", shown, accepted, f"load {self.base_model or 'the base model'}")
+
     def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
         """Refuse a backbone this was not made for; warn when its fingerprint differs.
 
         Raises:
             VitrineError: The backbone is of another family or width.
         """
-        backbone_is = (family_of(backbone), control_width(backbone))
-        if backbone_is != (self.family, self.dim):
-            raise refuse("model", backbone_is, (self.family, self.dim), f"load {self.base_model or 'the base model'}")
+        self.require(family_of(backbone), control_width(backbone))
         if fingerprint and self.base_hash and not same_weights(fingerprint, self.base_hash):
             _warn("base model", short(fingerprint), short(self.base_hash), "its weights differ from those trained on")
 

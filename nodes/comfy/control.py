@@ -229,9 +229,7 @@ def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
     network, facts = backbone_of(model), checkpoint.metadata
     kind = next((k.__name__ for k in type(network).__mro__ if k.__name__ in _FAMILIES), type(network).__name__)
     family, width = _FAMILIES.get(kind, (kind, lambda net: 0))
-    if (family, width(network)) != (facts.family, facts.dim):
-        shown = (family, width(network))
-        raise refuse("model", shown, (facts.family, facts.dim), f"load {facts.base_model or 'the base model'}")
+    facts.require(family, width(network))
     clock_of(model.get_model_object("model_sampling"))
     clone = _applied(model, Weighting(facts.gamma, checkpoint=checkpoint), _add_control)
     _patch_weights(clone, checkpoint.extra)
