@@ -14,7 +14,7 @@ from ..errors import refuse
 from ..pipelines.loading import LoadConfig
 from .options import Load
 from .w2w_map import Map
-from .w2w_models import Edit, Encode, Export, Invert, Sample
+from .w2w_models import Edit, Encode, Export, Invert, Sample, weights_at
 from .w2w_products import Blend, SliderLora
 
 
@@ -108,6 +108,8 @@ class Look:
     """For what is kept of the files; less makes the estimates coarser."""
     json: Path | None = None
     """Write the same as JSON here."""
+    base_weights: Path | None = None
+    """As in build."""
 
     def run(self) -> int:
         """0 on success, also where nothing can be used."""
@@ -115,8 +117,9 @@ class Look:
         from ..progress import TqdmProgress
         from ..w2w import look_at_folder
 
-        bar = TqdmProgress("reading")
-        look = look_at_folder(self.folder, memory=int(self.memory_gb * 2**30), progress=bar, headers_only=self.headers)
+        bar, memory = TqdmProgress("reading"), int(self.memory_gb * 2**30)
+        weights = weights_at(self.base_weights)
+        look = look_at_folder(self.folder, memory=memory, progress=bar, headers_only=self.headers, base=weights)
         print(look.text())
         if self.json is not None:
             print(f"as JSON: {write_json(self.json, look.to_dict())}")
@@ -151,6 +154,8 @@ class Build:
     """What may be held beside the space itself; larger folders go through a work folder beside the space."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
+    base_weights: Path | None = None
+    """The base model's safetensors file, or diffusers' unet folder: with it DoRAs are read too."""
 
     def run(self) -> int:
         """0 on success; bad files are named and left out."""
@@ -181,7 +186,8 @@ class Build:
             print(f"{space.count} people, directions {', '.join(space.directions)}")
             return space
         config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30))
-        built = build_space(self.folder, config, bar, work, workers=workers)
+        weights = weights_at(self.base_weights)
+        built = build_space(self.folder, config, bar, work, workers=workers, base=weights)
         if workers.index:
             return None
         print(built.summary())

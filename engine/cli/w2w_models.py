@@ -234,12 +234,14 @@ class Encode:
     """LoRA files, names of training models, or w2wmodel.pt of the published code."""
     out: Path = Path("w2w-models")
     """Folder for the .w2wmodel files; vitrine w2w export makes LoRAs of them."""
+    base_weights: Path | None = None
+    """The base model's safetensors file, or diffusers' unet folder, for a DoRA."""
 
     def run(self) -> int:
         """0 on success."""
         from ..w2w import described, encode, member, official_model, read_lora
 
-        space = space_at(self.space)
+        space, weights = space_at(self.space), weights_at(self.base_weights)
         for source in self.loras:
             path = Path(source)
             if path.suffix == ".pt":
@@ -247,7 +249,7 @@ class Encode:
                 summary = described(space, model.coefficients)
             else:
                 lora = path.suffix == ".safetensors"
-                encoding = encode(space, read_lora(path), path.stem) if lora else member(space, source)
+                encoding = encode(space, read_lora(path, base=weights), path.stem) if lora else member(space, source)
                 model, summary = encoding.model, encoding.summary(space)
             name = path.stem if path.suffix else source.replace("/", "-")
             print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {summary}")
@@ -326,3 +328,10 @@ def _square(picture: Any) -> Any:
 
 def _lowest(losses: list[tuple[int, list[float]]]) -> list[float]:
     return [min(values) for values in zip(*(row for _, row in losses), strict=True)]
+
+
+def weights_at(path: Path | None) -> Any:
+    """A base model's weights by layer; None without a path."""
+    from ..w2w import BaseWeights
+
+    return None if path is None else BaseWeights.of_file(path)

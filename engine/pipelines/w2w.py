@@ -18,6 +18,7 @@ from ..errors import refuse
 from ..noise import generators
 from ..progress import Progress, silent
 from ..w2w import (
+    BaseWeights,
     EditConfig,
     Encoded,
     Inversion,
@@ -89,7 +90,8 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         if isinstance(source, Mapping):
             return encode(space, source)
         if str(source).endswith(".safetensors"):
-            return encode(space, read_lora(source), Path(source).stem)
+            lora = read_lora(source, base=BaseWeights.of_module(self.unet))
+            return encode(space, lora, Path(source).stem)
         return member(space, str(source))
 
     def invert_image(

@@ -1,5 +1,6 @@
 """weights2weights (Dravid et al. 2024): a space of models built from LoRAs; sample, edit, invert."""
 
+from .base_weights import BaseWeights
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .build import BuildConfig, Built, build_space, load_space
 from .copies import Copy, near_copies
@@ -46,15 +47,16 @@ from .strengths import StrengthMap, fit_strengths, strength_map, with_strength_m
 from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [
-    "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig", "Encoded",
-    "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile", "LoraLayer",
-    "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig", "Slider",
-    "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "blend", "build_space", "closeness",
-    "conditioned", "contents", "described", "difference", "direction", "direction_named", "edit", "edited_lora",
-    "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "joint_directions",
-    "latent_mask", "load_space", "look_at_folder", "map_of", "map_page", "map_picture", "mapped", "materialise",
-    "member", "member_names", "near_copies", "nearest", "neighbours_of", "official_model", "partial_inversion",
-    "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample", "scan_folder",
-    "score", "share_inside", "share_kept", "shift", "slider_lora", "strength_map", "train_loras", "usual_dialect",
-    "usual_sampling", "with_directions", "with_map", "with_sampling", "with_strength_maps", "without", "write_lora",
+    "BaseWeights", "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig",
+    "Encoded", "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile",
+    "LoraLayer", "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality",
+    "SampleConfig", "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "blend",
+    "build_space", "closeness", "conditioned", "contents", "described", "difference", "direction",
+    "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations",
+    "initial_lora", "invert", "joint_directions", "latent_mask", "load_space", "look_at_folder", "map_of",
+    "map_page", "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest",
+    "neighbours_of", "official_model", "partial_inversion", "principal_components", "quality", "reach",
+    "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",
+    "slider_lora", "strength_map", "train_loras", "usual_dialect", "usual_sampling", "with_directions", "with_map",
+    "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip

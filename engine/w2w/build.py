@@ -17,6 +17,7 @@ from ..ownership import sole_owner
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from ..rows import RowFile
+from .base_weights import BaseWeights
 from .copies import near_copies
 from .delta import DeltaSpace, Space, read_stacks
 from .gauge import Gauge, gauge_test
@@ -93,6 +94,7 @@ def build_space(
     work: str | Path | None = None,
     *,
     workers: Workers = ALONE,
+    base: BaseWeights | None = None,
 ) -> Built:
     """Builds a space from LoRA files of one base model; bad files are left out and named.
 
@@ -100,6 +102,7 @@ def build_space(
         work: folder that keeps the state of an interrupted build, which then resumes, also after ``kill -9``; without
             it, data larger than ``memory`` are refused. Only one build at a time may have it.
         workers: processes that share the work of factors mode; each returns the same space.
+        base: weights of the base model; without it DoRAs are left out.
 
     Raises:
         VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, another build
@@ -108,7 +111,7 @@ def build_space(
     config = config or BuildConfig()
     own = work is not None and not workers.index
     with sole_owner(work) if own and work is not None else nullcontext(), ExitStack() as closing:
-        scan = scan_folder(folder, config.layers_per_block, progress)
+        scan = scan_folder(folder, config.layers_per_block, progress, base=base)
         mixed = unlike(scan)
         gauge = gauge_test(some_readable(scan.good, config.memory))
         mode, reason = choose_mode(config.mode, mixed, gauge)

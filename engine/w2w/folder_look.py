@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..progress import Progress, silent
+from .base_weights import BaseWeights
 from .copies import Copy, near_copies, sketch, variance_shares
 from .gauge import Gauge, gauge_test
 from .lora_files import LoraFile
@@ -96,17 +97,19 @@ def look_at_folder(
     memory: int = 2**30,
     progress: Progress = silent,
     headers_only: bool = False,
+    base: BaseWeights | None = None,
 ) -> FolderLook:
     """Describes a folder without building anything; every file is read once, only one held at a time.
 
     Args:
         memory: bytes for what is kept of the files; less makes the estimates of copies and variance coarser.
         headers_only: leaves out copies, variance and mode, which need the tensors.
+        base: weights of the base model, for DoRAs.
 
     Raises:
         VitrineError: If the folder is missing.
     """
-    scan = scan_folder(folder, layers_per_block, progress, fewest=0)
+    scan = scan_folder(folder, layers_per_block, progress, fewest=0, base=base)
     if headers_only or len(scan.good) < 2:
         return FolderLook(scan)
     side = max(2, math.isqrt(min(NUMBERS, memory // 8 // len(scan.good)) // len(scan.shapes)))

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import refuse
 from ..files import check_tensors, named
+from .adapters import Entry, entry_of, factors_of
 from .base_models import named_base, shaped_base
+from .base_weights import BaseWeights
 from .lora_settings import LoraRules, settings_of
 from .manifest import LoraLayer
 from .names import dropped_part, other_kind, parse
 
 Shapes = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One layer of a file: keys, shapes, and alpha (None if the file has none; the scale is then 1)."""
-
-    down_key: str
-    up_key: str
-    down: tuple[int, ...]
-    up: tuple[int, ...]
-    alpha: float | None
-
-    @property
-    def outer(self) -> tuple[int, ...]:
-        """(out, in), whatever the rank."""
-        return self.up[0], math.prod(self.down[1:])
 
 
 @dataclass(frozen=True)
@@ -45,6 +30,7 @@ class LoraFile:
         dropped: other parts that it leaves out, in words.
         dtypes: of the factors, as safetensors calls them (F16, BF16, ..).
         said_base, shaped_base: the base model by the header, and by names and widths of layers; empty if unknown.
+        base: weights of the base model, for a DoRA.
     """
 
     path: Path
@@ -56,6 +42,7 @@ class LoraFile:
     dtypes: tuple[str, ...] = ()
     said_base: str = ""
     shaped_base: str = ""
+    base: BaseWeights | None = field(default=None, repr=False, compare=False)
 
     @property
     def base_model(self) -> str:
@@ -83,11 +70,15 @@ def name_of(path: Path) -> str:
     return telling_parts(path)[-1]
 
 
-def read_header(path: str | Path, layers_per_block: int = 2) -> LoraFile:
+def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights | None = None) -> LoraFile:
     """Keys, shapes and alphas of one file, without its tensors.
 
+    Args:
+        base: weights of the base model, which a DoRA needs.
+
     Raises:
-        VitrineError: If the file is a pickle, corrupt, not a LoRA, another kind of adapter, or lacks a factor.
+        VitrineError: If the file is a pickle, corrupt, an adapter that is no sum of factors, lacks a factor, or is a
+            DoRA without its base weights.
     """
     from safetensors import safe_open
 
@@ -102,23 +93,28 @@ def read_header(path: str | Path, layers_per_block: int = 2) -> LoraFile:
             alphas = {k: float(opened.get_tensor(k)) for k in keys if k.endswith(".alpha")}
             metadata = dict(opened.metadata() or {})
         settings = settings_of(path, metadata)
-        file = _header(path, shapes, alphas, settings, layers_per_block)
-        kinds = {slices[key].get_dtype() for e in file.entries.values() for key in (e.down_key, e.up_key)}
+        file = _header(path, shapes, alphas, settings, layers_per_block, base)
+        used = {key for e in file.entries.values() for role, key in e.keys if role != "alpha"}
+        kinds = {slices[key].get_dtype() for key in used}
         by_shape = shaped_base({p: e.outer for p, e in file.entries.items()})
         said = named_base(metadata, settings.values)
         return replace(file, dtypes=tuple(sorted(kinds)), said_base=said, shaped_base=by_shape)
 
 
-def _header(path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int) -> LoraFile:
+def _header(
+    path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int,
+    base: BaseWeights | None,
+) -> LoraFile:  # fmt: skip
     foreign = next((kind for kind in map(other_kind, shapes) if kind), None)
     if foreign:
-        raise refuse("LoRA file", f"{path.name} holds {foreign}", "plain LoRA factors", "convert it to a LoRA by SVD")
+        shown = f"{path.name} holds {foreign}"
+        raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", "merge it and extract a LoRA")
     keys: dict[str, dict[str, str]] = {}
     dialects: Counter[str] = Counter()
     text, dropped = set(), set[str]()
     for key in shapes:
         meaning = parse(key, layers)
-        if meaning is None:
+        if meaning is None or meaning.role == "diff" and len(shapes[key]) < 2:
             dropped.add(dropped_part(key))
             continue
         if not meaning.unet:
@@ -126,46 +122,40 @@ def _header(path: Path, shapes: Shapes, alphas: dict[str, float], settings: Lora
             continue
         dialects[meaning.dialect] += meaning.role != "alpha"
         keys.setdefault(meaning.path, {})[meaning.role] = key
-    entries = {p: _entry(path.name, p, k, shapes, alphas, settings) for p, k in sorted(keys.items())}
+    entries = {}
+    for layer, roles in sorted(keys.items()):
+        alpha = alphas[roles["alpha"]] if "alpha" in roles else None
+        entries[layer] = entry_of(path.name, layer, roles, shapes, alpha, settings, base)
     if not entries:
         held = "text encoder layers" if text else "a whole model or other tensors" if dropped else "nothing"
         shown = f"{path.name} without UNet layers: it holds {held}"
         raise refuse("LoRA file", shown, "a UNet LoRA", "choose another file")
-    return LoraFile(path, name_of(path), dialects.most_common(1)[0][0], entries, len(text), tuple(sorted(dropped)))
-
-
-def _entry(
-    name: str, path: str, keys: dict[str, str], shapes: Shapes, alphas: dict[str, float], settings: LoraRules
-) -> Entry:
-    if "down" not in keys or "up" not in keys:
-        raise refuse("LoRA file", f"{name}: {path} has only {sorted(keys)}", "two factors a layer", "download it again")
-    down, up = shapes[keys["down"]], shapes[keys["up"]]
-    if len(down) < 2 or len(up) < 2 or up[1] != down[0] or 0 in down + up:
-        raise refuse("LoRA file", f"{name}: {path} has factors {down} and {up}", "(r, in), (out, r)", "export it again")
-    alpha = alphas[keys["alpha"]] if "alpha" in keys else settings.alpha(path, down[0])
-    if alpha is not None and not math.isfinite(alpha):
-        raise refuse("LoRA file", f"{name}: alpha {alpha} of {path}", "a finite alpha", "export it again")
-    return Entry(keys["down"], keys["up"], down, up, alpha)
+    dialect = dialects.most_common(1)[0][0]
+    return LoraFile(path, name_of(path), dialect, entries, len(text), tuple(sorted(dropped)), base=base)
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
-def read_lora(file: str | Path | LoraFile, layers_per_block: int = 2) -> dict[str, LoraLayer]:
+def read_lora(
+    file: str | Path | LoraFile, layers_per_block: int = 2, base: BaseWeights | None = None
+) -> dict[str, LoraLayer]:
     """The UNet factors of a file in float32; alpha is the rank where the file has none.
+
+    LoHa, LoKr, full differences and, with ``base``, DoRAs become factors with the same product (see ``adapters.py``).
 
     Raises:
         VitrineError: As :func:`read_header`, and if a factor holds NaN or infinity.
     """
     from safetensors import safe_open
 
-    file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block)
+    file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block, base)
     layers = {}
     errors = named(file.path, "LoRA file", "a whole safetensors file", "download it again")
     with errors, safe_open(str(file.path), "pt") as opened:
         for path, entry in file.entries.items():
-            factors = {k: opened.get_tensor(k) for k in (entry.down_key, entry.up_key)}
-            check_tensors(factors)
+            tensors = {role: opened.get_tensor(key) for role, key in entry.keys if role != "alpha"}
+            check_tensors({key: tensors[role] for role, key in entry.keys if role != "alpha"})
+            weight = file.base[path].cpu() if entry.decomposed and file.base is not None else None
             # in the form of the folder: a 1 x 1 projection has two or four dimensions
-            forms = (entry.down, entry.up)
-            down, up = (f.float().reshape(form) for f, form in zip(factors.values(), forms, strict=True))
+            down, up = factors_of(entry, tensors, weight)
             layers[path] = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
     return layers

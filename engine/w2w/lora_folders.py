@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ..errors import VitrineError, refuse
 from ..progress import Progress, silent
-from .lora_files import Entry, LoraFile, read_header, telling_parts
+from .adapters import Entry
+from .base_weights import BaseWeights
+from .lora_files import LoraFile, read_header, telling_parts
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -69,11 +71,12 @@ def _few(values: list) -> str:
 
 
 def scan_folder(
-    folder: str | Path | Iterable[Path], layers_per_block: int = 2, progress: Progress = silent, fewest: int = 2
-) -> FolderScan:
+    folder: str | Path | Iterable[Path], layers_per_block: int = 2, progress: Progress = silent, fewest: int = 2,
+    base: BaseWeights | None = None,
+) -> FolderScan:  # fmt: skip
     """Reads the headers of all files in a folder and its subfolders, or of an iterable of files.
 
-    Files whose base model is not that of most others are left out.
+    Files whose base model is not that of most others are left out, DoRAs unless ``base`` has their weights.
 
     Raises:
         VitrineError: If the folder is missing, or holds fewer than ``fewest`` usable files.
@@ -84,7 +87,7 @@ def scan_folder(
     layouts: dict[tuple, dict[str, Entry]] = {}
     for number, path in enumerate(paths):
         try:
-            file = read_header(path, layers_per_block)
+            file = read_header(path, layers_per_block, base)
             # files of one kind share their table of layers: of 65,000 it would take gigabytes
             shared = layouts.setdefault(tuple(file.entries.items()), file.entries)
             good.append(replace(file, entries=shared))
@@ -197,6 +200,9 @@ def _notes(files: list[LoraFile], shapes: Shapes) -> list[str]:
         notes.append(f"{text} files also change text encoders: left out of the space")
     parts = Counter(part for f in files for part in f.dropped)
     notes += [f"{count} files also hold {part}: left out of the space" for part, count in sorted(parts.items())]
+    kinds = Counter(kind for f in files for kind in {e.kind for e in f.entries.values()} - {"LoRA"})
+    kinds += Counter("DoRA" for f in files if any(e.decomposed for e in f.entries.values()))
+    notes += [f"{count} files hold {kind}: converted without loss" for kind, count in sorted(kinds.items())]
     no_alpha = sum(1 for f in files if any(e.alpha is None for e in f.entries.values()))
     if no_alpha:
         notes.append(f"{no_alpha} files give no alpha: their scale is 1")

@@ -24,13 +24,20 @@ class LoraRules:
         PEFT's rules: the first pattern that fits the end of the module's name, a regular expression, else the common
         alpha; rank-stabilised LoRA divides by sqrt(r). Ranks need no pattern here: the factors have them.
         """
-        patterns = self.values.get("alpha_pattern") or {}
-        # peft.utils.get_pattern_key
-        fitting = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", path))
-        alpha = next(fitting, self.values.get("lora_alpha"))
+        # of LoHa and LoKr it is called alpha
+        alpha = self._fitting("alpha_pattern", path, self.values.get("lora_alpha", self.values.get("alpha")))
         if alpha is None:
             return None
         return float(alpha) * (rank**0.5 if self.values.get("use_rslora") else 1.0)
+
+    def rank(self, path: str) -> int | None:
+        """The rank that PEFT divides a layer's alpha by; None where nothing says it. Whole LoKr factors have none."""
+        return self._fitting("rank_pattern", path, self.values.get("r"))
+
+    def _fitting(self, patterns: str, path: str, common: Any) -> Any:
+        # peft.utils.get_pattern_key
+        table = self.values.get(patterns) or {}
+        return next((value for name, value in table.items() if re.match(rf"(.*\.)?({name})$", path)), common)
 
 
 def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
@@ -53,12 +60,12 @@ def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
 
 def _checked(values: dict[str, Any]) -> LoraRules:
     patterns = values.get("alpha_pattern") or {}
-    alphas = (values.get("lora_alpha") or 0, *patterns.values())
+    alphas = (values.get("lora_alpha") or values.get("alpha") or 0, *patterns.values())
     if not all(math.isfinite(float(alpha)) for alpha in alphas):
         raise ValueError(f"alphas {alphas}")
-    for pattern in patterns:
+    for pattern in (*patterns, *(values.get("rank_pattern") or {})):
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"alpha_pattern {pattern!r}: {error}") from error
+            raise ValueError(f"pattern {pattern!r}: {error}") from error
     return LoraRules(values)

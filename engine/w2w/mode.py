@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import VitrineError, refuse
+from .adapters import Entry
 from .gauge import Gauge
-from .lora_files import Entry, LoraFile, read_lora
+from .lora_files import LoraFile, read_lora
 from .lora_folders import FolderScan
 from .manifest import LoraLayer
 

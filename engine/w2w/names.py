@@ -17,27 +17,32 @@ from typing import NamedTuple
 from ..families import FAMILIES
 from ..families.weights import words
 
+_LYCORIS = (
+    *(f"hada_w{n}_{side}" for n in "12" for side in "ab"), "hada_t1", "hada_t2",
+    *(f"lokr_w{n}{side}" for n in "12" for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2",
+)  # fmt: skip
 _ROLES = (
     ("down", re.compile(r"(?:\.lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
     ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
     ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("alpha", re.compile(r"(?:_lora)?\.alpha$")),
+    ("magnitude", re.compile(r"\.lora_magnitude_vector(?:\.weight)?$")),
+    ("dora_scale", re.compile(r"\.dora_scale$")),
+    ("mid", re.compile(r"\.lora_mid\.weight$")),
+    ("diff", re.compile(r"\.diff$")),
+    *((part, re.compile(rf"\.{part}$")) for part in _LYCORIS),
 )
 _OTHER_KINDS = (
-    ("LoHa", re.compile(r"\.hada_[wt]\d")),
-    ("LoKr", re.compile(r"\.lokr_[wt]\d")),
-    ("DoRA", re.compile(r"\.(dora_scale|lora_magnitude_vector)")),
     ("OFT", re.compile(r"\.b?oft_")),
     ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
-    ("LoCon with a middle factor", re.compile(r"\.lora_mid\b")),
-    ("a full difference", re.compile(r"\.diff$")),
     ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
 )
 _DROPPED = (
     ("norm layers (w_norm, b_norm)", re.compile(r"\.[wb]_norm$")),
     ("embeddings (bundle_emb)", re.compile(r"^bundle_emb\.")),
     ("biases of factors (lora_B.bias)", re.compile(r"(lora_[AB](\.[^.]+)?|lora_(up|down))\.bias$")),
+    ("norm layers (diff)", re.compile(r"\.diff$")),
     ("biases (diff_b)", re.compile(r"\.diff_b$")),
 )
 _TEXT = re.compile(
@@ -64,7 +69,7 @@ _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, re
 
 
 class Key(NamedTuple):
-    """One key of a LoRA file: module path, ``down | up | alpha``, spelling, and whether it belongs to the UNet."""
+    """One key of a LoRA file: module path, ``down | up | alpha | ..``, spelling, and whether it belongs to the UNet."""
 
     path: str
     role: str
@@ -78,7 +83,7 @@ def parse(key: str, layers_per_block: int = 2) -> Key | None:
         match = pattern.search(key)
         if match:
             adapter = (match.groupdict().get("adapter") or "").strip(".")
-            stem, dialect = _bare(key[: match.start()], adapter)
+            stem, dialect = bare(key[: match.start()], adapter)
             return Key(canonical(stem, layers_per_block), role, dialect, _TEXT.match(key) is None)
     return None
 
@@ -95,7 +100,7 @@ def dropped_part(key: str) -> str:
     )
 
 
-def _bare(stem: str, adapter: str) -> tuple[str, str]:
+def bare(stem: str, adapter: str = "") -> tuple[str, str]:
     """A name without its prefix, and its spelling."""
     for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
         if stem.startswith(prefix):

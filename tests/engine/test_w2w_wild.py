@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.w2w import build_space, read_header, read_lora, scan_folder
+from vitrine.engine.w2w import BaseWeights, build_space, materialise, read_header, read_lora, scan_folder
 from vitrine_tests.engine.small_loras import lora
-from vitrine_tests.engine.wild import CASES, FP8
+from vitrine_tests.engine.wild import CASES, FP8, tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "wild-loras.md"
 HEAD = """# LoRA files as people have them
@@ -26,7 +26,9 @@ def test_the_page():
     told = {"read": "read"}
     rows = []
     for case in CASES:
-        if case.outcome.startswith("read, says"):
+        if "base weights" in case.outcome:
+            outcome = case.outcome
+        elif case.outcome.startswith("read, says"):
             outcome = f"read; the summary says that {case.outcome.split('says ')[1]} are left out"
         else:
             outcome = told.get(case.outcome, f"left out: {case.outcome}")
@@ -44,20 +46,27 @@ def test_a_wild_file(case, tmp_path):
         with pytest.raises(VitrineError, match=case.outcome):
             read_lora(path)
         return
-    found = read_lora(path)
+    base = None
+    if "base weights" in case.outcome:
+        with pytest.raises(VitrineError, match="DoRA.*depends on the base model's weights"):
+            read_lora(path)
+        base = BaseWeights.of_module(tiny())
+    found = read_lora(path, base=base)
     assert set(found) == set(wanted)
     coarse = next(iter(found.values())).down  # the truth is that of float32 factors
     stored = {torch.finfo(d).eps for d in (torch.bfloat16, FP8) if torch.equal(coarse, coarse.to(d).float())}
     for name, change in wanted.items():
-        error = (found[name].delta() - change.flatten(1).view(change.shape)).norm() / change.norm()
+        delta = found[name].delta()  # without base weights, LoHa and LoKr cannot tell 1 x 1 convolutions from layers
+        assert change[0, 0].numel() == 1 or delta.shape == change.shape
+        error = (delta.flatten(1) - change.flatten(1)).norm() / change.norm()
         assert error < max([1e-6, *stored]), name
     said = case.outcome.partition("says ")[2]
     second = tmp_path / "second"
     second.mkdir()
     other, _ = case.make(second)
-    assert said in scan_folder([path, other]).summary()
+    assert said in scan_folder([path, other], base=base).summary()
     if not said:
-        assert "left out" not in scan_folder([path, other]).summary()
+        assert "left out" not in scan_folder([path, other], base=base).summary()
 
 
 # --- folders ------------------------------------------------------------------------------------------------------
@@ -140,3 +149,63 @@ def test_a_header_never_ends_a_scan(tmp_path):
     report = scan_folder(tmp_path)
     assert [f.name for f in report.good] == ["a", "b"] and "export the LoRA again" in report.bad[0].problem
     assert read_header(tmp_path / "a" / "adapter_model.safetensors").name == "a"
+
+
+def test_base_weights_of_files_and_networks(tmp_path):
+    """A checkpoint under ldm names, diffusers' folder and the network itself give a DoRA the same weights."""
+    from safetensors.torch import save_file
+
+    network, case = tiny(), next(c for c in CASES if c.writer == "PEFT" and c.file == "DoRA")
+    path, _ = case.make(tmp_path)
+    network.save_pretrained(tmp_path / "unet")
+    weights = network.state_dict()
+    save_file({f"model.diffusion_model.{k}": v for k, v in weights.items()}, tmp_path / "checkpoint.safetensors")
+    wanted = read_lora(path, base=BaseWeights.of_module(network))
+    for place in ("unet", "checkpoint.safetensors"):
+        found = read_lora(path, base=BaseWeights.of_file(tmp_path / place))
+        assert all(torch.equal(found[p].delta(), layer.delta()) for p, layer in wanted.items())
+    save_file({"conv_in.weight": weights["conv_in.weight"]}, tmp_path / "part.safetensors")
+    with pytest.raises(VitrineError, match="lack down_blocks"):
+        read_lora(path, base=BaseWeights.of_file(tmp_path / "part.safetensors"))
+    with pytest.raises(VitrineError, match="base weights"):
+        read_lora(path, base=BaseWeights.of_file(tmp_path / "missing.safetensors"))
+
+
+def test_lengths_of_columns(tmp_path):
+    """LyCORIS's older (1, in) lengths: each input channel's column gets the length in the file."""
+    from safetensors.torch import load_file, save_file
+
+    random = torch.Generator().manual_seed(0)
+    weight = torch.randn(6, 4, 3, 3, generator=random)
+    layer = lora(0, shapes={"conv_in": (6, 36)})["conv_in"]
+    lengths = torch.rand(1, 4, 1, 1, generator=random) + 0.5
+    tensors = {"lora_down.weight": layer.down.view(-1, 4, 3, 3), "lora_up.weight": layer.up[..., None, None]}
+    tensors |= {"dora_scale": lengths, "alpha": torch.tensor(layer.alpha)}
+    save_file({f"lora_unet_conv_in.{k}": v.contiguous() for k, v in tensors.items()}, tmp_path / "d.safetensors")
+    save_file({"conv_in.weight": weight}, tmp_path / "base.safetensors")
+    assert load_file(tmp_path / "d.safetensors")["lora_unet_conv_in.dora_scale"].shape == (1, 4, 1, 1)
+    found = read_lora(tmp_path / "d.safetensors", base=BaseWeights.of_file(tmp_path / "base.safetensors"))
+    moved = weight + found["conv_in"].delta()
+    assert torch.allclose(moved.square().sum((0, 2, 3)).sqrt(), lengths.flatten(), rtol=1e-5)
+    straight = moved / (weight + layer.delta().view_as(weight))  # each column in its old direction
+    assert torch.allclose(straight, straight[:1, :, :1, :1].expand_as(straight), rtol=1e-3)
+
+
+def test_a_space_of_other_adapters_gives_the_members_back(tmp_path):
+    """LoHa, LoKr and full differences of one network in one space: their changes come back from their coefficients."""
+    truths = {}
+    for file in ("LoHa", "LoKr", "full difference"):
+        case = next(c for c in CASES if c.file == file)
+        (tmp_path / file).mkdir()
+        path, true = case.make(tmp_path / file)
+        truths[read_header(path).name] = true
+    built = build_space(tmp_path)
+    space, summary = built.space, built.summary()
+    assert space.mode == "delta" and "1 files hold LoKr: converted without loss" in summary
+    for name, true in truths.items():
+        row = space.coefficients[space.names.index(name)].float()
+        found = materialise(space, row)
+        for layer, change in true.items():
+            error = (found[layer].delta().flatten(1) - change.flatten(1)).norm() / change.norm()
+            # one file's changes are a hundred times another's, and all come back from float32 coefficients
+            assert error < 1e-4, (name, layer)

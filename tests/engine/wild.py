@@ -15,6 +15,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from vitrine_tests import models
 
+BOTH = ["to_q", "conv1", "proj_in"]
 TARGETS = ["to_q", "to_v", "proj_in"]
 NAME = "pytorch_lora_weights.safetensors"
 Truth = dict[str, torch.Tensor]
@@ -27,7 +28,8 @@ class Wild:
     Attributes:
         writer, file: who writes it, and what it is, as the docs say it.
         make: writes it into a folder; gives its path and, if it can be read, the true changes of the weights.
-        outcome: ``read``, or a word of the reason why not; after ``read, says`` a word of the remark.
+        outcome: ``read``, or a word of the reason why not; after ``read, says`` a word of the remark; ``read with base
+            weights`` from those of the network, which is :func:`tiny`, and refused without.
     """
 
     writer: str
@@ -58,6 +60,14 @@ def truth(model) -> Truth:
     return {name: layer.get_delta_weight("default").detach() for name, layer in layers.items()}
 
 
+def merged(model) -> Truth:
+    """What PEFT's own merge does to the weights."""
+    layers = {n: m for n, m in model.base_model.model.named_modules() if hasattr(m, "merge")}
+    before = {n: m.get_base_layer().weight.detach().clone() for n, m in layers.items()}
+    model.merge_adapter()
+    return {n: m.get_base_layer().weight.detach() - before[n] for n, m in layers.items()}
+
+
 def by_peft(config, dtype=torch.float32, network=None):
     """``save_pretrained``, in a folder as PEFT makes it."""
 
@@ -67,9 +77,57 @@ def by_peft(config, dtype=torch.float32, network=None):
         path = folder / "adapter_model.safetensors"
         if dtype != torch.float32:
             save_file({k: v.to(dtype) for k, v in load_file(path).items()}, path)
-        return path, truth(model)
+        return path, merged(model) if getattr(config, "use_dora", False) else truth(model)
 
     return make
+
+
+def by_lycoris(config, drop: tuple[str, ...] = ()):
+    """PEFT's tensors under LyCORIS's names, with its alphas; both keep LoHa and LoKr alike."""
+
+    def make(folder: Path):
+        model = adapted(config)
+        out = {}
+        for key, value in bare(model).items():
+            path, role = key.rsplit(".", 1)
+            path, role = (
+                (path.rsplit(".", 1)[0], f"{path.rsplit('.', 1)[1]}.{role}") if role == "weight" else (path, role)
+            )
+            role = {"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight"}.get(role, role)
+            stem = f"lora_unet_{path.replace('.', '_')}"
+            if role == "lora_magnitude_vector":
+                value, role = value.reshape(-1, *[1] * (1 if value.ndim == 1 else 3)), "dora_scale"
+            out |= {f"{stem}.{role}": value.contiguous(), f"{stem}.alpha": torch.tensor(8.0)}
+        save_file(out, folder / "lycoris.safetensors")
+        return folder / "lycoris.safetensors", merged(model) if getattr(config, "use_dora", False) else truth(model)
+
+    return make
+
+
+def with_middle(folder: Path):
+    """LyCORIS's LoCon of a convolution with a middle factor; what its three convolutions do together is the change."""
+    random = torch.Generator().manual_seed(0)
+    up, mid, down = (torch.randn(s, generator=random) for s in ((32, 4, 1, 1), (4, 4, 3, 3), (4, 32, 1, 1)))
+    stem = "lora_unet_down_blocks_0_resnets_0_conv1"
+    tensors = {"lora_up.weight": up, "lora_mid.weight": mid, "lora_down.weight": down, "alpha": torch.tensor(2.0)}
+    save_file({f"{stem}.{k}": v for k, v in tensors.items()}, folder / "mid.safetensors")
+    point = torch.zeros(32, 32, 5, 5)
+    point[range(32), range(32), 2, 2] = 1
+    for kernel in (down, mid, up):
+        point = torch.nn.functional.conv2d(point, kernel, padding=kernel.shape[-1] // 2)
+    change = point.transpose(0, 1).flip(2, 3)[:, :, 1:4, 1:4] * 2 / 4  # a convolution mirrors its kernel
+    return folder / "mid.safetensors", {"down_blocks.0.resnets.0.conv1": change}
+
+
+def full_difference(folder: Path):
+    """LyCORIS's full: the difference of two networks' weights, norm layers too."""
+    stems = {"conv_in": (32, 4, 3, 3), "mid_block.attentions.0.proj_in": (64, 64, 1, 1)}
+    stems["mid_block.attentions.0.transformer_blocks.0.attn1.to_q"] = (64, 64)
+    random = torch.Generator().manual_seed(0)
+    true = {path: torch.randn(shape, generator=random) for path, shape in stems.items()}
+    out = {f"lora_unet_{path.replace('.', '_')}.diff": change for path, change in true.items()}
+    save_file(out | {"lora_unet_conv_norm_out.diff": torch.ones(32)}, folder / "full.safetensors")
+    return folder / "full.safetensors", true
 
 
 def lora(**settings):
@@ -185,9 +243,18 @@ CASES = (
     Wild("PEFT", "half precision", by_peft(lora(), torch.bfloat16), "read"),
     Wild("PEFT", "8-bit floats", by_peft(lora(), FP8), "read"),
     Wild("PEFT", "biases of factors", by_peft(lora(lora_bias=True, target_modules=["to_q"])), "read, says lora_B.bias"),
-    Wild("PEFT", "DoRA", by_peft(lora(use_dora=True)), "DoRA"),
-    Wild("PEFT", "LoHa", by_peft(peft.LoHaConfig(r=2, target_modules=TARGETS)), "LoHa"),
-    Wild("PEFT", "LoKr", by_peft(peft.LoKrConfig(r=2, target_modules=TARGETS)), "LoKr"),
+    Wild("PEFT", "DoRA", by_peft(lora(use_dora=True, target_modules=BOTH)),
+         "read with base weights, else left out: DoRA"),
+    Wild("PEFT", "LoHa", by_peft(peft.LoHaConfig(r=2, alpha=4, target_modules=BOTH)), "read"),
+    Wild("PEFT", "LoHa of 3 x 3 convolutions with a core", by_peft(
+        peft.LoHaConfig(r=2, target_modules=BOTH, use_effective_conv2d=True)), "read"),
+    Wild("PEFT", "LoHa of high rank: a full difference", by_peft(
+        peft.LoHaConfig(r=8, target_modules=["to_q"])), "read"),
+    Wild("PEFT", "LoKr", by_peft(peft.LoKrConfig(r=2, alpha=3, target_modules=BOTH)), "read"),
+    Wild("PEFT", "LoKr, both sides in factors, convolutions with a core", by_peft(peft.LoKrConfig(
+        r=2, target_modules=BOTH, decompose_both=True, decompose_factor=4, use_effective_conv2d=True)), "read"),
+    Wild("PEFT", "LoKr of whole factors: a full difference", by_peft(
+        peft.LoKrConfig(r=64, alpha=32, target_modules=["to_q"])), "read"),
     Wild("PEFT", "OFT", by_peft(peft.OFTConfig(r=0, oft_block_size=8, target_modules=["to_q"])), "OFT"),
     Wild("PEFT", "a text encoder's LoRA", by_peft(lora(target_modules=["q_proj"]), network=models.text_encoder),
          "text encoder layers"),
@@ -207,8 +274,13 @@ CASES = (
         "read, says w_norm"),
     Wild("LyCORIS", "GLoRA", only(lambda: {
         f"lora_unet_x.{k}.weight": torch.ones(2, 2) for k in ("a1", "a2", "b1", "b2")}), "GLoRA"),
-    Wild("LyCORIS", "full difference", only(lambda: {"lora_unet_conv_in.diff": torch.ones(32, 4, 3, 3)}),
-         "a full difference"),
+    Wild("LyCORIS", "LoHa", by_lycoris(peft.LoHaConfig(r=2, alpha=8, target_modules=BOTH)), "read"),
+    Wild("LyCORIS", "LoKr", by_lycoris(peft.LoKrConfig(
+        r=2, alpha=8, target_modules=BOTH, use_effective_conv2d=True)), "read"),
+    Wild("LyCORIS", "DoRA, `dora_scale` of rows", by_lycoris(lora(use_dora=True, target_modules=BOTH)),
+         "read with base weights, else left out: DoRA"),
+    Wild("LyCORIS", "LoCon with a middle factor, `lora_mid`", with_middle, "read"),
+    Wild("LyCORIS", "full difference", full_difference, "read, says norm layers"),
     Wild("OneTrainer", "Flux, `lora_transformer_...`", renamed(
         "lora_transformer_", "lora_down", "lora_up", network=models.flux), "read"),
     Wild("ComfyUI", "`diffusion_model...`", renamed("diffusion_model.", "lora_down", "lora_up"), "read"),
