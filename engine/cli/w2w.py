@@ -156,6 +156,8 @@ class Build:
     """Of components in the file: float32, float16 or bfloat16."""
     base_weights: Path | None = None
     """The base model's safetensors file, or diffusers' unet folder: with it DoRAs are read too."""
+    linked: bool = False
+    """Delta mode: leave the LoRAs' factors in their files, which must then stay; for folders larger than memory."""
 
     def run(self) -> int:
         """0 on success; bad files are named and left out."""
@@ -185,7 +187,7 @@ class Build:
             space = build_people(self.folder, self.components or 300, bar)
             print(f"{space.count} people, directions {', '.join(space.directions)}")
             return space
-        config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30))
+        config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30), linked=self.linked)
         weights = weights_at(self.base_weights)
         built = build_space(self.folder, config, bar, work, workers=workers, base=weights)
         if workers.index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,13 +19,16 @@ from ..progress import Progress, silent
 from ..rows import RowFile
 from .base_weights import BaseWeights
 from .copies import near_copies
-from .delta import DeltaSpace, Space, read_stacks
+from .delta import DeltaSpace, Space
 from .gauge import Gauge, gauge_test
+from .gram_state import GramState
+from .linked import LinkedStacks
 from .lora_folders import BadFile, FolderScan, scan_folder
 from .manifest import LoraLayer, Manifest
 from .mode import choose_mode, read_or_problem, some_readable, unlike
 from .pca import Matrix, PCAConfig, Stored, principal_components, shards
-from .space import KIND, VERSION, WeightSpace
+from .space import KIND, LINKED_VERSION, WeightSpace
+from .stacks import Stack, read_stacks
 
 MODES = ("auto", "factors", "delta")
 
@@ -41,6 +44,8 @@ class BuildConfig(Config):
         route: of the PCA in factors mode, see :class:`~.pca.PCAConfig`.
         layers_per_block: of the base UNet, to read ldm names: 2 for SD and SDXL.
         base: name of the base model, for the record.
+        linked: in delta mode, factors stay in the LoRA files, and the space file says where these are: for folders
+            larger than memory. The files must stay; one layer of all of them is held at a time.
 
     Raises:
         VitrineError: If a value is unknown or outside its range.
@@ -52,6 +57,7 @@ class BuildConfig(Config):
     route: str = "auto"
     layers_per_block: int = 2
     base: str = ""
+    linked: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -117,7 +123,8 @@ def build_space(
         mode, reason = choose_mode(config.mode, mixed, gauge)
         info = {"base": config.base, "gauge": asdict(gauge), "reason": reason, "build": config.to_dict()}
         if mode == "delta":
-            space, scan = _delta_space(scan, config, progress, info)
+            keeps = Path(work) if work is not None and not workers.index else None
+            space, scan = _delta_space(scan, config, progress, info, keeps)
             return Built(space, scan, gauge, reason)
         task = _Task(config, None if work is None else Path(work), progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)
@@ -135,7 +142,7 @@ def load_space(path: str | Path) -> Space:
     Raises:
         VitrineError: As :meth:`WeightSpace.load`.
     """
-    _, header = open_artefact(path, KIND, VERSION)
+    _, header = open_artefact(path, KIND, LINKED_VERSION)
     return DeltaSpace.load(path) if header.get("mode") == "delta" else WeightSpace.load(path)
 
 
@@ -149,7 +156,7 @@ def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
 
 
 def _delta_space(
-    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any]
+    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], work: Path | None
 ) -> tuple[DeltaSpace, FolderScan]:
     needed = 48 * len(scan.good) ** 2  # products of all pairs, their eigenvectors, the eigensolver's workspace
     if needed > config.memory:
@@ -166,12 +173,21 @@ def _delta_space(
                 bad[i] = problem
             yield lora
 
-    paths = {p for f in scan.good for p in f.entries}
-    ranks = {p: [f.entries[p].down[0] if p in f.entries else 0 for f in scan.good] for p in paths}
-    stacks = read_stacks(ranks, loras(), progress)
-    scan = _without(scan, bad) if bad else scan
+    stacks: Mapping[str, Stack]
+    if config.linked:
+        for done, _ in enumerate(loras()):  # a broken file is left out now, not after hours
+            progress(done + 1, len(scan.good))
+        scan = _without(scan, bad) if bad else scan
+        stacks = LinkedStacks(scan.good, config.layers_per_block)
+    else:
+        paths = {p for f in scan.good for p in f.entries}
+        ranks = {p: [f.entries[p].down[0] if p in f.entries else 0 for f in scan.good] for p in paths}
+        stacks = read_stacks(ranks, loras(), progress)
+        scan = _without(scan, bad) if bad else scan
     names = [f.name for f in scan.good]
-    return DeltaSpace.of_stacks(stacks, names, config.components, progress, info, config.memory), scan
+    facts = {"files": [[f.name, f.path.stat().st_size] for f in scan.good]}
+    state = GramState(None if work is None else work / "products.safetensors", facts)
+    return DeltaSpace.of_stacks(stacks, names, config.components, progress, info, config.memory, state), scan
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,16 @@ def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
     if not inside:
         shown = f"{next(iter(lora), 'no layers')} .."
         raise refuse("LoRA layers", shown, f"{sorted(known)[0]} ..", "choose a LoRA of the space's base model")
-    coefficients = space.encode_lora(inside if isinstance(space, DeltaSpace) else lora)
-    parts = space.stacked(coefficients) if isinstance(space, DeltaSpace) else materialise(space, coefficients)
-    missed = squared_change(difference(lora, parts))
-    held = max(0.0, 1 - missed / max(squared_change(lora), 1e-300))
+    if isinstance(space, DeltaSpace):
+        products = space.products_with(inside)
+        coefficients = space.encode_products(products)
+        shares = space.weights(coefficients).double()
+        # |L - sum c_i M_i|^2 = |L|^2 - 2 c <L, M> + c G c, without the sum
+        missed = squared_change(lora) - float(2 * shares @ products - shares @ space.gram @ shares)
+    else:
+        coefficients = space.encode_lora(lora)
+        missed = squared_change(difference(lora, materialise(space, coefficients)))
+    held = min(1.0, max(0.0, 1 - missed / max(squared_change(lora), 1e-300)))
     model = W2WModel(coefficients[None], space.identity, ({"encode": {"lora": name, "held": round(held, 4)}},))
     return Encoded(model, held, len(lora) - len(inside))
 

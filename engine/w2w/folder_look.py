@@ -17,6 +17,7 @@ from .gauge import Gauge, gauge_test
 from .lora_files import LoraFile
 from .lora_folders import BadFile, FolderScan, scan_folder
 from .mode import choose_mode, read_or_problem, some_readable, unlike
+from .stacks import multiplications
 
 NUMBERS = 200_000
 """Numbers that are kept of each LoRA: 16 x 16 of each of SDXL's 700 layers, 79 x 79 of 32."""
@@ -49,14 +50,21 @@ class FolderLook:
     def delta_cost(self) -> tuple[int, float]:
         """(bytes, multiplications) of a delta space: all factors in float32, and products of all pairs of LoRAs.
 
-        R^2 (in + out) / 2 a layer, of R factors over all LoRAs, see :func:`~.delta.gram`; other steps cost less.
+        See :func:`~.stacks.multiplications`; other steps cost less. Of a linked space only one layer is held.
         """
         numbers, products = 0, 0.0
         for path, outer in self.scan.shapes.items():
             factors = sum(file.entries[path].down[0] for file in self.scan.good if path in file.entries)
             numbers += factors * sum(outer)
-            products += factors**2 * sum(outer) / 2
+            products += min(multiplications(len(self.scan.good), factors, *outer))
         return 4 * numbers, products
+
+    def largest_layer(self) -> int:
+        """Bytes of one layer's factors of all LoRAs, of the largest."""
+        return 4 * max(
+            sum(shape) * sum(f.entries[path].down[0] for f in self.scan.good if path in f.entries)
+            for path, shape in self.scan.shapes.items()
+        )
 
     def text(self, most: int = 40) -> str:
         """The page as plain text, at most ``most`` lines of files, of copies and of files left out each."""
@@ -69,8 +77,9 @@ class FolderLook:
             lines += ["", f"a space would be built in mode {self.mode}: {self.reason}"]
         if self.mode == "delta":
             size, products = self.delta_cost()
-            lines.append(f"it would hold {size / 2**30:.2f} GiB of factors in memory, and take {products:.1e} "
-                         "multiplications in float64")  # fmt: skip
+            layer = f"with --linked one layer's, {self.largest_layer() / 2**30:.2f} GiB"
+            lines.append(f"it would hold {size / 2**30:.2f} GiB of factors in memory ({layer}), and take "
+                         f"{products:.1e} multiplications in float64")  # fmt: skip
         if len(self.shares):
             half, most_of_it = (int((self.shares.cumsum(0) < s).sum()) + 1 for s in (0.5, 0.9))
             spread = f"half in {half} of {len(self.shares)} components, 90 % in {most_of_it}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -136,11 +137,13 @@ def _header(
 
 # --- tensors ------------------------------------------------------------------------------------------------------
 def read_lora(
-    file: str | Path | LoraFile, layers_per_block: int = 2, base: BaseWeights | None = None
-) -> dict[str, LoraLayer]:
+    file: str | Path | LoraFile, layers_per_block: int = 2, base: BaseWeights | None = None,
+    only: Collection[str] | None = None,
+) -> dict[str, LoraLayer]:  # fmt: skip
     """The UNet factors of a file in float32; alpha is the rank where the file has none.
 
     LoHa, LoKr, full differences and, with ``base``, DoRAs become factors with the same product (see ``adapters.py``).
+    With ``only``, no other layers are read.
 
     Raises:
         VitrineError: As :func:`read_header`, and if a factor holds NaN or infinity.
@@ -152,6 +155,8 @@ def read_lora(
     errors = named(file.path, "LoRA file", "a whole safetensors file", "download it again")
     with errors, safe_open(str(file.path), "pt") as opened:
         for path, entry in file.entries.items():
+            if only is not None and path not in only:
+                continue
             tensors = {role: opened.get_tensor(key) for role, key in entry.keys if role != "alpha"}
             check_tensors({key: tensors[role] for role, key in entry.keys if role != "alpha"})
             weight = file.base[path].cpu() if entry.decomposed and file.base is not None else None

@@ -97,7 +97,7 @@ def scan_folder(
     names = distinct_names([f.path for f in good])
     good = [replace(f, name=name) for f, name in zip(good, names, strict=True)]
     good, others, shapes = _same_base(sorted(good, key=lambda f: (f.name, str(f.path))))
-    good = _one_form(good)
+    good = one_form(good)
     bad += others
     if len(good) < fewest:
         problems = "; ".join(f"{b.name}: {b.problem}" for b in bad[:3]) or "no .safetensors files"
@@ -140,7 +140,7 @@ def _shared(names: Sequence[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
 
 
-def _one_form(files: list[LoraFile]) -> list[LoraFile]:
+def one_form(files: list[LoraFile]) -> list[LoraFile]:
     """1 x 1 projections in one form: some trainers store (r, in), others (r, in, 1, 1). The longer one fits both."""
     forms: dict[str, tuple[int, ...]] = {}
     tables = {id(f.entries): f.entries for f in files}

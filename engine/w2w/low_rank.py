@@ -26,6 +26,17 @@ def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6)
     return LoraLayer(new_down.float().reshape(-1, *shape), new_up.float().view(up_shape), float(len(new_down)))
 
 
+def factored(change: torch.Tensor, shape: torch.Size, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
+    """:func:`refactor` of a change that is formed already, (out, in) float64.
+
+    Args:
+        shape: of its input side, (in,) or (in, k, k).
+    """
+    up, down = _of_change(change, rank, tolerance)
+    up_shape = (-1, up.shape[1], *[1] * (len(shape) - 1))
+    return LoraLayer(down.float().reshape(-1, *shape), up.float().view(up_shape), float(len(down)))
+
+
 def _factors(
     up: torch.Tensor, down: torch.Tensor, rank: int | None, tolerance: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +46,10 @@ def _factors(
         q_down, r_down = torch.linalg.qr(down.T)
         inner_up, inner_down = _factors(r_up, r_down.T, rank, tolerance)
         return q_up @ inner_up, inner_down @ q_down.T
-    change = up @ down
+    return _of_change(up @ down, rank, tolerance)
+
+
+def _of_change(change: torch.Tensor, rank: int | None, tolerance: float) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = rank or (min(change.shape) if min(change.shape) <= SMALL else PROBE)
     vectors, strengths = _leading(change, min(wanted, *change.shape))
     if rank is None and min(change.shape) > SMALL:

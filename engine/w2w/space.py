@@ -20,6 +20,8 @@ from .manifest import LoraLayer, Manifest
 
 KIND = "vitrine.w2w.space"
 VERSION = 1
+LINKED_VERSION = 2
+"""Of delta spaces whose factors stay in the LoRA files."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 

@@ -19,9 +19,9 @@ from vitrine.engine.w2w import (
     read_lora,
     write_lora,
 )
-from vitrine.engine.w2w.delta import Stack, gram
 from vitrine.engine.w2w.export import kohya
 from vitrine.engine.w2w.low_rank import refactor
+from vitrine.engine.w2w.stacks import Stack, gram
 from vitrine_tests.engine.small_loras import SHAPES, deltas, lora, same
 
 pytestmark = pytest.mark.rounding
