@@ -15,7 +15,7 @@ from ..pipelines.loading import LoadConfig
 from .options import Load
 from .w2w_map import Map
 from .w2w_models import Edit, Encode, Export, Invert, Sample, weights_at
-from .w2w_products import Blend, SliderLora
+from .w2w_products import Blend, Sheet, SliderLora
 
 
 @dataclass(frozen=True)
@@ -296,5 +296,5 @@ class ImportOfficial:
 COMMANDS: dict[str, type] = {
     "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
     "invert": Invert, "encode": Encode, "export": Export, "map": Map, "slider": SliderLora, "blend": Blend,
-    "import-official": ImportOfficial,
+    "sheet": Sheet, "import-official": ImportOfficial,
 }  # fmt: skip

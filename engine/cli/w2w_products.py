@@ -80,3 +80,35 @@ class Blend:
         step = {"blend": {"models": list(self.models), "weights": list(self.weights)}}
         self.files.write(space, W2WModel(mixed[None], space.identity, (step,)), [self.name])
         return 0
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Draw sliders of the portraits world at five positions on people who are in neither the space nor the tuning, as
+    one picture with what the readout sees; about three minutes on one core, eight with --calibrated."""
+
+    out: Path = Path("sliders.jpg")
+    """The picture, .jpg or .png."""
+    labels: tuple[str, ...] = ()
+    """Which sliders; none: all thirteen."""
+    people: int = 6
+    """Rows."""
+    calibrated: bool = False
+    """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ...evidence.w2w.sheet import Sheet as Drawn
+        from ...evidence.w2w.world import LABELS
+        from ..progress import TqdmProgress
+
+        unknown = sorted(set(self.labels) - set(LABELS))
+        if unknown or self.people < 1:
+            shown = f"{', '.join(unknown) or 'all'} on {self.people} people"
+            raise refuse("sliders", shown, f"{', '.join(LABELS)}, on 1 person or more", "leave --labels out for all")
+        bar = TqdmProgress("drawing")
+        drawn = Drawn.draw(self.labels or tuple(LABELS), self.people, self.calibrated, progress=bar)
+        print(drawn.write(self.out))
+        for label in drawn.pictures:
+            print(f"{label}: {drawn.shown(label)}")
+        return 0

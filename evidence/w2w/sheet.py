@@ -1,0 +1,76 @@
+"""All sliders at five positions on held-out people, as one picture: what ``w2w.sliders`` measures, for the eye."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw
+
+from ...engine.emd.grids import tile
+from ...engine.files import write_whole
+from ...engine.progress import Progress, silent
+from ...engine.w2w.strengths import POSITIONS
+from .edits import EDITS
+from .graded import IN_SPACE, Sitting, smaller_space
+from .world import LABELS, Studio, people_space
+
+COLUMNS, TITLE, GAP = 4, 14, 8
+"""Sliders side by side, height of a title, and pixels between two sliders."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Sliders on people who are in neither the space nor the tuning.
+
+    Attributes:
+        pictures: label -> (people, positions, 3, 64, 64) in [0, 1]; the first position is the picture before the edit.
+        probability: label -> (positions,) of the label by the readout, mean over these people.
+        calibrated: whether positions are even in what is seen (see ``strengths.py``), or even strengths.
+    """
+
+    pictures: dict[str, torch.Tensor]
+    probability: dict[str, list[float]]
+    calibrated: bool
+
+    @classmethod
+    def draw(
+        cls, labels: Sequence[str] = tuple(LABELS), people: int = 6, calibrated: bool = False, tuning: int = 24,
+        steps: int = 10, progress: Progress = silent,
+    ) -> Sheet:  # fmt: skip
+        """For each label the first ``people`` from number 400 on who lack it; maps from ``tuning`` people before."""
+        studio = Studio.open(None, smaller_space())
+        positions = [i / (POSITIONS - 1) for i in range(POSITIONS)]
+        pictures, probability = dict[str, torch.Tensor](), dict[str, list[float]]()
+        for done, label in enumerate(labels):
+            top = EDITS.get(label, (4.5, 1000.0))[0]
+            strengths = [top * v for v in positions]
+            if calibrated:
+                fitted = Sitting.open(studio, label, range(IN_SPACE // 2, IN_SPACE), tuning, steps).fitted()
+                strengths = [fitted.at(v) for v in positions]
+            sitting = Sitting.open(studio, label, range(IN_SPACE, people_space().count), people, steps)
+            drawn = torch.cat([sitting.moved(s) for s in strengths], 1)
+            pictures[label] = drawn
+            probability[label] = studio.likelihood(studio.read(drawn)[1], label).mean(0).tolist()
+            progress(done + 1, len(labels), None)
+        return cls(pictures, probability, calibrated)
+
+    def write(self, path: str | Path) -> Path:
+        """One picture: a block for each slider, a row for each person, a column for each position."""
+        blocks = [Image.fromarray(tile(v.flatten(0, 1), v.shape[1]).numpy()) for v in self.pictures.values()]
+        width, height = blocks[0].width + GAP, blocks[0].height + TITLE + GAP
+        rows = -(-len(blocks) // COLUMNS)
+        sheet = Image.new("RGB", (width * min(COLUMNS, len(blocks)), height * rows), "white")
+        pen = ImageDraw.Draw(sheet)
+        for number, (label, block) in enumerate(zip(self.pictures, blocks, strict=True)):
+            left, top = number % COLUMNS * width, number // COLUMNS * height
+            pen.text((left + 2, top), f"{label}: {self.shown(label)}", fill="black")
+            sheet.paste(block, (left, top + TITLE))
+        kind = "PNG" if Path(path).suffix == ".png" else "JPEG"
+        return write_whole(path, lambda scratch: sheet.save(scratch, format=kind, quality=82))
+
+    def shown(self, label: str) -> str:
+        """The readout's probabilities at the positions."""
+        return " ".join(f"{v:.2f}" for v in self.probability[label])
