@@ -66,6 +66,36 @@ def onloaded(module: nn.Module) -> Iterator[None]:
             group.offload_()
 
 
+@contextmanager
+def upcast_vae(vae: Any) -> Iterator[Any]:
+    """The VAE to call: in float32 where it holds float16 and its config says ``force_upcast`` (SDXL's overflows).
+
+    The caller's own is cast for the block and gets its precision back, to the bit. Under group offloading it is left
+    alone and a copy on its device runs, for the groups bring weights as they were stored, whatever was cast since.
+    """
+    if vae.dtype != torch.float16 or not getattr(vae.config, "force_upcast", False):
+        yield vae
+    elif any(_group_hook(child) is not None for child in vae.modules()):
+        yield _copied(vae, torch.float32)
+    else:
+        try:
+            yield vae.to(torch.float32)
+        finally:
+            vae.to(torch.float16)
+
+
+def _copied(model: Any, dtype: torch.dtype) -> Any:
+    """A diffusers model without its hooks, on the device of its forwards: 335 MB of float32 for SDXL's VAE."""
+    with torch.device("meta"):
+        copy = type(model).from_config(model.config)
+    device = device_of(model)
+    copy.load_state_dict({k: v.to(device, dtype) for k, v in model.state_dict().items()}, assign=True)
+    for name in ("use_slicing", "use_tiling"):
+        if hasattr(model, name):
+            setattr(copy, name, getattr(model, name))
+    return copy.requires_grad_(False).eval()
+
+
 def put_back(module: nn.Module) -> None:
     """Take back what offloading fetched for a forward that was cut short: its own hooks do so at a forward's end."""
     for child in module.modules():

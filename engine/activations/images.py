@@ -14,7 +14,7 @@ from ..errors import refuse
 from ..families import Latent
 from ..files import named
 from ..noise import seeded_noise
-from ..placement import device_of, dtype_of
+from ..placement import device_of, dtype_of, upcast_vae
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -181,15 +181,9 @@ def encode_pixels(
         VitrineError: If the encoder returns NaN or infinite values.
     """
     latent = latent or Latent()
-    dtype, upcast = vae.dtype, vae.dtype == torch.float16 and getattr(vae.config, "force_upcast", False)
-    try:
-        if upcast:
-            vae.to(torch.float32)
-        pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
-        posteriors = vae.encode(pixels.to(device_of(vae), dtype_of(vae))).latent_dist
-    finally:
-        if upcast:
-            vae.to(dtype)
+    pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
+    with upcast_vae(vae) as wide:
+        posteriors = wide.encode(pixels.to(device_of(wide), dtype_of(wide))).latent_dist
     latents = posteriors.mean.float()
     if posterior == "sample":
         if noise is None:

@@ -32,6 +32,7 @@ from ..control.sampling import ControlledSampling
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..guidance import scale_for_size
+from ..placement import upcast_vae
 from ..progress import Progress, silent
 from .control_inputs import INSTEAD, Sizes, guidance_of, one_each, repeated, rows_of
 from .conventions import Generators, StepEnd, noise_sources, revision
@@ -247,20 +248,15 @@ class _Controlled(SharedPipeline):
 
     # --- after it -----------------------------------------------------------------------------------------------
     def _pictures(self, latents: torch.Tensor, output_type: str) -> Any:
-        config, vae = self.vae.config, self.vae
+        config = self.vae.config
         mean, std = (getattr(config, n, None) for n in ("latents_mean", "latents_std"))
         if mean is not None and std is not None:
             mean, std = (torch.tensor(v).view(1, -1, 1, 1).to(latents) for v in (mean, std))
             latents = latents * std / config.scaling_factor + mean
         else:
             latents = latents / config.scaling_factor
-        dtype = vae.dtype
-        try:
-            if dtype == torch.float16 and getattr(config, "force_upcast", False):
-                vae.to(torch.float32)  # SDXL's overflows in half precision
+        with upcast_vae(self.vae) as vae:
             decoded = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
-        finally:
-            vae.to(dtype)
         return self.image_processor.postprocess(self._checked(decoded), output_type=output_type)
 
     # --- what the models differ in ------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from ..emd import (
 from ..emd.students import one_step_of
 from ..errors import refuse
 from ..noise import seeded_noise
+from ..placement import upcast_vae
 from ..progress import Progress, silent
 from .conventions import Generators, noise_sources
 from .encoding import empty_prompt, encoded
@@ -204,13 +205,8 @@ class _OneStep(SharedPipeline):
     def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         if output_type == "latent":
             return x0
-        vae, dtype = self.vae, self.vae.dtype
-        try:
-            if dtype == torch.float16 and getattr(vae.config, "force_upcast", False):
-                vae.to(torch.float32)  # SDXL's overflows in half precision
+        with upcast_vae(self.vae) as vae:
             pixels = vae.decode(x0.to(vae.dtype) / vae.config.scaling_factor).sample
-        finally:
-            vae.to(dtype)
         return self.image_processor.postprocess(pixels, output_type=output_type)
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from ..errors import refuse
 from ..files import named
 from ..fingerprint import fingerprint_of, short
 from ..footprint import memory_bytes
+from ..placement import upcast_vae
 from ..processes import ALONE, Workers, processes
 from ..progress import Progress, silent
 from ..stored_text import StoredText, in_memory, row_bytes
@@ -48,8 +49,8 @@ class TrainingParts(NamedTuple):
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
-        vae = self.pipeline.vae
-        pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor).sample
+        with upcast_vae(self.pipeline.vae) as vae:
+            pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor).sample
         return (pixels / 2 + 0.5).clamp(0, 1)
 
     def trainer(self, config: EMDTrainConfig, folder: str | Path) -> Trainer:

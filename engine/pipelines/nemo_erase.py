@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..activations.images import to_pixels
+from ..activations.images import encode_pixels, to_pixels
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
@@ -74,8 +74,7 @@ class ErasingPart:
     def latents(self: Any, picture: Any) -> torch.Tensor:
         """(B, C, h, w) of pictures in any usual form, in the model's own scale."""
         with torch.no_grad():
-            pixels = to_pixels(picture, None, self.vae_scale_factor).to(self._execution_device, self.vae.dtype)
-            return self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
+            return encode_pixels(self.vae, to_pixels(picture, None, self.vae_scale_factor))
 
 
 def erase_data(

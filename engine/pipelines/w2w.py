@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from diffusers import StableDiffusionPipeline
 
-from ..activations.images import to_pixels
+from ..activations.images import encode_pixels, to_pixels
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
@@ -115,13 +115,12 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
         masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
         with self._in_use():
             with torch.no_grad():
-                pixels = pixels.to(self._execution_device, self.vae.dtype)
-                latents = self.vae.encode(pixels).latent_dist.mean * self.vae.config.scaling_factor
+                latents = encode_pixels(self.vae, pixels)
                 text = self.encode_prompt([prompt], self._execution_device, 1, False)[0]
             latent_size = None if masks is None else latent_mask(masks, *latents.shape[-2:])
             with _frozen(self.unet):
                 denoiser = Denoiser.from_diffusers(self)
-                result = invert(denoiser, space, latents.float(), Condition(text), config, latent_size, progress)
+                result = invert(denoiser, space, latents, Condition(text), config, latent_size, progress)
         return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
 
     @torch.no_grad()

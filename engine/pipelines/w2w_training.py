@@ -12,6 +12,7 @@ import torch
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..placement import upcast_vae
 from ..w2w import Subject
 from .loading import LoadConfig, load_pipeline
 
@@ -74,7 +75,8 @@ def _subject(pipe: Any, folder: Path, side: int, cond: Condition) -> Subject:
     latents, deviations = [], []
     scale = pipe.vae.config.scaling_factor
     for path in _pictures(folder):
-        posterior = pipe.vae.encode(_read(path, side).to(pipe.vae.device, pipe.vae.dtype)).latent_dist
+        with upcast_vae(pipe.vae) as vae:
+            posterior = vae.encode(_read(path, side).to(vae.device, vae.dtype)).latent_dist
         latents.append(posterior.mean.float().cpu() * scale)
         deviations.append(posterior.std.float().cpu() * scale)
     return Subject(folder.name, torch.cat(latents), cond, 0, torch.cat(deviations))

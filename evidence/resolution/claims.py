@@ -101,10 +101,11 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
         gains[arm] = bootstrap_mean(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
     details = {f"{w} x {h}": {a: _line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
     spans = {arm: [round(v, 3) for v in span] for arm, span in gains.items()}
+    low, high = bootstrap_mean(square["rope_yarn"].hits)
     return ClaimResult(
         value=round(float(square["rope_yarn"].hits.mean()), 3),
-        interval=tuple(round(v, 3) for v in bootstrap_mean(square["rope_yarn"].hits)),
-        holds=all(low > 0 for low, _ in gains.values()),
+        interval=(round(low, 3), round(high, 3)),
+        holds=all(span[0] > 0 for span in gains.values()),
         details={"95 % interval of the gain over as it stands, or over the static mode": spans} | details,
     )
 

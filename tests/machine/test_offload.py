@@ -1,9 +1,13 @@
 """Every call with models offloaded, compiled, sliced, and with an adapter: the plain result, and all where it was."""
 
 import pytest
+import torch
+from vitrine.engine.placement import upcast_vae
 from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
-from vitrine_tests.machine.modes import difference, pairs, placed, plain
+from vitrine_tests.machine.modes import MODES, OFFLOADED, difference, pairs, placed, plain
+from vitrine_tests.machine.pretend import NAME, Accelerator, DeviceTensor
+from vitrine_tests.machine.stock import stock
 from vitrine_tests.machine.table import FULL, PENDING, equal, modes_of
 
 
@@ -32,7 +36,22 @@ def test_offloading_changes_nothing(name, family, mode):
     assert error <= equal(name), f"{error:.3g}"
 
 
-def test_half_precision_is_offloaded_too():
-    for mode in ("model offload", "sequential offload"):
-        found = placed("tap", "sdxl", mode, "fp16")
-        assert difference(found, plain("tap", "sdxl", "fp16")) < 5e-3, "the VAE is upcast where its weights are away"
+@pytest.mark.parametrize("mode", OFFLOADED)
+@pytest.mark.parametrize("name", ["tap", "emd.one_step"])
+def test_sdxls_vae_is_upcast_where_its_weights_are_away(name, mode):
+    made = placed(name, "sdxl", mode, "fp16")
+    assert difference(made, plain(name, "sdxl", "fp16")) < 5e-3
+
+
+@pytest.mark.parametrize("mode", ["on the device", *OFFLOADED])
+def test_an_upcast_vae_computes_in_float32_and_gets_its_weights_back(mode):
+    with Accelerator():
+        pipe = stock("sdxl").to(torch.float16)
+        MODES[mode](pipe)
+        weights = {k: (v.inner if isinstance(v, DeviceTensor) else v) for k, v in pipe.vae.state_dict().items()}
+        latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0)).to(NAME)
+        with upcast_vae(pipe.vae) as vae, torch.no_grad():
+            assert vae.decode(latents).sample.dtype == torch.float32
+        after = {k: (v.inner if isinstance(v, DeviceTensor) else v) for k, v in pipe.vae.state_dict().items()}
+    assert all(v.dtype == after[k].dtype == torch.float16 for k, v in weights.items())
+    assert all(v.is_meta or torch.equal(v, after[k]) for k, v in weights.items())
