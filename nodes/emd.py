@@ -276,7 +276,7 @@ class EMDDistill(io.ComfyNode):
             ],
             outputs=[
                 io.Image.Output(display_name="IMAGE", tooltip="Four prompts in one step, after training."),
-                io.String.Output(display_name="file", tooltip="The student LoRA; move it to models/loras."),
+                io.String.Output(display_name="file", tooltip="The student LoRA, in models/loras/vitrine."),
             ],
         )  # fmt: skip
 

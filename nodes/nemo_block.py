@@ -92,7 +92,7 @@ class NEMOBake(io.ComfyNode):
 
 
 class SaveNeurons(io.ComfyNode):
-    """Write neurons to output/vitrine_neurons."""
+    """Write neurons to models/vitrine_neurons."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -129,7 +129,7 @@ class LoadNeurons(io.ComfyNode):
             node_id="VitrineLoadNeurons",
             display_name="Load Neurons",
             category=CATEGORY,
-            description="Reads neurons from output/vitrine_neurons; a file of another model is refused when used.",
+            description="Reads neurons from models/vitrine_neurons; a file of another model is refused when used.",
             search_aliases=["import neurons"],
             inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file.")],
             outputs=[NeuronsSocket.Output(display_name="NEURONS", tooltip="As they were saved.")],

@@ -125,7 +125,7 @@ def strips(ranking: Ranking, addresses: list[str]) -> torch.Tensor:
 
 
 class SaveFeaturePreset(io.ComfyNode):
-    """Write a preset to output/vitrine_presets."""
+    """Write a preset to models/vitrine_presets."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -162,7 +162,7 @@ class LoadFeaturePreset(io.ComfyNode):
             node_id="VitrineLoadFeaturePreset",
             display_name="Load Feature Preset",
             category=CATEGORY,
-            description="Reads places from output/vitrine_presets; a preset of another model is refused.",
+            description="Reads places from models/vitrine_presets; a preset of another model is refused.",
             search_aliases=["import preset", "load places"],
             inputs=[
                 io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file."),

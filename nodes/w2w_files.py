@@ -39,9 +39,9 @@ class SaveW2WLora(io.ComfyNode):
             node_id="VitrineSaveW2WLora",
             display_name="Save W2W as LoRA",
             category=CATEGORY,
-            description="Writes a model as a LoRA that loads everywhere, in kohya names (ComfyUI, A1111, diffusers) "
-            "or diffusers names, of any rank and precision, and the model itself for later edits, into "
-            "output/vitrine_w2w.",
+            description="Writes a model as a LoRA into models/loras/vitrine, where Load LoRA lists it: in kohya names "
+            "(ComfyUI, A1111, diffusers) or diffusers names, of any rank and precision. Load W2W Model lists the model "
+            "itself, for later edits.",
             search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
             is_output_node=True,
             inputs=[
@@ -79,9 +79,8 @@ class SaveW2WLora(io.ComfyNode):
             before = slider_from.belongs(space).coefficients[0]
             slider = slider_lora(space, before, coefficients, rank or None, one_sided)
             lora, kept = slider.lora, f"\n{slider.summary()}"
-        stem = saved.folder(comfy_w2w.FOLDER) / plain_name(name)
-        path = write_lora(stem.with_name(f"{stem.name}.safetensors"), lora, names, dtype=getattr(torch, dtype))
-        model_path = w2w_model.save(stem.with_name(f"{stem.name}.w2wmodel.safetensors"))
+        path = write_lora(saved.lora_file(name), lora, names, dtype=getattr(torch, dtype))
+        model_path = w2w_model.save(saved.folder(comfy_w2w.FOLDER) / f"{plain_name(name)}.w2wmodel.safetensors")
         return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{model_path}{kept}"))
 
 
@@ -96,7 +95,7 @@ class LoadW2WModel(io.ComfyNode):
             node_id="VitrineLoadW2WModel",
             display_name="Load W2W Model",
             category=CATEGORY,
-            description="Reads a model from output/vitrine_w2w; one of another space is refused when it is used. "
+            description="Reads a model from models/vitrine_w2w; one of another space is refused when it is used. "
             "With a space also encodes a LoRA of your own, and says how much of it the space holds, or takes a "
             "training model by name.",
             search_aliases=["weights2weights", "load identity", "load person", "encode LoRA", "my LoRA", "member"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ import torch
 
 from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
+from ...engine.files import write_whole
 from ...engine.noise import seeded_noise
 from ...engine.progress import Progress
+from .saved import lora_file
 
 if TYPE_CHECKING:
     from ...engine.emd.train_config import EMDTrainConfig
@@ -26,7 +29,9 @@ def bases() -> list[str]:
 def distil(
     base: str, prompts: list[str], name: str, config: EMDTrainConfig, progress: Progress
 ) -> tuple[torch.Tensor, Path]:
-    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its kohya file.
+    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its LoRA file.
+
+    The LoRA and that of its score network, ``<name>-score``, are copied to where every loader lists them.
 
     Raises:
         VitrineError: The name leaves the folder.
@@ -41,12 +46,20 @@ def distil(
     with torch.inference_mode(False), torch.enable_grad():
         parts = training_parts(teacher, prompts, base, folder=folder)
         trainer = parts.trainer(config, folder)
-        file = trainer.run(progress)[0]
+        file = _listed(trainer.run(progress)[0], name)
+        _listed(folder / "score_kohya.safetensors", f"{name}-score")
         with torch.no_grad():
             z = seeded_noise([0, 1, 2, 3], parts.shape).to(trainer.device)
             cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)
             pictures = parts.decode(trainer.generate(z, cond))
     return pictures.permute(0, 2, 3, 1).cpu(), file
+
+
+def _listed(file: Path, name: str) -> Path:
+    def copy(scratch: str) -> None:
+        shutil.copyfile(file, scratch)
+
+    return write_whole(lora_file(name), copy)
 
 
 def with_prediction(model: Any, prediction: str) -> Any:

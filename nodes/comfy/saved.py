@@ -1,4 +1,9 @@
-"""Files the Save nodes wrote below ComfyUI's output folder, and the examples of them that ship with the pack."""
+"""Where the Save nodes write, what the Load nodes list, and the examples that ship with the pack.
+
+What a model is used with stands among ComfyUI's models, in folders that extra_model_paths.yaml can name too: neurons,
+choices of places, models of a space. LoRAs go where every LoRA loader lists them. Activations, which are large and
+belong to pictures, go to the output folder.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,15 @@ import folder_paths
 from ...engine.errors import refuse
 
 SHIPPED = Path(__file__).parents[2] / "engine" / "portraits" / "weights" / "examples"
+MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_w2w")
+"""Kinds of file with a folder of their own among the models."""
+LORAS = "vitrine"
+"""Folder below models/loras, so that ours stand together in every list."""
 _MARK = " (shipped)"
+
+for _kind in MODELS:
+    if _kind not in folder_paths.folder_names_and_paths:
+        folder_paths.add_model_folder_path(_kind, str(Path(folder_paths.models_dir) / _kind))
 
 
 def plain_name(name: str) -> str:
@@ -25,25 +38,41 @@ def plain_name(name: str) -> str:
 
 
 def folder(kind: str) -> Path:
-    """output/<kind>."""
-    return Path(folder_paths.get_output_directory()) / kind
+    """Where a Save node writes: models/<kind> for what has a folder there, else output/<kind>."""
+    return _folders(kind)[0]
 
 
-def listed(kind: str, ending: str) -> list[str]:
-    """Names in output/<kind>, then the shipped example, so that a Load node has something to load at once."""
-    names = sorted(p.name for p in folder(kind).glob(f"*{ending}"))
-    return [*names, *(f"{p.name}{_MARK}" for p in sorted((SHIPPED / kind).glob(f"*{ending}")))]
+def _folders(kind: str) -> list[Path]:
+    """Where a Load node looks; files of earlier versions lie in output/<kind>."""
+    models = map(Path, folder_paths.get_folder_paths(kind)) if kind in MODELS else ()
+    return [*models, Path(folder_paths.get_output_directory()) / kind]
 
 
-def path_of(kind: str, name: str) -> Path:
-    """Where an entry of :func:`listed` lies.
+def lora_file(name: str) -> Path:
+    """models/loras/vitrine/<name>.safetensors, which Load LoRA lists as vitrine/<name>.safetensors.
 
     Raises:
         VitrineError: The name leaves the folder.
     """
-    shipped = name.endswith(_MARK)
-    root = SHIPPED / kind if shipped else folder(kind)
-    return root / plain_name(name.removesuffix(_MARK) if shipped else name)
+    return Path(folder_paths.get_folder_paths("loras")[0]) / LORAS / f"{plain_name(name)}.safetensors"
+
+
+def listed(kind: str, ending: str) -> list[str]:
+    """Names of saved files, then the shipped example, so that a Load node has something to load at once."""
+    names = sorted({p.name for root in _folders(kind) for p in root.glob(f"*{ending}")})
+    return [*names, *(f"{p.name}{_MARK}" for p in sorted((SHIPPED / kind).glob(f"*{ending}")))]
+
+
+def path_of(kind: str, name: str) -> Path:
+    """Where an entry of :func:`listed` lies; of two files of one name the one among the models.
+
+    Raises:
+        VitrineError: The name leaves the folder.
+    """
+    if name.endswith(_MARK):
+        return SHIPPED / kind / plain_name(name.removesuffix(_MARK))
+    paths = [root / plain_name(name) for root in _folders(kind)]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def changed(kind: str, name: str) -> float:

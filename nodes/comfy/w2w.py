@@ -32,7 +32,7 @@ from .saved import plain_name
 
 PEOPLE = "portraits people (shipped)"
 FOLDER = "vitrine_w2w"
-"""Where saved models lie, below output."""
+"""Where saved models lie, below models."""
 _KEY = "vitrine.w2w"
 
 if "w2w" not in folder_paths.folder_names_and_paths:  # another pack may have registered it

@@ -45,7 +45,8 @@ class Comfy:
 
         folder_paths.set_output_directory(str(folder / "output"))
         folder_paths.set_temp_directory(str(folder / "temp"))
-        folder_paths.add_model_folder_path("w2w", str(folder / "w2w"))  # built spaces stay out of the checkout
+        for kind in ("w2w", "vitrine_neurons", "vitrine_presets", "vitrine_w2w", "loras"):  # not into the checkout
+            folder_paths.add_model_folder_path(kind, str(folder / "models" / kind), is_default=True)
         self.execution, self.nodes, self.server = execution, nodes, _Server()
         server.PromptServer.instance = self.server
         self.loop = asyncio.new_event_loop()

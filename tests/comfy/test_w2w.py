@@ -156,13 +156,12 @@ def test_an_export_in_stock_lora_loader(comfy, loaded, space, positive, person, 
 
     comfy_nodes = nodes.NODE_CLASS_MAPPINGS
     (path,) = comfy.call("VitrineSaveW2WLora", space=space, w2w_model=person, name=f"t_{dialect}", names=dialect)
-    kept = folder_paths.folder_names_and_paths["loras"]
-    folder_paths.folder_names_and_paths["loras"] = ([path.rsplit("/", 1)[0]], kept[1])
-    try:
-        with torch.inference_mode():
-            model, _ = comfy_nodes["LoraLoader"]().load_lora(loaded[0], loaded[1], f"t_{dialect}.safetensors", 1.0, 0.0)
-    finally:
-        folder_paths.folder_names_and_paths["loras"] = kept
+    listed = comfy_nodes["LoraLoader"].INPUT_TYPES()["required"]["lora_name"][0]
+    assert f"vitrine/t_{dialect}.safetensors" in listed and not [name for name in listed if "w2wmodel" in name]
+    assert folder_paths.get_full_path("loras", f"vitrine/t_{dialect}.safetensors") == path
+    with torch.inference_mode():
+        entry = f"vitrine/t_{dialect}.safetensors"
+        model, _ = comfy_nodes["LoraLoader"]().load_lora(loaded[0], loaded[1], entry, 1.0, 0.0)
     (ours,) = comfy.call(
         "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
     )
@@ -196,12 +195,8 @@ def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, o
 
 
 def _listed(path):
-    """The entry of a file in output/vitrine_w2w, from then on among models/loras."""
-    import folder_paths
-
-    folder_paths.add_model_folder_path("loras", str(Path(path).parent))
-    folder_paths.filename_list_cache.pop("loras", None)
-    return Path(path).name
+    """The entry of a saved LoRA in every loader's list."""
+    return f"vitrine/{Path(path).name}"
 
 
 def test_positions_on_a_calibrated_slider(comfy, space, person):
@@ -317,7 +312,7 @@ def test_interrupting_an_inversion_stops_the_run_and_saves_the_best(comfy, loade
     finally:
         handle.remove()
         management.interrupt_current_processing(False)
-    best = Path(folder_paths.get_output_directory()) / "vitrine_w2w" / "interrupted.w2wmodel.safetensors"
+    best = Path(folder_paths.get_folder_paths("vitrine_w2w")[0]) / "interrupted.w2wmodel.safetensors"
     assert len(calls) <= 6 and float(W2WModel.load(best).coefficients.abs().max()) > 0
 
 

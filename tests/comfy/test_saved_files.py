@@ -1,0 +1,65 @@
+"""Where saved things land: registered model folders and the list of every LoRA loader; earlier versions' files load."""
+
+from pathlib import Path
+
+from vitrine.engine.nemo import NeuronSet
+
+FOUND = {"down-level0-repeat0-vit-block0-cross-v": (1, 5)}
+
+
+def loads(comfy, node):
+    """What a Load node lists, asked as the page does."""
+    return comfy.nodes.NODE_CLASS_MAPPINGS[node].INPUT_TYPES()["required"]["file"][1]["options"]
+
+
+def test_neurons_are_kept_among_the_models(comfy):
+    import folder_paths
+
+    (path,) = comfy.call("VitrineSaveNeurons", neurons=NeuronSet(FOUND), name="mine")
+    assert Path(path) == Path(folder_paths.get_full_path("vitrine_neurons", "mine.json"))
+    assert "mine.json" in loads(comfy, "VitrineLoadNeurons")
+    assert comfy.call("VitrineLoadNeurons", file="mine.json")[0].neurons == NeuronSet(FOUND).neurons
+
+
+def test_a_folder_of_extra_model_paths_is_listed(comfy, tmp_path):
+    import folder_paths
+
+    NeuronSet(FOUND).save(tmp_path / "shared.json")
+    kept = folder_paths.folder_names_and_paths["vitrine_neurons"]
+    folder_paths.folder_names_and_paths["vitrine_neurons"] = ([*kept[0], str(tmp_path)], kept[1])
+    try:
+        assert "shared.json" in loads(comfy, "VitrineLoadNeurons")
+        assert comfy.call("VitrineLoadNeurons", file="shared.json")[0].neurons == NeuronSet(FOUND).neurons
+    finally:
+        folder_paths.folder_names_and_paths["vitrine_neurons"] = kept
+
+
+def test_what_earlier_versions_wrote_into_the_output_folder_still_loads(comfy):
+    import folder_paths
+
+    old = Path(folder_paths.get_output_directory()) / "vitrine_neurons" / "old.json"
+    old.parent.mkdir(parents=True, exist_ok=True)
+    NeuronSet(FOUND).save(old)
+    assert "old.json" in loads(comfy, "VitrineLoadNeurons")
+    assert comfy.call("VitrineLoadNeurons", file="old.json")[0].neurons == NeuronSet(FOUND).neurons
+    comfy.call("VitrineSaveNeurons", neurons=NeuronSet({k: (7,) for k in FOUND}), name="old")
+    assert loads(comfy, "VitrineLoadNeurons").count("old.json") == 1
+    (newer,) = comfy.call("VitrineLoadNeurons", file="old.json")
+    assert [tuple(v) for v in newer.neurons.values()] == [(7,)], "the one among the models"
+
+
+def test_a_students_lora_is_in_every_loaders_list(comfy):
+    """A run of one step; Load LoRA lists the student and its score network, and our generator knows its contract."""
+    import folder_paths
+
+    import nodes
+
+    settings = {"base": "portraits", "prompts": "a smiling face", "name": "listed", "steps": 1, "batch": 1, "rank": 1}
+    settings |= {"K": 1, "guidance": 1.0, "timestep": 625.0, "diff_instruct": False, "seed": 0}
+    _, file = comfy.call("VitrineEMDDistill", **settings)
+    listed = nodes.NODE_CLASS_MAPPINGS["LoraLoaderModelOnly"].INPUT_TYPES()["required"]["lora_name"][0]
+    assert {"vitrine/listed.safetensors", "vitrine/listed-score.safetensors"} <= set(listed)
+    assert folder_paths.get_full_path("loras", "vitrine/listed.safetensors") == file
+    from vitrine.nodes.comfy.lora import contract_in
+
+    assert contract_in("vitrine/listed.safetensors").timestep == 625.0
