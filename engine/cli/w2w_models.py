@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -134,7 +135,8 @@ class Edit:
 
 @dataclass(frozen=True)
 class Invert:
-    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far."""
+    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command goes on, also after
+    kill -9."""
 
     space: Positional[Path]
     """The space file."""
@@ -181,8 +183,9 @@ class Invert:
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
         names = [f"{p.stem}-inverted" for p in self.pictures[: 1 if self.together else None]]
         masks, bar = self._masks(side), TqdmProgress("inverting")
+        work = self.files.out / f".{names[0]}.work"
         try:
-            model, inversion = pipe.invert_image(space, images, self.prompt, config, masks, bar)
+            model, inversion = pipe.invert_image(space, images, self.prompt, config, masks, bar, work)
         except KeyboardInterrupt as error:
             partial = partial_inversion(error)
             if partial is not None and partial.steps:
@@ -192,6 +195,7 @@ class Invert:
         for (picture, first), last in zip(enumerate(inversion.losses[0][1]), _lowest(inversion.losses), strict=True):
             print(f"{names[picture]}: held-out loss {first:.4f} -> {last:.4f}")
         self.files.write(space, model, names)
+        shutil.rmtree(work, ignore_errors=True)
         print(described(space, model.coefficients))
         return 0
 

@@ -5,6 +5,7 @@ Annotations are not postponed here: ``from_pipe`` reads the component types from
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from ..w2w import (
     encode,
     in_deviations,
     invert,
+    invert_in,
     latent_mask,
     member,
     read_lora,
@@ -96,7 +98,7 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
 
     def invert_image(
         self, space: Space, image: Any, prompt: str, config: InvertConfig | None = None, mask: Any = None,
-        progress: Progress = silent,
+        progress: Progress = silent, folder: str | Path | None = None,
     ) -> tuple[W2WModel, Inversion]:  # fmt: skip
         """A model for each picture.
 
@@ -104,6 +106,7 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
             image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
             prompt: the one the space was trained with, or what the pictures show beside the subject.
             mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
+            folder: keeps the run's state, from which the same call goes on after ``kill -9``, bit for bit.
 
         Raises:
             VitrineError: If ``image`` holds no pictures, or ``mask`` not one for each, and as
@@ -120,7 +123,8 @@ class W2WPipeline(SharedPipeline, StableDiffusionPipeline):
             latent_size = None if masks is None else latent_mask(masks, *latents.shape[-2:])
             with _frozen(self.unet):
                 denoiser = Denoiser.from_diffusers(self)
-                result = invert(denoiser, space, latents, Condition(text), config, latent_size, progress)
+                run = invert if folder is None else partial(invert_in, folder)
+                result = run(denoiser, space, latents, Condition(text), config, latent_size, progress)
         return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
 
     @torch.no_grad()

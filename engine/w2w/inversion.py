@@ -6,22 +6,27 @@ states and latents are encoded once; the published code encodes the picture anew
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from ..compiled import uncompiled
 from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..fingerprint import fingerprint_of
 from ..noise import generators
+from ..ownership import sole_owner
 from ..progress import Progress, silent
-from ..training import set_rate
+from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
-from .delta import DeltaSpace, Space, Stack
-from .manifest import LoraLayer, Manifest
-from .space import WeightSpace
+from .delta import Space
+from .inversion_space import Products, placed
 from .train import learning_rate
 
 
@@ -121,22 +126,44 @@ def invert(
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
-    config = config or InvertConfig()
-    run = _Run(model, _placed(space, latents.device), latents, cond, config, _mask(mask, latents))
-    done = 0
+    return _finished(_Run(model, space, latents, cond, config or InvertConfig(), mask), progress, partial_on)
+
+
+def invert_in(
+    folder: str | Path, model: Denoiser, space: Space, latents: torch.Tensor, cond: Condition,
+    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
+) -> Inversion:  # fmt: skip
+    """:func:`invert` with its state in a folder: the same call goes on where a killed one stopped, bit for bit.
+
+    The state is written whole every ``check_every`` steps, at the end, and when ``progress`` ends the run.
+
+    Raises:
+        VitrineError: As :func:`invert`, and if the folder belongs to a run on other pictures, of another model, space
+            or settings, or to another process.
+    """
+    with sole_owner(folder):
+        run = _Run(model, space, latents, cond, config or InvertConfig(), mask)
+        run.resume(folder)
+        return _finished(run, progress, (), folder)
+
+
+def _finished(
+    run: _Run, progress: Progress, partial_on: tuple[type[BaseException], ...], folder: str | Path | None = None
+) -> Inversion:
+    config = run.config
     try:
-        for step in range(1, config.steps + 1):
-            run.step(step)
-            done = step
-            progress(done, config.steps, None)
+        run_steps(
+            run.step, lambda: run.done, config.steps, config.steps, progress=progress, save_every=config.check_every,
+            save=lambda: None if folder is None else run.save(folder),
+        )  # fmt: skip
     except BaseException as error:
-        partial = run.result(done, interrupted=True)
+        partial = run.result(interrupted=True)
         if isinstance(error, partial_on):
             return partial
         error.partial_inversion = partial  # type: ignore[attr-defined]
         raise
-    run.check(done)
-    return run.result(done)
+    run.check(run.done)
+    return run.result()
 
 
 def partial_inversion(error: BaseException) -> Inversion | None:
@@ -151,29 +178,31 @@ class _Run:
         beta: (M, k) the coefficients in training, of M = B models, or of one for all pictures.
         best: (M, K) the coefficients with the lowest held-out loss so far.
         losses: as in :class:`Inversion`.
+        done: how many steps were made.
     """
 
     def __init__(
-        self, model: Denoiser, space: WeightSpace | _Products, latents: torch.Tensor, cond: Condition,
-        config: InvertConfig, mask: torch.Tensor,
+        self, model: Denoiser, whole: Space, latents: torch.Tensor, cond: Condition, config: InvertConfig,
+        mask: torch.Tensor | None,
     ) -> None:  # fmt: skip
+        device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
+        space = placed(whole.first(k), device)  # what is not trained stays where it is
         self.model, self.space, self.config, self.cond = model, space, config, cond
-        self.latents, self.mask = latents, mask
-        device, k = latents.device, min(config.components or space.dimension, space.dimension)
+        self.latents, self.mask, self.done, self._name = latents, _mask(mask, latents), 0, whole.identity
         # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
         models = 1 if config.together else len(latents)
         self.beta = torch.zeros(models, k, device=device, requires_grad=True)
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
         self.sigma = _spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
-        self.best = torch.zeros(models, space.dimension, device=device)
+        self.best = torch.zeros(models, whole.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
         self._lowest = torch.full((models,), math.inf)
         self._held_out = self._draw(generators([config.seed + 77_777] * len(latents)), 8, True)
 
-    def step(self, number: int) -> None:
+    def step(self) -> None:
         """One Adam step on the coefficients."""
-        config = self.config
+        config, number = self.config, self.done + 1
         with torch.enable_grad():
             loss = self.loss(*self._draw(self._random, config.batch, config.antithetic)).sum()
             if config.prior:  # negative log-density of the sampling Gaussian, up to constants
@@ -181,6 +210,7 @@ class _Run:
             (self.beta.grad,) = torch.autograd.grad(loss, [self.beta])
         set_rate(self.adam, learning_rate(config.lr, config.schedule, number - 1, config.steps))
         self.adam.step()
+        self.done = number
         if number % config.check_every == 0:
             self.check(number)
 
@@ -226,12 +256,49 @@ class _Run:
         self._lowest[better] = losses[better]
         self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]
 
-    def result(self, done: int, interrupted: bool = False) -> Inversion:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same."""
+        digest, cond = hashlib.sha256(), self.cond
+        parts = {"latents": self.latents, "mask": self.mask, "text": cond.text, "pooled": cond.pooled, **cond.extra}
+        for name, part in sorted(parts.items()):
+            if part is not None:
+                digest.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())
+                digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        network = fingerprint_of(uncompiled(self.model.backbone))
+        return {"config": self.config.to_dict(), "space": self._name, "inputs": digest.hexdigest(), "model": network}
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the state, whole or not at all."""
+        tensors = {"beta": self.beta.detach(), "best": self.best, "lowest": self._lowest}
+        tensors |= {f"random{i}": generator.get_state() for i, generator in enumerate(self._random)}
+        facts = {"identity": self.identity, "done": self.done, "losses": self.losses}
+        save_state(folder, {"run": tensors}, {"adam": self.adam}, facts)
+
+    def resume(self, folder: str | Path) -> None:
+        """Goes on from what :meth:`save` wrote there, if there is anything.
+
+        Raises:
+            VitrineError: If that is another run's.
+        """
+        state = load_state(folder, {"adam": self.adam}, self.identity, str(self.beta.device))
+        if state is None:
+            return
+        tensors = state.tensors["run"]
+        with torch.no_grad():
+            self.beta.copy_(tensors["beta"])
+        self.best, self._lowest = tensors["best"], tensors["lowest"].cpu()
+        for i, generator in enumerate(self._random):
+            generator.set_state(tensors[f"random{i}"].cpu())
+        self.done = int(state.facts["done"])
+        self.losses = [(int(step), list(losses)) for step, losses in state.facts["losses"]]
+
+    def result(self, interrupted: bool = False) -> Inversion:
         """The best coefficients; the present ones where none have been checked yet."""
         if not self.losses:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
-        unit = self.space.unit if isinstance(self.space, _Products) else 1.0
-        return Inversion(self.best.cpu() * unit, self.losses, done, interrupted)
+        unit = self.space.unit if isinstance(self.space, Products) else 1.0
+        return Inversion(self.best.cpu() * unit, self.losses, self.done, interrupted)
 
 
 def _spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
@@ -240,67 +307,6 @@ def _spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
     if prior and not len(known):
         raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")
     return torch.where(deviations > 0, deviations, known.min()) if len(known) else deviations
-
-
-@dataclass(frozen=True)
-class _Products:
-    """A delta space where the inversion runs: a model is all training LoRAs' factors, each LoRA's times its share."""
-
-    space: DeltaSpace
-    manifest: Manifest
-
-    @classmethod
-    def of(cls, space: DeltaSpace) -> _Products:
-        layers = {}
-        for path, stack in space.stacks.items():
-            ends = (1,) * (stack.down.ndim - 2)
-            up = stack.up.reshape(*stack.up.shape, *ends)
-            layers[path] = LoraLayer(stack.down, up, float(len(stack.down)))
-        return cls(space, Manifest.of(layers))
-
-    @property
-    def dimension(self) -> int:
-        """K."""
-        return self.space.dimension
-
-    @property
-    def unit(self) -> float:
-        """What a trained number stands for, such that learning rates suit both modes.
-
-        In factors mode each of D standardised weights has a variance of 1, so the coefficients' sum up to D. Here they
-        sum up to the variance of the products; in this unit, to the numbers of one LoRA.
-        """
-        return (self.space.total_variance * self.space.count / self.manifest.size) ** 0.5
-
-    @property
-    def deviations(self) -> torch.Tensor:
-        """(K,) of trained numbers."""
-        return self.space.deviations / self.unit
-
-    def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """(M, k) -> (M, D) in the manifest's order, differentiable; the same products as ``DeltaSpace.stacked``."""
-        shares, parts = self.space.weights(coefficients * self.unit), []
-        for layer in self.manifest:
-            stack = self.space.stacks[layer.path]
-            parts.append(stack.down.flatten().expand(len(shares), -1))
-            parts.append((stack.up * shares[:, None, stack.owner]).flatten(1))
-        return torch.cat(parts, 1)
-
-
-def _placed(space: Space, device: torch.device) -> WeightSpace | _Products:
-    """The space where the inversion runs, in float32: each step decodes with the whole basis."""
-
-    # Loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only.
-    def there(value: torch.Tensor) -> torch.Tensor:
-        value = value.to(device, torch.float32) if value.is_floating_point() else value.to(device)
-        return value.clone() if value.is_inference() else value
-
-    if isinstance(space, WeightSpace):
-        mean, scale, singular = there(space.mean), there(space.scale), there(space.singular_values)
-        return replace(space, mean=mean, scale=scale, components=there(space.components), singular_values=singular)
-    stacks = {path: Stack(there(v.down), there(v.up), there(v.ranks)) for path, v in space.stacks.items()}
-    vectors, singular = there(space.vectors), there(space.singular_values)
-    return _Products.of(replace(space, stacks=stacks, vectors=vectors, singular_values=singular))
 
 
 def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:

@@ -191,3 +191,8 @@ def test_an_interrupted_inversion_keeps_the_best(tmp_path, monkeypatch, capsys):
     assert main([*told, "--out", str(tmp_path)]) == 130
     history = W2WModel.load(tmp_path / "a-inverted.w2wmodel.safetensors").history
     assert history[0]["invert"] == {"steps": 2, "interrupted": True}
+    monkeypatch.undo()
+    assert main([*told, "--out", str(tmp_path)]) == 0 and main([*told, "--out", str(tmp_path / "whole")]) == 0
+    on, whole = (W2WModel.load(d / "a-inverted.w2wmodel.safetensors") for d in (tmp_path, tmp_path / "whole"))
+    assert torch.equal(on.coefficients, whole.coefficients) and on.history[0]["invert"] == {"steps": 9}
+    assert not list(tmp_path.glob("**/.a-inverted.work"))

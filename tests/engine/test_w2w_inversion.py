@@ -1,5 +1,7 @@
 """Inversion (checks 15, 16, 17) against the published loop, written out plainly here."""
 
+import shutil
+
 import pytest
 import torch
 from vitrine.engine.condition import Condition
@@ -14,6 +16,7 @@ from vitrine.engine.w2w import (
     LoraLayer,
     Manifest,
     invert,
+    invert_in,
     latent_mask,
     partial_inversion,
 )
@@ -190,3 +193,47 @@ def test_pictures_together_give_one_model(kind, space, delta, unet):
     masked = invert(denoiser(unet), which, latents, Condition(text), config, mask)
     nearer = (masked.coefficients - alone.coefficients).norm() / (both.coefficients - alone.coefficients).norm()
     assert nearer < 0.1
+
+
+@pytest.mark.parametrize("kind", ["factors", "delta"])
+def test_a_stopped_inversion_goes_on_bit_for_bit(kind, space, delta, unet, tmp_path):
+    """Stopped between two saves: the same as one that never stopped, losses and generators included."""
+    which = space if kind == "factors" else delta
+    args = (denoiser(unet), which, torch.randn(2, 4, 8, 8), Condition(torch.randn(1, 5, 12)))
+    config = InvertConfig(components=4, steps=9, batch=2, check_every=3, lr=0.5, schedule="cosine", prior=1e-3)
+    whole = invert(*args, config)
+    counted = []
+
+    def count(step, total, preview=None):
+        counted.append(step)
+
+    def stop(step, total, preview=None):
+        if step == 5:  # the state on disk is that of step 3, as kill -9 would leave it
+            shutil.copytree(tmp_path / "run", tmp_path / "killed", ignore=shutil.ignore_patterns(".owner*"))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        invert_in(tmp_path / "run", *args, config, progress=stop)
+    killed = invert_in(tmp_path / "killed", *args, config, progress=count)
+    assert counted == [4, 5, 6, 7, 8, 9]
+    counted.clear()
+    resumed = invert_in(tmp_path / "run", *args, config, progress=count)
+    assert counted == [6, 7, 8, 9]
+    for run in (killed, resumed):
+        assert torch.equal(run.coefficients, whole.coefficients) and run.losses == whole.losses
+    again = invert_in(tmp_path / "run", *args, config, progress=count)
+    assert len(counted) == 4 and torch.equal(again.coefficients, whole.coefficients), "a finished run is not made again"
+    with pytest.raises(VitrineError, match="a run with these settings"):
+        invert_in(tmp_path / "run", args[0], which, args[2] + 1, args[3], config)
+    with pytest.raises(VitrineError, match="a run with these settings"):
+        invert_in(tmp_path / "run", *args, InvertConfig(steps=8))
+
+
+def test_only_trained_components_are_placed(space, unet):
+    config = InvertConfig(components=3, steps=2)
+    run = invert(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config)
+    assert run.coefficients.shape == (1, space.dimension) and not run.coefficients[0, 3:].any()
+    from vitrine.engine.w2w.inversion import _Run
+
+    held = _Run(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config, None)
+    assert len(held.space.components) == 3
