@@ -113,7 +113,7 @@ class TapDuringSampling(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
                 io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
-                io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps to keep, counted from 0; or 'all'."),
+                io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps of the run to keep, from 0; or 'all'."),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
@@ -157,7 +157,9 @@ class CollectTaps(io.ComfyNode):
             inputs=[
                 RecorderSocket.Input("recorder", tooltip="From Tap During Sampling."),
                 io.Latent.Input("latent", tooltip="The output of the sampler that used the recording MODEL."),
-                io.Int.Input("step", default=-1, min=-1, max=10_000, tooltip="A recorded step; -1: the last one."),
+                io.Int.Input(
+                    "step", default=-1, min=-1, max=10_000, tooltip="A recorded step of the run; -1: the last."
+                ),
                 io.Combo.Input("half", options=["cond", "uncond"], default="cond", tooltip="Prompted or not."),
             ],
             outputs=[

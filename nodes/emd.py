@@ -54,7 +54,7 @@ def _contract_inputs(several: bool) -> list[Any]:
         ),
         io.Float.Input(
             "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
-            tooltip="Manual: t*, the one time the network is told (999 for most, 399 for DMD2 SDXL, 625 for SiD-LSG).",
+            tooltip="Manual: the one network timestep the student is told (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
         ),
         io.Combo.Input(
             "noise", options=["unit", "vp", "edm"], default="unit",
@@ -184,12 +184,12 @@ class EMDMCMCCorrect(io.ComfyNode):
                 io.Latent.Input("z", tooltip="The z output of EMD One-Step Generator."),
                 io.Int.Input("seed", **_SEED, tooltip="Chain noise of the first picture; picture i has seed + i."),
                 io.Int.Input(
-                    "steps", default=16, min=0, max=1000,
+                    "steps", display_name="chain_steps", default=16, min=0, max=1000,
                     tooltip="Langevin steps; 0 leaves the sample as it is. Two network calls each.",
                 ),
                 io.Float.Input(
                     "chain_timestep", default=399.0, min=1.0, max=999.0, step=1.0,
-                    tooltip="Noise level of the chain; higher moves more.",
+                    tooltip="Noise level of the chain, as a network timestep; higher moves more.",
                 ),
                 io.Float.Input(
                     "step_size", default=0.16, min=0.001, max=1.0, step=0.01,
@@ -263,12 +263,14 @@ class EMDDistill(io.ComfyNode):
                     tooltip="One a line; the student learns these. Empty for portraits: its own 2,000 captions.",
                 ),
                 io.String.Input("name", default="student", tooltip="Folder under output/vitrine_emd; it resumes."),
-                io.Int.Input("steps", default=200, min=1, max=1_000_000, tooltip="Generator updates in all."),
+                io.Int.Input("steps", display_name="training_steps", default=200, min=1, max=1_000_000,
+                             tooltip="Generator updates in all."),
                 io.Int.Input("batch", default=8, min=1, max=256, tooltip="Rows of each update."),
                 io.Int.Input("rank", default=16, min=1, max=256, tooltip="LoRA rank of generator and score network."),
                 io.Int.Input("K", default=4, min=1, max=64, tooltip="Langevin steps; 4 to start with, 8 for release."),
                 io.Float.Input("guidance", default=3.0, min=1.0, max=30.0, step=0.5, tooltip="Of the teacher only."),
-                io.Float.Input("timestep", default=999.0, min=1.0, max=999.0, step=1.0, tooltip="t* of the student."),
+                io.Float.Input("timestep", default=999.0, min=1.0, max=999.0, step=1.0,
+                               tooltip="The one network timestep the student is told."),
                 io.Boolean.Input(
                     "diff_instruct", default=False, tooltip="The baseline instead: one step of noise, z frozen."
                 ),

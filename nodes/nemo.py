@@ -33,7 +33,8 @@ CATEGORY = "Vitrine/nemo"
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
 INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,
-    tooltip="Which of 50 DDIM steps is looked at: 1 (t = 961) is published; small models may need 4 to 15.",
+    tooltip="Which of a run's 50 DDIM steps is looked at, from 0: 1 (timestep 961) is published; small models may need "
+    "4 to 15.",
 )  # fmt: skip
 TAU = io.Float.Input(
     "tau", default=0.0, min=0.0, max=1.0, step=0.001,

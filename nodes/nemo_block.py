@@ -36,8 +36,10 @@ class NEMONeuronBlocker(io.ComfyNode):
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
                 io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
                 io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
-                io.Float.Input("start", default=0.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
-                io.Float.Input("end", default=1.0, min=0.0, max=1.0, step=0.01, tooltip="Part of sampling, 0..1."),
+                io.Float.Input("start", display_name="start_percent", default=0.0, min=0.0, max=1.0, step=0.01,
+                               tooltip="When blocking begins, as a share of the run: 0 is its beginning, 1 its end."),
+                io.Float.Input("end", display_name="end_percent", default=1.0, min=0.0, max=1.0, step=0.01,
+                               tooltip="When blocking ends, as a share of the run: 0 is its beginning, 1 its end."),
                 io.String.Input(
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (0: start token); empty: everywhere.",

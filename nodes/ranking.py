@@ -46,7 +46,8 @@ class RankActivations(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("images", tooltip="Two pictures or more; sixteen give steady scores."),
                 io.String.Input("places", default="*", tooltip="Addresses or globs, such as up-*; * ranks all."),
-                io.Float.Input("timestep", default=50.0, min=0.0, max=1000.0, step=1.0, tooltip="GDF takes 50."),
+                io.Float.Input("timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
+                               tooltip="The network's own timestep, 0 to 999; GDF takes 50."),
                 io.Float.Input("noise", default=0.8, min=0.0, max=10.0, step=0.05,
                                tooltip="Largest noise score, in medians over all places; 0 is no bound."),
                 io.Float.Input("granularity", default=2.0, min=0.0, max=10.0, step=0.1,
@@ -171,7 +172,7 @@ class LoadFeaturePreset(io.ComfyNode):
             outputs=[
                 FeaturePresetSocket.Output(display_name="PRESET", tooltip="As it was saved."),
                 io.String.Output(display_name="addresses", tooltip="Connect to addresses; select 'addresses below'."),
-                io.Float.Output(display_name="timestep", tooltip="The timestep it was chosen at."),
+                io.Float.Output(display_name="timestep", tooltip="The network timestep of the choice."),
             ],
         )
 

@@ -256,7 +256,7 @@ class ApplyW2W(io.ComfyNode):
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 SPACE, MODEL,
                 io.Float.Input("strength", default=1.0, min=-2.0, max=2.0, step=0.05, tooltip="As of a LoRA; 1 is it."),
-                io.Float.Input("start", default=1000.0, min=-1.0, max=1000.0, step=10.0,
+                io.Float.Input("start", display_name="start_timestep", default=1000.0, min=-1.0, max=1000.0, step=10.0,
                                tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "
                                "layout, 400 fine details only, -1 never."),
                 W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),

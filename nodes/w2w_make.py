@@ -152,7 +152,8 @@ class W2WInvert(io.ComfyNode):
                 io.Combo.Input("preset", options=["photo", "out_of_distribution", "quick", "custom"], default="quick",
                                tooltip="photo, out_of_distribution: the paper's. quick: fewer steps, larger batches. "
                                "custom takes the values below."),
-                io.Int.Input("steps", default=usual.steps, min=1, max=10_000, tooltip="custom: Adam steps."),
+                io.Int.Input("steps", display_name="training_steps", default=usual.steps, min=1, max=10_000,
+                             tooltip="custom: Adam steps."),
                 io.Float.Input("lr", default=usual.lr, min=1e-4, max=10.0, step=0.01, tooltip="custom: learning rate."),
                 io.Int.Input("batch", default=4, min=1, max=64, tooltip="custom: noise levels a step."),
                 io.Int.Input("components", default=0, min=0, max=100_000, tooltip="custom: how many; 0 takes all."),

@@ -23,6 +23,14 @@ def _help(node, schema):
     return page.is_file() and page.read_text(encoding="utf-8").startswith(f"# {schema.display_name}\n")
 
 
+TIME = re.compile(r"time|^start|^end|(^|_)steps?$|^late$")
+
+
+def _unit(entry):
+    """A share of the run (ComfyUI's own word for it is percent), the network's timestep, or whole steps."""
+    return re.search(r"(percent|timestep|timestep_index|steps?)$", entry.display_name or entry.id)
+
+
 def _twin(node, schema):
     """The page's last line names what does the same from Python; the name is there."""
     line = (DOCS / f"{schema.node_id}.md").read_text(encoding="utf-8").rstrip().splitlines()[-1]
@@ -44,6 +52,7 @@ CHECKS = {
     "tooltip on every input": lambda node, s: all(i.tooltip for i in s.inputs),
     "tooltip on every output": lambda node, s: all(o.tooltip for o in s.outputs),
     "name on every output": lambda node, s: all(o.display_name for o in s.outputs),
+    "unit of time in the name": lambda node, s: not [i.id for i in s.inputs if TIME.search(i.id) and not _unit(i)],
     "search aliases": lambda node, s: len(s.search_aliases or ()) > 0,
     "help page under its display name": _help,
     "a shipped workflow that uses it": lambda node, s: s.node_id in IN_WORKFLOWS,
