@@ -93,6 +93,25 @@ def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_p
     assert json.loads(twin.read_text()) == api, "workflows/api is stale: run with VITRINE_WRITE_API=1"
 
 
+async def _help_links(driver, address):
+    """Where the links of a node's help lead, as the page's own panel shows them."""
+    async with driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)
+        await tab.evaluate("""(() => {
+            const node = LiteGraph.createNode('VitrineW2WEdit')
+            app.graph.add(node); app.canvas.selectNodes([node]) })()""")
+        await tab.wait_for("!!document.querySelector('[data-testid=info-button]')")
+        await tab.evaluate("document.querySelector('[data-testid=info-button]').click()")
+        await tab.wait_for("!!document.querySelector('a[href*=glossary]')")
+        return await tab.evaluate("[...document.querySelectorAll('a[href*=glossary]')].map(a => a.href)")
+
+
+def test_the_help_panels_links_lead_to_the_glossary(driver, address):
+    links = asyncio.run(_help_links(driver, address))
+    assert {f"{address}/vitrine/glossary.md#{word}" for word in ("space", "slider")} == set(links)
+
+
 def test_the_help_pages_links_open_the_glossary(address):
     """As the page resolves them: from the root, in a new tab, at the word."""
     helps = [p.read_text(encoding="utf-8") for p in (ROOT / "nodes/web/docs").glob("Vitrine*.md")]
