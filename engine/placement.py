@@ -49,10 +49,11 @@ def _wide_enough(dtype: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def onloaded(module: nn.Module) -> Iterator[None]:
-    """While the block is open, submodules may be called one by one, also where offloading fetches the module whole.
+    """While the block is open, submodules may be called one by one, and a backward pass finds the weights it needs.
 
-    Weights fetched by model offloading stay until the pipeline frees its models, as after a forward; those of offloaded
-    groups go back at the end.
+    Offloading may fetch the module whole, or take a group's weights away as soon as the group's forward has ended,
+    when autograd still refers to them. Weights fetched by model offloading stay until the pipeline frees its models,
+    as after a forward; those of offloaded groups stay for the block and go back at its end.
     """
     for hook in _offloading(module):
         hook.pre_forward(module)
@@ -60,9 +61,12 @@ def onloaded(module: nn.Module) -> Iterator[None]:
     try:
         for group in groups.values():
             group.onload_()
+            group.onload_ = group.offload_ = lambda: None
         yield
     finally:
         for group in groups.values():
+            vars(group).pop("onload_", None)
+            vars(group).pop("offload_", None)
             group.offload_()
 
 

@@ -15,6 +15,7 @@ from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..light_gradients import computed_again, copies_its_weights, parts_of
+from ..placement import onloaded
 from ..progress import Progress, silent
 from .block import block
 from .config import check_tau
@@ -125,7 +126,7 @@ def adversarial_embedding(
     if cond.text is None or len(cond.text) != 1 or len(reference) != 1:
         shown = (None if cond.text is None else len(cond.text), len(reference))
         raise refuse("rows of condition and reference", shown, "one each", "verify one prompt and picture at a time")
-    with block(denoiser.backbone, neurons, fingerprint=fingerprint):
+    with onloaded(denoiser.backbone), block(denoiser.backbone, neurons, fingerprint=fingerprint):
         text = optimised_text(denoiser, cond, reference, config, progress)
     return Condition(text.to(cond.text.dtype), cond.pooled, cond.extra)
 

@@ -34,7 +34,7 @@ from ..emd import (
 from ..emd.students import one_step_of
 from ..errors import refuse
 from ..noise import seeded_noise
-from ..placement import upcast_vae
+from ..placement import onloaded, upcast_vae
 from ..progress import Progress, silent
 from .conventions import Generators, noise_sources
 from .encoding import empty_prompt, encoded
@@ -167,7 +167,8 @@ class _OneStep(SharedPipeline):
                 x0 = one_step(student, z, cond, contract)
             else:
                 networks, null = Networks(student, teacher, score), empty_prompt(self, size)
-                x0, _ = correct(networks, z, cond, contract, correction, seeds or list(range(pictures)), null, progress)
+                with onloaded(self.unet):
+                    x0, _ = correct(networks, z, cond, contract, correction, seeds or range(pictures), null, progress)
             images = self._decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 

@@ -22,6 +22,7 @@ from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..noise import generators
 from ..ownership import sole_owner
+from ..placement import onloaded
 from ..progress import Progress, silent
 from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
@@ -152,10 +153,11 @@ def _finished(
 ) -> Inversion:
     config = run.config
     try:
-        run_steps(
-            run.step, lambda: run.done, config.steps, config.steps, progress=progress, save_every=config.check_every,
-            save=lambda: None if folder is None else run.save(folder),
-        )  # fmt: skip
+        with onloaded(run.model.backbone):
+            run_steps(
+                run.step, lambda: run.done, config.steps, config.steps, progress=progress,
+                save_every=config.check_every, save=lambda: None if folder is None else run.save(folder),
+            )  # fmt: skip
     except BaseException as error:
         partial = run.result(interrupted=True)
         if isinstance(error, partial_on):

@@ -40,6 +40,10 @@ def made_small(graph, family):
             given["prompts"] = "\n".join(given["prompts"].splitlines()[:4])
         if node["class_type"] == "VitrineW2WInvert":
             given["steps"] = 1
+        if node["class_type"] == "VitrineRankActivations":
+            given.update(
+                noise=0.0, granularity=0.0
+            )  # no bounds: random weights make noise of pictures: all would be dropped
 
 
 class Owned:

@@ -36,6 +36,12 @@ def test_offloading_changes_nothing(name, family, mode):
     assert error <= equal(name), f"{error:.3g}"
 
 
+@pytest.mark.parametrize("name", ["w2w.invert_image", "emd.correct"])
+def test_gradients_find_the_weights_of_leaves(name):
+    family = next(iter(CALLS[name].kinds))
+    assert difference(placed(name, family, "groups, leaves"), plain(name, family)) <= equal(name)
+
+
 @pytest.mark.parametrize("mode", OFFLOADED)
 @pytest.mark.parametrize("name", ["tap", "emd.one_step"])
 def test_sdxls_vae_is_upcast_where_its_weights_are_away(name, mode):
