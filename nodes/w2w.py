@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ from ..engine.errors import refuse
 from ..engine.w2w import (
     EditConfig,
     Space,
+    SpaceMap,
     W2WModel,
+    at_place,
     blend,
     conditioned,
     contents,
@@ -25,7 +29,9 @@ from ..engine.w2w import (
     sample,
     usual_sampling,
 )
+from .comfy import people
 from .comfy import w2w as comfy_w2w
+from .comfy.lora import NO_STUDENT, student_files
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
 CATEGORY = "Vitrine/w2w"
@@ -50,6 +56,42 @@ def sliders(text: str) -> dict[str, float]:
         except ValueError:
             raise refuse("slider", part.strip(), "label: number", "write beard: 2") from None
     return strengths
+
+
+def place_in(text: str) -> tuple[float, float] | None:
+    """A place of the map, "x y"; None for an empty text.
+
+    Raises:
+        VitrineError: The text is anything else.
+    """
+    words = text.replace(",", " ").split()
+    try:
+        x, y = map(float, words or ("nan", "nan"))
+    except ValueError:
+        raise refuse("place", text, "two numbers from -1 to 1, or nothing", "drag the person on the map") from None
+    return (x, y) if words else None
+
+
+def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
+    """The model by *W2W Edit*'s inputs: dragged to its place on the map, then along the sliders."""
+    strengths: dict[str, float] = {}
+    pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
+    for label, strength in [*pairs, *sliders(str(inputs.get("more", ""))).items()]:
+        if label.strip():
+            strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
+    protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
+    config = EditConfig(protect, calibrated=bool(inputs.get("calibrated", False)))
+    place, rows = place_in(str(inputs.get("place", ""))), model.belongs(space).coefficients
+    if place is not None:
+        drawn = usual_map(space)
+        rows = torch.stack([at_place(space, drawn, row, place) for row in rows])
+        model = model.moved_to(rows, place=list(place))
+    return model.moved_to(edit(space, rows, strengths, config), edit=in_deviations(space, strengths, config))
+
+
+def usual_map(space: Space) -> SpaceMap:
+    """The map in the space's file, or where it has none the first two components."""
+    return map_of(space, method="auto" if "map" in space.info else "components")
 
 
 class LoadSpace(io.ComfyNode):
@@ -95,8 +137,7 @@ def _map(space: Space, label: str) -> torch.Tensor:
     """(1, H, W, 3); white where the space holds too few models for a map."""
     if len(space.coefficients) < 3:
         return torch.ones(1, 768, 768, 3)
-    drawn = map_of(space, method="auto" if "map" in space.info else "components")
-    return torch.from_numpy(np.asarray(map_picture(drawn, label)) / 255).float()[None]
+    return torch.from_numpy(np.asarray(map_picture(usual_map(space), label)) / 255).float()[None]
 
 
 class W2WSample(io.ComfyNode):
@@ -187,28 +228,37 @@ class W2WEdit(io.ComfyNode):
                 io.Boolean.Input("calibrated", default=False, optional=True,
                                  tooltip="Strengths are positions 0 .. 1 of the space's own maps, even in what is "
                                  "seen, instead of deviations. Only for labels that the space has a map of."),
+                io.String.Input("more", default="", multiline=True, optional=True,
+                                tooltip="Further sliders, label: strength, separated by commas or lines."),
+                io.String.Input("place", default="", optional=True,
+                                tooltip="Where on the space's map the model is dragged, x y from -1 to 1; empty leaves "
+                                "it where it stands. Press the button and drag."),
+                io.Model.Input("model", optional=True,
+                               tooltip="Only for the picture in the panel: the base model of your own space."),
+                io.Conditioning.Input("positive", optional=True, tooltip="Only for that picture: the prompt."),
+                io.Vae.Input("vae", optional=True, tooltip="Only for that picture: the VAE of your own model."),
+                io.Combo.Input("student", options=student_files(), default=NO_STUDENT, optional=True,
+                               tooltip="Only for that picture: the one-step student of your own model, a LoRA file "
+                               "that EMD One-Step Generator knows. The shipped people need none."),
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
                 io.String.Output(display_name="report", tooltip="Where it stands now."),
             ],
+            hidden=[io.Hidden.unique_id],
         )  # fmt: skip
 
     @classmethod
     def execute(
-        cls, space: Space, w2w_model: W2WModel, protect: str, calibrated: bool = False, **pairs: Any
-    ) -> io.NodeOutput:
-        """``edit`` with the labels given."""
-        strengths: dict[str, float] = {}
-        for i in range(1, SLIDERS + 1):
-            label = pairs.get(f"label_{i}", "").strip()
-            if label:
-                strengths[label] = strengths.get(label, 0.0) + float(pairs.get(f"strength_{i}", 0.0))
-        config = EditConfig(tuple(p.strip() for p in protect.split(",") if p.strip()), calibrated=calibrated)
-        rows = edit(space, w2w_model.belongs(space).coefficients, strengths, config)
-        moved = w2w_model.moved_to(rows, edit=in_deviations(space, strengths, config))
-        text = described(space, moved.coefficients)
-        return io.NodeOutput(moved, text, ui=ui.PreviewText(text))
+        cls, space: Space, w2w_model: W2WModel, protect: str, model: Any = None, positive: list | None = None,
+        vae: Any = None, student: str = NO_STUDENT, **inputs: Any,
+    ) -> io.NodeOutput:  # fmt: skip
+        """``moved``; the panel on the page is told what the sliders act on."""
+        edited = moved(space, w2w_model, inputs | {"protect": protect})
+        easel = people.easel(space, model, positive, vae, student)
+        people.remember(cls.hidden, people.Panel(space, usual_map, w2w_model, partial(moved, space, w2w_model), easel))
+        text = described(space, edited.coefficients)
+        return io.NodeOutput(edited, text, ui=ui.PreviewText(text))
 
 
 class W2WBlend(io.ComfyNode):

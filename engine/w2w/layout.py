@@ -119,6 +119,60 @@ def neighbours_of(
     return near
 
 
+def place_of(space: Space, drawn: SpaceMap, coefficients: torch.Tensor) -> torch.Tensor:
+    """(2,) where a model (k,) stands on the map: amid its nearest fellows in the space, a training model at its own."""
+    rows = space.coefficients.float()
+    near = _shares(torch.linalg.vector_norm(rows - _as_wide(coefficients, rows.shape[1]), dim=1))
+    return near @ drawn.coordinates
+
+
+def at_place(space: Space, drawn: SpaceMap, coefficients: torch.Tensor, place: tuple[float, float]) -> torch.Tensor:
+    """A model (k,) dragged to a place of the map: it takes over how people there differ from those where it stands.
+
+    What is the model's own stays. At its own place it is what it was, bit for bit, and nowhere does it jump.
+
+    Args:
+        place: x to the right and y upwards, -1 .. 1.
+
+    Raises:
+        VitrineError: If the place lies outside the map.
+    """
+    if not all(-1 <= v <= 1 for v in place):
+        raise refuse("place", " ".join(f"{v:g}" for v in place), "two numbers from -1 to 1", "stay on the map")
+    home, there = place_of(space, drawn, coefficients), torch.tensor(place, dtype=torch.float32)
+    if torch.equal(home, there):
+        return coefficients.clone()
+    width = max(len(coefficients), space.coefficients.shape[1])
+    shift = (_around(drawn, there) - _around(drawn, home)) @ space.coefficients.float()
+    return _as_wide(coefficients, width) + _as_wide(shift, width)
+
+
+def _around(drawn: SpaceMap, place: torch.Tensor) -> torch.Tensor:
+    """(N,) weights of sum 1 of the sqrt(N) models that stand nearest."""
+    distances = torch.linalg.vector_norm(drawn.coordinates - place, dim=1)
+    count = min(len(distances), max(NEIGHBOURS, math.isqrt(len(distances))) + 1)
+    radius = distances.topk(count, largest=False).values[-1].clamp_min(1e-12)
+    # a local mean (Nadaraya 1964, Watson 1964) by the weights of Cleveland 1979, section 2: (1 - (d / R)^3)^3
+    weights = (1 - (distances / radius).clamp(0, 1) ** 3) ** 3
+    return weights / weights.sum() if weights.sum() > 0 else torch.full_like(weights, 1 / len(weights))
+
+
+def _as_wide(coefficients: torch.Tensor, width: int) -> torch.Tensor:
+    """(width,) coefficients, cut or padded with zeros."""
+    return torch.nn.functional.pad(coefficients.float()[:width], (0, max(0, width - len(coefficients))))
+
+
+def _shares(distances: torch.Tensor) -> torch.Tensor:
+    """(N,) weights of sum 1 of the nearest ``NEIGHBOURS``; the first at distance 0 has them all."""
+    radius = distances.topk(min(NEIGHBOURS + 1, len(distances)), largest=False).values[-1]
+    nearest = torch.nn.functional.one_hot(distances.argmin(), len(distances)).float()
+    # Franke & Nielson 1980, modified Shepard: ((R - d)+ / (R d))^2
+    weights = ((radius - distances).clamp_min(0) / (radius * distances)).square()
+    if distances.min() <= 1e-6 * radius or not weights.sum() > 0:
+        return nearest
+    return weights / weights.sum()
+
+
 def _usual_distance(rows: torch.Tensor) -> float:
     """The median distance of two models, of 1,000 spread over all."""
     some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), 1000)).round().long()]

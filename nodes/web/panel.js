@@ -18,9 +18,9 @@ export function chain(object, name, after) {
 }
 
 /** An element as a widget that is neither saved nor sent: the text fields are. */
-export function addPanel(node, name, box) {
-  box.style.minHeight = `${HEIGHT - 40}px`; // Nodes 2.0 would squeeze it beside a preview
-  const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: () => HEIGHT, margin: 6 };
+export function addPanel(node, name, box, height = HEIGHT) {
+  box.style.minHeight = `${height - 40}px`; // Nodes 2.0 would squeeze it beside a preview
+  const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: () => height, margin: 6 };
   const widget = node.addDOMWidget(name, "VITRINE_PANEL", box, options);
   widget.serialize = false;
   return widget;
@@ -30,12 +30,12 @@ export function addPanel(node, name, box) {
  * A button that opens and closes what ``open`` makes: {widget, refresh, close}. Returns {later}, which refreshes the
  * panel once values and links are in place.
  */
-export function foldable(node, label, open) {
+export function foldable(node, label, open, width = 280) {
   let panel = null;
   const show = (wanted) => {
     if (wanted && !panel) {
       panel = open();
-      node.setSize?.([Math.max(node.size[0], 280), Math.max(node.size[1], node.computeSize()[1])]);
+      node.setSize?.([Math.max(node.size[0], width), Math.max(node.size[1], node.computeSize()[1])]);
     } else if (!wanted && panel) {
       panel.close();
       node.removeWidget(panel.widget);
@@ -51,7 +51,7 @@ export function foldable(node, label, open) {
   };
   const button = node.addWidget("button", label, null, press, { serialize: false });
   button.serialize = false;
-  const later = () => setTimeout(() => node.graph && panel?.refresh(), 0);
+  const later = (...news) => setTimeout(() => node.graph && panel?.refresh(...news), 0);
   chain(node, "onConfigure", () => { show(!!node.properties?.[OPEN]); later(); });
   chain(node, "onRemoved", () => panel?.close());
   return { later };

@@ -13,10 +13,12 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (
     DeltaSpace,
+    at_place,
     load_space,
     map_of,
     map_picture,
     neighbours_of,
+    place_of,
     with_directions,
     with_map,
     write_lora,
@@ -46,6 +48,33 @@ def test_the_share_of_neighbours_by_hand():
             for p in (rows, places)]  # fmt: skip
     by_hand = np.mean([len(set(a) & set(b)) / 4 for a, b in zip(*near, strict=True)])
     assert neighbours_kept(rows, places, 4) == pytest.approx(by_hand) and neighbours_kept(rows, rows, 4) == 1
+
+
+def test_a_model_dragged_over_the_map(people):
+    """At its own place it is itself; it takes over what people have where it is dragged, and no step is a jump."""
+    chart = map_of(people, method="components")
+    person = 0.7 * people.coefficients[3] + 0.5 * people.coefficients[8]
+    home, there = place_of(people, chart, person), torch.tensor([-0.6, -0.4])
+    assert torch.equal(at_place(people, chart, person, tuple(home.tolist())), person)
+    shares = torch.arange(401) / 400
+    path = [at_place(people, chart, person, tuple((home + t * (there - home)).tolist())) for t in shares]
+    steps = torch.stack([(b - a).norm() for a, b in zip(path, path[1:], strict=False)])
+    whole = (path[-1] - person).norm()
+    assert steps.max() < 0.05 * whole, "of 400 steps none is a twentieth of the way"
+    ends = [(chart.coordinates - end).norm(dim=1).argsort()[:22] for end in (home, there)]
+    means = [people.coefficients[near].float().mean(0) for near in ends]
+    assert torch.cosine_similarity(path[-1] - person, means[1] - means[0], dim=0) > 0.7, "by weights, not all alike"
+    with pytest.raises(VitrineError, match="place"):
+        at_place(people, chart, person, (1.5, 0.0))
+
+
+def test_where_a_model_stands(people):
+    chart = map_of(people, method="components")
+    stood = place_of(people, chart, people.coefficients[40])
+    assert torch.allclose(stood, chart.coordinates[40], atol=1e-5)
+    short = people.coefficients[3, :30]
+    moved = at_place(people, chart, short, (0.4, 0.2))
+    assert moved.shape == (people.coefficients.shape[1],) and not torch.equal(moved[:30], short)
 
 
 def test_neighbours_and_distances(space):

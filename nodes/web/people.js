@@ -1,0 +1,255 @@
+// The people of W2W Edit: drag the person on the map of the space, pull sliders, and the picture follows in one step.
+// The text fields stay the value (labels, strengths, "more", "place"); this only reads and writes them.
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+import { addPanel, chain, foldable, undoStep } from "./panel.js";
+
+const PAIRS = [1, 2, 3, 4];
+const SENT = ["protect", "calibrated", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
+const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as the loader's map
+const MARGIN = 0.06, HEIGHT = 380;
+
+/** "label: number" lines or commas as [[label, number]]; null if unreadable. */
+function parse(text) {
+  const parts = text.split(/[\n,]/).filter((part) => part.trim());
+  const pairs = parts.map((part) => [part.slice(0, part.lastIndexOf(":")).trim(), Number(part.slice(part.lastIndexOf(":") + 1))]);
+  return pairs.every(([label, number]) => label && Number.isFinite(number)) ? pairs : null;
+}
+
+function styled(tag, css, content = "") {
+  const element = document.createElement(tag);
+  element.style.cssText = css;
+  element.textContent = content;
+  return element;
+}
+
+function colourOf(score, reach) {
+  if (score === null) return "#969696";
+  const share = Math.min(1, Math.max(0, 0.5 + score / (2 * Math.max(reach, 1e-6))));
+  const [from, to, t] = share < 0.5 ? [LOW, MIDDLE, 2 * share] : [MIDDLE, HIGH, 2 * share - 1];
+  return `rgb(${from.map((v, i) => Math.round(v + t * (to[i] - v))).join(",")})`;
+}
+
+/** Reads and writes the node's own widgets. */
+function fieldsOf(node) {
+  const widget = (name) => node.widgets.find((w) => w.name === name);
+  const read = (name) => widget(name)?.value ?? "";
+  const write = (name, value) => {
+    const w = widget(name);
+    if (!w || w.value === value) return;
+    w.value = value;
+    w.callback?.(value, app.canvas, node);
+  };
+  const more = () => parse(String(read("more")));
+  const strength = (label) => {
+    const pairs = PAIRS.filter((i) => String(read(`label_${i}`)).trim() === label).map((i) => +read(`strength_${i}`));
+    const further = (more() ?? []).filter(([l]) => l === label).map(([, number]) => number).slice(-1);
+    return [...pairs, ...further].reduce((a, b) => a + b, 0);
+  };
+  /** A label's strength into its own field, else a free one, else the text "more". */
+  const setStrength = (label, value) => {
+    const change = value - strength(label), round = (v) => Math.round(v * 1000) / 1000;
+    const mine = PAIRS.find((i) => String(read(`label_${i}`)).trim() === label);
+    const listed = more();
+    if (mine) return write(`strength_${mine}`, round(+read(`strength_${mine}`) + change));
+    const free = PAIRS.find((i) => !String(read(`label_${i}`)).trim());
+    if (free && !listed?.some(([l]) => l === label)) {
+      write(`label_${free}`, label);
+      return write(`strength_${free}`, round(value));
+    }
+    if (listed === null) return undefined; // someone's text that is no list stays
+    const others = listed.filter(([l]) => l !== label);
+    return write("more", [...others, [label, round(value)]].map(([l, v]) => `${l}: ${v}`).join("\n"));
+  };
+  const place = () => {
+    const words = String(read("place")).replaceAll(",", " ").trim().split(/\s+/).map(Number);
+    return words.length === 2 && words.every(Number.isFinite) ? words : null;
+  };
+  const inputs = () => Object.fromEntries(SENT.filter(widget).map((name) => [name, read(name)]));
+  return { read, write, strength, setStrength, place, inputs };
+}
+
+function openPeople(node) {
+  const fields = fieldsOf(node);
+  const box = styled("div", "display:flex;flex-direction:column;gap:4px;overflow:hidden;background:#1d1d1d;border-radius:6px;color:#ccc;font:11px sans-serif;padding:4px;box-sizing:border-box");
+  box.className = "vitrine-people";
+  const status = styled("div", "white-space:nowrap;overflow:hidden;text-overflow:ellipsis", "Run once to see the space");
+  const top = styled("div", "display:flex;gap:4px;flex:0 0 190px");
+  const map = styled("canvas", "flex:1;min-width:0;height:190px;background:#fff;border-radius:4px;touch-action:none;cursor:crosshair");
+  const picture = styled("img", "flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:#111;border-radius:4px");
+  const list = styled("div", "overflow-y:auto;flex:1 1 0;min-height:60px");
+  const bar = styled("div", "display:flex;gap:4px");
+  const prompt = styled("input", "flex:1;min-width:0;background:#333;color:#ddd;border:0;border-radius:3px;padding:2px 4px;font:inherit");
+  const seed = styled("input", "width:60px;background:#333;color:#ddd;border:0;border-radius:3px;padding:2px 4px;font:inherit");
+  map.className = "vitrine-map";
+  picture.className = "vitrine-person";
+  prompt.title = "The picture's prompt; of the panel only";
+  seed.type = "number";
+  seed.min = 0;
+  seed.title = "The picture's seed; of the panel only";
+  top.append(map, picture);
+  bar.append(prompt, seed);
+  box.append(status, top, bar, list);
+
+  let space = null, coloured = 0, dragged = false, drawing = false, again = false, closed = false, shown = "";
+  const rows = [];
+
+  // --- the picture: one request at a time, and always the latest values ---
+  const follow = async () => {
+    if (!space || closed || !node.graph) return;
+    if (drawing) { again = true; return; }
+    const inputs = fields.inputs();
+    const body = JSON.stringify({ node: String(node.id), inputs, prompt: prompt.value, seed: Math.max(0, Math.trunc(+seed.value || 0)) });
+    again = false;
+    if (body === shown) return;
+    drawing = true;
+    const began = performance.now();
+    const answer = await api.fetchApi("/vitrine/person", { method: "POST", body }).catch(() => null);
+    const content = await answer?.json().catch(() => null);
+    drawing = false;
+    if (closed) return;
+    shown = answer?.ok ? body : "";
+    if (answer?.ok && content.picture) {
+      picture.src = `data:image/png;base64,${content.picture}`;
+      picture.dataset.turn = (+picture.dataset.turn || 0) + 1;
+      picture.dataset.milliseconds = Math.round(performance.now() - began);
+      picture.dataset.inputs = JSON.stringify(inputs);
+      say("");
+    } else if (answer?.ok) {
+      say("Values change; for a picture connect model, positive and vae, and choose a student");
+    } else if (answer?.status === 409) {
+      say("The graph runs; the picture follows afterwards");
+      setTimeout(follow, 500);
+    } else {
+      say(content?.error ?? "The server does not answer");
+    }
+    if (again) follow();
+  };
+  const say = (text) => { status.textContent = text || `coloured by ${space?.labels[coloured]?.name ?? "nothing"}; drag the person, double-click to take them back`; };
+
+  // --- the map ---
+  const person = () => fields.place() ?? space.person;
+  const side = () => Math.min(map.width, map.height) * (1 - 2 * MARGIN) / 2;
+  const onScreen = ([x, y]) => [map.width / 2 + x * side(), map.height / 2 - y * side()];
+  const draw = () => {
+    const ratio = window.devicePixelRatio || 1;
+    map.width = Math.max(1, Math.round(map.clientWidth * ratio));
+    map.height = Math.max(1, Math.round(map.clientHeight * ratio));
+    if (!space) return;
+    const pen = map.getContext("2d"), label = space.labels[coloured];
+    space.points.forEach((point, i) => {
+      const [x, y] = onScreen(point);
+      pen.fillStyle = label ? colourOf(label.scores[i], label.reach) : `rgb(${LOW.join(",")})`;
+      pen.fillRect(x - 1.5 * ratio, y - 1.5 * ratio, 3 * ratio, 3 * ratio);
+    });
+    const [x, y] = onScreen(person());
+    pen.beginPath();
+    pen.arc(x, y, 6 * ratio, 0, 2 * Math.PI);
+    pen.fillStyle = fields.place() ? "#2fbf71" : "#fff";
+    pen.fill();
+    pen.lineWidth = 2 * ratio;
+    pen.strokeStyle = "#000";
+    pen.stroke();
+  };
+  const drag = (event) => {
+    const shown = map.getBoundingClientRect(); // the page scales the element with its zoom
+    const x = ((event.clientX - shown.left) / shown.width) * map.width, y = ((event.clientY - shown.top) / shown.height) * map.height;
+    const clamp = (v) => Math.min(1, Math.max(-1, v)).toFixed(4);
+    fields.write("place", `${clamp((x - map.width / 2) / side())} ${clamp((map.height / 2 - y) / side())}`);
+    draw();
+    follow();
+  };
+  map.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0 || !space) return;
+    event.stopPropagation();
+    event.preventDefault();
+    map.setPointerCapture(event.pointerId);
+    dragged = true;
+    if (event.detail < 2) drag(event);
+  });
+  map.addEventListener("pointermove", (event) => { if (dragged) drag(event); });
+  map.addEventListener("pointerup", () => { if (dragged) undoStep(); dragged = false; });
+  map.addEventListener("pointercancel", () => { dragged = false; });
+  map.addEventListener("dblclick", (event) => {
+    event.stopPropagation();
+    fields.write("place", "");
+    draw();
+    follow();
+    undoStep();
+  });
+  box.addEventListener("wheel", (event) => { if (!LiteGraph.vueNodesMode && !list.contains(event.target)) app.canvas.processMouseWheel(event); });
+
+  // --- the sliders ---
+  const sliderRow = (label, index) => {
+    const row = styled("label", "display:flex;align-items:center;gap:6px;height:20px");
+    const name = styled("span", "flex:0 0 90px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;cursor:pointer", label.name);
+    const slider = styled("input", "flex:1;min-width:0");
+    const value = styled("span", "flex:0 0 34px;text-align:right");
+    name.title = `colour the map by ${label.name}; the person has ${label.value}, training models reach ${label.reach}`;
+    Object.assign(slider, { type: "range", step: 0.05, className: "vitrine-slider" });
+    slider.dataset.name = label.name;
+    slider.addEventListener("pointerdown", (event) => event.stopPropagation());
+    slider.addEventListener("input", () => {
+      fields.setStrength(label.name, +slider.value);
+      value.textContent = (+slider.value).toFixed(2);
+      follow();
+    });
+    slider.addEventListener("change", undoStep);
+    name.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); coloured = index; say(""); draw(); });
+    row.append(name, slider, value);
+    return { row, slider, value, label };
+  };
+  const showSliders = () => {
+    const even = fields.read("calibrated") === true;
+    const kept = String(fields.read("protect")).split(",").map((p) => p.trim());
+    for (const { slider, value, label } of rows) {
+      const strength = fields.strength(label.name), reach = Math.max(4, Math.ceil(label.reach), Math.abs(strength));
+      Object.assign(slider, { min: even ? 0 : -reach, max: even ? 1 : reach, disabled: kept.includes(label.name) });
+      slider.value = strength;
+      value.textContent = strength.toFixed(2);
+    }
+  };
+
+  const refresh = async (anew = false) => {
+    if (anew || !space) {
+      const answer = await api.fetchApi("/vitrine/space", { method: "POST", body: JSON.stringify({ node: String(node.id) }) }).catch(() => null);
+      if (!answer?.ok || closed) return;
+      space = await answer.json();
+      shown = "";
+      rows.splice(0, rows.length, ...space.labels.map(sliderRow));
+      list.replaceChildren(...rows.map(({ row }) => row));
+      bar.style.display = space.draws ? "flex" : "none";
+      prompt.style.visibility = space.prompt === null ? "hidden" : "visible";
+      prompt.placeholder = space.prompt ?? "";
+      say("");
+    }
+    showSliders();
+    draw();
+    follow();
+  };
+  for (const [field, property, usual] of [[prompt, "vitrine_prompt", ""], [seed, "vitrine_seed", 7]]) {
+    field.value = node.properties[property] ?? usual;
+    field.addEventListener("pointerdown", (event) => event.stopPropagation());
+    field.addEventListener("keydown", (event) => event.stopPropagation());
+    field.addEventListener("change", () => { node.properties[property] = field.value; follow(); undoStep(); });
+  }
+
+  const widget = addPanel(node, "people", box, HEIGHT);
+  const watcher = new ResizeObserver(draw);
+  watcher.observe(map);
+  refresh();
+  return { widget, refresh, close: () => { closed = true; watcher.disconnect(); } };
+}
+
+app.registerExtension({
+  name: "vitrine.people",
+  nodeCreated(node) {
+    if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
+    const panel = foldable(node, "people and sliders", () => openPeople(node), 440);
+    for (const name of SENT) {
+      const widget = node.widgets.find((w) => w.name === name);
+      if (widget) chain(widget, "callback", () => panel.later());
+    }
+    chain(node, "onExecuted", () => panel.later(true));
+  },
+});
