@@ -11,7 +11,7 @@ from typing import Any
 import folder_paths
 
 from ...engine.errors import refuse
-from ...engine.portraits.shipped import PEOPLE_SPACE
+from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE
 from ...engine.w2w import (
     BatchedLora,
     BuildConfig,
@@ -60,9 +60,10 @@ def save_space(space: Space, name: str) -> Path:
 def lora_folders() -> dict[str, Path]:
     """Folders with two LoRA files or more: their names below models/loras -> where they are.
 
-    ``.`` is models/loras itself; another root, such as this pack's own students, goes by its folder's name.
+    ``.`` is models/loras itself; another root, such as this pack's own students, goes by its folder's name. The forty
+    shipped people are here alone: as single LoRAs they would fill every loader's list.
     """
-    folders: dict[str, Path] = {}
+    folders: dict[str, Path] = {PEOPLE: PEOPLE_LORAS} if PEOPLE_LORAS.is_dir() else {}
     for number, root in enumerate(map(Path, folder_paths.get_folder_paths("loras"))):
         for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
             if len(list(folder.glob("*.safetensors"))) > 1:

@@ -1,5 +1,7 @@
 """What the workflows' pictures must be, made with the pipelines from the settings that stand in the API graphs."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
@@ -35,8 +37,19 @@ from vitrine.engine.pipelines import (
     copy_check,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
-from vitrine.engine.portraits.shipped import student_file
-from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, W2WModel, direction, edit, with_directions
+from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
+from vitrine.engine.w2w import (
+    BuildConfig,
+    EditConfig,
+    InvertConfig,
+    SampleConfig,
+    W2WModel,
+    build_space,
+    direction,
+    edit,
+    usual_sampling,
+    with_directions,
+)
 from vitrine.engine.w2w.labels import parse_labels
 from vitrine.evidence.w2w.world import people_space
 from vitrine_tests.comfy.twin_tools import (
@@ -288,6 +301,18 @@ def make_your_own(graph, comfy, folder):
         clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0
         pictures = nemo.vae.decode(clean / nemo.vae.config.scaling_factor).sample
     return {12: slider, 24: (pictures / 2 + 0.5).clamp(0, 1), 33: first_pictures(distil, folder)}
+
+
+def my_loras(graph, comfy):
+    build, train, drawn = graph(4), graph(5), graph(6)
+    space = build_space(PEOPLE_LORAS, BuildConfig(build.mode, build.components or None)).space
+    label = direction(space, parse_labels(train.labels, space.names), train.method, train.components or None)
+    space = with_directions(space, {train.label: label})
+    pipe = pipeline(W2WPipeline)
+    how = usual_sampling(space, components=drawn.components or None, truncation=drawn.truncation or None,
+                         attributes=drawn.attributes, emphasis=drawn.emphasis, inherit=drawn.inherit)  # fmt: skip
+    person = pipe.sample_models(space, [drawn.seed], replace(how, factor=drawn.factor * how.factor))
+    return {11: ksampler(graph, 9, pipe, space=space, model=pipe.edit_model(space, person, sliders(graph(7))))}
 
 
 def first_pictures(s, folder):

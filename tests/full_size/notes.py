@@ -315,7 +315,7 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"set target_width and target_height to (\d+)", target_sizes),
     (r"set your size as target_width and target_height of Resolution Transfer Loader and in Empty Latent Image",
      your_size),
-    (r"set (addresses|places) of ([\w ]+) to ([\w*-]+)", set_of),
+    (r"set (addresses|places|mode) of ([\w ]+) to ([\w*-]+)", set_of),
     (r"empty the (address) of (Activation Picture)", lambda f, name, node: set_of(f, name, node, "")),
     (r"choose a published selection \(([\w.-]+), ([\w.-]+)\) in Activation Tap", choose_selection),
     (r"take tau from NEMO Threshold(?: over 500 or more ordinary captions \(0\.428 for SD 1\.4\))?", take_tau),
