@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from comfy_api.latest import io, ui
 from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
 from ..engine.activations.gdf_protocol import PROTOCOLS
 from ..engine.addresses import AUTO, resolve
-from ..engine.errors import refuse
+from ..engine.errors import VitrineError, refuse
 from .comfy import saved
 from .comfy.model import backbone_of
+from .comfy.progress import show_on
 from .comfy.recording import Recorder, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
@@ -41,6 +43,19 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     if shared:
         return pca_rgb(maps, PCABasis.fit(maps), target).permute(0, 2, 3, 1)
     return torch.cat([pca_rgb(row[None], None, target) for row in maps]).permute(0, 2, 3, 1)
+
+
+def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
+    """IMAGE (1, size, width, 3) of the first row at the first place that has a grid, in colours of its own.
+
+    Raises:
+        VitrineError: No place has a grid, or values are not finite.
+    """
+    activation = next((taps[a] for a in taps if taps[a].grid is not None), None)
+    if activation is None or activation.grid is None:
+        raise refuse("places", list(taps), "one with a grid", "text tokens and attention maps have no picture")
+    height, width = activation.grid
+    return pca_rgb(activation.tensor[:1].float(), None, (size, round(size * width / height))).permute(0, 2, 3, 1)
 
 
 class ActivationTap(io.ComfyNode):
@@ -119,13 +134,20 @@ class TapDuringSampling(io.ComfyNode):
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
                 RecorderSocket.Output(display_name="recorder", tooltip="Read it with Collect Taps after sampling."),
             ],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(cls, model: Any, addresses: str, steps: str) -> io.NodeOutput:
         """Clone and wrap; places are checked now, not in the middle of sampling."""
         resolve(backbone_of(model), addresses)
-        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps)))
+        hidden = cls.hidden
+
+        def watch(taps: Activations) -> None:
+            with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
+                show_on(hidden, first_picture(taps))
+
+        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps), watch))
 
 
 def parse_steps(text: str) -> Any:

@@ -38,19 +38,42 @@ class Recorder:
         return self.record[chosen][half]
 
 
-def record_sampling(model: Any, addresses: str, steps: set[int] | Callable[[int], bool]) -> tuple[Any, Recorder]:
+def record_sampling(
+    model: Any, addresses: str, steps: set[int] | Callable[[int], bool],
+    watch: Callable[[Activations], None] | None = None,
+) -> tuple[Any, Recorder]:  # fmt: skip
     """A clone that records while it is sampled, and the recorder. Other clones never see its hooks.
 
     The hooks exist only inside this clone's sampling runs, and go when a run ends, fails or is interrupted.
+
+    Args:
+        watch: called with the prompted half of each recorded step, as soon as that is over.
     """
     recorder = Recorder()
+    wanted = steps if callable(steps) else steps.__contains__
 
     @contextmanager
     def recording(run: Run) -> Iterator[None]:
         network = backbone_of(run.guider.model_patcher)
-        with tap_steps(network, addresses, steps, rows=_halves, count="timesteps") as record:
+        shown: list[int] = []
+
+        def look() -> None:
+            record = recorder.record
+            latest = list(record or ())[-1:]
+            if watch is None or not record or latest == shown or "cond" not in record[latest[0]]:
+                return
+            shown[:] = latest
+            watch(record[latest[0]]["cond"])
+
+        def before(step: int) -> bool:
+            look()  # the step before this one is over
+            return wanted(step)
+
+        recorder.record = None
+        with tap_steps(network, addresses, before, rows=_halves, count="timesteps") as record:
             recorder.record = record
             yield
+            look()
 
     return around_sampling(model, _KEY, recording), recorder
 

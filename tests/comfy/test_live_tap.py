@@ -1,0 +1,93 @@
+"""*Tap During Sampling* shows what its place sees while the sampler runs, in ComfyUI's real page."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+BUILD = """(async () => {
+    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
+    const model = add('VitrineLoadPortraits', 60, 80), text = add('CLIPTextEncode', 60, 300)
+    const size = add('EmptyLatentImage', 60, 560), tap = add('VitrineTapDuringSampling', 480, 80)
+    const sampler = add('KSampler', 960, 80), decode = add('VAEDecode', 1300, 80)
+    const shown = add('PreviewImage', 1300, 200)
+    const set = (n, name, v) => { n.widgets.find(w => w.name === name).value = v }
+    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
+    set(text, 'text', 'a smiling face with navy shirt on blue'); set(size, 'width', 64); set(size, 'height', 64)
+    set(tap, 'addresses', 'ADDRESS'); set(tap, 'steps', '0 3 7'); set(sampler, 'steps', 8)
+    join(model, 1, text, 'clip'); join(model, 0, tap, 'model'); join(tap, 0, sampler, 'model')
+    join(text, 0, sampler, 'positive'); join(text, 0, sampler, 'negative'); join(size, 0, sampler, 'latent_image')
+    join(sampler, 0, decode, 'samples'); join(model, 2, decode, 'vae'); join(decode, 0, shown, 'images')
+    window.tap = tap; window.seen = []; window.ended = []
+    const { api } = await import('/scripts/api.js')
+    api.addEventListener('b_preview_with_metadata', async ({ detail }) => {
+        if (detail.displayNodeId !== String(tap.id)) return
+        const entry = { running: !window.ended.length }
+        window.seen.push(entry)
+        entry.bytes = Array.from(new Uint8Array(await detail.blob.arrayBuffer())).join()
+    })
+    api.addEventListener('execution_success', () => window.ended.push(1))
+    await new Promise(r => setTimeout(r, 500))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
+})()"""
+ON_NODE = "[...document.querySelectorAll(`[data-node-id='${tap.id}'] img`)].map(i => i.naturalWidth)"
+
+
+async def _walk(driver, address, vue, place):
+    async with driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)
+        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false").replace("ADDRESS", place))
+        await tab.evaluate("app.queuePrompt(0)")
+        await tab.wait_for("window.ended.length && window.seen.every(s => s.bytes)")
+        await asyncio.sleep(1)
+        if os.environ.get("VITRINE_SHOT"):
+            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"tap-{'vue' if vue else 'classic'}.png")
+        on_node = await tab.evaluate(ON_NODE if vue else "(tap.imgs ?? []).map(i => i.naturalWidth)")
+        return await tab.evaluate("window.seen"), on_node, tab.console
+
+
+@pytest.mark.parametrize("vue", [False, True] if os.environ.get("VITRINE_HARD") else [True])
+def test_pictures_arrive_while_it_runs(driver, tmp_path, vue):
+    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
+        seen, on_node, errors = asyncio.run(_walk(driver, address, vue, "mid-vit-out"))
+    assert len(seen) == 3 and len({s["bytes"] for s in seen}) == 3, "after steps 0, 3 and 7"
+    assert sum(s["running"] for s in seen) >= 2 and on_node == [256]
+    assert not [e for e in errors if "itrine" in e]
+
+
+def test_only_recorded_steps_are_watched_and_the_run_is_the_same(comfy):
+    import torch
+    from vitrine.nodes.activations import first_picture
+    from vitrine.nodes.comfy.recording import record_sampling
+
+    model, clip, _ = comfy.call("VitrineLoadPortraits")
+    with torch.inference_mode():
+        positive = clip.encode_from_tokens_scheduled(clip.tokenize("a smiling face"))
+
+    def sample(patched):
+        import comfy.sample
+
+        noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
+        with torch.inference_mode():
+            return comfy.sample.sample(
+                patched, noise, 5, 2.0, "euler", "normal", positive, positive, torch.zeros(1, 4, 16, 16), seed=3,
+                disable_pbar=True,
+            )  # fmt: skip
+
+    watched = []
+    for steps in ({0, 2, 4}, lambda step: step in (0, 2, 4)):
+        watched.clear()
+        patched, recorder = record_sampling(model, "mid-vit-out", steps, watched.append)
+        assert torch.equal(sample(patched), sample(model))
+        assert [taps.info.step for taps in watched] == [0, 2, 4]
+        last = first_picture(recorder.activations(-1, "cond"))
+        assert torch.equal(first_picture(watched[-1]), last) and last.shape == (1, 256, 256, 3)
+        assert not torch.equal(first_picture(watched[0]), last)
+    sample(patched)
+    assert len(watched) == 6, "each run anew"
