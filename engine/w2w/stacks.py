@@ -162,8 +162,9 @@ def _formed(stack: Stack, memory: int) -> torch.Tensor:
     rows = max(1, min(out, memory // (8 * width * (n + 2))))
     ends = stack.ranks.cumsum(0).tolist()
     products, side = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 8))
+    space = torch.empty(n, rows * width, dtype=torch.float64)  # once: a second would stand beside it
     for first in range(0, out, rows):
-        changes = torch.zeros(n, min(rows, out - first) * width, dtype=torch.float64)
+        changes = space[:, : min(rows, out - first) * width]
         for i, (end, rank) in enumerate(zip(ends, stack.ranks.tolist(), strict=True)):
             own = slice(end - rank, end)
             up, down = stack.up[first : first + rows, own].double(), stack.down[own].flatten(1).double()

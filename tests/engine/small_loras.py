@@ -1,6 +1,9 @@
 """LoRAs of three layers for the tests of files and spaces."""
 
+import weakref
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vitrine.engine.w2w import (
     LoraLayer,
 )
@@ -27,3 +30,22 @@ def deltas(found):
 
 def same(a, b, atol=1e-6):
     return a.keys() == b.keys() and all(torch.allclose(a[k], b[k], atol=atol) for k in a)
+
+
+class Held(TorchDispatchMode):
+    """Bytes of all tensors that are alive, and the most there ever were, counted by their storages."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.most = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            storage = out.untyped_storage()
+            views, _ = self.alive.get(storage.data_ptr(), ([], 0))
+            self.alive[storage.data_ptr()] = ([*views, weakref.ref(out)], storage.nbytes())
+        living = {k: ([v for v in views if v() is not None], size) for k, (views, size) in self.alive.items()}
+        self.alive = {k: (views, size) for k, (views, size) in living.items() if views}
+        self.most = max(self.most, sum(size for _, size in self.alive.values()))
+        return out

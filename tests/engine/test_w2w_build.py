@@ -1,11 +1,8 @@
 """Building a space from a folder of LoRAs: bad files, the gauge test, both modes, folders larger than memory."""
 
-import weakref
-
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import (
@@ -22,7 +19,7 @@ from vitrine.engine.w2w import (
 from vitrine.engine.w2w.export import kohya
 from vitrine.engine.w2w.low_rank import refactor
 from vitrine.engine.w2w.stacks import Stack, gram
-from vitrine_tests.engine.small_loras import SHAPES, deltas, lora, same
+from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
 
 pytestmark = pytest.mark.rounding
 
@@ -153,23 +150,6 @@ def test_gram_equals_the_formed_products(memory):
     assert (found - explicit @ explicit.T).norm() / found.norm() < 1e-10
 
 
-class _Held(TorchDispatchMode):
-    """Bytes of all tensors that are alive, and the most there ever were, counted by their storages."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.most = {}, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            storage = out.untyped_storage()
-            self.alive[storage.data_ptr()] = (weakref.ref(out), storage.nbytes())
-        self.alive = {k: v for k, v in self.alive.items() if v[0]() is not None}
-        self.most = max(self.most, sum(size for _, size in self.alive.values()))
-        return out
-
-
 def test_products_of_many_factors_stay_within_the_memory_and_are_made_once():
     """12 LoRAs of rank 64: the products of all pairs of factors at once would take 4.7 MB, thrice."""
     random, rank, count, side = torch.Generator().manual_seed(0), 64, 12, 96
@@ -177,7 +157,7 @@ def test_products_of_many_factors_stay_within_the_memory_and_are_made_once():
                                   1.0)} for _ in range(count)]  # fmt: skip
     stacks = {"a.to_q": Stack.of("a.to_q", loras)}
     budget, factors = 2**20, rank * count
-    with _Held() as held, FlopCounterMode(display=False) as counted:
+    with Held() as held, FlopCounterMode(display=False) as counted:
         products = gram(stacks, memory=budget)
     assert held.most <= 1.5 * budget
     # B^T B' and A A'^T of each pair of factors in one order; blocks on the diagonal in both

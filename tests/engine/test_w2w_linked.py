@@ -7,8 +7,8 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import BuildConfig, build_space, encode, load_space, read_lora, write_lora
 from vitrine.engine.w2w.gram_state import GramState
-from vitrine.engine.w2w.stacks import TOGETHER, Stack, gram
-from vitrine_tests.engine.small_loras import SHAPES, deltas, lora, same
+from vitrine.engine.w2w.stacks import TOGETHER, Stack, gram, multiplications
+from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
 
 
 @pytest.fixture
@@ -111,3 +111,14 @@ def test_a_model_of_more_factors_than_stand_side_by_side():
     wanted = sum(c * lora(i, rank=1000)[path].delta().double() for i, c in enumerate(shares.tolist()))
     assert len(stack.down) > TOGETHER
     assert (stack.total(shares) - wanted).norm() / wanted.norm() < 1e-6
+
+
+def test_formed_changes_stay_within_the_memory():
+    """8 LoRAs of rank 64 on 400 x 400, formed some rows at a time: all at once would take 10 MB."""
+    stacks = {"a.to_q": Stack.of("a.to_q", [lora(i, 64, shapes={"a.to_q": (400, 400)}) for i in range(8)])}
+    paired, formed = multiplications(8, 512, 400, 400)
+    budget, factors = 2**22, 4 * sum(v.down.numel() + v.up.numel() for v in stacks.values())
+    with Held() as held:
+        products = gram(stacks, memory=budget)
+    assert formed < paired and held.most <= budget + factors
+    assert torch.allclose(products, gram(stacks), rtol=1e-12)
