@@ -27,7 +27,7 @@ from ..progress import Progress, silent
 from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
-from .inversion_space import Products, placed
+from .inversion_space import Products, placed, spread
 from .train import learning_rate
 
 
@@ -195,7 +195,7 @@ class _Run:
         models = 1 if config.together else len(latents)
         self.beta = torch.zeros(models, k, device=device, requires_grad=True)
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
-        self.sigma = _spread(space.deviations[:k], config.prior).to(device)
+        self.sigma = spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
         self.best = torch.zeros(models, whole.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
@@ -301,14 +301,6 @@ class _Run:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
         unit = self.space.unit if isinstance(self.space, Products) else 1.0
         return Inversion(self.best.cpu() * unit, self.losses, self.done, interrupted)
-
-
-def _spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
-    """Deviations for the prior; they fall with the component, so the last one known bounds those unknown (zero)."""
-    known = deviations[deviations > 0]
-    if prior and not len(known):
-        raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")
-    return torch.where(deviations > 0, deviations, known.min()) if len(known) else deviations
 
 
 def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:

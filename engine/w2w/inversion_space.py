@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..errors import refuse
 from .delta import DeltaSpace, Space
 from .manifest import LoraLayer, Manifest
 from .space import WeightSpace
@@ -71,3 +72,11 @@ def placed(space: Space, device: torch.device) -> WeightSpace | Products:
     stacks = {path: Stack(there(v.down), there(v.up), there(v.ranks)) for path, v in space.stacks.items()}
     vectors, singular = there(space.vectors), there(space.singular_values)
     return Products.of(replace(space, stacks=stacks, vectors=vectors, singular_values=singular))
+
+
+def spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
+    """(K,) deviations for the prior; they fall with the component, so the last one known bounds those unknown (zero)."""
+    known = deviations[deviations > 0]
+    if prior and not len(known):
+        raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")
+    return torch.where(deviations > 0, deviations, known.min()) if len(known) else deviations
