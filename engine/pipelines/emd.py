@@ -168,7 +168,9 @@ class _OneStep(SharedPipeline):
             else:
                 networks, null = Networks(student, teacher, score), empty_prompt(self, size)
                 with onloaded(self.unet):
-                    x0, _ = correct(networks, z, cond, contract, correction, seeds or range(pictures), null, progress)
+                    x0, _ = correct(
+                        networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress
+                    )
             images = self._decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 

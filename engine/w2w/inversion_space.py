@@ -75,7 +75,7 @@ def placed(space: Space, device: torch.device) -> WeightSpace | Products:
 
 
 def spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
-    """(K,) deviations for the prior; they fall with the component, so the last one known bounds those unknown (zero)."""
+    """(K,) deviations for the prior: they fall with the component, so the last known one bounds unknown ones (zero)."""
     known = deviations[deviations > 0]
     if prior and not len(known):
         raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")
