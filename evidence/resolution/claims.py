@@ -76,19 +76,19 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
     figure="flow portraits of 128 px drawn at 256 x 256 and 320 x 192: share of the prompt's attributes that are shown",
     target="at 256 x 256 YaRN shows more than positions as they stand, and every dynamic mode more than its static one "
     "(95 % intervals of the paired difference above 0)",
-    minutes=14, quick_minutes=0.8,
+    minutes=14, quick_minutes=0.4,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Every way to scale rotary positions on the same prompts and seeds, beside the picture of 128 px enlarged.
 
     Shown attributes are read at 64 px, so they say whether there is one portrait; the Frechet distance is to renders of
-    that size in the readout's features; detail is the energy of the finest octave, 1 as in renders. ``quick`` draws 8
+    that size in the readout's features; detail is the energy of the finest octave, 1 as in renders. ``quick`` draws 4
     pictures of one size in two modes and judges YaRN alone.
     """
     from ...engine.portraits.flow import load_flow_portraits
     from ...engine.portraits.scenes import sample_scenes
 
-    flow, net, count = load_flow_portraits(model), load_readout(), 8 if quick else 32
+    flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else 32
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
     arms, sizes = (QUICK_ARMS, SIZES[:1]) if quick else ((positions.ENLARGED, *positions.ARMS), SIZES)
     looks: dict[tuple[int, int], dict[str, positions.Look]] = {size: {} for size in sizes}

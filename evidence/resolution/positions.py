@@ -19,7 +19,7 @@ from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
 from ...engine.progress import Progress
 from ...engine.resolution import ResolutionTransferConfig
-from ..metrics import frechet_distance
+from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, Readout, read, shown_mask
 
 FIRST, REFERENCE, SEEDS = 8_600_000, 8_700_000, 40_000
@@ -76,7 +76,7 @@ def judge(net: Readout, images: torch.Tensor, scenes: Scenes) -> Look:
     shown = shown_mask(wanted)
     right = torch.stack([seen.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
     hits = (right & shown).sum(1) / shown.sum(1)
-    detail = float(fine(square(images)) / fine(drawn))
+    detail = float(fine_detail(square(images)).mean() / fine_detail(drawn).mean())
     return Look(hits, frechet_distance(seen.features, reference.features), detail)
 
 
@@ -85,12 +85,6 @@ def square(images: torch.Tensor) -> torch.Tensor:
     height, width = images.shape[-2:]
     left = (width - height) // 2
     return images[..., left : left + height]
-
-
-def fine(images: torch.Tensor) -> torch.Tensor:
-    """Mean square of what is lost when pictures are halved and enlarged again."""
-    halved = functional.interpolate(functional.avg_pool2d(images, 2), scale_factor=2.0, mode="bilinear")
-    return (images - halved).square().mean()
 
 
 def _at_64(net: Readout, images: torch.Tensor) -> Reading:

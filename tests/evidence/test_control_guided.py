@@ -1,0 +1,31 @@
+"""Pictures under Eq. 2 are those of plain guidance where Eq. 2 is plain guidance, and detail is what it says."""
+
+import pytest
+import torch
+from vitrine.engine.control import GuidanceConfig
+from vitrine.engine.portraits import render, sample_scenes
+from vitrine.evidence.control.claims import prompts_of
+from vitrine.evidence.control.controlled_transformer import ControlledTransformer
+from vitrine.evidence.control.guided import draw_guided
+from vitrine.evidence.metrics import fine_detail
+
+
+@pytest.fixture(scope="module")
+def model():
+    return ControlledTransformer.open("power-cosine")
+
+
+def test_without_control_guidance_it_is_plain_guidance(model, no_hooks_left):
+    _, prompts, seeds = prompts_of(3)
+    plain = model.draw(prompts, seeds, steps=4, guidance=2.0)
+    ours = draw_guided(model, prompts, seeds, GuidanceConfig(2.0, 1.0, skip_below=0.0), steps=4)
+    assert (plain - ours).abs().max() < 1e-4
+    stronger = draw_guided(model, prompts, seeds, GuidanceConfig(2.0, 1.375), steps=4)
+    assert (stronger - ours).abs().max() > 1e-3
+
+
+def test_fine_detail_is_lost_by_enlarging():
+    images = render(sample_scenes(range(8_660_000, 8_660_004))).images
+    small = torch.nn.functional.interpolate(images, (32, 32), mode="area")
+    enlarged = torch.nn.functional.interpolate(small, (64, 64), mode="bilinear")
+    assert fine_detail(images).shape == (4,) and bool((fine_detail(enlarged) < fine_detail(images) / 3).all())
