@@ -101,7 +101,7 @@ def test_both_ways_to_the_products(memory):
         formed = torch.stack([torch.cat([v.flatten() for v in deltas(x).values()]) for x in loras]).double()
         products = gram(stacks, memory=memory)
         assert (products - formed @ formed.T).norm() / products.norm() < 1e-6
-        assert torch.equal(products, products.T)
+        assert (products - products.T).abs().max() <= 1e-12 * products.abs().max()  # eigh reads one triangle
 
 
 def test_a_model_of_more_factors_than_stand_side_by_side():
