@@ -277,8 +277,8 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     _, prompts, _ = prompts_of(count, first)
     seeds = list(range(first, first + count))
     transformer, details = ControlledTransformer.open("power-cosine"), {}
-    told = {size: {"height": float(size), "width": float(size)} for size in SIZES}
-    detail = {f"size {size}": fine_detail(transformer.draw(prompts, seeds, sides)) for size, sides in told.items()}
+    sides_of = {size: {"height": float(size), "width": float(size)} for size in SIZES}
+    detail = {f"size {size}": fine_detail(transformer.draw(prompts, seeds, sides)) for size, sides in sides_of.items()}
     detail["no control"] = fine_detail(transformer.draw(prompts, seeds, silent_controls=True))
     progress(1, 1, None)
     gains = {}
