@@ -34,10 +34,10 @@ class FlowLatentFormat(comfy.latent_formats.LatentFormat):
 class FlowPortraits(comfy.supported_models.Flux):
     """Flux's model class at another width, without a shift of its noise levels."""
 
-    def __init__(self, unet_config: dict, folder: str | Path, shift: float) -> None:
+    def __init__(self, unet_config: dict, folder: str | Path, shift: float, side: int) -> None:
         self.sampling_settings = {"shift": shift}
         super().__init__(unet_config)
-        self.latent_format = FlowLatentFormat(folder)
+        self.latent_format, self.trained_side = FlowLatentFormat(folder), side
 
 
 def load_flow_model(folder: str, disable_dynamic: bool = False) -> Any:
@@ -45,7 +45,8 @@ def load_flow_model(folder: str, disable_dynamic: bool = False) -> Any:
     config, weights = read_part(folder, "transformer")
     scheduler = json.loads((Path(folder) / "scheduler" / "scheduler_config.json").read_text())
     shift = torch.tensor(float(scheduler["shift"])).log().item()  # ComfyUI's Flux counts a shift by its logarithm
-    model_config = FlowPortraits(_config(config), folder, shift)
+    side = json.loads((Path(folder) / "vae" / "config.json").read_text())["sample_size"]
+    model_config = FlowPortraits(_config(config), folder, shift, side)
     model_config.set_inference_dtype(torch.float32, None)
     offload = comfy.model_management.unet_offload_device()
     model = model_config.get_model({}, "", device=offload)

@@ -141,3 +141,9 @@ def test_a_live_preview_of_a_shipped_model_shows_the_picture_roughly(comfy, name
     shown = torch.stack([preview(model, row[None]) for row in latents])
     off, flat = (shown - rough).square().mean(), (rough.mean((1, 2), keepdim=True) - rough).square().mean()
     assert off < 0.6 * flat, "one flat colour is no preview"
+
+
+def test_the_model_says_the_size_it_was_trained_at(parts):
+    from vitrine.nodes.comfy.resolution import facts_of
+
+    assert facts_of(parts[0]).train_size == (128, 128), "not Flux's own 1024"

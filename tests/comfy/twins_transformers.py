@@ -60,6 +60,31 @@ def highest(wide, steps):
         return float(wide.pipe.scheduler.sigmas[0])
 
 
+def twice_the_size(graph, comfy):
+    """Plain FluxPipeline for the model as it stands, and the two plans around it."""
+    from vitrine.engine.portraits.flow import load_flow_portraits
+
+    found, pipe = {}, load_flow_portraits().pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    for shown, sampler, transfer in ((12, 10, None), (15, 13, 5), (18, 16, 6)):
+        s, size = graph(sampler), graph(graph(sampler).latent_image[0])
+        rows, sides = size.batch_size, (size.height // 8, size.width // 8)
+        noise = torch.randn((rows, 16, *sides), generator=torch.Generator().manual_seed(s.seed))
+        drawn = pipe
+        if transfer is not None:
+            t = graph(transfer)
+            how = {"schedule": t.schedule, "pos_embed": t.pos_embed}
+            drawn = ResolutionTransferPipeline.from_pipe(
+                pipe, ResolutionTransferConfig((t.target_width, t.target_height), train_size=(128, 128), **how)
+            )
+        found[shown] = drawn(
+            [graph.text(s.positive)] * rows, negative_prompt=[graph.text(s.negative)] * rows, true_cfg_scale=s.cfg,
+            latents=pipe._pack_latents(noise, rows, 16, *sides), num_inference_steps=s.steps, height=size.height,
+            width=size.width, max_sequence_length=24, output_type="pt",
+        ).images  # fmt: skip
+    return found
+
+
 # --- control -------------------------------------------------------------------------------------------------------
 def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, control=1.0, schedule="normal"):
     """(B, 3, H, W) pictures of a portraits transformer told sizes; ``prompt`` may be text states."""
