@@ -11,11 +11,11 @@ from ..engine.errors import refuse
 from ..engine.w2w import (
     Space,
     W2WModel,
+    change_kept,
     described,
     encode,
     materialise,
     read_lora,
-    share_kept,
     slider_lora,
     write_lora,
 )
@@ -72,9 +72,8 @@ class SaveW2WLora(io.ComfyNode):
         """Files are written whole; those of the same name are replaced."""
         coefficients = w2w_model.belongs(space).coefficients[0]
         if slider_from is None:
-            exact = materialise(space, coefficients)
-            lora = materialise(space, coefficients, rank) if rank else exact
-            kept = f"\nrank {rank} keeps {share_kept(exact, lora):.1%} of the change" if rank else ""
+            lora = materialise(space, coefficients, rank or None)
+            kept = f"\nrank {rank} keeps {change_kept(space, coefficients, lora):.1%} of the change" if rank else ""
         else:
             before = slider_from.belongs(space).coefficients[0]
             slider = slider_lora(space, before, coefficients, rank or None, one_sided)

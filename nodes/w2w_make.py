@@ -16,7 +16,7 @@ from ..engine.w2w import (
     W2WModel,
     described,
     direction,
-    invert,
+    invert_below,
     latent_mask,
     member_names,
     partial_inversion,
@@ -58,6 +58,11 @@ class BuildSpace(io.ComfyNode):
                                "auto tests which, and the report says why."),
                 io.Int.Input("components", default=0, min=0, max=100_000, tooltip="How many to keep; 0 keeps all."),
                 io.String.Input("base", default="", tooltip="Name of the base model, for the record."),
+                io.Model.Input("model", optional=True,
+                               tooltip="The base model, from a checkpoint loader: only with it DoRAs are read too."),
+                io.Boolean.Input("linked", default=False, optional=True,
+                                 tooltip="delta: leave the LoRAs' factors in their files, which must then stay; for "
+                                 "folders larger than memory."),
             ],
             outputs=[
                 W2WSpaceSocket.Output(display_name="SPACE", tooltip="Also saved, for Load W2W Space."),
@@ -66,9 +71,12 @@ class BuildSpace(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, folder: str, name: str, mode: str, components: int, base: str) -> io.NodeOutput:
+    def execute(
+        cls, folder: str, name: str, mode: str, components: int, base: str, model: Any = None, linked: bool = False
+    ) -> io.NodeOutput:
         """``build_space``; after an interruption it resumes."""
-        built = comfy_w2w.build(folder, name, BuildConfig(mode, components or None, base=base))
+        config = BuildConfig(mode, components or None, base=base, linked=linked)
+        built = comfy_w2w.build(folder, name, config, model)
         return io.NodeOutput(built.space, built.summary(), ui=ui.PreviewText(built.summary()))
 
 
@@ -141,14 +149,15 @@ class W2WInvert(io.ComfyNode):
             display_name="W2W Invert",
             category=CATEGORY,
             description="Finds the model of the space that fits one picture, for example the person in it; a mask "
-            "keeps the background out. Interrupting keeps the best so far.",
+            "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, go on "
+            "there.",
             search_aliases=["weights2weights", "invert", "personalise", "one image", "face to model", "dreambooth"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="The prompt the LoRAs were trained with: sks person."),
                 SPACE,
-                io.Image.Input("image", tooltip="One picture; of a batch each becomes a model."),
+                io.Image.Input("image", tooltip="One picture; of a batch each becomes a model, unless together."),
                 io.Combo.Input("preset", options=["photo", "out_of_distribution", "quick", "custom"], default="quick",
                                tooltip="photo, out_of_distribution: the paper's. quick: fewer steps, larger batches. "
                                "custom takes the values below."),
@@ -162,6 +171,8 @@ class W2WInvert(io.ComfyNode):
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
                              tooltip="Of noise levels and noise."),
                 io.Mask.Input("mask", optional=True, tooltip="White where the subject is; same size as the picture."),
+                io.Boolean.Input("together", default=False, optional=True,
+                                 tooltip="All pictures of the batch show one subject: one model for all of them."),
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
@@ -173,9 +184,10 @@ class W2WInvert(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, positive: list, space: Space, image: torch.Tensor, preset: str, steps: int,
         lr: float, batch: int, components: int, prior: float, seed: int, mask: torch.Tensor | None = None,
+        together: bool = False,
     ) -> io.NodeOutput:  # fmt: skip
-        """``invert`` outside inference mode."""
-        config = _config(preset, steps, lr, batch, components, prior, seed)
+        """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
+        config = replace(_config(preset, steps, lr, batch, components, prior, seed), together=together)
         latents = encode(model, vae, image)
         if mask is not None and mask.shape[-2:] != image.shape[1:3]:
             shown, wanted = tuple(mask.shape[-2:]), tuple(image.shape[1:3])
@@ -185,8 +197,9 @@ class W2WInvert(io.ComfyNode):
         with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
             try:
-                inversion = invert(
-                    denoiser, space, latents.clone(), cond.to(model.load_device, copy=True), config,
+                inversion = invert_below(
+                    saved.folder(comfy_w2w.FOLDER), denoiser, space, latents.clone(),
+                    cond.to(model.load_device, copy=True), config,
                     None if small is None else small.clone(), progress=progress(),
                 )  # fmt: skip
             except BaseException as error:  # the run stops here; Load W2W Model finds what was best so far

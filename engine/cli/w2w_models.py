@@ -31,15 +31,15 @@ class Writing:
         """One pair of files for each row of a W2WModel, and a line for each."""
         import torch
 
-        from ..w2w import materialise, nearest, share_kept, write_lora
+        from ..w2w import change_kept, materialise, nearest, write_lora
 
         for i, name in enumerate(names):
-            exact = materialise(space, model.coefficients[i])
-            lora = exact if self.rank is None else materialise(space, model.coefficients[i], self.rank)
+            lora = materialise(space, model.coefficients[i], self.rank)
             path = self.out / (name if self.dialect == "peft" else f"{name}.safetensors")
             path = write_lora(path, lora, self.dialect, dtype=getattr(torch, self.save_dtype))
             model[i].save(self.out / f"{name}.w2wmodel.safetensors")
-            kept = f"  rank {self.rank} keeps {share_kept(exact, lora):.1%} of the change" if self.rank else ""
+            share = change_kept(space, model.coefficients[i], lora) if self.rank else 1.0
+            kept = f"  rank {self.rank} keeps {share:.1%} of the change" if self.rank else ""
             near = nearest(space, model.coefficients[i : i + 1])[0]
             print(f"{path}{kept}", *(f" nearest training model {n.name}, cosine {n.cosine:.2f}" for n in near))
 

@@ -16,18 +16,30 @@ from .directions import (
     with_directions,
     without,
 )
-from .editing import EditConfig, blend, difference, edit, edited_lora, in_deviations, materialise, share_inside, shift
+from .editing import (
+    EditConfig,
+    blend,
+    change_kept,
+    difference,
+    edit,
+    edited_lora,
+    in_deviations,
+    materialise,
+    share_inside,
+    shift,
+)
 from .encoding import Encoded, encode, member, official_model
 from .export import usual_dialect, write_lora
 from .folder_look import FolderLook, look_at_folder
 from .gauge import Gauge, gauge_test
-from .inversion import Inversion, InvertConfig, invert, invert_in, latent_mask, partial_inversion
+from .inversion import Inversion, InvertConfig, invert, invert_below, invert_in, partial_inversion
 from .layout import SpaceMap, at_place, map_of, mapped, neighbours_of, place_of, with_map
 from .lora_files import LoraFile, read_header, read_lora
 from .lora_folders import FolderScan, scan_folder
 from .low_rank import refactor, share_kept
 from .manifest import Layer, Lora, LoraLayer, Manifest
 from .map_page import map_page, map_picture
+from .masks import latent_mask
 from .model_file import W2WModel
 from .pca import PCAConfig, principal_components
 from .report import contents, described
@@ -49,14 +61,13 @@ from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 __all__ = [
     "BaseWeights", "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig",
     "Encoded", "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile",
-    "LoraLayer", "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality",
-    "SampleConfig", "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "at_place",
-    "blend", "build_space", "closeness", "conditioned", "contents", "described", "difference", "direction",
-    "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations",
-    "initial_lora", "invert", "invert_in", "joint_directions", "latent_mask", "load_space", "look_at_folder",
-    "map_of", "map_page", "map_picture", "mapped", "materialise", "member", "member_names", "near_copies",
-    "nearest", "neighbours_of", "official_model", "partial_inversion", "place_of", "principal_components", "quality",
-    "reach",
+    "LoraLayer", "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig",
+    "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "at_place", "blend",
+    "build_space", "change_kept", "closeness", "conditioned", "contents", "described", "difference", "direction",
+    "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora",
+    "invert", "invert_below", "invert_in", "joint_directions", "latent_mask", "load_space", "look_at_folder", "map_of",
+    "map_page", "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest",
+    "neighbours_of", "official_model", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",
     "slider_lora", "strength_map", "train_loras", "usual_dialect", "usual_sampling", "with_directions", "with_map",
     "with_sampling", "with_strength_maps", "without", "write_lora",

@@ -41,11 +41,17 @@ class BaseWeights(Mapping[str, torch.Tensor]):
         return self._sources[path][0]
 
     @classmethod
-    def of_module(cls, backbone: nn.Module) -> BaseWeights:
-        """Of a loaded network, without LoRAs that diffusers or PEFT has put on it."""
+    def of_module(cls, backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> BaseWeights:
+        """Of a loaded network, without LoRAs that diffusers or PEFT has put on it.
+
+        Args:
+            originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
+        """
         sources = {}
+        unpatched = {id(backbone.get_submodule(path)): weight for path, weight in (originals or {}).items()}
         for path, module in modules_of(backbone).items():
             weight = getattr(getattr(module, "base_layer", module), "weight", None)
+            weight = unpatched.get(id(module), weight)
             if isinstance(weight, torch.Tensor):
                 sources[path] = tuple(weight.shape), weight.detach
         return cls(sources)

@@ -11,7 +11,7 @@ from ..config import Config
 from ..errors import refuse
 from .delta import DeltaSpace, Space
 from .directions import MODES, direction_named, without
-from .low_rank import refactor
+from .low_rank import refactor, share_kept, squared_change
 from .manifest import Lora, LoraLayer
 from .strengths import strength_map
 
@@ -119,6 +119,17 @@ def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = Non
         return space.lora(coefficients, rank)
     lora = space.lora(coefficients)
     return {p: v if rank is None or v.rank <= rank else refactor(v, rank) for p, v in lora.items()}
+
+
+def change_kept(space: Space, coefficients: torch.Tensor, lora: Lora) -> float:
+    """The share, 0 .. 1, of the squared change of a model (K,) that its re-factored ``lora`` keeps.
+
+    In delta mode the whole change is never formed: sum_i c_i M_i has the square c G c.
+    """
+    if not isinstance(space, DeltaSpace):
+        return share_kept(space.lora(coefficients), lora)
+    shares = space.weights(coefficients).double()
+    return min(1.0, squared_change(lora) / max(float(shares @ space.gram @ shares), 1e-300))
 
 
 def difference(after: Lora, before: Lora) -> dict[str, LoraLayer]:

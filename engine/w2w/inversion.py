@@ -7,7 +7,9 @@ states and latents are encoded once; the published code encodes the picture anew
 from __future__ import annotations
 
 import hashlib
+import json
 import math
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
 from .inversion_space import Products, placed, spread
+from .masks import mask_for
 from .train import learning_rate
 
 
@@ -148,6 +151,27 @@ def invert_in(
         return _finished(run, progress, (), folder)
 
 
+def invert_below(
+    parent: str | Path, model: Denoiser, space: Space, latents: torch.Tensor, cond: Condition,
+    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
+) -> Inversion:  # fmt: skip
+    """:func:`invert_in` with a folder below ``parent`` for each different run, which a finished run takes away.
+
+    So the same call goes on where it was stopped, and any other begins anew.
+
+    Raises:
+        VitrineError: As :func:`invert`, and if another process is at the same run.
+    """
+    run = _Run(model, space, latents, cond, config or InvertConfig(), mask)
+    digest = hashlib.sha256(json.dumps(run.identity, sort_keys=True).encode()).hexdigest()[:16]
+    folder = Path(parent) / f"inversion-{digest}"
+    with sole_owner(folder):
+        run.resume(folder)
+        result = _finished(run, progress, (), folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return result
+
+
 def _finished(
     run: _Run, progress: Progress, partial_on: tuple[type[BaseException], ...], folder: str | Path | None = None
 ) -> Inversion:
@@ -190,7 +214,7 @@ class _Run:
         device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
         space = placed(whole.first(k), device)  # what is not trained stays where it is
         self.model, self.space, self.config, self.cond = model, space, config, cond
-        self.latents, self.mask, self.done, self._name = latents, _mask(mask, latents), 0, whole.identity
+        self.latents, self.mask, self.done, self._name = latents, mask_for(mask, latents), 0, whole.identity
         # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
         models = 1 if config.together else len(latents)
         self.beta = torch.zeros(models, k, device=device, requires_grad=True)
@@ -301,31 +325,6 @@ class _Run:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
         unit = self.space.unit if isinstance(self.space, Products) else 1.0
         return Inversion(self.best.cpu() * unit, self.losses, self.done, interrupted)
-
-
-def _mask(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
-    if mask is None:
-        return torch.ones(len(latents), 1, 1, 1, device=latents.device)
-    mask = mask.float().to(latents.device)
-    if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2:] != latents.shape[-2:]:
-        shown = tuple(mask.shape)
-        raise refuse("mask", shown, f"(B, 1, {latents.shape[-2]}, {latents.shape[-1]})", "resize it to latent size")
-    if float(mask.min()) < 0 or float(mask.max()) > 1:
-        span = (float(mask.min()), float(mask.max()))
-        raise refuse("mask values", span, "0 .. 1", "divide an 8-bit mask by 255")
-    if not float(mask.flatten(1).sum(1).min()) > 0:
-        raise refuse("mask", "empty", "a mask that covers the subject", "paint the subject white")
-    return mask.expand(len(latents), *mask.shape[1:])
-
-
-def latent_mask(mask: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """An image-size mask (B, H, W) or (B, 1, H, W) in [0, 1] -> (B, 1, height, width) by area means.
-
-    Crop or resize it together with its picture first; the published code squeezes the mask to a square while it crops
-    the picture at random.
-    """
-    mask = mask[:, None] if mask.ndim == 3 else mask
-    return torch.nn.functional.adaptive_avg_pool2d(mask.float(), (height, width))
 
 
 def preset(name: str) -> InvertConfig:

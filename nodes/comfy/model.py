@@ -64,12 +64,15 @@ def checkpoint_weights(model: Any) -> dict[str, torch.Tensor]:
     return {k.removeprefix(PREFIX): b.weight for k, b in model.backup.items() if k.startswith(PREFIX)}
 
 
+def unpatched(model: Any) -> dict[str, torch.Tensor]:
+    """Module path -> original, of the modules whose weight carries a clone's LoRA at the moment."""
+    weights = checkpoint_weights(model).items()
+    return {k.removesuffix(".weight"): v for k, v in weights if k.endswith(".weight")}
+
+
 def fingerprint(model: Any) -> str:
     """Of the checkpoint itself: weights that carry a LoRA at the moment are read from ComfyUI's backup."""
-    weights = checkpoint_weights(model).items()
-    return fingerprint_of(
-        backbone_of(model), {k.removesuffix(".weight"): v for k, v in weights if k.endswith(".weight")}
-    )
+    return fingerprint_of(backbone_of(model), unpatched(model))
 
 
 def active_fingerprint(model: Any) -> str:

@@ -13,6 +13,7 @@ import folder_paths
 from ...engine.errors import refuse
 from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE
 from ...engine.w2w import (
+    BaseWeights,
     BatchedLora,
     BuildConfig,
     Built,
@@ -27,6 +28,7 @@ from ...engine.w2w import (
 )
 from .forwards import Forward, around_forwards
 from .lora import with_lora
+from .model import backbone_of, unpatched
 from .progress import progress
 from .saved import plain_name
 
@@ -82,8 +84,11 @@ def lora_path(name: str) -> str:
     return str(folder_paths.get_full_path_or_raise("loras", name))
 
 
-def build(folder: str, name: str, config: BuildConfig) -> Built:
+def build(folder: str, name: str, config: BuildConfig, model: Any = None) -> Built:
     """Build a space from a folder below models/loras; it is saved in models/w2w.
+
+    Args:
+        model: MODEL of the checkpoint, whose weights DoRAs need; LoRAs on it do not count.
 
     Raises:
         VitrineError: The folder is missing, or the name leaves models/w2w.
@@ -92,7 +97,8 @@ def build(folder: str, name: str, config: BuildConfig) -> Built:
     if folder not in known:
         raise refuse("folder", folder, list(known), "put the LoRAs into a folder below models/loras")
     work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # where a stopped build resumes
-    built = build_space(known[folder], config, progress(), work=work)
+    base = None if model is None else BaseWeights.of_module(backbone_of(model), unpatched(model))
+    built = build_space(known[folder], config, progress(), work=work, base=base)
     built = replace(built, space=mapped(built.space))
     save_space(built.space, name)
     shutil.rmtree(work, ignore_errors=True)

@@ -1,5 +1,6 @@
 """W2W nodes in real ComfyUI: against the pipeline, stock LoraLoader, siblings, late edits, building, inversion."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -314,6 +315,87 @@ def test_interrupting_an_inversion_stops_the_run_and_saves_the_best(comfy, loade
         management.interrupt_current_processing(False)
     best = Path(folder_paths.get_folder_paths("vitrine_w2w")[0]) / "interrupted.w2wmodel.safetensors"
     assert len(calls) <= 6 and float(W2WModel.load(best).coefficients.abs().max()) > 0
+
+
+def test_an_interrupted_inversion_goes_on(comfy, loaded, space, positive, monkeypatch):
+    """The same inputs again: steps already made are not made anew, and the result is that of one run, bit for bit."""
+    import comfy.model_management as management
+    import folder_paths
+    from vitrine.engine.w2w import inversion
+
+    inputs = {
+        "model": loaded[0], "vae": loaded[2], "positive": positive, "space": space, "preset": "custom", "steps": 8,
+        "image": torch.rand(2, 64, 64, 3, generator=torch.Generator().manual_seed(2)), "lr": 0.5, "batch": 1,
+        "components": 9, "prior": 0.0, "seed": 5, "together": True,
+    }  # fmt: skip
+    steps, step, stop_at = [], inversion._Run.step, [5]
+
+    def counted(run):
+        step(run)
+        steps.append(run.done)
+        if run.done == stop_at[0]:
+            management.interrupt_current_processing(True)
+
+    monkeypatch.setattr(inversion._Run, "step", counted)
+    folder = Path(folder_paths.get_folder_paths("vitrine_w2w")[0])
+    try:
+        with pytest.raises(management.InterruptProcessingException):
+            comfy.call("VitrineW2WInvert", **inputs)
+    finally:
+        management.interrupt_current_processing(False)
+    assert len(list(folder.glob("inversion-*/state.safetensors"))) == 1
+    stop_at[0], first = -1, steps[-1]
+    resumed, _ = comfy.call("VitrineW2WInvert", **inputs)
+    assert first in (5, 6) and steps == list(range(1, 9)), "goes on from the stopped step"
+    assert resumed.coefficients.shape[0] == 1, "two pictures together are one model"
+    assert not list(folder.glob("inversion-*")), "a finished run leaves nothing"
+    steps.clear()
+    whole, _ = comfy.call("VitrineW2WInvert", **inputs)
+    assert steps == list(range(1, 9)) and torch.equal(whole.coefficients, resumed.coefficients)
+
+
+def test_doras_join_with_their_base_model(comfy, loaded, pipe, tmp_path):
+    """Row norms of base + change come from the checkpoint, not from a LoRA that is on the MODEL at the moment."""
+    import folder_paths
+    from comfy import model_management
+    from safetensors.torch import save_file
+    from vitrine.engine.w2w import BaseWeights, initial_lora, read_lora
+    from vitrine.engine.w2w.export import kohya
+    from vitrine.nodes.comfy.lora import with_lora
+
+    random = torch.Generator().manual_seed(4)
+    for i in range(3):
+        layers = initial_lora(pipe.unet, rank=2, alpha=2.0, seed=i)
+        tensors = kohya({p: replace(v, up=torch.randn(v.up.shape, generator=random) * 0.1) for p, v in layers.items()})
+        weights = BaseWeights.of_module(pipe.unet)
+        for path in layers if i else ():
+            scale = weights[path].norm(dim=1, keepdim=True) * (1 + 0.2 * i)
+            tensors[f"lora_unet_{path.replace('.', '_')}.dora_scale"] = scale
+        (tmp_path / "loras" / "mixed").mkdir(parents=True, exist_ok=True)
+        save_file(tensors, tmp_path / "loras" / "mixed" / f"m{i}.safetensors")
+    kept = dict(folder_paths.folder_names_and_paths)
+    folder_paths.folder_names_and_paths["loras"] = ([str(tmp_path / "loras")], {".safetensors"})
+    folder_paths.folder_names_and_paths["w2w"] = ([str(tmp_path / "w2w")], {".safetensors"})
+    told = {"folder": "mixed", "name": "doras", "mode": "delta", "components": 0, "base": ""}
+    try:
+        with pytest.raises(VitrineError, match="DoRA"):
+            comfy.call("VitrineBuildW2WSpace", **told)
+        other = with_lora(loaded[0], read_lora(tmp_path / "loras" / "mixed" / "m0.safetensors"), 5.0)
+        for model in (loaded[0], other):
+            model_management.load_models_gpu([other])
+            built, report = comfy.call("VitrineBuildW2WSpace", **told, model=model)
+            assert built.count == 3 and "left out" not in report
+            for i in range(3):
+                file = tmp_path / "loras" / "mixed" / f"m{i}.safetensors"
+                truth = read_lora(file, base=BaseWeights.of_module(pipe.unet))
+                ours = materialise(built, built.coefficients[i])
+                for path, layer in truth.items():
+                    torch.testing.assert_close(ours[path].delta(), layer.delta(), atol=1e-4, rtol=1e-3)
+        with pytest.raises(VitrineError, match="linked"):
+            comfy.call("VitrineBuildW2WSpace", **told, model=loaded[0], linked=True)
+    finally:
+        folder_paths.folder_names_and_paths.clear()
+        folder_paths.folder_names_and_paths.update(kept)
 
 
 def test_blend_and_wanted_attributes(comfy, space, person):

@@ -4,8 +4,20 @@ import shutil
 
 import pytest
 import torch
+from vitrine.engine.cli.w2w_models import Writing
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.w2w import BuildConfig, build_space, encode, load_space, read_lora, write_lora
+from vitrine.engine.w2w import (
+    BuildConfig,
+    W2WModel,
+    build_space,
+    change_kept,
+    encode,
+    load_space,
+    materialise,
+    read_lora,
+    share_kept,
+    write_lora,
+)
 from vitrine.engine.w2w.gram_state import GramState
 from vitrine.engine.w2w.stacks import TOGETHER, Stack, gram, multiplications
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
@@ -122,3 +134,20 @@ def test_formed_changes_stay_within_the_memory():
         products = gram(stacks, memory=budget)
     assert formed < paired and held.most <= budget + factors
     assert torch.allclose(products, gram(stacks), rtol=1e-12)
+
+
+def test_a_model_of_few_factors_is_written_without_the_whole_one(tmp_path, capsys):
+    """Whole, each of these large layers would be two matrices; the share that few factors keep needs none of them."""
+    shapes = {f"mid_block.attentions.0.transformer_blocks.{i}.attn1.to_q": (600, 600) for i in range(8)}
+    for i in range(7):
+        write_lora(tmp_path / "loras" / f"m{i}.safetensors", lora(i, rank=48, alpha=48.0, shapes=shapes))
+    space = build_space(tmp_path / "loras", BuildConfig("delta", linked=True)).space
+    beta = space.deviations[None] * 0.7
+    with Held() as held:
+        Writing(tmp_path / "new", rank=4).write(space, W2WModel(beta, space.identity), ["new"])
+    few, whole = materialise(space, beta[0], 4), materialise(space, beta[0])
+    layers = sum(4 * (v.down.numel() + v.up.numel()) for v in whole.values())
+    assert held.most < 0.6 * layers, (held.most, layers)
+    share = change_kept(space, beta[0], few)
+    assert 0 < share < 1 and share == pytest.approx(share_kept(whole, few), abs=1e-6)
+    assert f"rank 4 keeps {share:.1%} of the change" in capsys.readouterr().out
