@@ -103,6 +103,8 @@ class Evaluate:
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
     """The feature network: readout for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
+    clip: str = ""
+    """A transformers folder of a CLIPModel, for a CLIP score; none without."""
     seeds: int = 4
     """Pictures of each prompt."""
     steps: int = 30
@@ -115,7 +117,8 @@ class Evaluate:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.emd.evaluate import Protocol, best, checkpoints, evaluate, features_of
+        from ...evidence.emd.clip_score import Clip
+        from ...evidence.emd.evaluate import Judges, Protocol, best, checkpoints, evaluate, features_of
         from ..files import write_json
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
@@ -123,9 +126,9 @@ class Evaluate:
         with named(self.prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
             lines = [line.strip() for line in self.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
         students, protocol = checkpoints(self.student), Protocol(lines, self.seeds, self.steps, self.guidance)
-        features = features_of(self.features)
+        judges = Judges(features_of(self.features), Clip.load(self.clip) if self.clip else None)
         pipe = load_pipeline(self.model, None, self.load)
-        rows = evaluate(pipe, students, features, protocol, progress=TqdmProgress("judging"))
+        rows = evaluate(pipe, students, judges, protocol, progress=TqdmProgress("judging"))
         for name, row in rows.items():
             print(name, *(f"{key} {value:g}" for key, value in row.items()), sep="\n    ")
         if len(students) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,8 @@ from ...engine.noise import seeded_noise
 from ...engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
 from ...engine.progress import Progress, silent
 from ..metrics import frechet_distance
+from .clip_score import Clip, clip_scores
+from .mixture_claims import spread
 
 Features = Callable[[torch.Tensor], torch.Tensor]
 """(B, 3, H, W) pictures in [0, 1] to (B, D)."""
@@ -48,15 +50,36 @@ class Protocol:
         return [(prompt, shift + k) for prompt in self.prompts for k in range(self.seeds)]
 
 
+class Judges(NamedTuple):
+    """What looks at the pictures.
+
+    Attributes:
+        features: the feature network of distances, precision and recall.
+        clip: for a CLIP score, if there is one.
+    """
+
+    features: Features
+    clip: Clip | None = None
+
+
+class _Seen(NamedTuple):
+    """Features (N, D) of pictures, and CLIP's unit vectors of them."""
+
+    features: torch.Tensor
+    clip: torch.Tensor | None
+
+
 def evaluate(
-    pipe: Any, students: Sequence[Path], features: Features, protocol: Protocol, base: str = "",
+    pipe: Any, students: Sequence[Path], judges: Judges, protocol: Protocol, base: str = "",
     progress: Progress = silent,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """A row of figures for each student, beside the teacher's single step and the teacher on other seeds.
 
     Each is compared with the teacher's pictures of the same prompts and seeds: Frechet distance, precision and recall,
     mean 1 - cosine between the two pictures of a seed; and how different its seeds are. The teacher on other seeds is
-    what chance leaves: a student cannot be expected to come nearer.
+    what chance leaves: a student cannot be expected to come nearer. With a CLIP, the CLIP score of each row and by how
+    much it differs from the teacher's of the same seeds (mean, 95 % interval over prompts); the teacher's own, and
+    that of its pictures beside the next prompt's text, which is the score of pictures that show something else.
 
     Args:
         pipe: the teacher, Stable Diffusion 1.x, 2.x or XL.
@@ -66,32 +89,68 @@ def evaluate(
     fast: Any = kind.from_pipe(pipe)
     total, done = len(students) + 3, 0
 
-    def drawn(sample: Callable[[list[str], list[int]], torch.Tensor], rows: list[tuple[str, int]]) -> torch.Tensor:
+    def drawn(sample: Callable[[list[str], list[int]], torch.Tensor], rows: list[tuple[str, int]]) -> _Seen:
         nonlocal done
         parts = [rows[i : i + protocol.batch] for i in range(0, len(rows), protocol.batch)]
-        out = torch.cat([features(sample([p for p, _ in part], [s for _, s in part])) for part in parts])
+        seen = [_look(sample([p for p, _ in part], [s for _, s in part]), judges) for part in parts]
         done += 1
         progress(done, total, None)
-        return out
-
-    def teacher(prompts: list[str], seeds: list[int]) -> torch.Tensor:
-        shape = (pipe.unet.config.in_channels, *(2 * (pipe.unet.config.sample_size,)))
-        z = seeded_noise(seeds, shape).to(pipe._execution_device, pipe.unet.dtype)
-        how = {"num_inference_steps": protocol.steps, "guidance_scale": protocol.guidance, "output_type": "pt"}
-        return pipe(prompts, latents=z, **how).images.float().cpu()
+        clips = [clip for _, clip in seen if clip is not None]
+        return _Seen(torch.cat([features for features, _ in seen]), torch.cat(clips) if clips else None)
 
     def single(contract: StudentContract) -> Callable[[list[str], list[int]], torch.Tensor]:
         return lambda prompts, seeds: fast(prompts, seeds, contract, output_type="pt").images.float().cpu()
 
     pipe.set_progress_bar_config(disable=True)
+    teacher = _teacher(pipe, protocol)
     reference = drawn(teacher, protocol.rows())
-    rows = {"teacher, other seeds": _row(drawn(teacher, protocol.rows(10_000)), reference, protocol.seeds)}
-    rows["teacher, 1 step"] = _row(drawn(single(StudentContract()), protocol.rows()), reference, protocol.seeds)
+    texts = None if judges.clip is None else judges.clip.texts([prompt for prompt, _ in protocol.rows()])
+    rows = {} if texts is None else _teachers_scores(reference, texts, protocol.seeds)
+
+    def row(seen: _Seen) -> dict[str, float]:
+        return _row(seen.features, reference.features, protocol.seeds) | _scores(seen, reference, texts, protocol.seeds)
+
+    rows["teacher, other seeds"] = row(drawn(teacher, protocol.rows(10_000)))
+    rows["teacher, 1 step"] = row(drawn(single(StudentContract()), protocol.rows()))
     for path in students:
         contract = fast.load_student(path, base=base, adapter_name="evaluated")
-        rows[str(path)] = _row(drawn(single(contract), protocol.rows()), reference, protocol.seeds)
+        rows[str(path)] = row(drawn(single(contract), protocol.rows()))
         fast.unload_lora_weights()
     return rows
+
+
+def _teacher(pipe: Any, protocol: Protocol) -> Callable[[list[str], list[int]], torch.Tensor]:
+    shape = (pipe.unet.config.in_channels, *(2 * (pipe.unet.config.sample_size,)))
+    how = {"num_inference_steps": protocol.steps, "guidance_scale": protocol.guidance, "output_type": "pt"}
+
+    def draw(prompts: list[str], seeds: list[int]) -> torch.Tensor:
+        z = seeded_noise(seeds, shape).to(pipe._execution_device, pipe.unet.dtype)
+        return pipe(prompts, latents=z, **how).images.float().cpu()
+
+    return draw
+
+
+def _look(images: torch.Tensor, judges: Judges) -> _Seen:
+    return _Seen(judges.features(images), None if judges.clip is None else judges.clip.pictures(images))
+
+
+def _teachers_scores(seen: _Seen, texts: torch.Tensor, seeds: int) -> dict[str, dict[str, float]]:
+    assert seen.clip is not None
+    rows = {"teacher": {"CLIP score": round(float(clip_scores(seen.clip, texts).mean()), 3)}}
+    if len(texts) > seeds:
+        others = clip_scores(seen.clip, texts.roll(-seeds, 0))
+        rows["teacher, the next prompt's text"] = {"CLIP score": round(float(others.mean()), 3)}
+    return rows
+
+
+def _scores(seen: _Seen, reference: _Seen, texts: torch.Tensor | None, seeds: int) -> dict[str, float]:
+    """The interval is over prompts: a prompt's pictures are much alike."""
+    if texts is None or seen.clip is None or reference.clip is None:
+        return {}
+    scores = clip_scores(seen.clip, texts)
+    over = (scores - clip_scores(reference.clip, texts)).view(-1, seeds).mean(1)
+    row = {"CLIP score": round(float(scores.mean()), 3), "CLIP score over the teacher's": round(float(over.mean()), 3)}
+    return row | ({"+- (95 %)": spread(over.tolist())["+-"]} if len(over) > 1 else {})
 
 
 def _row(features: torch.Tensor, reference: torch.Tensor, seeds: int) -> dict[str, float]:

@@ -22,12 +22,16 @@ DIFF_INSTRUCT, EMD = EStepConfig.diff_instruct(), EStepConfig(4, 0.16, 0.01)
 RUNS = {"diff_instruct": DIFF_INSTRUCT, "emd": EMD}
 LEVELS = ((0.5,), (0.5, 1.0), (0.5, 1.0, 2.0), (0.5, 1.0, 2.0, 4.0))
 TUNING = (100, 101)
-_STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365, 16: 2.131}
+_STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365, 16: 2.131, 31: 2.042, 101: 1.984}
+"""By how many values; between two counts that of the smaller, which is the wider interval."""
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Mean of some seeds and half of its 95 % interval (Student's t)."""
-    half = _STUDENT_T[len(values)] * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    half = math.nan
+    if len(values) > 1:
+        t = _STUDENT_T[max(count for count in _STUDENT_T if count <= len(values))]
+        half = t * statistics.stdev(values) / math.sqrt(len(values))
     return {"mean": round(statistics.fmean(values), 4), "+-": round(half, 4)}
 
 
