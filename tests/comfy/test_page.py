@@ -22,20 +22,48 @@ def address(driver, tmp_path_factory):
         yield found
 
 
+LAPTOP = {"width": 1700, "height": 907, "deviceScaleFactor": 1, "mobile": False}
+BOXES = """app.graph._nodes.map(n => { n.updateArea(); return [`${n.title} (${n.id})`, ...n.boundingRect] })"""
+UNSEEN = """(() => {
+    const notes = [...document.querySelectorAll('.comfy-markdown .tiptap')], texts = document.querySelectorAll('.dom-widget')
+    return {blank: app.canvas.low_quality, hidden: [...texts].filter(e => !e.checkVisibility()).length,
+            cut: notes.filter(e => e.scrollHeight > e.clientHeight).map(e => e.textContent.slice(0, 40)),
+            notes: notes.length}
+})()"""
+
+
+def overlaps(boxes):
+    """Pairs of (name, x, y, width, height) that share some place; a node's box counts its title and its picture."""
+    named = [(n, x, y, x + w, y + h) for n, x, y, w, h in boxes]
+    pairs = [(a, b) for k, a in enumerate(named) for b in named[:k]]
+    return [(a[0], b[0]) for a, b in pairs if a[1] < b[3] and b[1] < a[3] and a[2] < b[4] and b[2] < a[4]]
+
+
+def test_what_counts_as_an_overlap():
+    square = ("a", 0, 0, 10, 10)
+    assert overlaps([square, ("beside", 10, 0, 10, 10), ("below", 0, 10, 10, 10)]) == []
+    assert overlaps([square, ("corner", 9, 9, 10, 10)]) == [("corner", "a")]
+    assert overlaps([square, ("within", 2, 2, 1, 1)]) == [("within", "a")]
+
+
 async def _run(driver, workflow, address):
-    """Open, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps screenshot and pictures there."""
+    """Open as a template, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps pictures there."""
     import time
 
     import aiohttp
 
     graph = json.loads(workflow.read_text())
     async with driver.page(address) as tab:
+        await tab.send("Emulation.setDeviceMetricsOverride", **LAPTOP)
         await asyncio.sleep(2)
         await tab.press("Escape", 27)  # a first visit opens the template browser
         opened = time.perf_counter()
-        await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
+        as_template = f"true, true, '{workflow.stem}', {{openSource: 'template'}}"
+        await tab.evaluate(f"app.loadGraphData({json.dumps(graph)}, {as_template})")
         await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
         api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
+        await asyncio.sleep(1)  # the page draws its first frame
+        drawn = {"before": await tab.evaluate(BOXES), "unseen": await tab.evaluate(UNSEEN)}
         history = {}
         async with aiohttp.ClientSession() as session:
             await session.post(f"{address}/history", json={"clear": True})
@@ -55,7 +83,9 @@ async def _run(driver, workflow, address):
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
                 help_page = await answer.text() if answer.status == 200 else ""
         await asyncio.sleep(3)
+        drawn["after"] = await tab.evaluate(BOXES)
         if os.environ.get("VITRINE_SHOT"):
+            await tab.send("Emulation.clearDeviceMetricsOverride")
             await tab.press("Escape", 27)  # on a slow machine it opens late
             boxes = [g["bounding"] for g in graph["groups"]] + [[*n["pos"], *n["size"]] for n in graph["nodes"]]
             scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 1090 / max(y + h for _, y, _, h in boxes))
@@ -64,7 +94,7 @@ async def _run(driver, workflow, address):
             await asyncio.sleep(1)
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
         unknown = await tab.evaluate("app.graph._nodes.filter(n => n.has_errors).map(n => n.type)")
-        return api, next(iter(history.values())), help_page, unknown, tab.console, seconds
+        return api, next(iter(history.values())), help_page, unknown, tab.console, seconds, drawn
 
 
 async def _pictures(session, address, entry, node_id):
@@ -79,13 +109,16 @@ async def _pictures(session, address, entry, node_id):
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
 def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_property):
     """``--junitxml=page.xml`` keeps the seconds from opening to the last picture (docs/gallery.md)."""
-    api, entry, help_page, unknown, errors, seconds = asyncio.run(_run(driver, workflow, address))
+    api, entry, help_page, unknown, errors, seconds, drawn = asyncio.run(_run(driver, workflow, address))
     record_property("seconds", round(seconds, 1))
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"]
     assert not unknown and not [e for e in errors if "itrine" in e]
     assert help_page.startswith("#")
     shown = {i for i, node in api.items() if node["class_type"] == "PreviewImage"}
     assert shown and all(entry["outputs"][i]["images"] for i in shown)
+    assert not overlaps(drawn["before"]) and not overlaps(drawn["after"])
+    notes = sum(node["type"] == "MarkdownNote" for node in json.loads(workflow.read_text())["nodes"])
+    assert drawn["unseen"] == {"blank": False, "hidden": 0, "cut": [], "notes": notes}
     twin = ROOT / "workflows" / "api" / workflow.name
     if os.environ.get("VITRINE_WRITE_API"):
         twin.parent.mkdir(exist_ok=True)
