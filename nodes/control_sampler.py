@@ -101,7 +101,9 @@ class ControlConditionedSampler(io.ComfyNode):
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The sampled latent."),
                 io.Image.Output(display_name="curve", tooltip="Weight of the size over the run's noise levels."),
-                io.String.Output(display_name="report", tooltip="Each step's timestep, sigma, weight, evaluations."),
+                io.String.Output(
+                    display_name="report", tooltip="Each step's timestep, noise level, weight and network calls."
+                ),
             ],
         )  # fmt: skip
 

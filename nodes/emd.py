@@ -58,8 +58,8 @@ def _contract_inputs(several: bool) -> list[Any]:
         ),
         io.Combo.Input(
             "noise", options=["unit", "vp", "edm"], default="unit",
-            tooltip="Manual: what the network sees. unit: z itself (DMD2, LCM, SwiftBrush). vp: z shrunk as the "
-            "forward process does (SiD-LSG). edm: sigma z before the input scaling, the same as vp here.",
+            tooltip="Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). vp: as "
+            "strong as in a picture noised to that timestep (SiD-LSG). edm: another name for vp.",
         ),
     ]  # fmt: skip
 
@@ -101,7 +101,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                 io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt."),
                 io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
-                io.Int.Input("seed", **_SEED, tooltip="Seed of the first picture; picture i has seed + i."),
+                io.Int.Input("seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."),
                 *_contract_inputs(True),
                 io.Model.Input(
                     "base",
@@ -181,8 +181,11 @@ class EMDMCMCCorrect(io.ComfyNode):
                 io.Model.Input("score", tooltip="The student's score network: the base with the score LoRA at 1."),
                 io.Model.Input("model", tooltip="The student, or its base when a student file is chosen."),
                 io.Conditioning.Input("positive", tooltip="The prompt the samples were made with."),
-                io.Latent.Input("z", tooltip="The z output of EMD One-Step Generator."),
-                io.Int.Input("seed", **_SEED, tooltip="Chain noise of the first picture; picture i has seed + i."),
+                io.Latent.Input("z", tooltip="The noise that EMD One-Step Generator started from, its second output."),
+                io.Int.Input(
+                    "seed", **_SEED,
+                    tooltip="Seed of the chain's noise for the first picture; each further one has the next seed.",
+                ),
                 io.Int.Input(
                     "steps", display_name="chain_steps", default=16, min=0, max=1000,
                     tooltip="Langevin steps; 0 leaves the sample as it is. Two network calls each.",
@@ -203,7 +206,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001, optional=True,
-                    tooltip="Step size of z, 0.01 for example: the chain then moves the generator's input as well. 0 "
+                    tooltip="How far the chain also moves the noise the student started from, 0.01 for example; 0 "
                     "keeps it.",
                 ),
                 io.Conditioning.Input(
@@ -272,7 +275,8 @@ class EMDDistill(io.ComfyNode):
                 io.Float.Input("timestep", default=999.0, min=1.0, max=999.0, step=1.0,
                                tooltip="The one network timestep the student is told."),
                 io.Boolean.Input(
-                    "diff_instruct", default=False, tooltip="The baseline instead: one step of noise, z frozen."
+                    "diff_instruct", default=False,
+                    tooltip="The baseline instead: one step of noise, and the student's starting noise stays as it is.",
                 ),
                 io.Int.Input("seed", **_SEED, tooltip="Of the whole run."),
             ],

@@ -169,7 +169,7 @@ class NEMOScore(io.ComfyNode):
             ],
             outputs=[
                 io.Float.Output(display_name="score", tooltip="Largest similarity of two seeds, 0..1."),
-                io.Boolean.Output(display_name="memorized", tooltip="True if the score is above tau."),
+                io.Boolean.Output(display_name="memorized", tooltip="True if the score is above the threshold."),
                 io.Image.Output(display_name="previews", tooltip="One-step prediction of each seed (with a VAE)."),
             ],
         )
@@ -214,8 +214,8 @@ class NEMOFindNeurons(io.ComfyNode):
                 TAU,
                 io.Float.Input(
                     "share", default=0.0, min=0.0, max=1.0, step=0.01,
-                    tooltip="0: stop at tau, as published. Else: do this share of what blocking everything would do; "
-                    "0.95 suits worlds of similar pictures.",
+                    tooltip="0: stop at the threshold, as published. Else: do this share of what blocking everything "
+                    "would do; 0.95 suits worlds of similar pictures.",
                 ),
                 io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
                 SEEDS,

@@ -34,13 +34,13 @@ def _setting_inputs() -> list[Any]:
         io.Combo.Input(
             "schedule", options=list(SCHEDULES), default="resample",
             tooltip="resample: steps move to more noise (less for smaller pictures) and the network is told the true "
-            "level (any checkpoint). relabel: the paper's, a timestep means r times the noise (only checkpoints "
-            "trained so). none: unchanged.",
+            "level (any checkpoint). relabel: the paper's, a timestep means more noise in proportion to the "
+            "side (only checkpoints trained so). none: unchanged.",
         ),
         io.Combo.Input(
             "top", options=list(TOPS), default="renorm",
             tooltip="Resample at the highest noise: renorm keeps both ends; clamp_dedupe cuts and drops repeats; "
-            "extend lets sigma rise r-fold. Flow models need none.",
+            "extend lets the highest noise grow with the side. Flow models need none.",
         ),
         io.Combo.Input(
             "pos_embed", options=list(POSITIONS), default="auto",
@@ -58,7 +58,8 @@ def _setting_inputs() -> list[Any]:
             tooltip="per_axis fills the trained range on both axes; isotropic gives both the shorter side's step.",
         ),
         io.Boolean.Input(
-            "guidance_law", default=False, tooltip="Scale the guidance with size: 1 + r (scale - 1), Eq. 4."
+            "guidance_law", default=False,
+            tooltip="What guidance adds grows with the picture's side, as in the paper (Eq. 4).",
         ),
         io.Float.Input(
             "guidance", default=7.5, min=0.0, max=100.0, step=0.1, tooltip="CFG you use at the training size."
@@ -87,7 +88,9 @@ class ResolutionTransferLoader(io.ComfyNode):
             "positional embedding and guidance, with a report of what each part will do.",
             search_aliases=["high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE"],
             inputs=[
-                io.Model.Input("model", tooltip="Any model with a sigma table or a rectified flow."),
+                io.Model.Input(
+                    "model", tooltip="Any model of Stable Diffusion's kind, or a flow model such as Flux and SD3."
+                ),
                 *_size_inputs(),
                 *_setting_inputs(),
             ],

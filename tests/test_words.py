@@ -54,6 +54,18 @@ def test_no_symbol_stands_unexplained(page):
     assert not [c for c in CODE.findall(text) if SYMBOL.fullmatch(c.strip("`")) and c.strip("`") not in sockets]
 
 
+def shown(tooltip):
+    """A tooltip without coordinates, x y, and sizes, width x height, and without names of choices."""
+    return re.sub(r"\bx y\b|(?<=\w) x (?=(?!y\b)\w)|\bdelta(?=:)", " ", tooltip)
+
+
+@pytest.mark.parametrize("node", NAMES)
+def test_no_symbol_stands_in_a_tooltip(node):
+    entries = [*NAMES[node]["inputs"].values(), *NAMES[node]["outputs"].values()]
+    texts = [NAMES[node]["description"], *(e.get("tooltip", "") for e in entries)]
+    assert not [t for t in texts if symbols(shown(t))]
+
+
 def test_symbols_are_seen():
     assert all(
         symbols(text) for text in ("at t* = 399", "with r > 1", "σ rises", "sigma rises", "mean of |W y|", "K steps")

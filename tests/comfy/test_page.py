@@ -25,7 +25,8 @@ def address(driver, tmp_path_factory):
 LAPTOP = {"width": 1700, "height": 907, "deviceScaleFactor": 1, "mobile": False}
 BOXES = """app.graph._nodes.map(n => { n.updateArea(); return [`${n.title} (${n.id})`, ...n.boundingRect] })"""
 UNSEEN = """(() => {
-    const notes = [...document.querySelectorAll('.comfy-markdown .tiptap')], texts = document.querySelectorAll('.dom-widget')
+    const notes = [...document.querySelectorAll('.comfy-markdown .tiptap')]
+    const texts = document.querySelectorAll('.dom-widget')
     return {blank: app.canvas.low_quality, hidden: [...texts].filter(e => !e.checkVisibility()).length,
             cut: notes.filter(e => e.scrollHeight > e.clientHeight).map(e => e.textContent.slice(0, 40)),
             notes: notes.length}
