@@ -12,7 +12,7 @@ from ..engine.control import GammaConfig, PaddingConfig, SizeCondition, cross_si
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from .comfy.conditioning import readers_of, token_count, with_sizes
-from .comfy.control import checkpoints, read_checkpoint, weighted, with_checkpoint
+from .comfy.control import checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
 
@@ -57,6 +57,10 @@ class ControlValues(io.ComfyNode):
                     "extra", default="", multiline=True,
                     tooltip="Further controls of a checkpoint, 'name = number', one a line.",
                 ),
+                io.Model.Input(
+                    "model", optional=True,
+                    tooltip="The model that will sample: refused here if it would ignore the values.",
+                ),
             ],
             outputs=[io.Conditioning.Output(display_name="CONDITIONING", tooltip="The prompt with its values.")],
         )  # fmt: skip
@@ -64,9 +68,11 @@ class ControlValues(io.ComfyNode):
     @classmethod
     def execute(
         cls, conditioning: list, width: int, height: int, crop_left: int, crop_top: int, target_width: int,
-        target_height: int, flip: bool = False, extra: str = "",
+        target_height: int, flip: bool = False, extra: str = "", model: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
         """The conditioning that comes in stays as it is."""
+        if model is not None:
+            reads_sizes(model)
         target = (target_height, target_width)
         sizes = SizeCondition((height, width), (crop_top, crop_left), target, flip, extra_values(extra))
         return io.NodeOutput(with_sizes(conditioning, sizes), ui=ui.PreviewText(readers_of(conditioning)))

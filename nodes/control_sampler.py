@@ -12,7 +12,7 @@ from comfy_api.latest import io, ui
 
 from ..engine.charts import curve_picture
 from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
-from ..engine.control.guidance import NESTINGS
+from ..engine.control.guidance import NEGATIVES, NESTINGS
 from ..engine.guidance import scale_for_size
 from .comfy.conditioning import PIXELS, with_sizes
 from .comfy.control import weighted, weighting_of
@@ -33,6 +33,13 @@ _STRENGTHS = [
 ]  # fmt: skip
 
 
+_NEGATIVE_SIZES = io.Combo.Input(
+    "negative_sizes", options=list(NEGATIVES), default="picture",
+    tooltip="Sizes the negative prompt is told. picture: its own, as ComfyUI does; positive: those of the prompt, as "
+    "diffusers' SDXL does.",
+)  # fmt: skip
+
+
 class ControlCFGGuider(io.ComfyNode):
     """Guidance with a strength of its own for control."""
 
@@ -48,18 +55,21 @@ class ControlCFGGuider(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="From Apply Gamma Schedule or Load Control Checkpoint."),
                 io.Conditioning.Input("positive", tooltip="The prompt, with Control Values."),
-                io.Conditioning.Input("negative", tooltip="The negative prompt; its sizes are set to the picture's."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt; negative_sizes says its sizes."),
                 *_STRENGTHS,
+                _NEGATIVE_SIZES,
             ],
             outputs=[io.Guider.Output(display_name="GUIDER", tooltip="For SamplerCustomAdvanced.")],
         )
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, negative: list, cfg: float, control: float, nesting: str
-    ) -> io.NodeOutput:
+        cls, model: Any, positive: list, negative: list, cfg: float, control: float, nesting: str,
+        negative_sizes: str = "picture",
+    ) -> io.NodeOutput:  # fmt: skip
         """Eq. 2; the null control is derived from the positive."""
-        return io.NodeOutput(ControlGuider(model, positive, negative, GuidanceConfig(cfg, control, nesting)))
+        config = GuidanceConfig(cfg, control, nesting, negative=negative_sizes)
+        return io.NodeOutput(ControlGuider(model, positive, negative, config))
 
 
 class ControlConditionedSampler(io.ComfyNode):
@@ -77,7 +87,7 @@ class ControlConditionedSampler(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="SDXL, PixArt told sizes, or one with a control checkpoint."),
                 io.Conditioning.Input("positive", tooltip="The prompt; this node tells it the sizes below."),
-                io.Conditioning.Input("negative", tooltip="The negative prompt, told no control."),
+                io.Conditioning.Input("negative", tooltip="The negative prompt; negative_sizes says its sizes."),
                 io.Latent.Input("latent_image", tooltip="Size of the picture, or a picture to start from."),
                 io.Int.Input("seed", default=0, min=0, max=2**64 - 1, control_after_generate=True, tooltip="Of noise."),
                 io.Int.Input("steps", default=20, min=1, max=10000, tooltip="Sampling steps."),
@@ -97,6 +107,7 @@ class ControlConditionedSampler(io.ComfyNode):
                     "upscale", default=1.0, min=0.1, max=16.0, step=0.05, advanced=True,
                     tooltip="Times larger than the size cfg was chosen for: cfg becomes 1 + upscale (cfg - 1).",
                 ),
+                _NEGATIVE_SIZES,
             ],
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The sampled latent."),
@@ -112,14 +123,14 @@ class ControlConditionedSampler(io.ComfyNode):
         cls, model: Any, positive: list, negative: list, latent_image: dict, seed: int, steps: int, cfg: float,
         control: float, nesting: str, sampler_name: str, scheduler: str, denoise: float, width: int, height: int,
         crop_left: int, crop_top: int, flip: bool, form: str, alpha: float, clock: str, reference: str,
-        reference_width: int, reference_height: int, upscale: float = 1.0,
+        reference_width: int, reference_height: int, upscale: float = 1.0, negative_sizes: str = "picture",
     ) -> io.NodeOutput:  # fmt: skip
         """Control Values, Apply Gamma Schedule, Control CFG Guider and a sampler in a row."""
         gamma = GammaConfig(form, alpha, clock=clock)
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
         size = tuple(side * PIXELS for side in latent_image["samples"].shape[-2:])
         sizes = SizeCondition((height or size[0], width or size[1]), (crop_top, crop_left), size, flip)
-        config = GuidanceConfig(scale_for_size(cfg, upscale), control, nesting)
+        config = GuidanceConfig(scale_for_size(cfg, upscale), control, nesting, negative=negative_sizes)
         guider = ControlGuider(model, with_sizes(positive, sizes, size), negative, config)
         sigmas = run_sigmas(model, sampler_name, scheduler, steps, denoise)
         sampled = run(guider, latent_image, seed, sampler_name, sigmas)

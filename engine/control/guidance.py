@@ -14,6 +14,7 @@ from ..errors import refuse
 from ..guidance import guide
 
 NESTINGS = ("control_inner", "semantic_inner")
+NEGATIVES = ("picture", "positive")
 Key = tuple[bool, bool]
 """One evaluation of the network: (with control, with semantics)."""
 Evaluate = Callable[[bool, bool], torch.Tensor]
@@ -29,6 +30,8 @@ class GuidanceConfig(Config):
         control: beta, the control's; 1 is none. The paper's best FID is at 1.375.
         nesting: ``control_inner`` is Eq. 2 of the main text, where the inner null drops the control;
             ``semantic_inner`` that of its appendix D, where it drops the semantics.
+        negative: which sizes the unconditional half is told: ``picture``, its own (no control, as Eq. 2 has it), or
+            ``positive``, those of the prompt, as diffusers' SDXL pipeline does unless told otherwise.
         skip_below: weights gamma under this count as none when the high-level control is null.
 
     Raises:
@@ -39,14 +42,22 @@ class GuidanceConfig(Config):
     control: float = 1.0
     nesting: str = "control_inner"
     skip_below: float = 1e-4
+    negative: str = "picture"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and math.isfinite(self.control)):
             raise refuse("scale, control", (self.scale, self.control), "finite numbers", "1.0 is no guidance")
         if self.nesting not in NESTINGS:
             raise refuse("nesting", self.nesting, NESTINGS, "control_inner is the paper's Eq. 2")
+        if self.negative not in NEGATIVES:
+            raise refuse("negative", self.negative, NEGATIVES, "picture is Eq. 2's; positive is diffusers' default")
         if not 0 <= self.skip_below <= 1:
             raise refuse("skip_below", self.skip_below, "0 to 1", "1e-4 is the default; 0 never skips")
+
+    @property
+    def unconditional(self) -> Key:
+        """The evaluation that the outer guidance leads away from."""
+        return self.negative == "positive", False
 
 
 class Guided(NamedTuple):
@@ -89,7 +100,7 @@ def control_guidance(
     inner_null = (False, True) if config.nesting == "control_inner" else (True, False)
     # Berrada et al. 2024, Eq. 2: lambda [beta eps(c,s) + (1 - beta) eps(0,s)] + (1 - lambda) eps(0,0)
     inner = _guide(lambda: eps(*inner_null), lambda: eps(True, True), config.control)
-    outer = inner if config.scale == 1 else guide(eps(False, False), inner, config.scale)
+    outer = inner if config.scale == 1 else guide(eps(*config.unconditional), inner, config.scale)
     return Guided(outer, len(predictions))
 
 

@@ -33,8 +33,11 @@ class ResolutionTransferPipeline:
             metadata: of the checkpoint's safetensors header, for relabel; see ``resolution.read_metadata``.
 
         Raises:
-            VitrineError: As ``resolution.plan_transfer``.
+            VitrineError: As ``resolution.plan_transfer``, or the pipeline is one of this class.
         """
+        if isinstance(pipe, ResolutionTransferPipeline):
+            remedy = "wrap its .pipe"
+            raise refuse("pipeline", "one that is moved to another size already", "a pipeline as it was loaded", remedy)
         self.pipe, self.config, self.metadata = pipe, config, metadata
         self.plan  # noqa: B018 - refuses what cannot be done
 

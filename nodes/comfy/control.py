@@ -148,6 +148,17 @@ def size_family(model: Any) -> str:
     raise refuse("model", shown, "SDXL base, PixArt with size conditions", "other models are told no sizes to weight")
 
 
+def reads_sizes(model: Any) -> None:
+    """Refuse a MODEL that would ignore control values without a word.
+
+    Raises:
+        VitrineError: It is told no sizes, and has no control checkpoint.
+    """
+    weighting = weighting_of(model)
+    if weighting is None or weighting.checkpoint is None:
+        size_family(model)
+
+
 def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") -> Any:
     """A clone whose size inputs weigh gamma of each row's timestep; the model itself where the weight is constant 1.
 

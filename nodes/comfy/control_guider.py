@@ -62,13 +62,15 @@ class ControlGuider(comfy.samplers.CFGGuider):
         t, weight, null = self._now(x, timestep)
         keys = needed_evaluations(self.config, weight, null)
         if options.get("disable_cfg1_optimization", False):
-            keys = tuple(sorted({*keys, (False, False)}))
+            keys = tuple(sorted({*keys, self.config.unconditional}))
         conds = [self.conds[_ROLES[k]] for k in keys]
         batch = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
         predictions = dict(zip(keys, batch, strict=True))
         without_scale = replace(self.config, scale=1.0)
         inner = control_guidance(lambda c, s: predictions[c, s], without_scale, weight, null).prediction
-        unconditional = predictions.get((False, False), torch.zeros_like(inner))
+        outer = self.config.unconditional
+        outer = outer if outer in predictions else (False, False)  # the same where the control has no weight yet
+        unconditional = predictions.get(outer, torch.zeros_like(inner))
         self.log.append(ControlStep(t, float(timestep.max()), weight, len(keys)))
         return self._outer(
             inner, torch.zeros_like(inner) if unconditional is None else unconditional, x, timestep, options

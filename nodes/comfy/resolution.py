@@ -53,8 +53,12 @@ def facts_of(model: Any) -> ModelFacts:
     """What the plan has to know of a MODEL.
 
     Raises:
-        VitrineError: The schedule of its sampling class cannot be moved.
+        VitrineError: The schedule of its sampling class cannot be moved, or has been: a second move would take the first
+            one's result for the trained model.
     """
+    if model.get_attachment(_KEY):
+        remedy = "take the MODEL from before the other Resolution Transfer Loader"
+        raise refuse("model", "one that is moved to another size already", "a model as it was loaded", remedy)
     sampling, network = model.get_model_object("model_sampling"), backbone_of(model)
     config = model.model.model_config
     kinds = [k.__name__ for k in type(config).__mro__]
@@ -116,6 +120,8 @@ def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
     clone = around_sampling(model, _KEY, _without_repeats) if clamped else model.clone()
     if plan.schedule != "none":
         clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
+    if plan.schedule != "none" or plan.positions != "keep":
+        clone.set_attachments(_KEY, True)
     if plan.positions != "keep":
         return _place(clone, facts, plan)
     return clone
