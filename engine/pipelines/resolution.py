@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import refuse
 from ..noise import generators
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
-from ..resolution.transfer import backbone_of
+from ..resolution.transfer import backbone_of, refuse_moved
 from .conventions import accepted_by, refuse_unknown
 
 
@@ -33,11 +33,12 @@ class ResolutionTransferPipeline:
             metadata: of the checkpoint's safetensors header, for relabel; see ``resolution.read_metadata``.
 
         Raises:
-            VitrineError: As ``resolution.plan_transfer``, or the pipeline is one of this class.
+            VitrineError: As ``resolution.plan_transfer``, or the pipeline has been moved already.
         """
         if isinstance(pipe, ResolutionTransferPipeline):
             remedy = "wrap its .pipe"
             raise refuse("pipeline", "one that is moved to another size already", "a pipeline as it was loaded", remedy)
+        refuse_moved(pipe)
         self.pipe, self.config, self.metadata = pipe, config, metadata
         self.plan  # noqa: B018 - refuses what cannot be done
 

@@ -18,6 +18,8 @@ from .posembed import recover_grid
 from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
+_MOVED = "_resolution_moved"
+
 
 def backbone_of(pipe: Any) -> tuple[str, Any]:
     """(attribute, network) of a pipeline.
@@ -107,6 +109,8 @@ class Applied(AbstractContextManager):
         self.plan, self._undo = plan, list[Callable[[], None]]()
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
+            if scheduler is not pipe.scheduler or plan.positions != "keep":
+                self._mark(pipe)
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
             if plan.positions != "keep":
@@ -135,6 +139,11 @@ class Applied(AbstractContextManager):
         self._undo.append(lambda: setattr(owner, name, old))
         setattr(owner, name, value)
 
+    def _mark(self, pipe: Any) -> None:
+        """So that :func:`refuse_moved` knows it; not through ``setattr``, which diffusers watches."""
+        vars(pipe)[_MOVED] = True
+        self._undo.append(lambda: vars(pipe).__delitem__(_MOVED))
+
     def _table(self, part: Any, positions: Positions) -> None:
         """A table for exactly this size; PatchEmbed takes it whole if height, width and crop are its own."""
         old = part.pos_embed
@@ -154,6 +163,17 @@ class Applied(AbstractContextManager):
         part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only what it knew of before
 
 
+def refuse_moved(pipe: Any) -> None:
+    """Refuse a pipeline inside :func:`apply` or from :func:`transferred_copy`: its size is not the trained one.
+
+    Raises:
+        VitrineError: If it has been moved.
+    """
+    if vars(pipe).get(_MOVED):
+        remedy = "take the pipeline from before the first transfer"
+        raise refuse("pipeline", "one that is moved to another size already", "a pipeline as it was loaded", remedy)
+
+
 def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Applied:
     """``with apply(pipe, config) as applied:`` sample at ``config.target_size``; see ``applied.plan.summary``.
 
@@ -161,8 +181,9 @@ def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, An
     nothing is touched.
 
     Raises:
-        VitrineError: As :func:`plan_transfer`, before anything is changed.
+        VitrineError: As :func:`plan_transfer`, or the pipeline has been moved already; before anything is changed.
     """
+    refuse_moved(pipe)
     facts = facts_of(pipe, config.train_size)
     return Applied(pipe, plan_transfer(facts, config, metadata), facts)
 

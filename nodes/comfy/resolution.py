@@ -53,8 +53,8 @@ def facts_of(model: Any) -> ModelFacts:
     """What the plan has to know of a MODEL.
 
     Raises:
-        VitrineError: The schedule of its sampling class cannot be moved, or has been: a second move would take the first
-            one's result for the trained model.
+        VitrineError: The schedule of its sampling class cannot be moved, or has been: a second move would take the
+            first one's result for the trained model.
     """
     if model.get_attachment(_KEY):
         remedy = "take the MODEL from before the other Resolution Transfer Loader"

@@ -1,12 +1,26 @@
 """Guidance of control in real ComfyUI: Eq. 2 is its dual guidance, evaluations are spared and counted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from vitrine.engine.control import (
-    GammaConfig,
-    GuidanceConfig,
+from vitrine.engine.control import GammaConfig, GuidanceConfig
+from vitrine.engine.errors import VitrineError
+from vitrine_tests.comfy.controlled import (
+    NEGATIVE,
+    NESTED,
+    NO_POOLED,
+    NO_TEXT,
+    POOLED,
+    POSITIVE,
+    TEXT,
+    TOLD,
+    close,
+    latent,
+    node,
+    pipeline,
+    xl_twins,
 )
-from vitrine_tests.comfy.controlled import NEGATIVE, NESTED, POSITIVE, TOLD, close, latent, node, xl_twins
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +107,65 @@ def test_patches_of_guidance_still_act(xl):
 def test_guidance_grows_with_the_resolution(comfy, xl):
     law, report = node(comfy, xl, cfg=1.5, upscale=2.0)
     assert torch.equal(law, node(comfy, xl, cfg=2.0)[0]) and "guidance 2\n" in report
+
+
+@pytest.mark.parametrize("negative", ["picture", "positive"])
+def test_both_doors_tell_the_negative_one_size(comfy, xl, negative):
+    """picture is what ComfyUI's KSampler does, positive what diffusers' SDXL pipeline does: both stock, no curve."""
+    from diffusers import StableDiffusionXLPipeline
+    from vitrine.nodes.comfy.conditioning import with_sizes
+
+    found, _ = node(comfy, xl, form="constant", negative_sizes=negative)
+    config = GuidanceConfig(3.0, negative=negative)
+    assert close(found, pipeline(xl, GammaConfig("constant"), config).images)
+    stock = StableDiffusionXLPipeline(**xl.pipe.components)
+    stock.set_progress_bar_config(disable=True)
+    own, told = (64, 64), {"original_size": TOLD.original, "crops_coords_top_left": TOLD.crop, "target_size": (64, 64)}
+    if negative == "picture":
+        told |= {"negative_original_size": own, "negative_target_size": own}
+    embeds = {"prompt_embeds": TEXT, "negative_prompt_embeds": NO_TEXT}
+    embeds |= {"pooled_prompt_embeds": POOLED, "negative_pooled_prompt_embeds": NO_POOLED}
+    noise = torch.randn(1, 4, 8, 8, generator=torch.manual_seed(3))
+    xl.pipe.scheduler.set_timesteps(4)
+    noise = noise * xl.pipe.scheduler.sigmas[0] / xl.pipe.scheduler.init_noise_sigma
+    how = {"num_inference_steps": 4, "output_type": "latent", "guidance_scale": 3.0, "height": 64, "width": 64}
+    assert close(found, stock(latents=noise, **how, **told, **embeds).images)
+    if negative == "picture":
+        with torch.inference_mode():
+            positive = with_sizes(POSITIVE, replace(TOLD, target=own), own)
+            call = (xl.model, 3, 4, 3.0, "euler", "ddim_uniform", positive, NEGATIVE, latent(), 1.0)
+            (core,) = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]().sample(*call)
+        assert close(found, core["samples"] * xl.scale)
+    else:
+        other, _ = node(comfy, xl, form="constant")
+        assert not close(found, other)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 8.0])
+def test_the_positives_sizes_for_the_negative_under_equation_two(comfy, xl, alpha):
+    """With a curve, control guidance and steps whose control has no weight, both doors still agree."""
+    how = {"control": 1.375, "negative_sizes": "positive", "alpha": alpha, "crop_left": 0, "crop_top": 0}
+    found, report = node(comfy, xl, **how)
+    config = GuidanceConfig(3.0, 1.375, negative="positive")
+    ours = pipeline(xl, GammaConfig(alpha=alpha), config, replace(TOLD, crop=(0, 0)))
+    assert close(found, ours.images)
+    assert report.splitlines()[1] == f"{sum(s.evaluations for s in ours.log)} evaluations"
+
+
+def test_an_unknown_switch_is_refused():
+    with pytest.raises(VitrineError, match="picture"):
+        GuidanceConfig(3.0, negative="both")
+
+
+def test_control_values_refuse_a_model_that_is_told_no_sizes(comfy, xl):
+    told = {"width": 64, "height": 64, "crop_left": 0, "crop_top": 0, "target_width": 64, "target_height": 64}
+    for name in ("portraits, 64 px", "flow portraits, 128 px"):
+        model = comfy.call("VitrineLoadPortraits", model=name)[0]
+        with pytest.raises(VitrineError, match="told no sizes"):
+            comfy.call("VitrineControlValues", conditioning=POSITIVE, model=model, **told)
+    plain = comfy.call("VitrineControlValues", conditioning=POSITIVE, **told)[0]
+    seen = comfy.call("VitrineControlValues", conditioning=POSITIVE, model=xl.model, **told)[0]
+    assert seen[0][1] == plain[0][1]
+    transformer = comfy.call("VitrineLoadPortraitsTransformer", weight="power-cosine")[0]
+    controlled = comfy.call("VitrineLoadControl", model=transformer, file="portraits power-cosine")[0]
+    comfy.call("VitrineControlValues", conditioning=POSITIVE, model=controlled, **told)

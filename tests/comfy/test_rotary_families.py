@@ -130,6 +130,19 @@ def test_shift_and_its_composition(comfy, family):
     assert "in short" in report.splitlines()[0] and "left alone: the weights" in report
 
 
+def test_a_second_loader_is_refused(comfy, family):
+    """Positions of EmbedND would be scaled once more, others are no longer known: plainly no, for all alike."""
+    for first in ({"mode": "rope_pi"}, {"mode": "keep", "schedule": "resample"}):
+        moved = family.transferred(comfy, **first)[0]
+        with pytest.raises(VitrineError, match="already"):
+            family.transferred(comfy, "auto", model=moved)
+        with pytest.raises(VitrineError, match="already"):
+            family.transferred(comfy, "auto", model=moved.clone())
+    size = family.columns, family.rows
+    unmoved = family.transferred(comfy, "auto", train=size)[0]
+    family.transferred(comfy, "rope_pi", model=unmoved)
+
+
 def test_scale_rope_is_refused_before_and_behind(comfy, family):
     from comfy.samplers import CFGGuider
     from comfy_extras.nodes_rope import ScaleROPE

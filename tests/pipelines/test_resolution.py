@@ -230,3 +230,21 @@ def test_failures_leave_the_pipeline_alone():
             ResolutionTransferPipeline(pipe, ResolutionTransferConfig((64, 64), **bad))
     assert pipe.scheduler is scheduler and pipe.transformer.pos_embed.pos_embed is old
     assert not pipe.transformer.pos_embed._forward_pre_hooks
+
+
+def test_a_second_transfer_is_refused():
+    pipe, told = sd3()
+    config = ResolutionTransferConfig((64, 64))
+    first = ResolutionTransferPipeline(pipe, config)
+    copied, _ = transferred_copy(pipe, config)
+    for moved in (first, copied):
+        with pytest.raises(VitrineError, match="already"):
+            ResolutionTransferPipeline(moved, config)
+    with apply(pipe, config), pytest.raises(VitrineError, match="already"):
+        apply(pipe, config)
+    with pytest.raises(VitrineError, match="already"):
+        transferred_copy(copied, config)
+    assert "_resolution_moved" not in vars(pipe)
+    same = ResolutionTransferConfig(first.plan.config.target_size, first.plan.config.target_size)
+    unmoved, _ = transferred_copy(pipe, same)
+    ResolutionTransferPipeline(unmoved, config)
