@@ -1,0 +1,175 @@
+"""The copy check on LoRAs trained on one, five and twenty portraits of a person: does a score follow the copies."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.condition import Condition
+from ...engine.denoiser import Denoiser
+from ...engine.nemo.check import CheckConfig, CopyCheck
+from ...engine.nemo.find import make_probe
+from ...engine.nemo.pull import prompt_scores
+from ...engine.progress import Progress, silent
+from ...engine.w2w.train import LoraTrainConfig, Subject, train_loras
+from ..registry import ClaimResult, claim
+from .world import DETECT, GUIDANCE, SHAPE, STEPS
+
+SIZES = (1, 5, 20)
+TUNING, MEASURED = 20_008_000, 20_009_000
+"""First identity of the people that recipe and settings were chosen on, and of those that are measured."""
+RECIPE = LoraTrainConfig(rank=8, alpha=8.0, steps=300, batch=2, lr=4e-3, schedule="cosine", weighting="debiased")
+"""As many steps for every size, so that a single portrait is seen twenty times as often as one of twenty."""
+SCORED = ("nemo", "norm", "anisotropy", "sharpness")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """People with a LoRA of each size, prompts of each LoRA, samples of each prompt, and samples of what is usual."""
+
+    people: int = 4
+    prompts: int = 2
+    seeds: int = 8
+    usual: int = 8
+
+
+def train(folder: Path, people: Sequence[int], progress: Progress = silent, model: str | None = None) -> list[str]:
+    """A LoRA for each person and number of portraits, and the portraits beside it; returns their names."""
+    from PIL import Image
+
+    from ...engine.portraits import load_portraits
+    from ..portraits.identities import training_pictures
+
+    portraits = load_portraits(model)
+    for module in (portraits.unet, portraits.text_encoder, portraits.vae):
+        module.requires_grad_(False)
+    names, subjects = [], []
+    for number, identity in enumerate(people):
+        for size in SIZES:
+            name = f"person-{number}-of-{size}"
+            images, captions, _ = training_pictures(identity, size)
+            latents = portraits.vae.encode(images * 2 - 1).latent_dist.mean * portraits.vae.config.scaling_factor
+            subject = Subject(name, latents, Condition(portraits.encode(captions).detach()), number)
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            for i, image in enumerate(images):
+                picture = Image.fromarray((image.movedim(0, -1) * 255).round().byte().numpy())
+                picture.save(folder / name / f"{i:02d}.png")
+            (folder / name / "captions.txt").write_text("\n".join(captions), encoding="utf-8")
+            names.append(name)
+            subjects.append(lambda subject=subject: subject)
+    denoiser = Denoiser.from_diffusers(portraits.pipeline())
+    train_loras(denoiser, subjects, names, folder / "loras", RECIPE, together=12, progress=progress)
+    return names
+
+
+def check(folder: Path, name: str, effort: Effort, model: str | None = None) -> CopyCheck:
+    """The copy check of one LoRA on its first captions; the model without it says what is usual."""
+    from ...engine.pipelines.copies import copy_check
+
+    return copy_check(
+        _pipeline(model), _captions(folder, name, effort), folder / "checks" / name, pictures=folder / name,
+        lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(effort.seeds, usual=effort.usual),
+        probe=DETECT,
+        num_inference_steps=STEPS, guidance_scale=GUIDANCE,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def base_scores(folder: Path, name: str, effort: Effort, model: str | None = None) -> list[dict[str, float | None]]:
+    """Scores of the same captions in the model without the LoRA: the baseline."""
+    pipe = _pipeline(model)
+    denoiser = Denoiser.from_diffusers(pipe)
+    probe, (empty,) = make_probe(denoiser, config=DETECT), pipe.conditions([""])
+    return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name, effort))]
+
+
+def _pipeline(model: str | None) -> Any:
+    from ...engine.pipelines import NEMOPipeline
+    from ...engine.portraits import load_portraits
+
+    pipe = NEMOPipeline.from_pipe(load_portraits(model).pipeline())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _captions(folder: Path, name: str, effort: Effort) -> list[str]:
+    return (folder / name / "captions.txt").read_text(encoding="utf-8").split("\n")[: effort.prompts]
+
+
+@claim(
+    "nemo.copy_check",
+    paper="NeMo's score (Hintersdorf et al., NeurIPS 2024) on LoRAs; copies after Gu et al. 2023",
+    figure="LoRAs of 1, 5 and 20 portraits: rank correlation of the score, which sees no portrait, with the copies",
+    target="Spearman's rho >= 0.6 over LoRAs, and more than the same model's without the LoRA",
+    minutes=8,
+    quick_minutes=1.3,
+)
+def copies_of_loras(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """Several people, each with a LoRA of every size; the same captions sampled with it and without it."""
+    effort = Effort(2, 1, 4, 4) if quick else Effort()
+    people = [MEASURED + i for i in range(effort.people)]
+    shares, rows = [], {}
+    scores: dict[str, list[float]] = {name: [] for name in SCORED}
+    without: dict[str, list[float]] = {name: [] for name in SCORED}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        names = train(folder, people, progress, model)
+        for number, name in enumerate(names):
+            checked, bare = check(folder, name, effort, model), base_scores(folder, name, effort, model)
+            shares.append(_mean([p.share for p in checked.prompts]))
+            for score in SCORED:
+                scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
+                without[score].append(_mean([s[score] or 0.0 for s in bare]))
+            area = _mean([float(p.areas.mean()) for p in checked.prompts])
+            rows[name] = {"copies": round(shares[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
+            progress(number + 1, len(names), None)
+    rho = spearman(scores["nemo"], shares)
+    interval = _resampled(scores["nemo"], shares)
+    baseline = spearman(without["nemo"], shares)
+    by_size = {size: _mean(shares[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
+    likely = interval[1] if quick else rho
+    return ClaimResult(
+        value=round(rho, 3),
+        interval=interval,
+        holds=likely >= 0.6 and rho > baseline,
+        details={
+            "rho of each score": {name: round(spearman(values, shares), 3) for name, values in scores.items()},
+            "... of the model without the LoRA": {n: round(spearman(v, shares), 3) for n, v in without.items()},
+            "rho of the number of portraits": round(spearman([-float(s) for s in SIZES] * len(people), shares), 3),
+            "share of copies by number of portraits": {size: round(share, 3) for size, share in by_size.items()},
+            "by LoRA": rows,
+        },
+    )
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Rank correlation, ties sharing their mean rank; 0 where one does not vary."""
+    x, y = (_ranks(torch.tensor(list(values), dtype=torch.float64)) for values in (a, b))
+    x, y = x - x.mean(), y - y.mean()
+    length = float(x.norm() * y.norm())
+    return float(x @ y) / length if length else 0.0
+
+
+def _ranks(values: torch.Tensor) -> torch.Tensor:
+    below = (values[None] < values[:, None]).sum(1)
+    return below + 0.5 * ((values[None] == values[:, None]).sum(1).double() - 1)
+
+
+def _resampled(a: Sequence[float], b: Sequence[float], draws: int = 1000) -> tuple[float, float]:
+    """95 % of rho when the LoRAs are drawn again (bootstrap)."""
+    random, count = torch.Generator().manual_seed(0), len(a)
+    rhos = []
+    for _ in range(draws):
+        rows = torch.randint(count, (count,), generator=random).tolist()
+        rhos.append(spearman([a[i] for i in rows], [b[i] for i in rows]))
+    low, high = torch.tensor(rhos).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return round(low, 3), round(high, 3)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
