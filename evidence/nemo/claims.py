@@ -13,6 +13,7 @@ from ...engine.nemo.statistics import NeuronStatistics
 from ...engine.nemo.verify import VerifyConfig, verify
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
+from . import attacked, copy_claims  # noqa: F401  (they register nemo.erase and nemo.copy_check)
 from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
 from .world import (
     DETECT,

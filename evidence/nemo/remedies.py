@@ -200,27 +200,26 @@ def _median_mad(values: Sequence[float]) -> tuple[float, float]:
 
 def _harm(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, Any]:
     """What blocking does to ordinary captions, as many of them under each of the sets."""
+    untouched, blocked = ordinary_figures(world, [NeuronSet({})], effort), ordinary_figures(world, sets, effort)
+    return {f"{name} [untouched, blocked]": [value, blocked[name]] for name, value in untouched.items()}
+
+
+def ordinary_figures(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, float]:
+    """Prompt agreement and Frechet distance of ordinary captions' samples, as many of them under each of the sets."""
     from ...engine.portraits import render, sample_scenes
     from ..portraits.readout import attribute_accuracy, load_readout, read
 
     count = effort.ordinary
     net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
     prompts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
-    untouched = read(net, world.sample(prompts, seeds))
     shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
     images = [world.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]
-    blocked = read(net, torch.cat(images))
+    reading = read(net, torch.cat(images))
     real = read(net, render(sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + effort.renders))).images)
-
-    def agreement(reading: Any) -> float:
-        accuracy = attribute_accuracy(reading, scenes)
-        return round(sum(accuracy.values()) / len(accuracy), 4)
-
+    accuracy = attribute_accuracy(reading, scenes)
     return {
-        "ordinary captions, prompt agreement [untouched, blocked]": [agreement(untouched), agreement(blocked)],
-        "ordinary captions, Frechet distance [untouched, blocked]": [
-            round(frechet_distance(r.features, real.features), 2) for r in (untouched, blocked)
-        ],
+        "ordinary captions, prompt agreement": round(sum(accuracy.values()) / len(accuracy), 4),
+        "ordinary captions, Frechet distance": round(frechet_distance(reading.features, real.features), 2),
     }
 
 

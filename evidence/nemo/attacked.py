@@ -1,0 +1,214 @@
+"""What an optimised embedding finds after each remedy: blocking beside erasing, on the planted pictures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...engine.denoiser import Denoiser
+from ...engine.nemo.block import block
+from ...engine.nemo.copies import share_interval
+from ...engine.nemo.erase import EraseConfig, EraseData, Eraser
+from ...engine.nemo.neurons import NeuronSet
+from ...engine.nemo.verify import AttackConfig, optimised_text
+from ...engine.progress import Progress, silent
+from ..registry import ClaimResult, claim
+from .remedies import COPY, SEEDS, ordinary_figures, search_planted
+from .world import GUIDANCE, ORDINARY, STATISTICS, STEPS, Effort, World, captions, effort_of, setting
+
+SURROGATE_SEED = 500
+"""Of the pictures that erasing trains on; measured samples have :data:`SEEDS`, attacks seeds from 9000 on."""
+ATTACKED_SEEDS = 5
+"""Samples of each optimised embedding; its figure is their median."""
+NEVER = ORDINARY + 1000
+"""First identity of pictures that were never planted: what the attack does to a picture that nobody memorized."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An optimised embedding: where it starts (the ``prompt`` or an ``other`` caption) and for how long (DoRI: 50)."""
+
+    start: str
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"from the {self.start}, {self.steps} steps"
+
+
+ATTACKS = (Attack("prompt", 50), Attack("other", 50))
+LONG = Attack("prompt", 150)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A model, and the neurons blocked in it for each picture."""
+
+    model: Any
+    sets: Sequence[NeuronSet]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Pictures that must not come back: (P, 3, 64, 64) in [0, 1], their latents, and the captions that call them."""
+
+    pictures: torch.Tensor
+    latents: torch.Tensor
+    prompts: list[str]
+
+
+@claim(
+    "nemo.erase",
+    paper="Finding Dori (2025): what blocking leaves in the weights, and adversarial fine-tuning against it",
+    figure="planted pictures that an optimised embedding brings back after erasing, and after blocking",
+    target="at most 1 of 8 after erasing, by any of three attacks, where blocking leaves 7 or more",
+    minutes=30,
+    quick_minutes=0.9,
+)
+def erasing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """Every remedy: copies by the prompt, copies under attack, and what ordinary captions pay."""
+    effort = effort_of(quick)
+    world = setting(model, progress, effort)
+    plants, _, sets = search_planted(world, progress, effort)
+    target = _target(world, torch.cat([world.model.draw(p.scenes) for p in plants]), [p.captions[0] for p in plants])
+    none = [NeuronSet({})] * len(plants)
+    remedies = {"untouched": Remedy(world.model, none), "blocked": Remedy(world.model, sets)}
+    if not quick:
+        shared, union = most_frequent(sets), sets[0].merged(*sets[1:])
+        remedies["most frequent neurons blocked"] = Remedy(world.model, [shared] * len(sets))
+        remedies["all pictures' neurons blocked"] = Remedy(world.model, [union] * len(sets))
+    trainings = _trainings(quick)
+    data = _data(world, target, sets, effort)
+    for name, config in trainings.items():
+        eraser = Eraser(world.denoiser, data, config)
+        eraser.run(progress=progress)
+        remedies[name] = Remedy(replace(world.model, unet=eraser.backbone.eval()), none)
+    table = {name: _figures(world, each, target, effort, name in trainings) for name, each in remedies.items()}
+    never = {} if quick else _never_planted(world, effort)
+    best = min(table[name]["back under any attack"] for name in trainings)
+    blocked, count = table["blocked"]["back under any attack"], len(plants)
+    enough = 7 / 8 * count
+    return ClaimResult(
+        value=best,
+        interval=None,
+        holds=best <= count / 8 and blocked >= enough,
+        details={
+            "pictures": count,
+            "share that comes back after erasing, 95 %": share_interval(best, count),
+            "table": table,
+            "never planted, untouched": never,
+            "settings of the training": {name: config.to_dict() for name, config in trainings.items()},
+        },
+    )
+
+
+def _trainings(quick: bool) -> dict[str, EraseConfig]:
+    """The defaults, on all weights and as a LoRA."""
+    if quick:
+        return {"erased": EraseConfig(rounds=3, updates=8, batch=4, attack=AttackConfig(steps=15, batch=4))}
+    return {"erased": EraseConfig(), "erased, LoRA of rank 8": EraseConfig(rank=8, lr=2e-3)}
+
+
+def most_frequent(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
+    """Neurons that the searches of at least ``share`` of the pictures end with, to be blocked for every prompt."""
+    votes = Counter((address, n) for each in sets for address, numbers in each.neurons.items() for n in numbers)
+    chosen: dict[str, list[int]] = {}
+    for (address, number), count in sorted(votes.items()):
+        if count >= share * len(sets):
+            chosen.setdefault(address, []).append(number)
+    return NeuronSet({a: tuple(numbers) for a, numbers in chosen.items()}, sets[0].fingerprint)
+
+
+@torch.no_grad()
+def _target(world: World, pictures: torch.Tensor, prompts: list[str]) -> Target:
+    latents = world.model.vae.encode(pictures * 2 - 1).latent_dist.mean * world.model.vae.config.scaling_factor
+    return Target(pictures, latents, prompts)
+
+
+def _data(world: World, target: Target, sets: Sequence[NeuronSet], effort: Effort, count: int = 3) -> EraseData:
+    """Surrogates from the blocked model, and pictures of captions that are never measured."""
+    seeds = [SURROGATE_SEED + i for i in range(count)]
+    surrogates = []
+    for prompt, neurons in zip(target.prompts, sets, strict=True):
+        with block(world.model.unet, neurons):
+            surrogates.append(_latents(world, [prompt] * count, seeds))
+    ordinary = captions(STATISTICS, effort.ordinary)
+    pictures = _latents(world, ordinary, [SURROGATE_SEED + i for i in range(len(ordinary))])
+    with torch.no_grad():
+        text, other = world.model.encode(target.prompts), world.model.encode(ordinary)
+    return EraseData(text, target.latents, torch.stack(surrogates), other, pictures)
+
+
+def _latents(world: World, prompts: list[str], seeds: list[int]) -> torch.Tensor:
+    from ..portraits.sampling import sample_latents
+
+    rows = [slice(i, i + 64) for i in range(0, len(prompts), 64)]
+    return torch.cat(
+        [sample_latents(world.model, prompts[r], seeds[r], steps=STEPS, guidance=GUIDANCE) for r in rows]
+    )  # fmt: skip
+
+
+def _figures(world: World, remedy: Remedy, target: Target, effort: Effort, long: bool) -> dict[str, Any]:
+    """One line of the table."""
+    seeds, cured = SEEDS[: effort.seeds], replace(world, model=remedy.model)
+    texts = world.model.encode(target.prompts).detach()
+    plain = _distances(cured, remedy, target, texts, seeds)
+    figures: dict[str, Any] = {
+        "copied by the prompt": int((plain.median(1).values < COPY).sum()),
+        "... by a single sample": int((plain < COPY).any(1).sum()),
+    }
+    back = torch.zeros(len(target.prompts), dtype=torch.bool)
+    for number, attack in enumerate(
+        (*ATTACKS[: 1 if effort.seeds < 10 else 2], *((LONG,) if long and effort.seeds >= 10 else ()))
+    ):
+        called = _called(world, remedy, target, attack, 9000 + number)
+        away = _distances(cured, remedy, target, called, seeds[:ATTACKED_SEEDS])
+        back |= away.median(1).values < COPY
+        figures[f"back {attack.name}"] = int((away.median(1).values < COPY).sum())
+        figures[f"RMS {attack.name}"] = [round(float(v), 3) for v in away.median(1).values.sort().values]
+    figures["back under any attack"] = int(back.sum())
+    return figures | ordinary_figures(cured, remedy.sets, effort)
+
+
+def _distances(world: World, remedy: Remedy, target: Target, texts: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:
+    """(P, seeds) pixel RMS between samples of each text and its picture."""
+    rows = []
+    for text, neurons, picture in zip(texts, remedy.sets, target.pictures, strict=True):
+        images = world.sample(text.expand(len(seeds), -1, -1), seeds, neurons)
+        rows.append((images - picture).square().mean((1, 2, 3)).sqrt())
+    return torch.stack(rows)
+
+
+def _called(world: World, remedy: Remedy, target: Target, attack: Attack, seed: int) -> torch.Tensor:
+    """(P, T, D) embeddings that call the pictures best from the model as the remedy left it."""
+    starts = target.prompts if attack.start == "prompt" else captions(ORDINARY + 900, len(target.prompts))
+    denoiser = Denoiser.from_diffusers(remedy.model.pipeline())
+    for parameter in denoiser.backbone.parameters():
+        parameter.requires_grad_(False)
+    config = AttackConfig(steps=attack.steps, seed=seed)
+    called = []
+    for start, latents, neurons in zip(world.conditions(starts), target.latents, remedy.sets, strict=True):
+        with block(denoiser.backbone, neurons):
+            called.append(optimised_text(denoiser, start, latents[None], config))
+    return torch.cat(called)
+
+
+def _never_planted(world: World, effort: Effort) -> dict[str, Any]:
+    """The same attacks on pictures that were never planted, from their own captions."""
+    from ...engine.portraits import caption, sample_scenes
+
+    scenes = sample_scenes(range(NEVER, NEVER + effort.plants))
+    target = _target(world, world.model.draw(scenes), caption(scenes))
+    remedy = Remedy(world.model, [NeuronSet({})] * effort.plants)
+    figures: dict[str, Any] = {}
+    for attack in (ATTACKS[0], LONG):
+        called = _called(world, remedy, target, attack, 9100)
+        away = _distances(world, remedy, target, called, SEEDS[:ATTACKED_SEEDS]).median(1).values
+        figures[f"back {attack.name}"] = int((away < COPY).sum())
+        figures[f"RMS {attack.name}"] = [round(float(v), 3) for v in away.sort().values]
+    return figures
