@@ -75,7 +75,8 @@ class RunningForward:
     def update(self, config: BlockConfig, t: float, cond_rows: torch.Tensor) -> None:
         """Set both, from the network's timestep (999 is the start of sampling) and the (B,) rows with the prompt."""
         progress = 1 - t / 999
-        self.active = config.start <= progress and (progress < config.end or config.end == 1)
+        # flow models begin at 1000, a little before the start
+        self.active = config.start <= max(progress, 0.0) and (progress < config.end or config.end == 1)
         self.rows = cond_rows if config.branch == "cond" else None
 
 

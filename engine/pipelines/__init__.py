@@ -22,6 +22,7 @@ _HOMES = {
     "SegmentationPipeline": ".matching",
     "SegmentationTransformerPipeline": ".matching",
     "SegmentationXLPipeline": ".matching",
+    "NEMOAroundPipeline": ".nemo",
     "NEMOPipeline": ".nemo",
     "copy_check": ".copies",
     "W2WPipeline": ".w2w",

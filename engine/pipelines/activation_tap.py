@@ -12,7 +12,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 
 from ..condition import Condition
 from ..errors import refuse
-from ..families import Latent, family_of
+from .around import AroundPipeline
 from .tap_base import ActivationTapPipelineOutput, TapPipeline
 
 __all__ = [
@@ -115,7 +115,7 @@ class ActivationTapXLPipeline(TapPipeline):
         return replace(cond, extra={"time_ids": time_ids.repeat(len(cond.text), 1)})
 
 
-class ActivationTapTransformerPipeline(TapPipeline):
+class ActivationTapTransformerPipeline(AroundPipeline, TapPipeline):
     """Tap any model of a known family through its own pipeline, which encodes the prompts.
 
     ::
@@ -130,78 +130,6 @@ class ActivationTapTransformerPipeline(TapPipeline):
     def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
         super().__init__()
         self.register_modules(vae=vae, transformer=transformer, scheduler=scheduler)
-
-    @classmethod
-    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
-        """As of every pipeline here; the other pipeline is kept, because it knows how to read a prompt.
-
-        Raises:
-            VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
-        """
-        family = family_of(pipeline.transformer)
-        if family.condition is None:
-            shown = f"a pipeline of {family.name}"
-            raise refuse("pipeline", shown, "one that encodes prompts", "tap_latents takes encoded text")
-        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
-        made = super().from_pipe(pipeline, **kwargs)
-        made.__dict__["source"] = pipeline
-        return made if dtype is None else made.to(dtype)
-
-    @classmethod
-    def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
-        """Around whatever pipeline a folder or hub repository holds."""
-        return cls.from_pipe(DiffusionPipeline.from_pretrained(path, **kwargs))
-
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
-        """Saves the pipeline this one was made from, text encoders and all."""
-        return self.__dict__["source"].save_pretrained(*args, **kwargs)
-
-    # Prompts are encoded by the other pipeline, so wherever this one goes, its text encoders go too.
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Moves or casts the pipeline this one was made from, text encoders and all."""
-        self.__dict__["source"].to(*args, **kwargs)
-        return self
-
-    def enable_model_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
-        """Of the pipeline this one was made from."""
-        self.__dict__["source"].enable_model_cpu_offload(*args, **kwargs)
-
-    def enable_sequential_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
-        """Of the pipeline this one was made from."""
-        self.__dict__["source"].enable_sequential_cpu_offload(*args, **kwargs)
-
-    def enable_group_offload(self, *args: Any, **kwargs: Any) -> None:
-        """Of the pipeline this one was made from."""
-        self.__dict__["source"].enable_group_offload(*args, **kwargs)
-
-    def remove_all_hooks(self) -> None:
-        """Of the pipeline this one was made from."""
-        self.__dict__["source"].remove_all_hooks()
-
-    def maybe_free_model_hooks(self) -> None:
-        """Of the pipeline this one was made from."""
-        self.__dict__["source"].maybe_free_model_hooks()
-
-    @property
-    def _latent(self) -> Latent:  # type: ignore[override]
-        return family_of(self.transformer).latent
-
-    @property
-    def vae_scale_factor(self) -> int:
-        """Pixels for each latent position."""
-        config = self.vae.config
-        halvings = len(config.get("block_out_channels") or (0,)) - 1 or len(config.get("temperal_downsample") or ())
-        return int(config.get("scale_factor_spatial") or 2**halvings) * self._latent.packed
-
-    @property
-    def _latent_channels(self) -> int:
-        config = self.vae.config
-        return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
-
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
-        family = family_of(self.transformer)
-        assert family.condition is not None
-        return family.condition(self.__dict__["source"], list(prompts), height, width)  # some pipelines write into it
 
 
 ActivationTapPipeline._forms = {"xl": ActivationTapXLPipeline, "transformer": ActivationTapTransformerPipeline}

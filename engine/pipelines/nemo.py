@@ -3,62 +3,29 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffusionPipeline, UNet2DConditionModel
 
-from ..activations.images import to_pixels
 from ..condition import Condition
-from ..denoiser import Denoiser
 from ..errors import refuse
-from ..fingerprint import active_fingerprint_of, fingerprint_of, short
-from ..footprint import memory_bytes, rows_within
+from ..families import family_of
 from ..forward_clock import Timesteps
-from ..nemo import (
-    BlockConfig,
-    Copies,
-    NeuronSet,
-    NeuronStatistics,
-    ProbeConfig,
-    Result,
-    RunningStatistics,
-    Score,
-    SearchConfig,
-    Verification,
-    VerifyConfig,
-    block,
-    consensus,
-    find_neurons,
-    keep_scores,
-    kept_scores,
-    make_probe,
-    picture_distance,
-    score_prompts,
-    threshold,
-    value_activations,
-    value_sites,
-    verify,
-)
+from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
-from ..nemo.score import Probe, Request, probe_noise
-from ..noise import generators
-from ..processes import ALONE, Workers
-from ..progress import Progress, silent
+from .around import AroundPipeline
 from .conventions import refuse_unknown
+from .encoding import reads_sizes
 from .nemo_erase import ErasingPart
-from .shared import SharedPipeline
+from .nemo_tools import NEMOTools
 
-_TOGETHER, _SHARE = 64, 2
-"""Most prompts that are encoded at once, and the share of a budget that one forward may take."""
+Neurons = NeuronSet | list[NeuronSet]
 
 
-class NEMOPipeline(ErasingPart, SharedPipeline, StableDiffusionPipeline):
+class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
     """Stable Diffusion 1.x or 2.x with the NEMO tools (Hintersdorf et al., NeurIPS 2024).
 
     Example:
@@ -68,11 +35,25 @@ class NEMOPipeline(ErasingPart, SharedPipeline, StableDiffusionPipeline):
         >>> images = pipe("a suspicious prompt", neurons=pipe.neurons(result)).images
     """
 
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
+
+        SDXL, and every pipeline with a transformer of a known family, is kept whole, and becomes a
+        :class:`NEMOAroundPipeline`.
+
+        Raises:
+            VitrineError: If the other pipeline lacks a component, or its model is of no known family.
+        """
+        unet = getattr(pipeline, "unet", None)
+        if getattr(pipeline, "transformer", None) is not None or (unet is not None and reads_sizes(unet)):
+            return NEMOAroundPipeline.from_pipe(pipeline, **kwargs)
+        return super().from_pipe(pipeline, **kwargs)
+
     @torch.no_grad()
     def __call__(
-        self, *args: Any, neurons: NeuronSet | list[NeuronSet] | None = None, block_config: BlockConfig | None = None,
-        **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self, *args: Any, neurons: Neurons | None = None, block_config: BlockConfig | None = None, **kwargs: Any
+    ) -> Any:
         """Sample as StableDiffusionPipeline does, with neurons blocked meanwhile.
 
         Args:
@@ -83,263 +64,135 @@ class NEMOPipeline(ErasingPart, SharedPipeline, StableDiffusionPipeline):
             VitrineError: If the neurons belong to another model, or an argument is unknown, before any sampling.
         """
         refuse_unknown(type(self), kwargs)
-        sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
-        if not any(map(len, sets)):
-            with self._in_use():
-                return super().__call__(*args, **kwargs)
-        config, running, timesteps = block_config or BlockConfig(), RunningForward(), Timesteps()
+        with self._in_use(), blocked(self, neurons, block_config):
+            return super().__call__(*args, **kwargs)
 
-        def follow(unet: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            batch, t = len(args[0]), timesteps.first(args, kwargs)
-            first = batch // 2 if self.do_classifier_free_guidance else 0  # the rows before it have the negative prompt
-            assert t is not None
-            running.update(config, t, torch.arange(batch) >= first)
 
-        handle = self.unet.register_forward_pre_hook(follow, with_kwargs=True)
-        try:
-            with self._in_use(), block(self.unet, sets[0].merged(*sets[1:]), config, running=running):
-                return super().__call__(*args, **kwargs)
-        finally:
-            handle.remove()
+class NEMOAroundPipeline(AroundPipeline, NEMOTools):
+    """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
 
-    def conditions(self, prompts: str | Iterable[str]) -> list[Condition]:
-        """One condition of one row for each prompt, encoded as the pipeline does.
+    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. Nobody has
+    published what the method does there; see docs/claims.md for what was measured here.
 
-        Raises:
-            VitrineError: If there is no prompt.
-        """
-        with self._in_use():
-            return [Condition(row[None]) for batch in self._encoded(_texts(prompts)) for row in _text(batch)]
+    ::
 
-    def _encoded(self, prompts: list[str], size: int = _TOGETHER) -> Iterator[Condition]:
-        """The prompts ``size`` at a time; encoded when their turn comes, so that no list is too long."""
-        for start in range(0, len(prompts), size):
-            with torch.no_grad():
-                yield Condition(self.encode_prompt(prompts[start : start + size], self._execution_device, 1, False)[0])
+        pipe = NEMOPipeline.from_pipe(StableDiffusion3Pipeline.from_pretrained("path/to/sd3"), size=(1024, 1024))
+    """
 
-    def statistics(
-        self, prompts: str | Iterable[str], scope: str = "down+mid", progress: Progress = silent,
-        state: str | Path | None = None, memory: int | str | None = None, workers: Workers = ALONE,
-    ) -> NeuronStatistics:  # fmt: skip
-        """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000).
+    model_cpu_offload_seq = "vae->unet->transformer"
+    _optional_components = ["unet", "transformer"]
 
-        Args:
-            state: a file for the sums so far; the same call resumes from it, also after the process was killed.
-            memory: budget in bytes or as "2GB" for all that is held beyond the models; it decides how many captions are
-                encoded at once, 64 at most. None takes 64.
-            workers: processes that share the captions, from :func:`~vitrine.engine.processes.launched`; each returns
-                the whole, equal to what one process gives but for rounding.
-        """
-        texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self.unet, scope)
-        own = texts[workers.index :: workers.count]
-        with self._in_use():
-            running, model = RunningStatistics(s.address for s in sites), active_fingerprint_of(self.unet)
-            state, identity = state and workers.own_file(state), _identity(model, scope, texts)
-            if state is not None:
-                running.resume(state, identity)
-
-            def one() -> None:
-                value_activations(denoiser, next(self._encoded(texts[:1])), sites)
-
-            size = _TOGETHER if memory is None else rows_within(memory_bytes(memory) // _SHARE, one, _TOGETHER)
-            for batch in self._encoded(own[running.count :], size):
-                running.add(value_activations(denoiser, batch, sites))
-                if state is not None:
-                    running.keep(state, identity)
-                progress(running.count, len(own), None)
-            whole = RunningStatistics(running.addresses)
-            whole.join(workers.gather(running))
-            return whole.finish(model)
-
-    def score(
-        self, prompts: str | Iterable[str], tau: float | None = None, config: ProbeConfig | None = None,
-        progress: Progress = silent, state: str | Path | None = None, memory: int | str | None = None,
-        workers: Workers = ALONE,
-    ) -> list[Score]:  # fmt: skip
-        """Cross-seed score of each prompt: how alike the one-step predictions from different noises are.
-
-        Prompts are encoded and scored some at a time, and only their scores are kept.
-
-        Args:
-            state: a file for the scores so far; the same call resumes from it, also after the process was killed.
-            memory, workers: as in :meth:`statistics`; ``memory`` also decides how many rows go through the UNet at
-                once, 80 at most.
-        """
-        probe, texts = self.probe("down+mid", config), _texts(prompts)
-        own = texts[workers.index :: workers.count]
-        with self._in_use():
-            settings = json.dumps(probe.config.to_dict(), sort_keys=True)
-            state = state and workers.own_file(state)
-            model = "" if state is None else active_fingerprint_of(self.unet)  # reading weights waits for the device
-            identity = _identity(model, settings, texts)
-            scores = [] if state is None else kept_scores(state, identity, tau)
-            done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
-            if memory is not None and done < len(own):
-                probe.rows, size = self._fitting(probe, texts[:1], memory_bytes(memory) // _SHARE)
-
-            def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-                progress(len(scores) + step, len(own), preview)
-
-            for batch in self._encoded(own[done:], size):
-                conds = [Condition(row[None]) for row in _text(batch)]
-                scores += score_prompts(probe, conds, self._shape(), tau, after)[0]
-                if state is not None:
-                    keep_scores(state, identity, scores)
-        shares = workers.gather(scores)
-        return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
-
-    def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
-        """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
-        (cond,) = self._encoded(texts)
-        noise = probe_noise(probe.config, self._shape())[:1].to(_text(cond))
-        rows = rows_within(budget, lambda: probe.signals([Request(cond, noise, {})]), probe.rows)
-        # signals and text states of the prompts that are encoded together wait for each other
-        each = probe.config.seeds * noise.nbytes + 2 * _text(cond).nbytes
-        most = max(1, min(_TOGETHER, budget // 4 // each))
-        return rows, rows_within(budget, lambda: next(self._encoded(texts)), most)
-
-    def calibrate(self, prompts: str | Iterable[str], config: ProbeConfig | None = None) -> float:
-        """tau = mean + one deviation of the scores of ordinary captions, under the settings detection will use."""
-        return threshold([s.value for s in self.score(prompts, 1.0, config)])[0]
-
-    def find(
+    def __init__(
         self,
-        prompts: str | Iterable[str],
-        statistics: NeuronStatistics,
-        config: SearchConfig | None = None,
-        probe: ProbeConfig | None = None,
-        scope: str = "down+mid",
-        progress: Progress = silent,
-    ) -> list[Result]:
-        """Search the memorized prompts among ``prompts``, all in lockstep.
+        vae: ModelMixin,
+        scheduler: SchedulerMixin,
+        unet: UNet2DConditionModel | None = None,
+        transformer: ModelMixin | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_modules(vae=vae, scheduler=scheduler, unet=unet, transformer=transformer)
 
-        Raises:
-            VitrineError: If the statistics belong to another model.
-        """
-        statistics.check(self.unet)
-        texts, config = _texts(prompts), config or SearchConfig()
-        prober = self.probe(scope, probe, config.rows)
-        with self._in_use():
-            conds = [Condition(row[None]) for batch in self._encoded(texts) for row in _text(batch)]
-            return find_neurons(prober, texts, conds, statistics, self._shape(), config, progress)
-
-    def neurons(self, result: Result) -> NeuronSet:
-        """A result as a set to block or to save, which only this model accepts."""
-        return result.neurons(fingerprint_of(self.unet))
-
-    def consensus(
-        self, prompts: str | Iterable[str], statistics: NeuronStatistics, config: SearchConfig | None = None,
-        probe: ProbeConfig | None = None, seeds: Sequence[int] = (1, 2, 3, 4, 5), share: float = 0.5,
-        progress: Progress = silent,
-    ) -> list[NeuronSet]:  # fmt: skip
-        """For each prompt, the neurons that at least ``share`` of the searches from other seeds keep.
-
-        A single search depends on its noises: two of them agree on about half of their neurons. A search costs as
-        much as :meth:`find`, so this costs ``len(seeds)`` times as much.
-        """
-        texts, settings = _texts(prompts), probe or ProbeConfig()
-        searches: list[list[Result]] = []
-        for number, seed in enumerate(seeds):
-            own = replace(settings, seed=seed)
-            searches.append(self.find(texts, statistics, config, own))
-            progress(number + 1, len(seeds), None)
-        return [consensus([self.neurons(r) for r in results], share) for results in zip(*searches, strict=True)]
-
-    def verify(
-        self,
-        prompt: str,
-        neurons: NeuronSet,
-        tau: float,
-        picture: Any = None,
-        probe: ProbeConfig | None = None,
-        seed: int = 101,
-        progress: Progress = silent,
-    ) -> Verification:
-        """Score blocked neurons on other seeds and, with ``picture``, under an optimised embedding.
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, *, size: tuple[int, int] | None = None, **kwargs: Any) -> Any:
+        """As of every pipeline here; the other pipeline is kept.
 
         Args:
-            picture: the memorized one, or an unblocked sample: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
-        """
-        prober = self.probe("all", probe)
-        with self._in_use():
-            (cond,), reference = self._encoded([prompt]), None
-            if picture is not None:
-                reference = self.latents(picture)
-            config = VerifyConfig(tau, seed)
-            return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
+            size: (height, width) in pixels of what scores and searches predict; by default the other pipeline's own.
 
-    def copies(
-        self, prompt: str, neurons: NeuronSet, picture: Any, ordinary: Sequence[str],
-        seeds: Sequence[int] = range(1000, 1010), **sampling: Any,
-    ) -> Copies:  # fmt: skip
-        """Sample the prompt with and without the neurons, and judge each sample by its distance to the picture.
+        Raises:
+            VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
+        """
+        made = super().from_pipe(pipeline, **kwargs)
+        made.__dict__["_size"] = size
+        return made
+
+    def __call__(
+        self, *args: Any, neurons: Neurons | None = None, block_config: BlockConfig | None = None, **kwargs: Any
+    ) -> Any:
+        """Sample as the other pipeline does, with neurons blocked meanwhile.
 
         Args:
-            picture: the memorized one: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
-            ordinary: captions that have nothing to do with it; their samples say which distance is usual.
-            seeds: of the samples; take none that the search has seen.
-            sampling: as in a call: num_inference_steps, guidance_scale, height, width ...
+            neurons, block_config: as in :class:`NEMOPipeline`.
 
         Raises:
-            VitrineError: If there are no ordinary captions, the picture is not as large as the samples, or as a call.
+            VitrineError: If the neurons belong to another model, an argument is unknown, or only the rows with the
+                prompt are to be blocked where the other pipeline does not stack them behind the negative prompt's.
         """
-        if not seeds or not ordinary:
-            raise refuse(
-                "seeds, ordinary", (len(seeds), len(ordinary)), "one at least of both", "ten of each are usual"
-            )
-        wanted = (to_pixels(picture, None, self.vae_scale_factor) + 1) / 2
+        refuse_unknown(type(self._source), kwargs)
+        with self._in_use(), blocked(self._source, neurons, block_config):
+            return self._source(*args, **kwargs)
 
-        def distances(prompts: Sequence[str], own: Sequence[int], blocked: NeuronSet | None = None) -> torch.Tensor:
-            rows = zip(prompts, generators(own), strict=True)
-            pictures = [self(p, generator=g, neurons=blocked, output_type="pt", **sampling).images for p, g in rows]
-            return picture_distance(torch.cat(pictures).cpu(), wanted)
+    def _condition(self, prompts: list[str], *size: int) -> Condition:  # type: ignore[override]
+        return AroundPipeline._condition(self, prompts, *(size or self._pixels()))
 
-        same = [prompt] * len(seeds)
-        usual = distances(ordinary, range(len(ordinary)))
-        return Copies(distances(same, seeds), distances(same, seeds, neurons), usual)
-
-    def probe(self, scope: str = "down+mid", config: ProbeConfig | None = None, rows: int = 80) -> Probe:
-        """What scores and searches ask the network with; it holds the empty prompt where guidance needs it.
-
-        Raises:
-            VitrineError: If the network is an inpainting model's.
-        """
-        self._shape()  # refuses what cannot be probed
-        config, empty = config or ProbeConfig(), None
-        if config.guidance:
-            with self._in_use():
-                (empty,) = self._encoded([""])
-        return make_probe(Denoiser.from_diffusers(self), scope, config, rows, empty)
+    def _pixels(self) -> tuple[int, int]:
+        """(height, width) of what is predicted."""
+        chosen, source = self.__dict__["_size"], self._source
+        if chosen is not None:
+            return chosen
+        side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
+        height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
+        return height * source.vae_scale_factor, width * source.vae_scale_factor
 
     def _shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of the latents.
+        height, width = (side // self.vae_scale_factor for side in self._pixels())
+        return self._latent_channels, height, width
 
-        Raises:
-            VitrineError: If the network takes more than a latent: an inpainting model is also told mask and picture.
-        """
-        side, latent, channels = (
-            self.unet.config.sample_size, self.vae.config.latent_channels, self.unet.config.in_channels
-        )  # fmt: skip
-        if channels != latent:
-            remedy = "use the text-to-image model that it was made from"
-            raise refuse("UNet", f"{channels} input channels", f"{latent}, those of its latents", remedy)
-        height, width = (side, side) if isinstance(side, int) else side
-        return self.unet.config.in_channels, height, width
+    def _blank(self, cond: Condition) -> torch.Tensor:
+        """The same noise for every caption, as the node draws it: values depend on it little."""
+        blank = torch.randn(1, self._latent_channels, 16, 16, generator=torch.Generator().manual_seed(1))
+        return blank.expand(cond.count, -1, -1, -1).to(self._execution_device)
 
 
-def _texts(prompts: str | Iterable[str]) -> list[str]:
-    """One prompt, or several; a text is one prompt, not its letters."""
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    if not texts:
-        raise refuse("prompts", texts, "one prompt at least", "pass a text or a list of texts")
-    return texts
+@contextmanager
+def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> Iterator[None]:
+    """Neurons of a pipeline's network, blocked in whatever it samples while the block is open.
+
+    Raises:
+        VitrineError: If the neurons belong to another model, or rows of one branch are asked for that cannot be told.
+    """
+    sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
+    if not any(map(len, sets)):
+        yield
+        return
+    net = getattr(pipe, "unet", None)
+    net = pipe.transformer if net is None else net
+    config, running = config or BlockConfig(), RunningForward()
+    if config.branch == "cond" and family_of(net).name not in STACKED:
+        accepted = f"'both', or a pipeline of {', '.join(STACKED)}"
+        raise refuse("branch", config.branch, accepted, "this one's rows of the negative prompt cannot be told")
+    clock = _clock(pipe, net)
+
+    def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        rows = torch.empty(0)
+        if config.branch == "cond":
+            batch = len(args[0] if args else kwargs["hidden_states"])
+            first = batch // 2 if pipe.do_classifier_free_guidance else 0  # the rows before it: the negative prompt's
+            rows = torch.arange(batch) >= first
+        running.update(config, clock(args, kwargs), rows)
+
+    handle = net.register_forward_pre_hook(follow, with_kwargs=True)
+    try:
+        with block(net, sets[0].merged(*sets[1:]), config, running=running):
+            yield
+    finally:
+        handle.remove()
 
 
-def _text(cond: Condition) -> torch.Tensor:
-    assert cond.text is not None
-    return cond.text
+STACKED = ("UNet", "SD3")
+"""Families whose pipelines run the negative prompt's rows in front of the prompt's, in one forward, and say so."""
 
 
-def _identity(model: str, settings: str, texts: list[str]) -> str:
-    """What makes a long job the same job."""
-    return hashlib.sha256("\n".join([short(model), settings, *texts]).encode()).hexdigest()
+def _clock(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
+    """(args, kwargs) of a forward -> its timestep on the scheduler's scale of 0..1000."""
+    timesteps, unet = Timesteps(), family_of(net).name == "UNet"
+
+    def now(args: tuple, kwargs: dict[str, Any]) -> float:
+        if not unet and hasattr(pipe.scheduler, "step_index"):
+            # networks are told s, 1 - s or 1000 s, each family its own; the scheduler counts its steps from the first
+            args, kwargs = (), {"timestep": pipe.scheduler.timesteps[pipe.scheduler.step_index or 0]}
+        t = timesteps.first(args, kwargs)
+        assert t is not None
+        return t
+
+    return now

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..activations.images import encode_pixels, to_pixels
+from ..activations.images import to_pixels
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
@@ -70,11 +70,6 @@ class ErasingPart:
                 Denoiser.from_diffusers(self), data, config or EraseConfig(), folder=folder, identity=work,
                 progress=progress,
             )  # fmt: skip
-
-    def latents(self: Any, picture: Any) -> torch.Tensor:
-        """(B, C, h, w) of pictures in any usual form, in the model's own scale."""
-        with torch.no_grad():
-            return encode_pixels(self.vae, to_pixels(picture, None, self.vae_scale_factor))
 
 
 def erase_data(

@@ -1,0 +1,106 @@
+"""A pipeline around another one, which goes on doing what only it knows: read prompts, sample, move its parts.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+from typing import Any
+
+from diffusers import DiffusionPipeline
+
+from ..condition import Condition
+from ..errors import refuse
+from ..families import Latent, family_of
+from .encoding import encoded
+from .shared import SharedPipeline
+
+
+class AroundPipeline(SharedPipeline):
+    """Base of the pipelines for any model of a known family; comes first among a class's bases.
+
+    Wherever this pipeline goes, the other goes too, with its text encoders.
+    """
+
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        """As of every pipeline here; the other pipeline is kept.
+
+        Raises:
+            VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
+        """
+        transformer = getattr(pipeline, "transformer", None)
+        if transformer is not None and family_of(transformer).condition is None:
+            shown = f"a pipeline of {family_of(transformer).name}"
+            raise refuse("pipeline", shown, "one that encodes prompts", "tap_latents takes encoded text")
+        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        made = super().from_pipe(pipeline, **kwargs)
+        made.__dict__["source"] = pipeline
+        return made if dtype is None else made.to(dtype)
+
+    @classmethod
+    def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
+        """Around whatever pipeline a folder or hub repository holds."""
+        return cls.from_pipe(DiffusionPipeline.from_pretrained(path, **kwargs))
+
+    @property
+    def _source(self) -> Any:
+        """The pipeline this one was made from."""
+        return self.__dict__["source"]
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the pipeline this one was made from, text encoders and all."""
+        return self._source.save_pretrained(*args, **kwargs)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Moves or casts the pipeline this one was made from, text encoders and all."""
+        self._source.to(*args, **kwargs)
+        return self
+
+    def enable_model_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Of the pipeline this one was made from."""
+        self._source.enable_model_cpu_offload(*args, **kwargs)
+
+    def enable_sequential_cpu_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Of the pipeline this one was made from."""
+        self._source.enable_sequential_cpu_offload(*args, **kwargs)
+
+    def enable_group_offload(self, *args: Any, **kwargs: Any) -> None:
+        """Of the pipeline this one was made from."""
+        self._source.enable_group_offload(*args, **kwargs)
+
+    def remove_all_hooks(self) -> None:
+        """Of the pipeline this one was made from."""
+        self._source.remove_all_hooks()
+
+    def maybe_free_model_hooks(self) -> None:
+        """Of the pipeline this one was made from."""
+        self._source.maybe_free_model_hooks()
+
+    @property
+    def _network(self) -> Any:
+        """The UNet or transformer."""
+        unet = getattr(self, "unet", None)
+        return self.transformer if unet is None else unet
+
+    @property
+    def _latent(self) -> Latent:
+        return family_of(self._network).latent
+
+    @property
+    def vae_scale_factor(self) -> int:
+        """Pixels for each latent position."""
+        config = self.vae.config
+        halvings = len(config.get("block_out_channels") or (0,)) - 1 or len(config.get("temperal_downsample") or ())
+        return int(config.get("scale_factor_spatial") or 2**halvings) * self._latent.packed
+
+    @property
+    def _latent_channels(self) -> int:
+        config = self.vae.config
+        return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
+
+    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
+        """Text condition with one row for each prompt, for pictures of that many pixels."""
+        if getattr(self, "unet", None) is not None:
+            return encoded(self._source, list(prompts), (height, width))
+        family = family_of(self.transformer)
+        assert family.condition is not None
+        return family.condition(self._source, list(prompts), height, width)  # some pipelines write into the list

@@ -1,0 +1,326 @@
+"""The NEMO tools of a pipeline: score prompts, find the neurons that memorize, verify what blocking them did."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..activations.images import encode_pixels, to_pixels
+from ..condition import Condition
+from ..denoiser import Denoiser
+from ..errors import refuse
+from ..families import family_of
+from ..fingerprint import active_fingerprint_of, fingerprint_of, short
+from ..footprint import memory_bytes, rows_within
+from ..nemo import (
+    Copies,
+    NeuronSet,
+    NeuronStatistics,
+    ProbeConfig,
+    Result,
+    RunningStatistics,
+    Score,
+    SearchConfig,
+    Verification,
+    VerifyConfig,
+    consensus,
+    find_neurons,
+    keep_scores,
+    kept_scores,
+    make_probe,
+    picture_distance,
+    score_prompts,
+    threshold,
+    value_activations,
+    value_sites,
+    verify,
+)
+from ..nemo.score import Probe, Request, probe_noise
+from ..noise import generators
+from ..processes import ALONE, Workers
+from ..progress import Progress, silent
+from .shared import SharedPipeline
+
+_TOGETHER, _SHARE = 64, 2
+"""Most prompts that are encoded at once, and the share of a budget that one forward may take."""
+
+
+class NEMOTools(SharedPipeline):
+    """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` can do but sample."""
+
+    @property
+    def _network(self) -> Any:
+        """The UNet or transformer whose neurons are searched."""
+        return self.unet
+
+    def _condition(self, prompts: list[str]) -> Condition:
+        """One row for each prompt, encoded as the pipeline does."""
+        return Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
+
+    def conditions(self, prompts: str | Iterable[str]) -> list[Condition]:
+        """One condition of one row for each prompt, encoded as the pipeline does.
+
+        Raises:
+            VitrineError: If there is no prompt.
+        """
+        with self._in_use():
+            return [row for batch in self._encoded(_texts(prompts)) for row in _rows(batch)]
+
+    def _encoded(self, prompts: list[str], size: int = _TOGETHER) -> Iterator[Condition]:
+        """The prompts ``size`` at a time; encoded when their turn comes, so that no list is too long."""
+        for start in range(0, len(prompts), size):
+            with torch.no_grad():
+                yield self._condition(prompts[start : start + size])
+
+    def statistics(
+        self, prompts: str | Iterable[str], scope: str = "down+mid", progress: Progress = silent,
+        state: str | Path | None = None, memory: int | str | None = None, workers: Workers = ALONE,
+    ) -> NeuronStatistics:  # fmt: skip
+        """Mean and deviation of every value neuron over ordinary captions (500 or more; the paper took 50,000).
+
+        Args:
+            state: a file for the sums so far; the same call resumes from it, also after the process was killed.
+            memory: budget in bytes or as "2GB" for all that is held beyond the models; it decides how many captions are
+                encoded at once, 64 at most. None takes 64.
+            workers: processes that share the captions, from :func:`~vitrine.engine.processes.launched`; each returns
+                the whole, equal to what one process gives but for rounding.
+        """
+        texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self._network, scope)
+        own = texts[workers.index :: workers.count]
+        with self._in_use():
+            running, model = RunningStatistics(s.address for s in sites), active_fingerprint_of(self._network)
+            state, identity = state and workers.own_file(state), _identity(model, scope, texts)
+            if state is not None:
+                running.resume(state, identity)
+
+            def activations(batch: Condition) -> list[torch.Tensor]:
+                return value_activations(denoiser, batch, sites, self._blank(batch))
+
+            def one() -> None:
+                activations(next(self._encoded(texts[:1])))
+
+            size = _TOGETHER if memory is None else rows_within(memory_bytes(memory) // _SHARE, one, _TOGETHER)
+            for batch in self._encoded(own[running.count :], size):
+                running.add(activations(batch))
+                if state is not None:
+                    running.keep(state, identity)
+                progress(running.count, len(own), None)
+            whole = RunningStatistics(running.addresses)
+            whole.join(workers.gather(running))
+            return whole.finish(model)
+
+    def score(
+        self, prompts: str | Iterable[str], tau: float | None = None, config: ProbeConfig | None = None,
+        progress: Progress = silent, state: str | Path | None = None, memory: int | str | None = None,
+        workers: Workers = ALONE,
+    ) -> list[Score]:  # fmt: skip
+        """Cross-seed score of each prompt: how alike the one-step predictions from different noises are.
+
+        Prompts are encoded and scored some at a time, and only their scores are kept.
+
+        Args:
+            state: a file for the scores so far; the same call resumes from it, also after the process was killed.
+            memory, workers: as in :meth:`statistics`; ``memory`` also decides how many rows go through the UNet at
+                once, 80 at most.
+        """
+        probe, texts = self.probe("down+mid", config), _texts(prompts)
+        own = texts[workers.index :: workers.count]
+        with self._in_use():
+            settings = json.dumps(probe.config.to_dict(), sort_keys=True)
+            state = state and workers.own_file(state)
+            model = (
+                "" if state is None else active_fingerprint_of(self._network)
+            )  # reading weights waits for the device
+            identity = _identity(model, settings, texts)
+            scores = [] if state is None else kept_scores(state, identity, tau)
+            done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
+            if memory is not None and done < len(own):
+                probe.rows, size = self._fitting(probe, texts[:1], memory_bytes(memory) // _SHARE)
+
+            def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+                progress(len(scores) + step, len(own), preview)
+
+            for batch in self._encoded(own[done:], size):
+                conds = _rows(batch)
+                scores += score_prompts(probe, conds, self._shape(), tau, after)[0]
+                if state is not None:
+                    keep_scores(state, identity, scores)
+        shares = workers.gather(scores)
+        return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
+
+    def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
+        """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
+        (cond,) = self._encoded(texts)
+        noise = probe_noise(probe.config, self._shape())[:1].to(_text(cond))
+        rows = rows_within(budget, lambda: probe.signals([Request(cond, noise, {})]), probe.rows)
+        # signals and text states of the prompts that are encoded together wait for each other
+        each = probe.config.seeds * noise.nbytes + 2 * _text(cond).nbytes
+        most = max(1, min(_TOGETHER, budget // 4 // each))
+        return rows, rows_within(budget, lambda: next(self._encoded(texts)), most)
+
+    def calibrate(self, prompts: str | Iterable[str], config: ProbeConfig | None = None) -> float:
+        """tau = mean + one deviation of the scores of ordinary captions, under the settings detection will use."""
+        return threshold([s.value for s in self.score(prompts, 1.0, config)])[0]
+
+    def find(
+        self,
+        prompts: str | Iterable[str],
+        statistics: NeuronStatistics,
+        config: SearchConfig | None = None,
+        probe: ProbeConfig | None = None,
+        scope: str = "down+mid",
+        progress: Progress = silent,
+    ) -> list[Result]:
+        """Search the memorized prompts among ``prompts``, all in lockstep.
+
+        Raises:
+            VitrineError: If the statistics belong to another model.
+        """
+        statistics.check(self._network)
+        texts, config = _texts(prompts), config or SearchConfig()
+        prober = self.probe(scope, probe, config.rows)
+        with self._in_use():
+            conds = [row for batch in self._encoded(texts) for row in _rows(batch)]
+            return find_neurons(prober, texts, conds, statistics, self._shape(), config, progress)
+
+    def neurons(self, result: Result) -> NeuronSet:
+        """A result as a set to block or to save, which only this model accepts."""
+        return result.neurons(fingerprint_of(self._network))
+
+    def consensus(
+        self, prompts: str | Iterable[str], statistics: NeuronStatistics, config: SearchConfig | None = None,
+        probe: ProbeConfig | None = None, seeds: Sequence[int] = (1, 2, 3, 4, 5), share: float = 0.5,
+        progress: Progress = silent,
+    ) -> list[NeuronSet]:  # fmt: skip
+        """For each prompt, the neurons that at least ``share`` of the searches from other seeds keep.
+
+        A single search depends on its noises: two of them agree on about half of their neurons. A search costs as
+        much as :meth:`find`, so this costs ``len(seeds)`` times as much.
+        """
+        texts, settings = _texts(prompts), probe or ProbeConfig()
+        searches: list[list[Result]] = []
+        for number, seed in enumerate(seeds):
+            own = replace(settings, seed=seed)
+            searches.append(self.find(texts, statistics, config, own))
+            progress(number + 1, len(seeds), None)
+        return [consensus([self.neurons(r) for r in results], share) for results in zip(*searches, strict=True)]
+
+    def verify(
+        self,
+        prompt: str,
+        neurons: NeuronSet,
+        tau: float,
+        picture: Any = None,
+        probe: ProbeConfig | None = None,
+        seed: int = 101,
+        progress: Progress = silent,
+    ) -> Verification:
+        """Score blocked neurons on other seeds and, with ``picture``, under an optimised embedding.
+
+        Args:
+            picture: the memorized one, or an unblocked sample: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
+        """
+        prober = self.probe("all", probe)
+        with self._in_use():
+            (cond,), reference = self._encoded([prompt]), None
+            if picture is not None:
+                reference = self.latents(picture)
+            config = VerifyConfig(tau, seed)
+            return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
+
+    def copies(
+        self, prompt: str, neurons: NeuronSet, picture: Any, ordinary: Sequence[str],
+        seeds: Sequence[int] = range(1000, 1010), **sampling: Any,
+    ) -> Copies:  # fmt: skip
+        """Sample the prompt with and without the neurons, and judge each sample by its distance to the picture.
+
+        Args:
+            picture: the memorized one: PIL, array (H, W, 3), or tensor (1, 3, H, W) in [0, 1].
+            ordinary: captions that have nothing to do with it; their samples say which distance is usual.
+            seeds: of the samples; take none that the search has seen.
+            sampling: as in a call: num_inference_steps, guidance_scale, height, width ...
+
+        Raises:
+            VitrineError: If there are no ordinary captions, the picture is not as large as the samples, or as a call.
+        """
+        if not seeds or not ordinary:
+            raise refuse(
+                "seeds, ordinary", (len(seeds), len(ordinary)), "one at least of both", "ten of each are usual"
+            )
+        wanted = (to_pixels(picture, None, self.vae_scale_factor) + 1) / 2
+
+        def distances(prompts: Sequence[str], own: Sequence[int], blocked: NeuronSet | None = None) -> torch.Tensor:
+            rows = zip(prompts, generators(own), strict=True)
+            pictures = [self(p, generator=g, neurons=blocked, output_type="pt", **sampling).images for p, g in rows]
+            return picture_distance(torch.cat(pictures).cpu(), wanted)
+
+        same = [prompt] * len(seeds)
+        usual = distances(ordinary, range(len(ordinary)))
+        return Copies(distances(same, seeds), distances(same, seeds, neurons), usual)
+
+    def latents(self, picture: Any) -> torch.Tensor:
+        """(B, C, h, w) of pictures in any usual form, in the model's own scale."""
+        latent = family_of(self._network).latent
+        with torch.no_grad():
+            return encode_pixels(self.vae, to_pixels(picture, None, self.vae_scale_factor), latent=latent)
+
+    def probe(self, scope: str = "down+mid", config: ProbeConfig | None = None, rows: int = 80) -> Probe:
+        """What scores and searches ask the network with; it holds the empty prompt where guidance needs it.
+
+        Raises:
+            VitrineError: If the network is an inpainting model's.
+        """
+        self._shape()  # refuses what cannot be probed
+        config, empty = config or ProbeConfig(), None
+        if config.guidance:
+            with self._in_use():
+                (empty,) = self._encoded([""])
+        return make_probe(Denoiser.from_diffusers(self), scope, config, rows, empty)
+
+    def _shape(self) -> tuple[int, int, int]:
+        """(C, h, w) of the latents.
+
+        Raises:
+            VitrineError: If the network takes more than a latent: an inpainting model is also told mask and picture.
+        """
+        side, latent, channels = (
+            self.unet.config.sample_size, self.vae.config.latent_channels, self.unet.config.in_channels
+        )  # fmt: skip
+        if channels != latent:
+            remedy = "use the text-to-image model that it was made from"
+            raise refuse("UNet", f"{channels} input channels", f"{latent}, those of its latents", remedy)
+        height, width = (side, side) if isinstance(side, int) else side
+        return self.unet.config.in_channels, height, width
+
+    def _blank(self, cond: Condition) -> torch.Tensor | None:
+        """Latents for values that do not depend on the text alone; None where they do."""
+        return None
+
+
+def _texts(prompts: str | Iterable[str]) -> list[str]:
+    """One prompt, or several; a text is one prompt, not its letters."""
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not texts:
+        raise refuse("prompts", texts, "one prompt at least", "pass a text or a list of texts")
+    return texts
+
+
+def _rows(batch: Condition) -> list[Condition]:
+    """The conditions of a batch, one row each."""
+    return [batch.take(torch.tensor([i])) for i in range(batch.count)]
+
+
+def _text(cond: Condition) -> torch.Tensor:
+    assert cond.text is not None
+    return cond.text
+
+
+def _identity(model: str, settings: str, texts: list[str]) -> str:
+    """What makes a long job the same job."""
+    return hashlib.sha256("\n".join([short(model), settings, *texts]).encode()).hexdigest()

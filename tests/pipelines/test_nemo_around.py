@@ -1,0 +1,121 @@
+"""NEMO around SDXL and transformers: their pipelines go on sampling, with neurons blocked meanwhile."""
+
+import pytest
+import torch
+from vitrine.engine.condition import Condition
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.fingerprint import width_of
+from vitrine.engine.nemo import (
+    BlockConfig,
+    NeuronSet,
+    ProbeConfig,
+    SearchConfig,
+    block,
+    find_neurons,
+    fingerprint_of,
+    make_probe,
+    score_prompts,
+    value_activations,
+    value_sites,
+)
+from vitrine.engine.pipelines import NEMOAroundPipeline, NEMOPipeline
+from vitrine_tests.machine import stock
+from vitrine_tests.pipelines.test_family_taps import MAKERS
+
+STEPS = {"num_inference_steps": 2, "output_type": "latent"}
+SIDES = {"Flux2KleinPipeline": 256, "PixArtAlphaPipeline": 128}
+"""In pixels, so that latents have the 11 positions and more that the score compares."""
+PROBE = ProbeConfig(seeds=2, timestep_index=1)
+STILL = [name for name in MAKERS if name != "wan"]
+
+
+@pytest.fixture(scope="module", params=[*STILL, "sdxl"])
+def source(request):
+    pipe = stock.sdxl() if request.param == "sdxl" else MAKERS[request.param]()
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def network(source):
+    return getattr(source, "unet", None) or source.transformer
+
+
+def some_neurons(source, count=3):
+    net = network(source)
+    chosen = {s.address: tuple(range(min(count, width_of(net, s)))) for s in value_sites(net, "all")}
+    return NeuronSet(chosen, fingerprint_of(net))
+
+
+def side(pipe):
+    return SIDES.get(type(getattr(pipe, "_source", pipe)).__name__, 128)
+
+
+def sampled(pipe, **more):
+    g = torch.Generator().manual_seed(3)
+    settings = STEPS | {"height": side(pipe), "width": side(pipe), "generator": g} | more
+    if "PixArt" in type(getattr(pipe, "_source", pipe)).__name__:
+        settings["use_resolution_binning"] = False
+    return pipe(prompt="a photo of a cat", **settings).images
+
+
+def test_nothing_blocked_is_the_stock_pipeline_and_blocking_is_the_engines(source):
+    pipe, neurons = NEMOPipeline.from_pipe(source), some_neurons(source)
+    assert isinstance(pipe, NEMOAroundPipeline)
+    untouched = sampled(source)
+    assert torch.equal(sampled(pipe), untouched) and torch.equal(sampled(pipe, neurons=NeuronSet({})), untouched)
+    blocked = sampled(pipe, neurons=neurons)
+    with block(network(source), neurons):
+        expected = sampled(source)
+    assert torch.equal(blocked, expected) and not torch.equal(blocked, untouched)
+    assert torch.equal(sampled(source), untouched)  # nothing stays
+
+
+def test_parts_of_a_run_follow_the_scheduler(source):
+    pipe, neurons = NEMOPipeline.from_pipe(source), some_neurons(source)
+    sampled(source)  # sets the timesteps
+    first, second = source.scheduler.timesteps.tolist()
+    split = 1 - (first + second) / 2 / 999
+    early, late, whole = (
+        sampled(pipe, neurons=neurons, block_config=BlockConfig(start=start, end=end))
+        for start, end in ((0.0, split), (split, 1.0), (0.0, 1.0))
+    )
+    assert torch.equal(whole, sampled(pipe, neurons=neurons))
+    assert not torch.equal(early, late) and not torch.equal(early, whole) and not torch.equal(late, whole)
+    assert not torch.equal(early, sampled(pipe))
+
+
+def test_statistics_scores_and_searches_are_the_engines(source):
+    pipe = NEMOPipeline.from_pipe(source, size=(side(source), side(source)))
+    texts = ["a photo of a cat", "a horse", "a photo of"]
+    denoiser, sites = Denoiser.from_diffusers(source), value_sites(network(source))
+    conds, shape = pipe.conditions(texts), pipe._shape()
+    assert shape[1] == side(source) // pipe.vae_scale_factor and all(isinstance(c, Condition) for c in conds)
+    statistics = pipe.statistics(texts)
+    blank = torch.randn(1, shape[0], 16, 16, generator=torch.Generator().manual_seed(1))
+    each = torch.stack([value_activations(denoiser, c, sites, blank)[0] for c in conds])
+    mean = statistics.means[sites[0].address]
+    assert torch.allclose(mean, each.mean((0, 1)) if each.ndim == 3 else each.mean(0), rtol=1e-4, atol=1e-6)
+    probe = make_probe(denoiser, config=PROBE)
+    expected, _ = score_prompts(probe, conds, shape, 0.0)
+    assert [s.value for s in pipe.score(texts, 0.0, PROBE)] == pytest.approx([s.value for s in expected], abs=1e-5)
+    config = SearchConfig(tau=1e-6, theta=0.5, theta_step=0.5, theta_min=0.1)
+    (result,) = pipe.find(texts[:1], statistics, config, PROBE)
+    (same,) = find_neurons(probe, texts[:1], conds[:1], statistics, shape, config)
+    assert result.search is not None and result.search.neurons == same.search.neurons
+    pipe.neurons(result).check(network(source), value_sites(network(source), "all"))
+
+
+def test_rows_that_cannot_be_told_are_refused_before_sampling(source):
+    pipe, neurons = NEMOPipeline.from_pipe(source), some_neurons(source)
+    config = BlockConfig(branch="cond")
+    if type(source).__name__ in ("StableDiffusion3Pipeline", "StableDiffusionXLPipeline"):
+        negative = {"negative_prompt": "a horse"}  # SDXL's empty prompt is zeros, whose values nothing changes
+        only = sampled(pipe, neurons=neurons, block_config=config, **negative)
+        both, untouched = sampled(pipe, neurons=neurons, **negative), sampled(pipe, **negative)
+        assert not torch.equal(only, both) and not torch.equal(only, untouched)
+    else:
+        with pytest.raises(VitrineError, match="branch"):
+            sampled(pipe, neurons=neurons, block_config=config)
+    with pytest.raises(VitrineError, match="arguments"):
+        sampled(pipe, neurones=neurons)
