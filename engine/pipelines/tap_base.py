@@ -66,8 +66,10 @@ class TapPipeline(SharedPipeline):
         """Pixels for each latent position."""
         return 2 ** (len(self.vae.config.block_out_channels) - 1)
 
-    _latent = Latent()
-    """Of the model's family."""
+    @property
+    def _latent(self) -> Latent:
+        """Of the model's family."""
+        return Latent()
 
     @property
     def _latent_channels(self) -> int:
