@@ -292,8 +292,8 @@ class ControlConditionedXLPipeline(_Controlled, StableDiffusionXLPipeline):
     """SDXL with time-weighted sizes, training-free or with a control checkpoint.
 
     Without control a picture's condition is its own size and no crop. So is that of the unconditional half, for which
-    the stock pipeline repeats the positive's sizes unless ``negative_original_size`` and the like are passed; so does this
-    one under ``GuidanceConfig(negative="positive")``.
+    the stock pipeline repeats the positive's sizes unless ``negative_original_size`` and the like are passed; so does
+    this one under ``GuidanceConfig(negative="positive")``.
 
     Example:
         >>> pipe = ControlConditionedXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
