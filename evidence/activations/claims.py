@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...engine.activations.presets import PRESETS
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
+from . import flow_claims as _flow  # noqa: F401  registers gdf.correspondence.flow
+from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
 from . import matching_claims as _matching  # noqa: F401  registers gdf.correspondence and gdf.segmentation
 from . import photograph_claims as _photographs  # noqa: F401  registers gdf.photographs
 from .measures import mean_interval, part_agreement, part_agreement_by_picture
-from .world import FIRST_IDENTITY, PAPER, Pictures, all_places, inter_module_places, tap_pictures, untrained
-
-if TYPE_CHECKING:
-    from ...engine.portraits import Portraits
+from .world import FIRST_IDENTITY, PAPER, Model, Pictures, all_places, inter_module_places, tap_pictures, untrained
 
 PICTURES, SEEDS = 48, 4
 QUICK_PICTURES, QUICK_SEEDS = 24, 2
@@ -118,7 +115,7 @@ def noise(model: str | None = None, progress: Progress = silent, quick: bool = F
     )
 
 
-def _noise_shares(portraits: Portraits, count: int, progress: Progress) -> dict[str, float]:
+def _noise_shares(portraits: Model, count: int, progress: Progress) -> dict[str, float]:
     """Variance over seeds / (variance over seeds + variance of the mean over positions), mean over pictures."""
     addresses = [
         "down-level0-repeat0-res-out",

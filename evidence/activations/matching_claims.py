@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,6 +31,8 @@ from .world import (
     PAPER,
     SHOTS,
     TESTING,
+    TIMESTEP,
+    Model,
     Pictures,
     inter_module_places,
     score_places,
@@ -38,15 +40,13 @@ from .world import (
     untrained,
 )
 
-if TYPE_CHECKING:
-    from ...engine.portraits import Portraits
-
 HELD_OUT, TEST = 60, 200
 QUICK_HELD_OUT, QUICK_TEST, QUICK_PIXELS = 40, 60, 256
 LEGACY = PRESETS["portraits-legacy"].addresses
 
-
 ALPHAS = (0.05, 0.1)
+Extra = tuple[str, tuple[str, ...], dict[str, Any]]
+"""Name, places and settings of one more tap."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Choice:
         narrow: the same search with no more channels than legacy has, because more channels alone help a probe.
         between: the same search among the inter-module places, which earlier work could tap, without a filter.
         widths: channels of each place.
+        legacy: the places that were used before.
+        timestep: of all taps.
     """
 
     candidates: list[str]
@@ -66,12 +68,14 @@ class Choice:
     narrow: SearchResult
     between: SearchResult
     widths: dict[str, int]
+    legacy: tuple[str, ...] = LEGACY
+    timestep: float = TIMESTEP
 
     @property
     def places(self) -> dict[str, tuple[str, ...]]:
         """Name of each choice -> its places."""
         return {
-            "legacy": LEGACY, "chosen": self.search.chosen, "chosen, legacy's width": self.narrow.chosen,
+            "legacy": self.legacy, "chosen": self.search.chosen, "chosen, legacy's width": self.narrow.chosen,
             "inter-module, same search": self.between.chosen,
         }  # fmt: skip
 
@@ -92,20 +96,27 @@ class Choice:
 
 
 def choose_places(
-    portraits: Portraits, count: int, score: Callable[[Pictures, tuple[str, ...]], float], pool: int, progress: Progress
+    portraits: Model,
+    count: int,
+    score: Callable[[Pictures, tuple[str, ...]], float],
+    pool: int,
+    progress: Progress,
+    *,
+    timestep: float = TIMESTEP,
+    legacy: tuple[str, ...] = LEGACY,
 ) -> Choice:
     """Filter, then search by ``score`` on ``count`` misaligned portraits that no claim tests on."""
-    candidates, _ = FilterRule().apply(score_places(portraits, CHOOSING, progress))
+    candidates, _ = FilterRule().apply(score_places(portraits, CHOOSING, progress, timestep=timestep))
     between = inter_module_places(portraits)
-    wanted = list(dict.fromkeys((*candidates, *between, *LEGACY)))
-    held_out = tap_pictures(portraits, CHOOSING, count, wanted, progress, misaligned=True)
+    wanted = list(dict.fromkeys((*candidates, *between, *legacy)))
+    held_out = tap_pictures(portraits, CHOOSING, count, wanted, progress, misaligned=True, timestep=timestep)
     score_of = _remembered(lambda places: score(held_out, places))
     search = greedy_search(candidates, score_of, most=3, pool=pool, progress=progress)
     earlier = greedy_search(between, score_of, most=3, pool=pool, progress=progress)
     widths = held_out.widths
-    budget = Budget(widths, sum(widths[a] for a in LEGACY))
+    budget = Budget(widths, sum(widths[a] for a in legacy))
     narrow = greedy_search(candidates, score_of, budget=budget, most=4, pool=pool)
-    return Choice(candidates, search, narrow, earlier, widths)
+    return Choice(candidates, search, narrow, earlier, widths, legacy, timestep)
 
 
 def _remembered(score_of: ScoreOf) -> ScoreOf:
@@ -152,11 +163,29 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
 
     portraits = load_portraits(model)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
-    choice = choose_places(portraits, held_out, lambda p, a: correspondence_score(p, p.features(a))[0], 8, progress)
-    test = tap_pictures(portraits, TESTING, tested, choice.addresses, progress, misaligned=True)
-    fresh = untrained(portraits)
-    random = tap_pictures(fresh, TESTING, tested, choice.search.chosen, progress, misaligned=True)
+    choice = choose_places(portraits, held_out, score_points, 8, progress)
+    return measure_points(portraits, choice, tested, progress)
+
+
+def score_points(pictures: Pictures, places: tuple[str, ...]) -> float:
+    """PCK@0.1 of some places together."""
+    return correspondence_score(pictures, pictures.features(places))[0]
+
+
+def measure_points(
+    portraits: Model, choice: Choice, tested: int, progress: Progress, others: Sequence[Extra] = ()
+) -> ClaimResult:
+    """What is chosen beside trivial baselines on ``tested`` misaligned portraits that chose nothing.
+
+    Args:
+        others: further features of these portraits.
+    """
+    at: dict[str, Any] = {"progress": progress, "misaligned": True, "timestep": choice.timestep}
+    test = tap_pictures(portraits, TESTING, tested, choice.addresses, **at)
+    random = tap_pictures(untrained(portraits), TESTING, tested, choice.search.chosen, **at)
     features = _features(choice, test, random)
+    for name, places, settings in others:
+        features[name] = tap_pictures(portraits, TESTING, tested, places, **at, **settings).features(places)
     scores = {a: {name: correspondence_score(test, f, a) for name, f in features.items()} for a in ALPHAS}
     gains = {alpha: _gains({name: score[1] for name, score in table.items()}) for alpha, table in scores.items()}
     low, high = _rounded(bootstrap_mean(by_pair(scores[0.1]["chosen"][1])))
@@ -231,7 +260,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     )
 
 
-def _part_tables(portraits: Portraits, choice: Choice, tested: int, progress: Progress) -> dict[str, torch.Tensor]:
+def _part_tables(portraits: Model, choice: Choice, tested: int, progress: Progress) -> dict[str, torch.Tensor]:
     """Name -> (B, K, K) confusion of each test picture."""
     settings: dict[str, Any] = {"progress": progress, "misaligned": True}
     pictures = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ...engine.activations.config import TapConfig
@@ -17,10 +15,7 @@ from ...engine.denoiser import Denoiser
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
-from .world import PAPER, SIDE, TIMESTEP, untrained
-
-if TYPE_CHECKING:
-    from ...engine.portraits import Portraits
+from .world import PAPER, SIDE, TIMESTEP, Model, untrained
 
 WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
 ALPHAS = (0.05, 0.1)
@@ -70,7 +65,7 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
 
 
 def _features(
-    portraits: Portraits, pairs: Pairs, progress: Progress
+    portraits: Model, pairs: Pairs, progress: Progress
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
     """Name -> features of sources and of targets; None copies coordinates."""
     both = torch.cat([pairs.sources, pairs.targets])
@@ -86,7 +81,7 @@ def _features(
     return {"copied coordinates": None} | {name: (m[:count], m[count:]) for name, m in maps.items()}
 
 
-def _tapped(portraits: Portraits, pictures: torch.Tensor, places: tuple[str, ...], progress: Progress) -> torch.Tensor:
+def _tapped(portraits: Model, pictures: torch.Tensor, places: tuple[str, ...], progress: Progress) -> torch.Tensor:
     """(B, C, 16, 16) joined features under the empty prompt, mean over four noises."""
     with torch.no_grad():
         cond = Condition(text=portraits.encode([""]))

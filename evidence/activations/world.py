@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +20,18 @@ from ...engine.activations.tap import tap_latents
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.hooks import Activation
-from ...engine.portraits import KEYPOINTS, caption, render, sample_scenes
+from ...engine.portraits import KEYPOINTS, Portraits, build_models, caption, render, sample_scenes
+from ...engine.portraits.flow import FlowPortraits
 from ...engine.progress import Progress, silent
 from .warping import mirrored, random_warps, swap_sides, warp_images, warp_points
 
-if TYPE_CHECKING:
-    from ...engine.portraits import Portraits
-
+Model = Portraits | FlowPortraits
 PAPER = "GDF (arXiv 2410.03558)"
 TIMESTEP = 50.0
 SIDE = 16
 """Features of all places are compared on a grid of this side."""
+
+_ENCODED_AT_ONCE = 64
 
 FIRST_IDENTITY = 7_000_000
 """From here on, training saw no identity; the ranges below keep choosing, labelling and testing apart."""
@@ -60,10 +62,14 @@ class Scene:
     denoiser: Denoiser
 
 
-def draw_scene(portraits: Portraits, identities: Sequence[int], misaligned: bool = False) -> Scene:
-    """Render identities and encode pictures and captions; misaligned, each picture is warped by its own known map."""
+def draw_scene(portraits: Model, identities: Sequence[int], misaligned: bool = False) -> Scene:
+    """Render identities and encode pictures and captions; misaligned, each picture is warped by its own known map.
+
+    Pictures are of the model's side, those of the flow model with the details that it was trained on.
+    """
     scenes = sample_scenes(identities)
-    drawn, captions = render(scenes), caption(scenes)
+    drawn = render(scenes, portraits.side, details=isinstance(portraits, FlowPortraits))
+    captions = caption(scenes)
     images, parts, keypoints = drawn.images, drawn.parts.long(), drawn.keypoints
     if misaligned:
         warps = random_warps(identities)
@@ -71,9 +77,9 @@ def draw_scene(portraits: Portraits, identities: Sequence[int], misaligned: bool
         parts = warp_images(parts[:, None].float(), warps, nearest=True)[:, 0].long()
         keypoints = swap_sides(warp_points(keypoints, warps), mirrored(warps), KEYPOINTS)
     with torch.no_grad():
-        cond = Condition(text=portraits.encode(captions))
-    latents = encode_pixels(portraits.vae, images * 2 - 1)
-    denoiser = Denoiser.from_diffusers(portraits.pipeline())
+        cond = portraits.condition(portraits.encode(captions))
+        latents = torch.cat([encode_pixels(portraits.vae, some * 2 - 1) for some in images.split(_ENCODED_AT_ONCE)])
+    denoiser = Denoiser.from_diffusers(portraits)
     return Scene(images, parts, keypoints, captions, latents, cond, denoiser)
 
 
@@ -116,46 +122,62 @@ def _fourier(frequencies: int = 4) -> torch.Tensor:
 
 
 def tap_pictures(
-    portraits: Portraits,
+    portraits: Model,
     first: int,
     count: int,
     addresses: Sequence[str],
     progress: Progress = silent,
     seeds: int = 4,
     *,
-    variance: bool = False,
     misaligned: bool = False,
+    **settings: Any,
 ) -> Pictures:
-    """Render and tap ``count`` identities from ``first`` on, at t = 50."""
+    """Render and tap ``count`` identities from ``first`` on, at t = 50 unless ``settings`` of the tap say otherwise."""
     scene = draw_scene(portraits, range(first, first + count), misaligned)
-    config = TapConfig(tuple(addresses), TIMESTEP, tuple(range(seeds)), variance=variance)
+    return tap_scene(scene, addresses, progress, seeds, **settings)
+
+
+def tap_scene(
+    scene: Scene, addresses: Sequence[str], progress: Progress = silent, seeds: int = 4, **settings: Any
+) -> Pictures:
+    """Tap renders that are drawn already, at t = 50 unless ``settings`` of the tap say otherwise."""
+    options: dict[str, Any] = {"timestep": TIMESTEP, "seeds": tuple(range(seeds))} | settings
+    config = TapConfig(tuple(addresses), **options)
     taps = tap_latents(scene.denoiser, scene.latents, scene.cond, config, progress)
     return Pictures(scene.images, scene.parts, scene.keypoints, taps)
 
 
-def untrained(portraits: Portraits) -> Portraits:
-    """The same VAE and text encoder with a UNet of fresh random weights: what the architecture alone gives."""
-    from dataclasses import replace
+def untrained(portraits: Model) -> Model:
+    """The same VAE and text encoder with a network of fresh random weights: what the architecture alone gives."""
+    if not isinstance(portraits, FlowPortraits):
+        return replace(portraits, unet=build_models(seed=0).unet)
+    with torch.random.fork_rng(devices=[]):  # as diffusers builds it: the trained one began as the identity
+        torch.manual_seed(0)
+        return replace(portraits, transformer=type(portraits.transformer)(**portraits.transformer.config).eval())
 
-    from ...engine.portraits import build_models
 
-    return replace(portraits, unet=build_models(seed=0).unet)
-
-
-def all_places(portraits: Portraits) -> list[str]:
+def all_places(portraits: Model) -> list[str]:
     """Every spatial place of the network but its input and output, in execution order."""
-    return ["unet-after-conv-in", *spatial_places(portraits.unet)]
+    first = [] if isinstance(portraits, FlowPortraits) else ["unet-after-conv-in"]
+    return [*first, *spatial_places(portraits.backbone)]
 
 
-def inter_module_places(portraits: Portraits) -> list[str]:
-    """What earlier work could tap: what residual blocks, transformers and samplers give on."""
+def inter_module_places(portraits: Model) -> list[str]:
+    """What earlier work could tap: what residual blocks, transformers, samplers or a flow model's blocks give on."""
+    if isinstance(portraits, FlowPortraits):
+        return [a for a in all_places(portraits) if re.fullmatch(r"vit-block\d+-(in|out)", a)]
     ends = ("-res-out", "-vit-out", "sampler-out")
     return [a for a in all_places(portraits) if a.endswith(ends)]
 
 
 def score_places(
-    portraits: Portraits, first: int, progress: Progress = silent, count: int = PICTURES_SCORED
+    portraits: Model,
+    first: int,
+    progress: Progress = silent,
+    count: int = PICTURES_SCORED,
+    timestep: float = TIMESTEP,
 ) -> dict[str, Properties]:
     """The filter's three scores of every place, from ``count`` renders."""
     scene = draw_scene(portraits, range(first, first + count))
-    return measure_properties(scene.denoiser, scene.latents, scene.cond, all_places(portraits), progress=progress)
+    places = all_places(portraits)
+    return measure_properties(scene.denoiser, scene.latents, scene.cond, places, timestep, progress=progress)

@@ -3,18 +3,7 @@
 import copy
 
 import torch
-from torch import nn
-
-
-class Unscaled(nn.LayerNorm):
-    """A LayerNorm of a stream in other units."""
-
-    def __init__(self, norm, scale):
-        super().__init__(norm.normalized_shape, norm.eps, elementwise_affine=False)
-        self.register_buffer("scale", scale)
-
-    def forward(self, x):
-        return super().forward(x / self.scale)
+from vitrine.evidence.activations.planting import Unscaled
 
 
 def planted(net, channel, factor):
