@@ -22,8 +22,8 @@ TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
     figure="gdf.correspondence on the flow model: keypoints of 200 misaligned portraits of 128 px",
     target="PCK@0.1 of the chosen places above copied coordinates and above the same search over blocks' inputs and "
     "outputs, outside the 95 % bootstrap interval of each difference",
-    minutes=4,
-    quick_minutes=0.7,
+    minutes=2,
+    quick_minutes=0.5,
 )
 def correspondence(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As gdf.correspondence, with the filter's rule unchanged; legacy is DiTF's place, raw and with its remedy."""
