@@ -14,6 +14,8 @@ from .manifest import Lora, LoraLayer
 
 TOGETHER = 4096
 """Most factors of a layer that are combined as they stand; of more, their sum is formed."""
+TILE = 2**28
+"""Bytes of formed changes at a time, however much memory there is: more of them do not stay in a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _paired(stack: Stack, memory: int) -> torch.Tensor:
 def _formed(stack: Stack, memory: int) -> torch.Tensor:
     """By some rows of all changes at a time; of two blocks of models only one order is computed."""
     n, (out, width) = len(stack.ranks), stack.outer
-    rows = max(1, min(out, memory // (8 * width * (n + 2))))
+    rows = max(1, min(out, min(memory, TILE) // (8 * width * (n + 2))))
     ends = stack.ranks.cumsum(0).tolist()
     products, side = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 8))
     space = torch.empty(n, rows * width, dtype=torch.float64)  # once: a second would stand beside it

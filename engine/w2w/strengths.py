@@ -17,6 +17,8 @@ from .delta import Space
 S = TypeVar("S", bound=Space)
 POSITIONS = 5
 """Even positions of a fitted map, its ends included."""
+LEAST_RISE = 0.3
+"""A slider that would rise by less without disturbing others is not cut short for their sake."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class StrengthMap(Config):
 
 
 def fit_strengths(
-    strengths: Sequence[float], readings: Sequence[float], start: float = 1000.0, positions: int = POSITIONS
-) -> StrengthMap:
+    strengths: Sequence[float], readings: Sequence[float], start: float = 1000.0, positions: int = POSITIONS,
+    others: Sequence[float] | None = None, limit: float = 0.08,
+) -> StrengthMap:  # fmt: skip
     """The map whose positions share out evenly how far a reading rises.
 
     Readings are made monotone by least squares first, so that noise does not turn a slider back.
@@ -64,9 +67,11 @@ def fit_strengths(
         strengths: ascending from 0.
         readings: mean reading of the attribute at each, such as a probability, over people who tune the slider.
         start: timestep from which the edit acted.
+        others: how much anything else has changed at each strength; then the slider ends where that reaches ``limit``,
+            if the reading has risen by ``LEAST_RISE`` there.
 
     Raises:
-        VitrineError: If the two differ in length, strengths do not rise from 0, or the reading does not rise.
+        VitrineError: If they differ in length, strengths do not rise from 0, or the reading does not rise.
     """
     if len(strengths) != len(readings) or positions < 2:
         raise refuse("readings", len(readings), f"{len(strengths)}, one a strength", "measure each strength once")
@@ -75,7 +80,15 @@ def fit_strengths(
     if not curve[-1] - curve[0] > 0.01:
         shown = f"{curve[0]:.3f} .. {curve[-1]:.3f}"
         raise refuse("readings", shown, "a rise of 0.01 or more", "the direction does not act: train another")
-    levels = [curve[0] + (curve[-1] - curve[0]) * i / (positions - 1) for i in range(1, positions)]
+    top = curve[-1]
+    if others is not None:
+        if len(others) != len(strengths):
+            raise refuse("others", len(others), f"{len(strengths)}, one a strength", "measure each strength once")
+        change = _monotone(others)
+        end = _reached(strengths, change, limit) if change[-1] > limit else strengths[-1]
+        at_end = _between(strengths, curve, end)
+        top = at_end if at_end - curve[0] >= LEAST_RISE else top
+    levels = [curve[0] + (top - curve[0]) * i / (positions - 1) for i in range(1, positions)]
     return StrengthMap((0.0, *(_reached(strengths, curve, level) for level in levels)), start)
 
 
@@ -114,6 +127,13 @@ def _monotone(values: Sequence[float]) -> list[float]:
         return sum(values[j : k + 1]) / (k + 1 - j)
 
     return [max(min(mean(j, k) for k in range(i, n)) for j in range(i + 1)) for i in range(n)]
+
+
+def _between(strengths: Sequence[float], curve: Sequence[float], strength: float) -> float:
+    """A curve's value at a strength, linear between the measured ones."""
+    i = next(i for i in range(1, len(strengths)) if strengths[i] >= strength)
+    share = (strength - strengths[i - 1]) / (strengths[i] - strengths[i - 1])
+    return curve[i - 1] + share * (curve[i] - curve[i - 1])
 
 
 def _reached(strengths: Sequence[float], curve: Sequence[float], level: float) -> float:

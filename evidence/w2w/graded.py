@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -19,6 +19,8 @@ IN_SPACE, TUNING = 400, 200
 """The first 400 people make the space; the last 200 of them tune its sliders; people from 400 on are measured."""
 GRID = 6
 """Strengths at which a slider is read for its map, up to the end that ``EDITS`` names."""
+OTHERS = 0.08
+"""Change of other attributes on the tuning people at which a short slider ends; 0.10 are allowed on those measured."""
 
 
 @lru_cache(maxsize=1)
@@ -100,31 +102,39 @@ class Sitting:
         who = [i for i in people if bool(lacking[i])][:count]
         return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps)
 
+    @cached_property
+    def unmoved(self) -> torch.Tensor:
+        """Their pictures before any edit."""
+        return draw_once(self.studio, self.weights, surroundings(len(self.weights)), steps=self.steps)
+
     def moved(self, strength: float) -> torch.Tensor:
         """Their pictures, edited by the space's direction from the label's usual timestep on."""
         space, start = self.studio.space, EDITS.get(self.label, (4.5, 1000.0))[1]
         assert isinstance(space, WeightSpace)
         prompts = surroundings(len(self.weights))
         if strength == 0:
-            return draw_once(self.studio, self.weights, prompts, steps=self.steps)
+            return self.unmoved
         # weights2weights, section 3.3: theta + a n, also for people who are not in the space
         change = space.scale * (strength * direction_named(space, self.label) @ space.components.float())
         return draw_once(self.studio, self.weights, prompts, self.weights + change, start, self.steps)
 
     def worded(self, weight: float) -> torch.Tensor:
         """Their pictures with text states between those of the prompt without (0) and with (1) the attribute's word."""
+        if weight == 0:
+            return self.unmoved
         prompts = surroundings(len(self.weights))
         with torch.no_grad():
             plain = self.studio.portraits.encode(prompts)
             full = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in prompts])
         return draw_once(self.studio, self.weights, plain.lerp(full, weight), steps=self.steps)
 
-    def fitted(self) -> StrengthMap:
-        """The slider's map, from these people."""
+    def fitted(self) -> tuple[StrengthMap, StrengthMap]:
+        """The slider's map from these people: as far as it rises, and only until others have changed by ``OTHERS``."""
         top, start = EDITS.get(self.label, (4.5, 1000.0))
         strengths = [top * i / GRID for i in range(GRID + 1)]
-        readings = [float(self._likelihood(self.moved(s)).mean()) for s in strengths]
-        return fit_strengths(strengths, readings, start)
+        seen = self.graded(self.moved, strengths)
+        short = fit_strengths(strengths, seen.mean, start, others=seen.others, limit=OTHERS)
+        return fit_strengths(strengths, seen.mean, start), short
 
     def graded(self, draw: Callable[[float], torch.Tensor], values: Sequence[float]) -> Graded:
         """What ``draw`` shows at each value; the first is the picture before any edit."""
@@ -140,41 +150,51 @@ class Sitting:
         probability = torch.stack([studio.likelihood(read, self.label).mean(1) for _, read in readings])
         return Graded(probability, others, identity)
 
-    def _likelihood(self, images: torch.Tensor) -> torch.Tensor:
-        return self.studio.likelihood(self.studio.read(images)[1], self.label)
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """One label on people of no space: even strengths, the calibrated map, and the weighted word."""
+    """One label on people of no space: even strengths, the calibrated maps, and the weighted word.
+
+    Attributes:
+        linear: strengths up to the end that ``EDITS`` names.
+        calibrated: the map to where the attribute rises no more.
+        short: the map to where others begin to change.
+        worded: the attribute's word in the prompt.
+        fitted, shortened: the two maps.
+    """
 
     linear: Graded
     calibrated: Graded
+    short: Graded
     worded: Graded
     fitted: StrengthMap
+    shortened: StrengthMap
 
     @classmethod
     def measure(cls, studio: Studio, label: str, people: int, steps: int) -> Comparison:
         """The map is fitted on as many of the tuning people as are measured of the others."""
         tuning = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)
-        fitted = tuning.fitted()
+        fitted, shortened = tuning.fitted()
         sitting = Sitting.open(studio, label, range(IN_SPACE, people_space().count), people, steps)
         even = [i / (POSITIONS - 1) for i in range(POSITIONS)]
         top = EDITS.get(label, (4.5, 1000.0))[0]
         linear = sitting.graded(sitting.moved, [top * v for v in even])
         calibrated = sitting.graded(lambda v: sitting.moved(fitted.at(v)), even)
-        return cls(linear, calibrated, sitting.graded(sitting.worded, even), fitted)
+        same = shortened.strengths == fitted.strengths
+        short = calibrated if same else sitting.graded(lambda v: sitting.moved(shortened.at(v)), even)
+        return cls(linear, calibrated, short, sitting.graded(sitting.worded, even), fitted, shortened)
 
-    def holds(self, tolerance: float = 0.10) -> bool:
+    def holds(self, slider: Graded, tolerance: float = 0.10) -> bool:
         """Even, others within ``tolerance``, and identity no more than 0.02 below that of even strengths."""
-        kept = self.calibrated.identity[-1] >= self.linear.identity[-1] - 0.02
-        return self.calibrated.even and max(self.calibrated.others) <= tolerance and kept
+        kept = slider.identity[-1] >= self.linear.identity[-1] - 0.02
+        return slider.even and max(slider.others) <= tolerance and kept
 
     def described(self) -> dict[str, str]:
         """The label's rows of the table."""
-        shown = ", ".join(f"{s:.2f}" for s in self.fitted.strengths)
+        whole, short = (", ".join(f"{s:.2f}" for s in m.strengths) for m in (self.fitted, self.shortened))
         return {
             "even strengths": self.linear.described(),
-            f"calibrated ({shown})": self.calibrated.described(),
+            f"calibrated ({whole})": self.calibrated.described(),
+            f"calibrated until others change ({short})": self.short.described(),
             "word in the prompt, weighted": self.worded.described(),
         }

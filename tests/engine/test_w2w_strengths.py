@@ -38,6 +38,18 @@ def test_noise_does_not_turn_a_slider_back():
     assert fitted.at(0.5) == pytest.approx(3 + (0.4875 - 0.45) / 0.45) and fitted.at(1.0) == 4
 
 
+def test_a_slider_ends_where_others_begin_to_change():
+    strengths, curve = [0, 1, 2, 3, 4], [0.0, 0.2, 0.4, 0.6, 0.8]
+    fitted = fit_strengths(strengths, curve, others=[0, 0.02, 0.04, 0.12, 0.2], limit=0.08)
+    assert fitted.strengths == pytest.approx((0, 0.625, 1.25, 1.875, 2.5))
+    whole = fit_strengths(strengths, curve)
+    assert fit_strengths(strengths, curve, others=[0, 0.01, 0.05, 0.04, 0.08], limit=0.08) == whole
+    # others change before the attribute has risen: cut there, the slider would do nothing
+    assert fit_strengths(strengths, curve, others=[0, 0.1, 0.2, 0.3, 0.3], limit=0.08) == whole
+    with pytest.raises(VitrineError, match="others"):
+        fit_strengths(strengths, curve, others=[0, 0.1])
+
+
 def test_a_position_moves_a_model_as_the_strength_it_stands_for(labelled, tmp_path):
     calibrated = with_strength_maps(labelled, {"beard": StrengthMap((0.0, 2.0, 3.0))})
     assert calibrated.identity == labelled.identity
