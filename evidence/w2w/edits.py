@@ -97,7 +97,7 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
 
 def draw_once(
     studio: Studio, weights: torch.Tensor, prompts: Sequence[str] | torch.Tensor, late: torch.Tensor | None = None,
-    start: float = 1000.0, steps: int = EDIT_STEPS,
+    start: float = 1000.0, steps: int = EDIT_STEPS, first_seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
     """(M, 1, 3, 64, 64) in [0, 1]: each model (flat weights) with a prompt (or text states) and seed of its own.
 
@@ -110,7 +110,7 @@ def draw_once(
         after = None if late is None else late[batch]
         with late_lora(studio.portraits.unet, studio.manifest, weights[batch], after, start):
             text = prompts[batch] if isinstance(prompts, torch.Tensor) else list(prompts[batch])
-            seeds = list(range(first, first + len(weights[batch])))
+            seeds = list(range(first_seed + first, first_seed + first + len(weights[batch])))
             latents = sample_latents(studio.portraits, text, seeds, steps=steps, guidance=GUIDANCE)
         batches.append(decode(studio.portraits, latents))
     return torch.cat(batches)[:, None]

@@ -19,6 +19,8 @@ IN_SPACE, TUNING = 400, 200
 """The first 400 people make the space; the last 200 of them tune its sliders; people from 400 on are measured."""
 GRID = 6
 """Strengths at which a slider is read for its map, up to the end that ``EDITS`` names."""
+ANOTHER = 10_000
+"""Seeds of pictures that show what chance alone changes begin here."""
 OTHERS = 0.08
 """Change of other attributes on the tuning people at which a short slider ends; 0.10 are allowed on those measured."""
 
@@ -107,6 +109,13 @@ class Sitting:
         """Their pictures before any edit."""
         return draw_once(self.studio, self.weights, surroundings(len(self.weights)), steps=self.steps)
 
+    def chance(self) -> float:
+        """What another seed changes in others without any edit: as far as they change by themselves."""
+        again = draw_once(
+            self.studio, self.weights, surroundings(len(self.weights)), steps=self.steps, first_seed=ANOTHER
+        )
+        return self.graded(lambda draw: again if draw else self.unmoved, (0.0, 1.0)).others[1]
+
     def moved(self, strength: float) -> torch.Tensor:
         """Their pictures, edited by the space's direction from the label's usual timestep on."""
         space, start = self.studio.space, EDITS.get(self.label, (4.5, 1000.0))[1]
@@ -161,6 +170,7 @@ class Comparison:
         short: the map to where others begin to change.
         worded: the attribute's word in the prompt.
         fitted, shortened: the two maps.
+        chance: change of others that another seed brings without any edit.
     """
 
     linear: Graded
@@ -169,6 +179,7 @@ class Comparison:
     worded: Graded
     fitted: StrengthMap
     shortened: StrengthMap
+    chance: float
 
     @classmethod
     def measure(cls, studio: Studio, label: str, people: int, steps: int) -> Comparison:
@@ -182,7 +193,8 @@ class Comparison:
         calibrated = sitting.graded(lambda v: sitting.moved(fitted.at(v)), even)
         same = shortened.strengths == fitted.strengths
         short = calibrated if same else sitting.graded(lambda v: sitting.moved(shortened.at(v)), even)
-        return cls(linear, calibrated, short, sitting.graded(sitting.worded, even), fitted, shortened)
+        worded = sitting.graded(sitting.worded, even)
+        return cls(linear, calibrated, short, worded, fitted, shortened, sitting.chance())
 
     def holds(self, slider: Graded, tolerance: float = 0.10) -> bool:
         """Even, others within ``tolerance``, and identity no more than 0.02 below that of even strengths."""
@@ -197,4 +209,5 @@ class Comparison:
             f"calibrated ({whole})": self.calibrated.described(),
             f"calibrated until others change ({short})": self.short.described(),
             "word in the prompt, weighted": self.worded.described(),
+            "others without any edit, by another seed": f"{self.chance:.3f}",
         }

@@ -16,11 +16,13 @@ from ...engine.w2w.sampling import nearest
 from ...engine.w2w.space import WeightSpace
 from ...engine.w2w.train import BatchedTrainer
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
-from .measures import distances
+from .measures import distances, interval
 from .world import RECIPE, Studio, subject
 
 FRESH = 5000
 """People from here on (after the first identity) are in no space."""
+TOGETHER = 8
+"""People inverted or trained at once."""
 BARE = "a face"
 """The prompt that says nothing; what "sks person" is in the paper."""
 INVERSION = InvertConfig(steps=120, lr=0.6, batch=4, schedule="cosine", antithetic=True, check_every=30, prior=2e-4)
@@ -39,6 +41,12 @@ class Likeness:
     def mean(self) -> float:
         """Mean score."""
         return float(self.scores.mean())
+
+    def described(self) -> str:
+        """One line of a table, with the mean's 95 % interval over people."""
+        low, high = interval(self.scores)
+        shown = f"identity {self.mean:.3f} ({low:.3f} to {high:.3f}, {len(self.scores)} people)"
+        return f"{shown}, {self.numbers} numbers, {self.seconds:.1f} s a person"
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,14 @@ class Sitters:
         """The first ``count`` people that are in no space."""
         who = [FIRST_IDENTITY + FRESH + i for i in range(count)]
         return cls(studio, Denoiser.from_diffusers(studio.portraits.pipeline()), who, *pictures_of(who))
+
+    def first(self, count: int) -> Sitters:
+        """The first so many of them."""
+        return self.part(slice(count))
+
+    def part(self, which: slice) -> Sitters:
+        """Some of them, with the same pictures."""
+        return replace(self, who=self.who[which], images=self.images[which], captions=self.captions[which])
 
     def inverted(
         self, config: InvertConfig = INVERSION, space: WeightSpace | None = None, prompt: str | None = None,
@@ -108,6 +124,17 @@ class Sitters:
 
     def three_ways(self, prompt: str | None) -> dict[str, Likeness]:
         """Inversion, a LoRA of 20 pictures, a LoRA of one; ``prompt`` for all pictures, or each its own."""
+        parts = [self.part(slice(i, i + TOGETHER)) for i in range(0, len(self.who), TOGETHER)]
+        each = [part._three_ways(prompt) for part in parts]
+        return {
+            name: Likeness(
+                torch.cat([ways[name].scores for ways in each]), way.numbers,
+                sum(ways[name].seconds * len(part.who) for ways, part in zip(each, parts, strict=True)) / len(self.who),
+            )
+            for name, way in each[0].items()
+        }  # fmt: skip
+
+    def _three_ways(self, prompt: str | None) -> dict[str, Likeness]:
         coefficients, seconds = self.inverted(prompt=prompt)
         scores = self.likeness(self.studio.flat(coefficients)[0])
         ways = {"inversion, 1 picture": Likeness(scores, self.studio.space.dimension, seconds)}
