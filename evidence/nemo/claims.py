@@ -14,6 +14,8 @@ from ...engine.nemo.verify import VerifyConfig, verify
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import attacked, copy_claims  # noqa: F401  (they register nemo.erase and nemo.copy_check)
+from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
+from .measures import auroc, auroc_interval
 from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
 from .world import (
     DETECT,
@@ -54,8 +56,7 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     positive, ordinary = values(planted), values(captions(ORDINARY, effort.ordinary))
     hits = positive > ordinary.quantile(0.99)
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
-    g = torch.Generator().manual_seed(0)
-    interval = _interval([auroc(_resample(positive, g), _resample(ordinary, g)) for _ in range(500)])
+    interval = auroc_interval(positive, ordinary)
     likely = (interval[1], share_interval(int(hits.sum()), len(hits))[1]) if quick else (area, rate)
     return ClaimResult(
         value=round(area, 4),
@@ -152,18 +153,3 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
             "by picture": pictures,
         },
     )
-
-
-def auroc(positive: torch.Tensor, negative: torch.Tensor) -> float:
-    """Probability that a positive scores above a negative, ties counting half."""
-    difference = positive[:, None] - negative[None]
-    return float((difference > 0).float().mean() + 0.5 * (difference == 0).float().mean())
-
-
-def _resample(values: torch.Tensor, g: torch.Generator) -> torch.Tensor:
-    return values[torch.randint(len(values), (len(values),), generator=g)]
-
-
-def _interval(draws: list[float]) -> tuple[float, float]:
-    low, high = torch.tensor(draws).quantile(torch.tensor([0.025, 0.975])).tolist()
-    return round(low, 4), round(high, 4)

@@ -15,8 +15,8 @@ from ...engine.nemo.block import block
 from ...engine.nemo.config import ProbeConfig, SearchConfig
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.score import threshold
-from ...engine.nemo.sites import value_activations
+from ...engine.nemo.score import Probe, probe_noise, threshold
+from ...engine.nemo.sites import text_only, value_activations
 from ...engine.nemo.statistics import NeuronStatistics, gather
 from ...engine.progress import Progress, silent
 
@@ -79,36 +79,38 @@ class World:
     denoiser: Denoiser
     statistics: NeuronStatistics
     tau: float
+    probe: ProbeConfig = SEARCH
 
     def conditions(self, prompts: Sequence[str]) -> list[Condition]:
         """One condition of one row for each prompt."""
         with torch.no_grad():
-            return [Condition(row[None]) for row in self.model.encode(list(prompts))]
+            return [self.model.condition(row[None]) for row in self.model.encode(list(prompts))]
 
     def find(
         self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE
     ) -> list[Result]:
         """Search all prompts in lockstep; ``share`` None stops as published."""
         config = SearchConfig(tau=self.tau, share=share, mode=mode, rows=ROWS)
-        probe = make_probe(self.denoiser, config=SEARCH, rows=config.rows)
-        return find_neurons(probe, prompts, self.conditions(prompts), self.statistics, SHAPE, config, progress)
+        probe = make_probe(self.denoiser, config=self.probe, rows=config.rows)
+        shape = self.model.latent_shape
+        return find_neurons(probe, prompts, self.conditions(prompts), self.statistics, shape, config, progress)
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block."""
-        return result.neurons(fingerprint_of(self.model.unet))
+        return result.neurons(fingerprint_of(self.model.backbone))
 
     def widths(self) -> dict[str, int]:
         """address -> number of neurons."""
-        return {s.address: width_of(self.model.unet, s) for s in make_probe(self.denoiser).sites}
+        return {s.address: width_of(self.model.backbone, s) for s in make_probe(self.denoiser).sites}
 
     def sample(
         self, prompts: Sequence[str] | torch.Tensor, seeds: Sequence[int], neurons: NeuronSet | None = None
     ) -> torch.Tensor:
-        """(N, 3, 64, 64) in [0, 1] for texts or text states (N, T, 64), with neurons blocked in both branches."""
+        """(N, 3, side, side) in [0, 1] for texts or text states (N, T, 64), with neurons blocked in both branches."""
         from ..portraits.sampling import sample_images
 
         texts = prompts if isinstance(prompts, torch.Tensor) else list(prompts)
-        with block(self.model.unet, neurons or NeuronSet({})):
+        with block(self.model.backbone, neurons or NeuronSet({})):
             return sample_images(self.model, texts, list(seeds), steps=STEPS, guidance=GUIDANCE)
 
 
@@ -119,18 +121,26 @@ def captions(first: int, count: int) -> list[str]:
     return caption(sample_scenes(range(first, first + count)))
 
 
-def setting(model: str | None = None, progress: Progress = silent, effort: Effort = FULL) -> World:
+def setting(
+    model: str | None = None, progress: Progress = silent, effort: Effort = FULL, search: ProbeConfig = SEARCH
+) -> World:
     """Statistics of some captions, and the threshold from others at the settings that the search uses."""
-    from ...engine.portraits import load_portraits
+    from ...engine.portraits.flow import load_either
 
-    portraits = load_portraits(model)
-    denoiser = Denoiser.from_diffusers(portraits.pipeline())
-    probe = make_probe(denoiser, config=SEARCH, rows=ROWS)
-    world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0)
+    portraits = load_either(model)
+    denoiser, shape = Denoiser.from_diffusers(portraits), portraits.latent_shape
+    probe = make_probe(denoiser, config=search, rows=ROWS)
+    world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)
     conds = world.conditions(captions(STATISTICS, effort.statistics))
-    encoded = (Condition.batch(conds[i : i + 250]) for i in range(0, len(conds), 250))
-    batches = (value_activations(denoiser, batch, probe.sites) for batch in encoded)
-    statistics = gather(batches, [s.address for s in probe.sites], fingerprint_of(portraits.unet))
+    noise = None if all(text_only(s) for s in probe.sites) else probe_noise(search, shape)
+    batches = (_values(probe, conds[i : i + 50], noise) for i in range(0, len(conds), 50))
+    statistics = gather(batches, [s.address for s in probe.sites], fingerprint_of(portraits.backbone))
     ordinary = world.conditions(captions(CALIBRATION, effort.calibration))
-    scores, _ = score_prompts(probe, ordinary, SHAPE, 1.0, progress)
-    return World(portraits, denoiser, statistics, threshold([s.value for s in scores])[0])
+    scores, _ = score_prompts(probe, ordinary, shape, 1.0, progress)
+    return World(portraits, denoiser, statistics, threshold([s.value for s in scores])[0], search)
+
+
+def _values(probe: Probe, conds: Sequence[Condition], noise: torch.Tensor | None) -> list[torch.Tensor]:
+    """Activations of captions; where they depend on the latent too, each caption has one of the probe's noises."""
+    latents = None if noise is None else noise[torch.arange(len(conds)) % len(noise)]
+    return value_activations(probe.denoiser, Condition.batch(conds), probe.sites, latents, probe.t)

@@ -1,0 +1,239 @@
+"""NEMO on the flow model, whose text enters by joint attention: ``vitrine reproduce 'nemo.*.flow'``.
+
+Settings are chosen on the first half of the planted pictures, and measured on the other half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...engine.denoiser import Denoiser
+from ...engine.fingerprint import width_of
+from ...engine.nemo.config import ProbeConfig
+from ...engine.nemo.copies import share_interval
+from ...engine.nemo.find import make_probe, score_prompts
+from ...engine.nemo.neurons import NeuronSet, fingerprint_of
+from ...engine.nemo.sites import value_sites
+from ...engine.nemo.statistics import NeuronStatistics
+from ...engine.portraits import Plant, plants
+from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_portraits
+from ...engine.progress import Progress, silent
+from ..registry import ClaimResult, claim
+from .baselines import random_neurons
+from .measures import auroc, auroc_interval
+from .world import CALIBRATION, ORDINARY, PAPER, ROWS, Effort, World, captions, setting
+
+SEEDS = 4
+"""Noises of a probe."""
+SIGNALS, INDICES = ("x0", "eps_minus_noise"), (1, 4, 15, 25)
+"""What detection chooses from: clean prediction or published signal, at these of 50 timesteps."""
+SEARCH = ProbeConfig(seeds=SEEDS, timestep_index=15, signal="x0", data_range=1.0)
+SHARE = 0.8
+"""Of what blocking every neuron does; chosen on the first two planted pictures. On the second 0.8 went 83 % of the way
+to the control, at 95 % prompt agreement; 0.5 and the published stop half of it, at 85 and 75 %. On the first 0.98 went
+64 % and left a garbled face."""
+COPY = 0.08
+"""Pixel RMS to the planted picture below which a sample counts as a copy; the card's untouched ones have 0.044 to 0.061."""
+SAMPLED = tuple(range(100, 104))
+EFFORT = Effort(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
+QUICK = Effort(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
+HARMED, QUICK_HARMED = 12, 4
+
+
+def halves() -> tuple[list[Plant], list[Plant]]:
+    """Planted pictures and templates that choose, and those that measure: four and two of each."""
+    every = plants()
+    by_kind = [[p for p in every if p.kind == kind] for kind in ("verbatim", "template")]
+    choosing = [p for kind in by_kind for p in kind[: len(kind) // 2]]
+    return choosing, [p for p in every if p not in choosing]
+
+
+def _captions(half: Sequence[Plant], colourings: int, controls: bool = False) -> list[str]:
+    """One caption of each picture, some of each template; controls are those without the rare words."""
+    texts = []
+    for plant in half:
+        step = max(1, 100 // colourings)
+        wanted = plant.controls if controls else plant.captions
+        texts += list(wanted[:1] if plant.kind == "verbatim" else wanted[:100:step])
+    return texts
+
+
+@claim(
+    "nemo.detection.flow",
+    paper=PAPER,
+    figure="nemo.detection on the flow model: captions of 4 planted pictures and 2 templates against 200 ordinary ones",
+    target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, above that of the number of tokens and of the captions without "
+    "their rare words; signal and timestep chosen on the other planted pictures",
+    minutes=1,
+    quick_minutes=0.3,
+)
+def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """The score as a detector, beside two trivial ones."""
+    portraits, effort = load_flow_portraits(model or FLOW_WEIGHTS), QUICK if quick else EFFORT
+    choosing, measuring = halves()
+    world = _world(portraits)
+    alone = _margins(world, _captions(choosing, 2), captions(CALIBRATION, 12 if quick else 24), quick)
+    signal, index = max(alone, key=lambda key: alone[key])
+    probe = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
+    ordinary_texts = captions(ORDINARY, effort.ordinary)
+    planted_texts = _captions(measuring, effort.colourings)
+    planted, ordinary = (_values(world, texts, probe, progress) for texts in (planted_texts, ordinary_texts))
+    control = _values(world, _captions(measuring, effort.colourings, controls=True), probe, progress)
+    tokens = [
+        torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in texts])
+        for texts in (planted_texts, ordinary_texts)
+    ]
+    hits = planted > ordinary.quantile(0.99)
+    area, rate = auroc(planted, ordinary), float(hits.float().mean())
+    rivals = {"number of tokens": auroc(*tokens), "the captions without their rare words": auroc(control, ordinary)}
+    return ClaimResult(
+        value=round(area, 4),
+        interval=auroc_interval(planted, ordinary),
+        holds=area >= 0.98 and rate >= 0.9 and all(area > rival for rival in rivals.values()),
+        details={
+            "TPR at 1 % FPR": round(rate, 3),
+            "captions, planted and ordinary": [len(planted), len(ordinary)],
+            "trivial, AUROC": {name: round(value, 4) for name, value in rivals.items()},
+            "planted [median, least]": [round(float(v), 3) for v in (planted.median(), planted.min())],
+            "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
+            "signal and timestep index, chosen": [signal, index],
+            "margin of each, where it was chosen": {f"{s} {i}": round(v, 2) for (s, i), v in alone.items()},
+        },
+    )
+
+
+def _world(portraits: FlowPortraits) -> World:
+    """Without statistics, which detection does not need."""
+    return World(portraits, Denoiser.from_diffusers(portraits), NeuronStatistics({}, {}, 0), 1.0, SEARCH)
+
+
+def _values(world: World, texts: Sequence[str], config: ProbeConfig, progress: Progress = silent) -> torch.Tensor:
+    probe = make_probe(world.denoiser, config=config, rows=ROWS)
+    scores, _ = score_prompts(probe, world.conditions(texts), world.model.latent_shape, 1.0, progress)
+    return torch.tensor([score.value for score in scores])
+
+
+def _margins(
+    world: World, planted: Sequence[str], ordinary: Sequence[str], quick: bool
+) -> dict[tuple[str, int], float]:
+    """(signal, timestep index) -> gap between the lowest planted and the highest ordinary score, in deviations."""
+    margins = {}
+    for signal in SIGNALS[:1] if quick else SIGNALS:
+        for index in INDICES[1:3] if quick else INDICES:
+            config = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
+            high, low = (_values(world, texts, config) for texts in (planted, ordinary))
+            margins[signal, index] = float((high.min() - low.max()) / low.std())
+    return margins
+
+
+@dataclass(frozen=True)
+class Cure:
+    """One planted picture under each remedy: remedy -> {RMS, copies, agreement}, and how many neurons were blocked."""
+
+    table: dict[str, dict[str, float]]
+    neurons: dict[str, int]
+
+
+@claim(
+    "nemo.blocking.flow",
+    paper=PAPER,
+    figure="nemo.blocking on the flow model: 4 planted pictures that chose nothing, 4 seeds each",
+    target=">= 75 % of the pictures no longer copied and as far away as without their rare words (within one MAD over "
+    "captions), and prompt agreement no more than 0.05 below theirs",
+    minutes=4,
+    quick_minutes=0.8,
+)
+def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """Values of text tokens in all six joint blocks; the picture must leave the planted one and stay a portrait."""
+    effort = QUICK if quick else EFFORT
+    world = setting(model or str(FLOW_WEIGHTS), progress, effort, SEARCH)
+    measured = [p for p in halves()[1] if p.kind == "verbatim"][: effort.plants]
+    prompts = [p.captions[0] for p in measured]
+    results = world.find(prompts, progress=progress, share=SHARE)
+    published = [NeuronSet({})] * len(prompts) if quick else [world.neurons(r) for r in world.find(prompts, share=None)]
+    sets = [world.neurons(r) for r in results]
+    cures = [
+        _cure(world, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, effort.seeds)
+        for plant, ours, theirs in zip(measured, sets, published, strict=True)
+    ]
+    away = torch.tensor([[c.table[n]["RMS"] for n in ("NeMo", "control", "untouched")] for c in cures]).T
+    agree = torch.tensor([[c.table[n]["agreement"] for n in ("NeMo", "control")] for c in cures]).T
+    mad = float((away[1] - away[1].median()).abs().median())
+    cured = (away[0] >= COPY) & (away[0] >= away[1] - mad) & (agree[0] >= agree[1] - 0.05)
+    share = float(cured.float().mean())
+    interval = share_interval(int(cured.sum()), len(cured))
+    way = (away[0] - away[2]) / (away[1] - away[2])
+    return ClaimResult(
+        value=round(share, 3),
+        interval=interval,
+        holds=(interval[1] if quick else share) >= 0.75,
+        details={
+            "median over pictures": _medians(cures),
+            "by picture": {p.name: _rounded(c.table) for p, c in zip(measured, cures, strict=True)},
+            "way to the control's distance": [round(float(v), 3) for v in way],
+            "neurons, of 960": {p.name: c.neurons for p, c in zip(measured, cures, strict=True)},
+            "verdicts": [r.verdict for r in results],
+            "network rows": [r.forwards for r in results],
+            "ordinary captions": _harm(world, sets, QUICK_HARMED if quick else HARMED),
+        },
+    )
+
+
+def _cure(world: World, plant: Plant, sets: dict[str, NeuronSet], count: int) -> Cure:
+    """The planted caption from ``count`` seeds under each remedy; figures are medians over the seeds."""
+    from ..portraits.quality import look
+    from ..portraits.readout import attribute_accuracy, load_readout
+
+    net, backbone, picture = load_readout(), world.model.backbone, world.model.draw(plant.scenes)
+    every = {s.address: tuple(range(width_of(backbone, s))) for s in value_sites(backbone, "all")}
+    blocked = {"untouched": NeuronSet({}), **sets, "random neurons": random_neurons(backbone, sets["NeMo"])}
+    blocked |= {"every neuron": NeuronSet(every, fingerprint_of(backbone)), "control": NeuronSet({})}
+    table = {}
+    for name, neurons in blocked.items():
+        text = plant.controls[0] if name == "control" else plant.captions[0]
+        images = world.sample([text] * count, SAMPLED[:count], neurons)
+        away = (images - picture).square().mean((1, 2, 3)).sqrt()
+        accuracy = attribute_accuracy(look(net, images), plant.scenes[[0] * count])
+        table[name] = {
+            "RMS": float(away.median()),
+            "copies": float((away < COPY).float().mean()),
+            "agreement": float(torch.tensor(list(accuracy.values())).nanmean()),
+        }
+    return Cure(table, {name: len(neurons) for name, neurons in sets.items()})
+
+
+def _rounded(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {name: {measure: round(v, 3) for measure, v in line.items()} for name, line in table.items()}
+
+
+def _medians(cures: Sequence[Cure]) -> dict[str, dict[str, float]]:
+    first = cures[0].table
+    return _rounded(
+        {
+            name: {m: float(torch.tensor([c.table[name][m] for c in cures]).quantile(0.5)) for m in first[name]}
+            for name in first
+        }
+    )
+
+
+def _harm(world: World, sets: Sequence[NeuronSet], count: int) -> dict[str, Any]:
+    """Prompt agreement of ordinary captions, as many under each set, untouched and blocked."""
+    from ...engine.portraits import sample_scenes
+    from ..portraits.quality import look
+    from ..portraits.readout import attribute_accuracy, load_readout
+
+    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
+    shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
+    shares = [s for s in shares if texts[s]]
+    whole = world.sample(texts, seeds)
+    changed = torch.cat([world.sample(texts[s], seeds[s], n) for s, n in zip(shares, sets, strict=False)])
+    agreement = []
+    for images in (whole, changed):
+        accuracy = torch.tensor(list(attribute_accuracy(look(net, images), scenes).values()))
+        agreement.append(round(float(accuracy.nanmean()), 4))
+    return {"count": count, "prompt agreement [untouched, blocked]": agreement}

@@ -1,0 +1,23 @@
+"""How well a score tells planted captions from ordinary ones."""
+
+from __future__ import annotations
+
+import torch
+
+
+def auroc(positive: torch.Tensor, negative: torch.Tensor) -> float:
+    """Probability that a positive scores above a negative, ties counting half."""
+    difference = positive[:, None] - negative[None]
+    return float((difference > 0).float().mean() + 0.5 * (difference == 0).float().mean())
+
+
+def auroc_interval(positive: torch.Tensor, negative: torch.Tensor, draws: int = 500) -> tuple[float, float]:
+    """95 % bootstrap interval of :func:`auroc`."""
+    g = torch.Generator().manual_seed(0)
+    areas = torch.tensor([auroc(_resample(positive, g), _resample(negative, g)) for _ in range(draws)])
+    low, high = areas.quantile(torch.tensor([0.025, 0.975])).tolist()
+    return round(low, 4), round(high, 4)
+
+
+def _resample(values: torch.Tensor, g: torch.Generator) -> torch.Tensor:
+    return values[torch.randint(len(values), (len(values),), generator=g)]
