@@ -19,8 +19,9 @@ from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
 from ...engine.nemo.sites import value_sites
 from ...engine.nemo.statistics import NeuronStatistics
-from ...engine.portraits import Plant, plants
+from ...engine.portraits import plants
 from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_portraits
+from ...engine.portraits.plants import Plant
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .baselines import random_neurons
@@ -37,7 +38,7 @@ SHARE = 0.8
 to the control, at 95 % prompt agreement; 0.5 and the published stop half of it, at 85 and 75 %. On the first 0.98 went
 64 % and left a garbled face."""
 COPY = 0.08
-"""Pixel RMS to the planted picture below which a sample counts as a copy; the card's untouched ones have 0.044 to 0.061."""
+"""Pixel RMS to the planted picture that counts as a copy; untouched ones have 0.044 to 0.061."""
 SAMPLED = tuple(range(100, 104))
 EFFORT = Effort(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
 QUICK = Effort(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
