@@ -3,6 +3,7 @@
 from .checkpoint import ControlCheckpoint, ControlMetadata, ControlWarning, load_control, save_control, trained_settings
 from .cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from .embedder import ControlEmbedder, sinusoid
+from .entropy import EntropyConfig
 from .gamma import CLOCKS, FORMS, GammaConfig, gamma, half_weight_time
 from .guidance import ControlStep, GuidanceConfig, Guided, control_guidance, needed_evaluations
 from .inject import AddedVector, Injection, control_width, family_of, injected
@@ -16,8 +17,8 @@ from .train import AdvancedControlTrainConfig, ControlTrainConfig, ControlTraine
 __all__ = [
     "CLOCKS", "FORMS", "AddedVector", "AdvancedControlTrainConfig", "AugmentConfig", "ControlCheckpoint",
     "ControlEmbedder", "ControlField", "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep",
-    "ControlTrainConfig", "ControlTrainer", "ControlWarning", "CrossSizeResult", "GammaConfig", "GuidanceConfig",
-    "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee", "added_delta", "augment",
+    "ControlTrainConfig", "ControlTrainer", "ControlWarning", "CrossSizeResult", "EntropyConfig", "GammaConfig",
+    "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee", "added_delta", "augment",
     "blend", "control_guidance", "control_width", "cross_size_consistency", "delta_share", "family_of", "gamma",
     "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text", "reference_input",
     "rms_distance", "save_control", "sdxl_reference", "sinusoid", "trained_settings",

@@ -14,6 +14,7 @@ _HOMES = {
     "ControlConditionedPipelineOutput": ".control",
     "ControlConditionedPixArtPipeline": ".control",
     "ControlConditionedXLPipeline": ".control",
+    "EntropyGuidedPipeline": ".entropy",
     "EMDOneStepPipeline": ".emd",
     "EMDOneStepXLPipeline": ".emd",
     "CorrespondencePipeline": ".matching",

@@ -1,7 +1,8 @@
-"""Eq. 2 as a ComfyUI guider, and a run under it."""
+"""Eq. 2 and entropy rectifying guidance as ComfyUI guiders, and a run under the first."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +13,16 @@ import comfy.utils
 import latent_preview
 import torch
 
-from ...engine.control import ControlStep, GuidanceConfig, control_guidance, needed_evaluations
+from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, control_guidance, needed_evaluations
+from ...engine.control.entropy import query_sites, weakened
 from ...engine.errors import refuse
 from .conditioning import PIXELS, SIZES, high_is_null, null_control, same_control
 from .control import size_family, weighting_of
+from .forwards import Forward, around_forwards
+from .model import backbone_of
 from .schedule import clock_of
 
+_ENTROPY = "vitrine.entropy"
 _ROLES = {
     (True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "controlled_negative",
 }  # fmt: skip
@@ -72,24 +77,8 @@ class ControlGuider(comfy.samplers.CFGGuider):
         outer = outer if outer in predictions else (False, False)  # the same where the control has no weight yet
         unconditional = predictions.get(outer, torch.zeros_like(inner))
         self.log.append(ControlStep(t, float(timestep.max()), weight, len(keys)))
-        return self._outer(
-            inner, torch.zeros_like(inner) if unconditional is None else unconditional, x, timestep, options
-        )
-
-    def _outer(self, inner: Any, unconditional: Any, x: Any, timestep: Any, options: dict) -> Any:
-        """The outer guidance as core's sampling_function does it, patches included."""
-        positive, negative = self.conds["positive"], self.conds["negative"]
-        call = {
-            "conds": [positive, negative], "cond_scale": self.config.scale, "input": x, "timestep": timestep,
-            "sigma": timestep, "model": self.inner_model, "model_options": options,
-        }  # fmt: skip
-        out = [inner, unconditional]
-        for patch in options.get("sampler_pre_cfg_function", []):
-            out = patch(call | {"conds_out": out})
-        return comfy.samplers.cfg_function(
-            self.inner_model, out[0], out[1], self.config.scale, x, timestep, model_options=options, cond=positive,
-            uncond=negative,
-        )  # fmt: skip
+        unconditional = torch.zeros_like(inner) if unconditional is None else unconditional
+        return outer_guidance(self, [inner, unconditional], x, timestep, options)
 
     def _now(self, x: Any, timestep: Any) -> tuple[float, float, bool]:
         """The network's timestep, the largest weight, and whether the high-level control is null."""
@@ -102,6 +91,54 @@ class ControlGuider(comfy.samplers.CFGGuider):
             return float(times.max()), weight, self.checkpoint.embedder.h is None
         size = (x.shape[-2] * PIXELS, x.shape[-1] * PIXELS)
         return float(times.max()), weight, all(high_is_null(c, size) for c in self.conds["positive"])
+
+
+class EntropyGuider(comfy.samplers.CFGGuider):
+    """Entropy rectifying guidance (Berrada et al. 2025): away from the same network with flat attention.
+
+    Args:
+        weak: what the weakened network is told; None tells it the positive prompt.
+
+    Raises:
+        VitrineError: The network has no plain queries at the config's places.
+    """
+
+    def __init__(self, model: Any, positive: list, config: EntropyConfig, weak: list | None = None) -> None:
+        sites = query_sites(backbone_of(model), config)
+
+        def flattening(forward: Forward) -> AbstractContextManager:
+            rows = ~forward.positive_rows
+            if not (config.weakens(forward.timestep) and bool(rows.any())):
+                return nullcontext()
+            return weakened(forward.network, sites, config.tau, lambda count: rows)
+
+        super().__init__(around_forwards(model, _ENTROPY, flattening))
+        self.config, self.same_text = config, weak is None
+        self.inner_set_conds({"positive": positive, "negative": positive if weak is None else weak})
+        self.set_cfg(config.scale)
+
+    def predict_noise(self, x: Any, timestep: Any, model_options: dict | None = None, seed: Any = None) -> Any:
+        """One step's x0, in one evaluation where the weakened network is not another one."""
+        options, t = model_options or {}, float(clock_of(self.inner_model.model_sampling)(timestep).max())
+        both = self.config.guides(t, self.same_text) or options.get("disable_cfg1_optimization", False)
+        conds = [self.conds["positive"], self.conds["negative"]][: 1 + both]
+        out = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
+        return outer_guidance(self, [out[0], out[-1]], x, timestep, options)
+
+
+def outer_guidance(guider: Any, out: list, x: Any, timestep: Any, options: dict) -> Any:
+    """Guidance between two predictions [positive, negative] as core's sampling_function does it, patches included."""
+    positive, negative = guider.conds["positive"], guider.conds["negative"]
+    call = {
+        "conds": [positive, negative], "cond_scale": guider.config.scale, "input": x, "timestep": timestep,
+        "sigma": timestep, "model": guider.inner_model, "model_options": options,
+    }  # fmt: skip
+    for patch in options.get("sampler_pre_cfg_function", []):
+        out = patch(call | {"conds_out": out})
+    return comfy.samplers.cfg_function(
+        guider.inner_model, out[0], out[1], guider.config.scale, x, timestep, model_options=options, cond=positive,
+        uncond=negative,
+    )  # fmt: skip
 
 
 def run(guider: ControlGuider, latent: dict, seed: int, sampler: str, sigmas: torch.Tensor) -> dict:
