@@ -103,7 +103,7 @@ class EntropyGuiderNode(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "start_timestep", default=1000, min=0, max=1000,
-                    tooltip="Weakened from this timestep down. 1000 is the whole run.",
+                    tooltip="Weakened below this timestep. 1000 is the whole run.",
                 ),
                 io.Conditioning.Input(
                     "weak", optional=True, tooltip="What the weakened network is told; the prompt itself if left "

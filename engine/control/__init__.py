@@ -18,8 +18,8 @@ __all__ = [
     "CLOCKS", "FORMS", "AddedVector", "AdvancedControlTrainConfig", "AugmentConfig", "ControlCheckpoint",
     "ControlEmbedder", "ControlField", "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep",
     "ControlTrainConfig", "ControlTrainer", "ControlWarning", "CrossSizeResult", "EntropyConfig", "GammaConfig",
-    "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee", "added_delta", "augment",
-    "blend", "control_guidance", "control_width", "cross_size_consistency", "delta_share", "family_of", "gamma",
-    "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text", "reference_input",
-    "rms_distance", "save_control", "sdxl_reference", "sinusoid", "trained_settings",
+    "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee",
+    "added_delta", "augment", "blend", "control_guidance", "control_width", "cross_size_consistency", "delta_share",
+    "family_of", "gamma", "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text",
+    "reference_input", "rms_distance", "save_control", "sdxl_reference", "sinusoid", "trained_settings",
 ]  # fmt: skip

@@ -331,6 +331,16 @@ def control_guider(s: Scene) -> Tensors:
     told = s.call("VitrineControlValues", conditioning=s.positive, width=256, height=256)[0]
     model = _controlled(s) if s.family == "sd15" else s.model
     guider = s.call("VitrineControlCFGGuider", model=model, positive=told, negative=s.negative, control=2.0)[0]
+    return _under(s, guider, model)
+
+
+@case("VitrineEntropyGuider")
+def entropy_guider(s: Scene) -> Tensors:
+    return _under(s, s.call("VitrineEntropyGuider", model=s.model, positive=s.positive)[0], s.model)
+
+
+def _under(s: Scene, guider: Any, model: Any) -> Tensors:
+    """Two steps of a guider."""
     make = s.comfy.nodes.NODE_CLASS_MAPPINGS
     with torch.inference_mode():
         noise = make["RandomNoise"].execute(noise_seed=5)[0]

@@ -1,0 +1,84 @@
+"""Entropy rectifying guidance around a diffusers pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..control.entropy import EntropyConfig, first_half_weakened, query_sites
+from ..errors import refuse
+from ..noise import generators
+from .conventions import accepted_by, refuse_unknown
+
+_BATCHED = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "PixArtAlphaPipeline", "PixArtSigmaPipeline")
+"""Pipelines whose guidance is one forward of [negative, positive] rows."""
+
+
+class EntropyGuidedPipeline:
+    """A pipeline (SD1.x, SD2.x, SDXL, PixArt) under entropy rectifying guidance (Berrada et al., NeurIPS 2025).
+
+    It wraps the pipeline, whose own guidance then leads away from the same network with flat attention. The pipeline is
+    changed only while a call runs.
+
+    Example:
+        >>> base = StableDiffusionPipeline.from_pretrained("path/to/model")
+        >>> pipe = EntropyGuidedPipeline.from_pipe(base, EntropyConfig(scale=2.0, tau=0.01))
+        >>> images = pipe("a prompt", seeds=[0, 1]).images
+    """
+
+    def __init__(self, pipe: Any, config: EntropyConfig) -> None:
+        """Look for the places at once.
+
+        Raises:
+            VitrineError: If the pipeline guides in another way, or its network has no plain queries at these places.
+        """
+        calling = next((kind.__name__ for kind in type(pipe).__mro__ if "__call__" in vars(kind)), "")
+        if calling not in _BATCHED:
+            raise refuse("pipeline", type(pipe).__name__, _BATCHED, "others run the two branches apart, or not at all")
+        self.pipe, self.config = pipe, config
+        query_sites(self._net, config)
+
+    @classmethod
+    def from_pipe(cls, pipe: Any, config: EntropyConfig) -> EntropyGuidedPipeline:
+        """The same as the constructor, under diffusers' name."""
+        return cls(pipe, config)
+
+    @property
+    def _net(self) -> Any:
+        return self.pipe.unet if hasattr(self.pipe, "unet") else self.pipe.transformer
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest is the wrapped pipeline's: saving, offloading, LoRAs, the progress bar."""
+        if name == "pipe":
+            raise AttributeError(name)  # while an object is copied, before it has one
+        return getattr(self.pipe, name)
+
+    def __call__(self, prompt: Any = None, *, seeds: list[int] | None = None, **kwargs: Any) -> Any:
+        """Sample, all other arguments as the pipeline takes them.
+
+        Args:
+            negative_prompt: what the weakened network is told, in place of the prompt; "" adds ordinary guidance.
+            seeds: one for each picture; a single prompt is repeated for them.
+
+        Raises:
+            VitrineError: If ``guidance_scale`` is given: the config has it.
+        """
+        if "guidance_scale" in kwargs:
+            raise refuse("guidance_scale", kwargs["guidance_scale"], "the config's scale", "EntropyConfig(scale=...)")
+        refuse_unknown(type(self.pipe), kwargs)
+        if seeds is not None:
+            kwargs["generator"] = generators(seeds)
+            if isinstance(prompt, str):
+                kwargs["num_images_per_prompt"] = len(seeds)
+        same = not any(kwargs.get(name) is not None for name in ("negative_prompt", "negative_prompt_embeds"))
+        if self.config.scale == 1 or (same and self.config.tau == 1):
+            return self.pipe(prompt, guidance_scale=1.0, **kwargs)
+        if same:
+            kwargs |= self._repeated({"prompt": prompt} | kwargs)
+        with first_half_weakened(self._net, self.config):
+            return self.pipe(prompt, guidance_scale=self.config.scale, **kwargs)
+
+    def _repeated(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The prompt, as text or encoded, under the names of the negative's."""
+        accepted = accepted_by(type(self.pipe))
+        pairs = {f"negative_{name}": value for name, value in arguments.items()}
+        return {name: value for name, value in pairs.items() if name in accepted and value is not None}
