@@ -95,7 +95,7 @@ def entropy_guidance(graph, comfy):
     pipe.set_progress_bar_config(disable=True)
     steps, size = graph(7), graph(4)
     empty = [graph.text(["3"])] * size.batch_size
-    shape = (size.batch_size, 4, size.height // 8, size.width // 8)
+    shape = (size.batch_size, 4, size.height // 4, size.width // 4)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(graph(5).noise_seed))
     both = graph(40)
     arms = {13: (1.0, 1.0, False), 23: (graph(20).cfg, 1.0, True), 33: (graph(30).cfg, graph(30).tau, False),
