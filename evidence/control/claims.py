@@ -14,10 +14,9 @@ from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency
 from ...engine.portraits.scenes import Scenes
 from ...engine.progress import Progress, silent
 from ..metrics import fine_detail, frechet_distance
-from ..portraits.readout import Reading, attribute_accuracy, load_readout, read
+from ..portraits.readout import Reading, load_readout, read
 from ..registry import ClaimResult, claim
 from .controlled_transformer import GUIDANCE, ControlledTransformer
-from .entropy import ARMS, draw_entropy
 from .guided import draw_guided
 from .world import PAPER
 
@@ -296,34 +295,3 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     value = round(float(detail["size 16"].mean() / detail["size 64"].mean()), 3)
     interval = _ratio_interval(detail["size 16"], detail["size 64"])
     return ClaimResult(value, interval, gains["size 16"] > 0 and gains["no control"] > 0, details)
-
-
-@claim(
-    "control.entropy", paper="Berrada et al., NeurIPS 2025", figure="ERG beside no guidance and CFG",
-    target="FID of ERG at 1.5 below that without guidance in all of three sets", minutes=8, quick_minutes=0.4,
-)  # fmt: skip
-def entropy(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The 64 px UNet, three sets of prompts and noise; FID of features against renders, and prompt attributes shown.
-
-    ``quick`` draws three arms on small sets and only asks that ERG's FID is less than twice that without guidance.
-    """
-    samples, sets = (12, 2) if quick else (96, SETS)
-    readings, names = reader(), ("no guidance", "CFG 1.5", "ERG 1.5") if quick else tuple(ARMS)
-    real = readings(_renders(400 if quick else 2 * FULL.samples)).features
-    fids: dict[str, list[float]] = {name: [] for name in names}
-    shown: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(sets):
-        first = FIRST + 400_000 + 10_000 * number
-        scenes, prompts, _ = prompts_of(samples, first)
-        for k, name in enumerate(names):
-            seen = readings(draw_entropy(ARMS[name], prompts, list(range(first, first + samples))))
-            fids[name].append(round(frechet_distance(seen.features, real), 2))
-            accuracy = attribute_accuracy(seen, scenes)
-            shown[name].append(round(sum(accuracy.values()) / len(accuracy), 4))
-            progress(number * len(names) + k + 1, sets * len(names), None)
-    gaps = [weak - plain for weak, plain in zip(fids["ERG 1.5"], fids["no guidance"], strict=True)]
-    holds = all(gap < 0 for gap in gaps)
-    if quick:
-        holds = sum(fids["ERG 1.5"]) < 2 * sum(fids["no guidance"])
-    details = {name: {"FID by set": fids[name], "attributes shown": shown[name]} for name in names}
-    return ClaimResult(round(sum(gaps) / sets, 2), (round(min(gaps), 2), round(max(gaps), 2)), holds, details)
