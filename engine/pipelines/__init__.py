@@ -26,6 +26,7 @@ _HOMES = {
     "NEMOAroundPipeline": ".nemo",
     "NEMOPipeline": ".nemo",
     "copy_check": ".copies",
+    "W2WAroundPipeline": ".w2w",
     "W2WPipeline": ".w2w",
     "ResolutionTransferPipeline": ".resolution",
 }

@@ -3,6 +3,7 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from diffusers import DiffusionPipeline
@@ -10,6 +11,7 @@ from diffusers import DiffusionPipeline
 from ..condition import Condition
 from ..errors import refuse
 from ..families import Latent, family_of
+from ..forward_clock import Timesteps
 from .encoding import encoded
 from .shared import SharedPipeline
 
@@ -104,3 +106,19 @@ class AroundPipeline(SharedPipeline):
         family = family_of(self.transformer)
         assert family.condition is not None
         return family.condition(self._source, list(prompts), height, width)  # some pipelines write into the list
+
+
+def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
+    """(args, kwargs) of a forward of a pipeline's network -> its timestep on the scheduler's scale of 0..1000."""
+    timesteps, unet = Timesteps(), family_of(net).name == "UNet"
+
+    def now(args: tuple, kwargs: dict[str, Any]) -> float:
+        if not unet and hasattr(pipe.scheduler, "step_index"):
+            # networks are told s, 1 - s or 1000 s, each family its own; the scheduler counts its steps from the first
+            step = pipe.scheduler.begin_index if pipe.scheduler.step_index is None else pipe.scheduler.step_index
+            args, kwargs = (), {"timestep": pipe.scheduler.timesteps[step or 0]}
+        t = timesteps.first(args, kwargs)
+        assert t is not None
+        return t
+
+    return now

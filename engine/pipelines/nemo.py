@@ -3,7 +3,7 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,9 @@ from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffu
 from ..condition import Condition
 from ..errors import refuse
 from ..families import family_of
-from ..forward_clock import Timesteps
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
-from .around import AroundPipeline
+from .around import AroundPipeline, clock_of
 from .conventions import refuse_unknown
 from .encoding import reads_sizes
 from .nemo_erase import ErasingPart
@@ -161,7 +160,7 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     if config.branch == "cond" and family_of(net).name not in STACKED:
         accepted = f"'both', or a pipeline of {', '.join(STACKED)}"
         raise refuse("branch", config.branch, accepted, "this one's rows of the negative prompt cannot be told")
-    clock = _clock(pipe, net)
+    clock = clock_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         rows = torch.empty(0)
@@ -181,18 +180,3 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
 
 STACKED = ("UNet", "SD3")
 """Families whose pipelines run the negative prompt's rows in front of the prompt's, in one forward, and say so."""
-
-
-def _clock(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
-    """(args, kwargs) of a forward -> its timestep on the scheduler's scale of 0..1000."""
-    timesteps, unet = Timesteps(), family_of(net).name == "UNet"
-
-    def now(args: tuple, kwargs: dict[str, Any]) -> float:
-        if not unet and hasattr(pipe.scheduler, "step_index"):
-            # networks are told s, 1 - s or 1000 s, each family its own; the scheduler counts its steps from the first
-            args, kwargs = (), {"timestep": pipe.scheduler.timesteps[pipe.scheduler.step_index or 0]}
-        t = timesteps.first(args, kwargs)
-        assert t is not None
-        return t
-
-    return now

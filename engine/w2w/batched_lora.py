@@ -24,6 +24,8 @@ PAPER_TARGETS = ("to_q", "to_v")
 """What the paper trains: query and value of every attention, self and cross."""
 
 Hook = Callable[[nn.Module, tuple, torch.Tensor], torch.Tensor]
+Clock = Callable[[tuple, dict[str, Any]], float | None]
+"""(args, kwargs) of a forward -> its timestep in 0..1000."""
 
 
 def modules_of(backbone: nn.Module) -> dict[str, nn.Module]:
@@ -95,9 +97,11 @@ class BatchedLora(AbstractContextManager):
         self._modules = {layer.path: modules[layer.path] for layer in manifest}
         self._handles: list[Any] = []
         self._columns: tuple[torch.Tensor, bool, dict[int, torch.Tensor]] | None = None
+        self._rows = 0
 
     def __enter__(self) -> BatchedLora:
         self._handles += eager_runs(self._backbone)
+        self._handles.append(uncompiled(self._backbone).register_forward_pre_hook(self._count, with_kwargs=True))
         for layer in self.manifest:
             module = self._modules[layer.path]
             # Before all other hooks: edits and captures see it as the layer's weight.
@@ -108,9 +112,15 @@ class BatchedLora(AbstractContextManager):
         while self._handles:
             self._handles.pop().remove()
 
+    def _count(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        first = args[0] if args else next((kwargs[k] for k in ("hidden_states", "sample", "x") if k in kwargs), ())
+        self._rows = len(first)
+
     def _hook(self, layer: Layer) -> Hook:
         def add(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
-            x, models = args[0], len(self.weights)
+            x, models, whole = args[0], len(self.weights), output
+            if self.tiled and models > 1 and self._rows not in (0, len(x)):
+                x, output = (self._of_pictures(layer, v) for v in (x, output))
             if len(x) % models:
                 raise refuse("batch", len(x), f"a multiple of {models} models", "give each model as many rows")
             columns = self._split()
@@ -124,9 +134,16 @@ class BatchedLora(AbstractContextManager):
             rows, base = (self._by_model(v).reshape(models, -1, v.shape[-1]) for v in (x, output))
             inner = torch.bmm(rows, down.mT).to(output.dtype)
             adapted = torch.baddbmm(base, inner, up.mT.to(output.dtype), alpha=layer.scale)
-            return self._as_batch(adapted, output)
+            return self._as_batch(adapted, output).reshape(whole.shape)
 
         return add
+
+    def _of_pictures(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        """(B n, T, C), n rows for each picture (Krea 2's text) -> (B, n T, C)."""
+        if x.ndim < 3 or len(x) % self._rows:  # Z-Image's embedders: tokens of prompts that may differ in length
+            remedy = f"{layer.path} sees the tokens of all pictures in one row: draw one picture in each call"
+            raise refuse("models", len(self.weights), "one for all pictures of this model", remedy)
+        return x.reshape(self._rows, -1, x.shape[-1])
 
     def _split(self) -> dict[int, torch.Tensor]:
         """Offset -> columns, split once for all layers: each of 2 L slices would make a whole (M, D) gradient."""
@@ -170,12 +187,14 @@ def late_lora(
     weights: torch.Tensor,
     late: torch.Tensor | None = None,
     start: float = 1000.0,
+    now: Clock | None = None,
 ) -> Iterator[None]:
     """Inside the block each picture of a batch has a LoRA of its own, and from timestep ``start`` down another one.
 
     Args:
         weights, late: (B, D) flat weights of B pictures, which guidance's halves of a batch share; without ``late``,
             ``weights`` stay.
+        now: tells a forward's timestep; by default the network's own argument, which is it for UNets.
 
     Raises:
         VitrineError: As :class:`BatchedLora`.
@@ -184,10 +203,10 @@ def late_lora(
         if late is None:
             yield
             return
-        timesteps = Timesteps()
+        clock: Clock = now or Timesteps().first
 
         def choose(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            t = timesteps.first(args, kwargs)
+            t = clock(args, kwargs)
             # weights2weights, appendix I: the edited model takes over at timestep T
             lora.weights = late if t is not None and t <= start else weights
 

@@ -78,13 +78,6 @@ def test_invert_image(pipe, space):
     assert [p.requires_grad for p in pipe.unet.parameters()] == before
 
 
-def test_sdxl_is_refused():
-    from vitrine_tests.machine import stock
-
-    with pytest.raises(VitrineError, match="StableDiffusionXLPipeline with text_encoder_2"):
-        W2WPipeline.from_pipe(stock.sdxl())
-
-
 def test_every_door_draws_the_same_people(pipe, space):
     """W2W Sample's default; tests/comfy/test_w2w.py holds the node to it."""
     drawn = pipe.sample_models(space, [0, 3])
