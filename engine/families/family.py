@@ -105,6 +105,13 @@ def kl_scaled(vae: Any, z: torch.Tensor) -> torch.Tensor:
     return (z - (getattr(vae.config, "shift_factor", None) or 0.0)) * vae.config.scaling_factor
 
 
+def kl_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`kl_scaled`."""
+    z = x / vae.config.scaling_factor
+    shift = getattr(vae.config, "shift_factor", None)
+    return z if shift is None else z + shift
+
+
 def per_channel(vae: Any, z: torch.Tensor) -> torch.Tensor:
     """(z - mean) / std of each channel, (B, C, 1, h, w) -> (B, C, h, w): the VAEs of Wan and Qwen-Image."""
     mean, std = (
@@ -112,6 +119,16 @@ def per_channel(vae: Any, z: torch.Tensor) -> torch.Tensor:
     )
     scaled = (z - mean) / std
     return scaled[:, :, 0] if scaled.shape[2] == 1 else scaled
+
+
+def per_channel_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`per_channel`: (B, C, h, w), or with frames -> (B, C, T, h, w)."""
+    x = x[:, :, None] if x.ndim == 4 else x
+    mean, std = (
+        torch.tensor(v, device=x.device, dtype=x.dtype).view(1, -1, 1, 1, 1)
+        for v in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return x * std + mean
 
 
 @dataclass(frozen=True)
@@ -125,6 +142,7 @@ class Latent:
         frames: the VAE and ComfyUI have a frame axis (B, C, T, h, w), of length one for pictures.
         packed: VAE positions on a latent position's side.
         scaled: (VAE, what it encodes) -> latents in the network's scale.
+        unscaled: the inverse: (VAE, latents) -> what it decodes.
     """
 
     channels: int = 4
@@ -133,6 +151,7 @@ class Latent:
     frames: bool = False
     packed: int = 1
     scaled: Callable[[Any, torch.Tensor], torch.Tensor] = kl_scaled
+    unscaled: Callable[[Any, torch.Tensor], torch.Tensor] = kl_unscaled
 
 
 @dataclass(frozen=True)

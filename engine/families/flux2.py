@@ -80,6 +80,14 @@ def _normalised(vae: Any, z: torch.Tensor) -> torch.Tensor:
     return (packed - mean) / torch.sqrt(var + vae.config.batch_norm_eps)
 
 
+def _unpacked(vae: Any, x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`_normalised`."""
+    b, c, h, w = x.shape
+    mean, var = (v.view(1, -1, 1, 1).to(x) for v in (vae.bn.running_mean, vae.bn.running_var))
+    z = x * torch.sqrt(var + vae.config.batch_norm_eps) + mean
+    return z.view(b, c // 4, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3).reshape(b, c // 4, 2 * h, 2 * w)
+
+
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Flux2Transformer2DModel."""
     text = text_of(cond)
@@ -112,7 +120,7 @@ FAMILY = Family(
     Side("Flux2Transformer2DModel", diffusers_sites, diffusers_tokens),
     Side("Flux", flux.comfyui_sites, fits=lambda net: net.params.global_modulation),
     call,
-    Latent(128, 16, packed=2, scaled=_normalised),
+    Latent(128, 16, packed=2, scaled=_normalised, unscaled=_unpacked),
     condition,
     WEIGHTS,
     strangeness,

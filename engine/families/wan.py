@@ -26,7 +26,7 @@ from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
-from .family import Family, Latent, Side, per_channel
+from .family import Family, Latent, Side, per_channel, per_channel_unscaled
 from .packing import text_of
 
 WEIGHTS = {
@@ -109,7 +109,7 @@ FAMILY = Family(
     Side("WanTransformer3DModel", diffusers_sites),
     Side("WanModel", comfyui_sites),
     call,
-    Latent(16, patch=2, frames=True, scaled=per_channel),
+    Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     condition,
     WEIGHTS,
     strangeness,

@@ -16,6 +16,7 @@ _HOMES = {
     "ControlConditionedXLPipeline": ".control",
     "EntropyGuidedPipeline": ".entropy",
     "EMDOneStepPipeline": ".emd",
+    "EMDOneStepTransformerPipeline": ".emd_around",
     "EMDOneStepXLPipeline": ".emd",
     "CorrespondencePipeline": ".matching",
     "CorrespondenceTransformerPipeline": ".matching",

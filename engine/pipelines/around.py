@@ -99,6 +99,13 @@ class AroundPipeline(SharedPipeline):
         config = self.vae.config
         return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
 
+    def _usual_size(self) -> tuple[int, int]:
+        """(height, width) in pixels that the other pipeline draws unless told."""
+        source = self._source
+        side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
+        height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
+        return height * source.vae_scale_factor, width * source.vae_scale_factor
+
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""
         if getattr(self, "unet", None) is not None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers import DiffusionPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 from diffusers.utils.torch_utils import randn_tensor
 
+from ..condition import Condition
 from ..denoiser import Denoiser
 from ..emd import (
     ONE_STEP,
@@ -33,15 +34,16 @@ from ..emd import (
 )
 from ..emd.students import one_step_of
 from ..errors import refuse
+from ..families import Latent, family_of
 from ..noise import seeded_noise
 from ..placement import onloaded, upcast_vae
 from ..progress import Progress, silent
 from .conventions import Generators, noise_sources
-from .encoding import empty_prompt, encoded
+from .encoding import empty_prompt, encoded, reads_sizes
 from .shared import SharedPipeline
 
 
-class _OneStep(SharedPipeline):
+class OneStepTools(SharedPipeline):
     """Everything but the models' own parts."""
 
     _meaningless = {
@@ -55,6 +57,30 @@ class _OneStep(SharedPipeline):
         "callback_on_step_end": "there is one step; progress= follows a correction",
         "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
     }
+
+    @property
+    def _network(self) -> Any:
+        """The UNet or transformer that is the student."""
+        return self.unet
+
+    @property
+    def _latent(self) -> Latent:
+        return family_of(self._network).latent
+
+    @property
+    def _processor(self) -> Any:
+        return self.image_processor
+
+    def _prompted(
+        self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
+        pooled: torch.Tensor | None = None,
+    ) -> Condition:  # fmt: skip
+        """One row for each prompt, for pictures of ``size`` (height, width) in pixels."""
+        return encoded(self, prompts, size, embeds, pooled)
+
+    def _unprompted(self, size: tuple[int, int]) -> Condition:
+        """What guidance starts from, one row."""
+        return empty_prompt(self, size)
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
@@ -77,14 +103,14 @@ class _OneStep(SharedPipeline):
         chosen = contract or (ONE_STEP[preset] if preset is not None else None)
         contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
         check_base(contract, base)
-        check_network(contract, self.unet)
+        check_network(contract, self._network)
         if any(".lora" in key or key.startswith("lora_") for key in tensors):
             self.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
-            self._load_unet(tensors, Path(path).name)
+            self._load_whole(tensors, Path(path).name)
         return contract
 
-    def _load_unet(self, tensors: dict[str, torch.Tensor], name: str) -> None:
+    def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
         unet = copy.deepcopy(self.unet)  # this one may be shared with the pipeline that ``from_pipe`` took it from
         shapes = {key: value.shape for key, value in unet.state_dict().items()}
         keys = shapes.keys() | tensors.keys()
@@ -118,7 +144,7 @@ class _OneStep(SharedPipeline):
         progress: Progress = silent,
         **unknown: Any,
     ) -> StableDiffusionPipelineOutput | tuple[Any, None]:
-        """One UNet call for all pictures, then the VAE.
+        """One network call for all pictures, then the VAE.
 
         Args:
             prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
@@ -148,7 +174,7 @@ class _OneStep(SharedPipeline):
         if correction is not None and generator is not None:
             raise refuse("correction", "with a generator", "with seeds", "its chain draws noise again and again")
         contract = contract or StudentContract()
-        check_network(contract, self.unet)
+        check_network(contract, self._network)
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
         prompts = [prompt] if isinstance(prompt, str) else prompt
@@ -160,14 +186,14 @@ class _OneStep(SharedPipeline):
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
             z = z.to(self._execution_device)
             size = (shape[-2] * self.vae_scale_factor, shape[-1] * self.vae_scale_factor)
-            cond = encoded(self, prompts, size, prompt_embeds, pooled_prompt_embeds)
+            cond = self._prompted(prompts, size, prompt_embeds, pooled_prompt_embeds)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
             student = Denoiser.from_diffusers(self)
             if correction is None or teacher is None or score is None:
                 x0 = one_step(student, z, cond, contract)
             else:
-                networks, null = Networks(student, teacher, score), empty_prompt(self, size)
-                with onloaded(self.unet):
+                networks, null = Networks(student, teacher, score), self._unprompted(size)
+                with onloaded(self._network):
                     x0, _ = correct(
                         networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress
                     )
@@ -192,15 +218,15 @@ class _OneStep(SharedPipeline):
             VitrineError: There is no such student, this is another base, or no step would be left to the student.
         """
         sampling = known(student) if isinstance(student, str) else student
-        check_student(sampling, self.unet)
+        check_student(sampling, self._network)
         prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
         noise_sources(seeds, None, None, len(prompts))
         shape = self._shape(StudentContract(), None, None)
         size = (shape[1] * self.vae_scale_factor, shape[2] * self.vae_scale_factor)
         with self._in_use():
             z = seeded_noise(seeds, shape).to(self._execution_device)
-            cond = encoded(self, prompts, size)
-            begin = None if base is None else Base(base, cond, empty_prompt(self, size), first or FirstSteps())
+            cond = self._prompted(prompts, size)
+            begin = None if base is None else Base(base, cond, self._unprompted(size), first or FirstSteps())
             x0 = few_steps(Denoiser.from_diffusers(self), z, cond, sampling, seeds, begin, progress)
             images = self._decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None)
@@ -209,8 +235,8 @@ class _OneStep(SharedPipeline):
         if output_type == "latent":
             return x0
         with upcast_vae(self.vae) as vae:
-            pixels = vae.decode(x0.to(vae.dtype) / vae.config.scaling_factor).sample
-        return self.image_processor.postprocess(pixels, output_type=output_type)
+            pixels = vae.decode(self._latent.unscaled(vae, x0.to(vae.dtype))).sample
+        return self._processor.postprocess(pixels[:, :, 0] if pixels.ndim == 5 else pixels, output_type=output_type)
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
         """Of one picture's latents."""
@@ -226,7 +252,7 @@ class _OneStep(SharedPipeline):
         return shape
 
 
-class EMDOneStepPipeline(_OneStep, StableDiffusionPipeline):
+class EMDOneStepPipeline(OneStepTools, StableDiffusionPipeline):
     """Stable Diffusion 1.x or 2.x whose UNet is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
 
     Example:
@@ -235,10 +261,27 @@ class EMDOneStepPipeline(_OneStep, StableDiffusionPipeline):
         >>> images = pipe("a prompt", seeds=[0], contract=contract).images
     """
 
-    _xl = "EMDOneStepXLPipeline"
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
+
+        SDXL becomes an :class:`EMDOneStepXLPipeline`. A pipeline with a transformer of a known family is kept whole, and
+        becomes an :class:`EMDOneStepTransformerPipeline`.
+
+        Raises:
+            VitrineError: If the other pipeline lacks a component, or its model is of no known family.
+        """
+        from .emd_around import EMDOneStepTransformerPipeline
+
+        unet = getattr(pipeline, "unet", None)
+        if getattr(pipeline, "transformer", None) is not None:
+            return EMDOneStepTransformerPipeline.from_pipe(pipeline, **kwargs)
+        if unet is not None and reads_sizes(unet):
+            return EMDOneStepXLPipeline.from_pipe(pipeline, **kwargs)
+        return super().from_pipe(pipeline, **kwargs)
 
 
-class EMDOneStepXLPipeline(_OneStep, StableDiffusionXLPipeline):
+class EMDOneStepXLPipeline(OneStepTools, StableDiffusionXLPipeline):
     """SDXL whose UNet is a one-step student, as :class:`EMDOneStepPipeline`.
 
     Example:

@@ -126,12 +126,8 @@ class NEMOAroundPipeline(AroundPipeline, NEMOTools):
 
     def _pixels(self) -> tuple[int, int]:
         """(height, width) of what is predicted."""
-        chosen, source = self.__dict__["_size"], self._source
-        if chosen is not None:
-            return chosen
-        side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
-        height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
-        return height * source.vae_scale_factor, width * source.vae_scale_factor
+        chosen: tuple[int, int] | None = self.__dict__["_size"]
+        return self._usual_size() if chosen is None else chosen
 
     def _shape(self) -> tuple[int, int, int]:
         height, width = (side // self.vae_scale_factor for side in self._pixels())

@@ -28,8 +28,6 @@ class SharedPipeline(DiffusionPipeline):
     """Arguments of the stock pipelines that have no meaning here, and why."""
     _stock: ClassVar[str | None] = None
     """Name of the diffusers class whose parts these are, where it is not a base."""
-    _xl: ClassVar[str] = ""
-    """Name of the class to use for SDXL instead, if there is one."""
     _finite: dict[str, int]
 
     def to_json_string(self) -> str:
@@ -99,8 +97,6 @@ class SharedPipeline(DiffusionPipeline):
     @classmethod
     def _refuse_strangers(cls, name: str, chosen: dict[str, Any], modules: set[str]) -> None:
         kinds, parameters = cls._get_signature_types(), inspect.signature(cls.__init__).parameters
-        if cls._xl and chosen.get("unet") is not None and reads_sizes(chosen["unet"]):
-            raise refuse("pipeline", name, f"one that {cls.__name__} fits", f"use {cls._xl} for SDXL")
         if "text_encoder_2" in modules and chosen.get("unet") is not None and not reads_sizes(chosen["unet"]):
             raise refuse("pipeline", name, "one of SDXL", f"{cls.__name__} is for another model family")
         for key in sorted(modules):

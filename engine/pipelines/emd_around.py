@@ -1,0 +1,76 @@
+"""One-step generation around a transformer's own pipeline, which reads the prompts and loads the LoRA.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import ModelMixin, SchedulerMixin
+
+from ..condition import Condition
+from ..emd import StudentContract
+from ..errors import refuse
+from .around import AroundPipeline
+from .emd import OneStepTools
+
+
+class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
+    """Any transformer of a known family as a one-step student; of a flow, x0 = z - v(z, t*) at t* = 1000.
+
+    ::
+
+        pipe = EMDOneStepPipeline.from_pipe(FluxPipeline.from_pretrained("path/to/schnell"))
+        images = pipe("a prompt", seeds=[0], contract=StudentContract(timestep=1000.0)).images
+    """
+
+    model_cpu_offload_seq = "vae->transformer"
+
+    def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
+        super().__init__()
+        self.register_modules(vae=vae, transformer=transformer, scheduler=scheduler)
+
+    @property
+    def _processor(self) -> Any:
+        source = self._source
+        return source.image_processor if hasattr(source, "image_processor") else source.video_processor
+
+    def load_lora_weights(self, tensors: dict[str, torch.Tensor], adapter_name: str) -> None:
+        """By the other pipeline.
+
+        Raises:
+            VitrineError: If it loads no LoRAs.
+        """
+        if not hasattr(self._source, "load_lora_weights"):
+            shown, remedy = (
+                f"a LoRA for {type(self._source).__name__}",
+                "load it into the transformer: load_lora_adapter",
+            )
+            raise refuse("student", shown, "a pipeline that loads LoRAs", remedy)
+        self._source.load_lora_weights(tensors, adapter_name=adapter_name)
+
+    def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
+        remedy = "give the other pipeline the transformer: from_pretrained(..., transformer=...)"
+        raise refuse("student", f"{name}, which is no LoRA", "a LoRA", remedy)
+
+    def _prompted(
+        self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
+        pooled: torch.Tensor | None = None,
+    ) -> Condition:  # fmt: skip
+        if embeds is not None or prompts is None:
+            raise refuse("prompt_embeds", "a tensor", "none: its pipeline encodes more than one text", "pass prompts")
+        return self._condition(list(prompts), *size)
+
+    def _unprompted(self, size: tuple[int, int]) -> Condition:
+        return self._condition([""], *size)
+
+    def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
+        factor, patch = self.vae_scale_factor, self._latent.patch
+        own = tuple(side * factor for side in contract.shape[1:]) or self._usual_size()
+        asked = (height or own[0], width or own[1])
+        if contract.shape and asked != own:
+            raise refuse("height, width", asked, f"{own}, the student's", "leave them out")
+        if any(side % (factor * patch) for side in asked):
+            raise refuse("height, width", asked, f"multiples of {factor * patch}", "round them")
+        return self._latent_channels, asked[0] // factor, asked[1] // factor
