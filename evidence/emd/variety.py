@@ -83,7 +83,7 @@ class Drawn:
 
     Attributes:
         scenes: one for each prompt: what its pictures should show.
-        pictures: name -> (prompts, seeds, 3, 64, 64) in [0, 1].
+        pictures: name -> (prompts, seeds, 3, S, S) in [0, 1].
         calls: name -> network calls a picture.
     """
 
