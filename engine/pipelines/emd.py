@@ -265,8 +265,8 @@ class EMDOneStepPipeline(OneStepTools, StableDiffusionPipeline):
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
 
-        SDXL becomes an :class:`EMDOneStepXLPipeline`. A pipeline with a transformer of a known family is kept whole, and
-        becomes an :class:`EMDOneStepTransformerPipeline`.
+        SDXL becomes an :class:`EMDOneStepXLPipeline`. A pipeline with a transformer of a known family is kept whole,
+        and becomes an :class:`EMDOneStepTransformerPipeline`.
 
         Raises:
             VitrineError: If the other pipeline lacks a component, or its model is of no known family.
