@@ -6,8 +6,8 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 - Time: s in both; both return eps - x0. ComfyUI's network takes a guidance, which is 0.
 - Latents: 16 channels, factor 8, packed (c, ph, pw) for diffusers.
-- Text: T5-XXL, 4096 wide. ChromaPipeline masks padding but its first token, over text and image together; ComfyUI cuts
-  it away.
+- Text: T5-XXL, 4096 wide. ChromaPipeline means to mask padding but its first token, over text and image together, but
+  adds its mask of ones and zeros to the scores, which hides nothing; here it is hidden. ComfyUI cuts it away.
 - Shift: ComfyUI s' with e^mu, mu = 1.15. Positions: as Flux.1's.
 """
 

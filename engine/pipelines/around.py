@@ -3,6 +3,7 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -100,8 +101,12 @@ class AroundPipeline(SharedPipeline):
         return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
 
     def _usual_size(self) -> tuple[int, int]:
-        """(height, width) in pixels that the other pipeline draws unless told."""
+        """(height, width) in pixels that the other pipeline draws by default."""
         source = self._source
+        parameters = inspect.signature(type(source).__call__).parameters
+        named = tuple(parameters[side].default if side in parameters else None for side in ("height", "width"))
+        if all(isinstance(side, int) for side in named):  # Wan and Krea 2 name pixels
+            return int(named[0]), int(named[1])
         side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
         height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
         return height * source.vae_scale_factor, width * source.vae_scale_factor

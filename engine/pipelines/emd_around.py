@@ -13,7 +13,7 @@ from ..condition import Condition
 from ..emd import StudentContract
 from ..errors import refuse
 from .around import AroundPipeline
-from .emd import OneStepTools
+from .emd_tools import OneStepTools
 
 
 class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
@@ -67,8 +67,9 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
         factor, patch = self.vae_scale_factor, self._latent.patch
-        own = tuple(side * factor for side in contract.shape[1:]) or self._usual_size()
-        asked = (height or own[0], width or own[1])
+        own = tuple(side * factor for side in contract.shape[1:])
+        asked = (height, width) if height and width else own or self._usual_size()
+        asked = (height or asked[0], width or asked[1])
         if contract.shape and asked != own:
             raise refuse("height, width", asked, f"{own}, the student's", "leave them out")
         if any(side % (factor * patch) for side in asked):

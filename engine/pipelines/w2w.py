@@ -64,8 +64,8 @@ class W2WPipeline(W2WTools, StableDiffusionPipeline):
         refuse_unknown(type(self), kwargs)
         stock = super().__call__
 
-        def run(prompt: Any, **rest: Any) -> Any:
-            return stock(prompt, *args, **rest)
+        def run(prompt: Any, **named: Any) -> Any:
+            return stock(prompt, *args, **named)
 
         wanted = Wanted(space, model, edits, edit_config, seeds)
         return self._draw(run, wanted, {"prompt": prompt} | _texts(kwargs), kwargs)

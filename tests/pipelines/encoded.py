@@ -13,7 +13,7 @@ from diffusers import (
 from vitrine_tests import models
 from vitrine_tests.families.twin import network
 from vitrine_tests.machine import stock
-from vitrine_tests.pipelines.test_family_taps import MAKERS, t5, tokenizer
+from vitrine_tests.pipelines.test_family_taps import MAKERS, shifted_vae, t5, tokenizer
 
 STEPS = {"num_inference_steps": 2, "output_type": "latent"}
 
@@ -49,7 +49,7 @@ def krea2():
 
 
 def lumina2():
-    pipe = Lumina2Pipeline(network("lumina2"), _schedule(), models.vae(latent_channels=16), None, None)
+    pipe = Lumina2Pipeline(network("lumina2"), _schedule(), shifted_vae(latent_channels=16), None, None)
     told = {"prompt_embeds": states(1, 7, 20), "negative_prompt_embeds": states(1, 7, 20, seed=1)}
     masks = {
         "prompt_attention_mask": torch.ones(1, 7).long(),
@@ -60,7 +60,7 @@ def lumina2():
 
 def chroma():
     net = network("chroma")
-    return ChromaPipeline(_schedule(), models.vae(latent_channels=16), t5(20), tokenizer(), net)
+    return ChromaPipeline(_schedule(), shifted_vae(latent_channels=16), t5(20), tokenizer(), net)
 
 
 def _prompted(make):

@@ -61,8 +61,13 @@ def t5(width, kind=T5EncoderModel, config=T5Config):
     return kind(config(vocab_size=8, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2)).eval()
 
 
+def shifted_vae(**changes):
+    """As the VAEs of flow models are; without a shift their pipelines cannot decode."""
+    return models.vae(shift_factor=0.3, **changes)
+
+
 def z_image():
-    return ZImagePipeline(FLOW(), models.vae(latent_channels=16), qwen3(20), tokenizer(), network("z_image"))
+    return ZImagePipeline(FLOW(), shifted_vae(latent_channels=16), qwen3(20), tokenizer(), network("z_image"))
 
 
 def klein():
@@ -90,13 +95,13 @@ def wan():
 def flux():
     clip = models.text_encoder(projection_dim=models.TEXT)
     net = models.flux(pooled_projection_dim=models.TEXT)
-    return FluxPipeline(FLOW(), models.vae(), clip, tokenizer(16), t5(models.TEXT), tokenizer(), net)
+    return FluxPipeline(FLOW(), shifted_vae(), clip, tokenizer(16), t5(models.TEXT), tokenizer(), net)
 
 
 def sd3():
     clips = [models.text_encoder(projected=True) for _ in range(2)]
     net = models.sd3(joint_attention_dim=2 * models.TEXT, pooled_projection_dim=2 * models.POOLED)
-    parts = (net, FLOW(), models.vae(), clips[0], tokenizer(16), clips[1], tokenizer(16))
+    parts = (net, FLOW(), shifted_vae(), clips[0], tokenizer(16), clips[1], tokenizer(16))
     return StableDiffusion3Pipeline(*parts, t5(2 * models.TEXT), tokenizer())
 
 

@@ -1,0 +1,258 @@
+"""What the one-step pipelines share: loading a student, one step of it, several, and the repair of its samples.
+
+Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
+"""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+from diffusers.utils.torch_utils import randn_tensor
+
+from ..condition import Condition
+from ..denoiser import Denoiser
+from ..emd import (
+    ONE_STEP,
+    Base,
+    CorrectConfig,
+    FirstSteps,
+    Networks,
+    StudentContract,
+    StudentSampling,
+    check_base,
+    check_network,
+    check_student,
+    correct,
+    few_steps,
+    known,
+    one_step,
+    read_student,
+)
+from ..emd.students import one_step_of
+from ..errors import refuse
+from ..families import Latent, family_of
+from ..noise import seeded_noise
+from ..placement import onloaded, upcast_vae
+from ..progress import Progress, silent
+from .conventions import Generators, noise_sources
+from .encoding import empty_prompt, encoded
+from .shared import SharedPipeline
+
+
+class OneStepTools(SharedPipeline):
+    """Everything but the models' own parts."""
+
+    _meaningless = {
+        "negative_prompt": "guidance is distilled into a one-step student",
+        "negative_prompt_embeds": "guidance is distilled into a one-step student",
+        "guidance_rescale": "guidance is distilled into a one-step student",
+        "num_inference_steps": "there is one step",
+        "timesteps": "there is one step, at the contract's timestep",
+        "sigmas": "there is one step, at the contract's timestep",
+        "eta": "there is one step",
+        "callback_on_step_end": "there is one step; progress= follows a correction",
+        "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+    }
+
+    @property
+    def _network(self) -> Any:
+        """The UNet or transformer that is the student."""
+        return self.unet
+
+    @property
+    def _latent(self) -> Latent:
+        return family_of(self._network).latent
+
+    @property
+    def _processor(self) -> Any:
+        return self.image_processor
+
+    def _prompted(
+        self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
+        pooled: torch.Tensor | None = None,
+    ) -> Condition:  # fmt: skip
+        """One row for each prompt, for pictures of ``size`` (height, width) in pixels."""
+        return encoded(self, prompts, size, embeds, pooled)
+
+    def _unprompted(self, size: tuple[int, int]) -> Condition:
+        """What guidance starts from, one row."""
+        return empty_prompt(self, size)
+
+    def load_student(
+        self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
+        contract: StudentContract | None = None,
+    ) -> StudentContract:  # fmt: skip
+        """Load a student, a LoRA in any names that diffusers reads or a whole UNet, and return its contract.
+
+        Args:
+            base: name of this model; a student of another one is refused.
+            preset: a published student's name in :data:`vitrine.engine.emd.ONE_STEP`, for files without a contract
+                whose name does not tell.
+            contract: the same, written out.
+
+        Raises:
+            VitrineError: The file has no contract and none was given, or it is a student of another base or
+                architecture.
+        """
+        if preset is not None and preset not in ONE_STEP:
+            raise refuse("preset", preset, sorted(ONE_STEP), "or pass contract=StudentContract(...)")
+        chosen = contract or (ONE_STEP[preset] if preset is not None else None)
+        contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
+        check_base(contract, base)
+        check_network(contract, self._network)
+        if any(".lora" in key or key.startswith("lora_") for key in tensors):
+            self.load_lora_weights(tensors, adapter_name=adapter_name)
+        else:
+            self._load_whole(tensors, Path(path).name)
+        return contract
+
+    def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
+        unet = copy.deepcopy(self.unet)  # this one may be shared with the pipeline that ``from_pipe`` took it from
+        shapes = {key: value.shape for key, value in unet.state_dict().items()}
+        keys = shapes.keys() | tensors.keys()
+        differing = [key for key in keys if key not in tensors or tensors[key].shape != shapes.get(key)]
+        if differing:
+            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's UNet"
+            raise refuse("student UNet", shown, accepted, "load the matching base")
+        unet.load_state_dict(tensors)
+        self.register_modules(unet=unet)
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]
+        self,
+        prompt: str | list[str] | None = None,
+        seeds: list[int] | None = None,
+        contract: StudentContract | None = None,
+        *,
+        generator: Generators | None = None,
+        latents: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        pooled_prompt_embeds: torch.Tensor | None = None,
+        num_images_per_prompt: int = 1,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float = 1.0,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        correction: CorrectConfig | None = None,
+        teacher: Denoiser | None = None,
+        score: Denoiser | None = None,
+        progress: Progress = silent,
+        **unknown: Any,
+    ) -> StableDiffusionPipelineOutput | tuple[Any, None]:
+        """One network call for all pictures, then the VAE.
+
+        Args:
+            prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
+            seeds: one for each picture; default 0, 1, ... for the prompts.
+            contract: t* and noise convention; by default 999 and unit.
+            generator: instead of seeds: one generator for all pictures, or one for each.
+            latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
+            prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
+            pooled_prompt_embeds: (B, D) beside them, for SDXL.
+            height, width: in pixels; by default the size the student was made for.
+            guidance_scale: 0 or 1; guidance is distilled in.
+            output_type: ``"pil"``, ``"np"``, ``"pt"`` or ``"latent"``.
+            return_dict: False returns the tuple (images, None).
+            correction: repair settings; needs ``teacher`` and ``score``. Guided as the student was trained, unless they
+                say otherwise.
+            teacher, score: the base model and the student's own score network.
+
+        Raises:
+            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's contract has another size,
+                a correction lacks its networks or seeds, or an argument is not one of these.
+        """
+        self._refuse_arguments(unknown)
+        if guidance_scale not in (0.0, 1.0):
+            raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
+        if correction is not None and (teacher is None or score is None):
+            raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
+        if correction is not None and generator is not None:
+            raise refuse("correction", "with a generator", "with seeds", "its chain draws noise again and again")
+        contract = contract or StudentContract()
+        check_network(contract, self._network)
+        if (prompt is None) == (prompt_embeds is None):
+            raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        texts = len(prompts or []) if prompt_embeds is None else len(prompt_embeds)
+        pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
+        sources = noise_sources(seeds, generator, latents, pictures)
+        shape = (pictures, *self._shape(contract, height, width))
+        with self._in_use():
+            z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
+            z = z.to(self._execution_device)
+            size = (shape[-2] * self.vae_scale_factor, shape[-1] * self.vae_scale_factor)
+            cond = self._prompted(prompts, size, prompt_embeds, pooled_prompt_embeds)
+            cond = cond.take(torch.arange(pictures) // (pictures // texts))
+            student = Denoiser.from_diffusers(self)
+            if correction is None or teacher is None or score is None:
+                x0 = one_step(student, z, cond, contract)
+            else:
+                networks, null = Networks(student, teacher, score), self._unprompted(size)
+                with onloaded(self._network):
+                    x0, _ = correct(
+                        networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress
+                    )
+            images = self._decoded(x0, output_type)
+        return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
+
+    @torch.no_grad()
+    def few_steps(
+        self, prompt: str | list[str], seeds: list[int], student: str | StudentSampling, *,
+        base: Denoiser | None = None, first: FirstSteps | None = None, output_type: str = "pil",
+        progress: Progress = silent,
+    ) -> StableDiffusionPipelineOutput:  # fmt: skip
+        """Pictures of a student of several steps, whose weights are loaded; the base may begin, which varies them.
+
+        Args:
+            prompt: one for all seeds, or one for each.
+            student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
+            base: the model it was distilled from, to take the first step; None leaves all to the student.
+            first: how many steps, and how the base is guided.
+
+        Raises:
+            VitrineError: There is no such student, this is another base, or no step would be left to the student.
+        """
+        sampling = known(student) if isinstance(student, str) else student
+        check_student(sampling, self._network)
+        prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
+        noise_sources(seeds, None, None, len(prompts))
+        shape = self._shape(StudentContract(), None, None)
+        size = (shape[1] * self.vae_scale_factor, shape[2] * self.vae_scale_factor)
+        with self._in_use():
+            z = seeded_noise(seeds, shape).to(self._execution_device)
+            cond = self._prompted(prompts, size)
+            begin = None if base is None else Base(base, cond, self._unprompted(size), first or FirstSteps())
+            x0 = few_steps(Denoiser.from_diffusers(self), z, cond, sampling, seeds, begin, progress)
+            images = self._decoded(x0, output_type)
+        return StableDiffusionPipelineOutput(images, None)
+
+    def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
+        if output_type == "latent":
+            return x0
+        with upcast_vae(self.vae) as vae:
+            pixels = vae.decode(self._latent.unscaled(vae, x0.to(vae.dtype))).sample
+        return self._processor.postprocess(pixels[:, :, 0] if pixels.ndim == 5 else pixels, output_type=output_type)
+
+    def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
+        """Of one picture's latents."""
+        side, factor = self.unet.config.sample_size, self.vae_scale_factor
+        own = contract.shape or (self.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
+        asked = (height or own[1] * factor, width or own[2] * factor)
+        if any(s % factor for s in asked):
+            raise refuse("height, width", asked, f"multiples of {factor}", "round them")
+        shape = (own[0], asked[0] // factor, asked[1] // factor)
+        if contract.shape and shape != tuple(contract.shape):
+            made_for = tuple(s * factor for s in contract.shape[1:])
+            raise refuse("height, width", asked, f"{made_for}, the student's", "leave them out")
+        return shape
+
+
+def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:
+    """How many pictures: as many as the prompts ask for; a single prompt is repeated for its seeds."""
+    counts = [len(rows) for rows in sources if isinstance(rows, (Sequence, torch.Tensor))]
+    asked, noises = prompts * each, max(counts, default=0)
+    return noises if prompts == 1 and each == 1 and noises else asked
