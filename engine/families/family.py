@@ -131,6 +131,13 @@ def per_channel_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
     return x * std + mean
 
 
+def vae_factor(vae: Any) -> int:
+    """Pixels on a side of one position of a diffusers VAE's latents, whichever way its config says it."""
+    config = vae.config
+    halvings = len(config.get("block_out_channels") or (0,)) - 1 or len(config.get("temperal_downsample") or ())
+    return int(config.get("scale_factor_spatial") or 2**halvings)
+
+
 @dataclass(frozen=True)
 class Latent:
     """What a family's latents look like.

@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 from ..condition import Condition
 from ..errors import refuse
 from ..families import Latent, family_of
+from ..families.family import vae_factor
 from ..forward_clock import Timesteps
 from .encoding import encoded
 from .shared import SharedPipeline
@@ -91,9 +92,7 @@ class AroundPipeline(SharedPipeline):
     @property
     def vae_scale_factor(self) -> int:
         """Pixels for each latent position."""
-        config = self.vae.config
-        halvings = len(config.get("block_out_channels") or (0,)) - 1 or len(config.get("temperal_downsample") or ())
-        return int(config.get("scale_factor_spatial") or 2**halvings) * self._latent.packed
+        return vae_factor(self.vae) * self._latent.packed
 
     @property
     def _latent_channels(self) -> int:

@@ -66,6 +66,8 @@ class ResolutionTransferPipeline:
         """The rest is the wrapped pipeline's: saving, offloading, LoRAs, the progress bar."""
         if name == "pipe":
             raise AttributeError(name)  # while an object is copied, before it has one
+        if hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # a property that failed: its own error, not "no such name"
         return getattr(self.pipe, name)
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import VitrineError, refuse
+from ..families.family import vae_factor
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
@@ -64,7 +65,7 @@ def _factor(pipe: Any) -> int:
     if getattr(pipe, "vae_scale_factor", None):
         return int(pipe.vae_scale_factor)
     vae = getattr(pipe, "vae", None)
-    return 2 ** (len(vae.config.block_out_channels) - 1) if vae is not None else 8
+    return vae_factor(vae) if vae is not None else 8
 
 
 def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:

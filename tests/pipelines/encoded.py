@@ -77,7 +77,8 @@ SOURCES = {name: _prompted(make) for name, make in MAKERS.items()} | {
     "chroma": _prompted(chroma),
 }
 SOURCES |= {make.__name__: make for make in (qwen_image, krea2, lumina2)}
-SIDES = {"klein": 64, "wan": 32}
+SIDES = {"wan": 32, "pixart": 128}
+"""Other sides than 64 px. PixArt's is the one it is built for: at another its table is rebuilt."""
 
 
 def source(name):
