@@ -92,9 +92,27 @@ class Denoiser:
             return Prediction(signal * y + noise * x, signal * x - noise * y)
         return Prediction(x + signal * y, x - noise * y)  # flow: the velocity is eps - x0
 
+    def target(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
+        """What the network should put out for the input made of x0 and noise (B, ...) at t; of ``noise``'s dtype.
+
+        Training compares the output itself with it: in eps, an error of v counts signal^2 times, and so does that of a
+        flow's velocity, (1 - s)^2 times, next to nothing at high noise.
+        """
+        signal, level = (append_dims(s.to(noise.device, noise.dtype), noise.ndim) for s in self.schedule.scales(t))
+        return training_target(self.prediction, x0.to(noise.dtype), noise, signal, level)
+
     def with_call(self, call: Callable) -> Denoiser:
         """The same denoiser with another bare call (a wrapper, an offloaded copy)."""
         return replace(self, call=call)
+
+
+def training_target(
+    prediction: str, x0: torch.Tensor, noise: torch.Tensor, signal: torch.Tensor, level: torch.Tensor
+) -> torch.Tensor:
+    """What a network of one convention should put out for the input signal x0 + level noise, of their common shape."""
+    if prediction == "v":
+        return signal * noise - level * x0  # Salimans & Ho 2022, App. D
+    return {"eps": noise, "x0": x0, "flow": noise - x0}[prediction]  # the velocity: Lipman et al. 2023; Liu et al. 2023
 
 
 def check_finite(module: nn.Module, name: str = "model") -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..config import Config
+from ..denoiser import PREDICTIONS, training_target
 from ..errors import refuse
 from ..progress import Progress, silent
 from ..schedule import NoiseSchedule, append_dims
@@ -24,8 +25,6 @@ from .embedder import ControlEmbedder
 from .gamma import GammaConfig
 from .inject import Network
 from .records import AugmentConfig, ControlRecord, augment
-
-PREDICTIONS = ("eps", "v", "x0", "flow")
 
 
 @dataclass(frozen=True)
@@ -214,12 +213,8 @@ class ControlTrainer:
         return (prediction.float() - self._target(batch).float()).square().mean()
 
     def _target(self, batch: Batch) -> torch.Tensor:
-        if self.config.prediction in ("eps", "x0"):
-            return batch.noise if self.config.prediction == "eps" else batch.x0
-        if self.config.prediction == "flow":
-            return batch.noise - batch.x0
         signal, level = (append_dims(s.to(batch.x0), 4) for s in self.schedule.scales(batch.t))
-        return signal * batch.noise - level * batch.x0
+        return training_target(self.config.prediction, batch.x0, batch.noise, signal, level)
 
     def _seed(self, step: int) -> int:
         text = f"{self.config.seed} {self.accelerator.process_index} {step}"

@@ -88,16 +88,10 @@ def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str
 def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Denoising score matching on the student's own, uncorrected samples y = g(z), detached (Vincent 2011).
 
-    The square of the error in what the network itself puts out, as its teacher was trained: in eps, the error of v
-    counts alpha^2 times and that of a flow's velocity (1 - s)^2 times, next to nothing at high noise.
+    The square of the error in what the network itself puts out, as its teacher was trained.
     """
     y, levels = y.detach().to(noise.dtype), NoiseLevels.at(score.schedule, t, noise)
-    target = {
-        "eps": noise,
-        "v": levels.alpha * noise - levels.sigma * y,  # Salimans & Ho 2022, App. D
-        "x0": y,
-        "flow": noise - y,
-    }[score.prediction]
+    target = score.target(y, noise, t)
     output = score.forward(levels.noisy(y, noise), t, cond)
     return (output.to(target.dtype) - target).square().mean()
 

@@ -247,9 +247,9 @@ class _Run:
         theta = self.space.decode(self.beta)
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
-            eps = self.model.predict(x_t, t, self.cond.take(picture).to(x0.device)).eps
-        # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2
-        error = ((eps - noise) * self.mask[picture]).square()
+            output = self.model.forward(x_t, t, self.cond.take(picture).to(x0.device))
+        # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, for any network what it should put out
+        error = ((output - self.model.target(x0, noise, t)) * self.mask[picture]).square()
         return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)
 
     def _draw(

@@ -1,7 +1,7 @@
 """Training the LoRAs of a space, M subjects at a time, each exactly as if it were trained alone.
 
-DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction on a few pictures of one subject, one
-prompt, AdamW, every model from the same initial weights. Random numbers belong to the subject, gradients are clipped
+DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction (for networks that predict v, x0 or a
+flow's velocity, that prediction) on a few pictures of one subject, one prompt, AdamW, every model from the same initial weights. Random numbers belong to the subject, gradients are clipped
 per model, and AdamW works element by element, so results do not depend on who shares the batch.
 """
 
@@ -45,8 +45,9 @@ class LoraTrainConfig(Config):
         clip: largest gradient norm of one model.
         schedule: of the learning rate: ``constant`` as in the paper, or ``cosine`` to zero, for short runs.
         seed: of the common start and, with the subject's own number, of its draws.
-        weighting: of the loss: ``uniform`` as in the paper, or ``debiased``, by 1 / sqrt(SNR) up to 4 (Yu et al. 2023),
-            as the portraits model was trained.
+        weighting: of the loss: ``uniform`` as in the paper, on the network's own output, or ``debiased``, by
+            1 / sqrt(SNR) up to 4 (Yu et al. 2023), as the portraits model was trained. That weighs the error in eps
+            whatever the network predicts, so that a flow's velocity has s (1 - s), little at both ends.
 
     Raises:
         VitrineError: If a value is outside its range.
@@ -145,15 +146,18 @@ class BatchedTrainer:
         x0, t, noise = (torch.cat(tensors).to(self.device) for tensors in list(zip(*draws, strict=True))[:3])
         cond = Condition.batch([draw[3] for draw in draws]).to(self.device)
         with BatchedLora(self.model.backbone, self.manifest, self.weights), NarrowHeads():
-            eps = self.model.predict(self.model.network_input(x0, noise, t), t, cond).eps
-        error = (eps - noise).square().flatten(1).mean(1) * self._loss_weight(t)
+            output = self.model.forward(self.model.network_input(x0, noise, t), t, cond)
+        error = (output - self.model.target(x0, noise, t)).square().flatten(1).mean(1)
+        error = error * self._loss_weight(t)
         return error.view(len(self.subjects), -1).mean(1)
 
     def _loss_weight(self, t: torch.Tensor) -> torch.Tensor:
         if self.config.weighting == "uniform":
             return torch.ones(len(t), device=t.device)
-        signal, noise = self.model.schedule.scales(t)
-        return (noise / signal).clamp(max=4.0).to(t.device, torch.float32)
+        signal, level = self.model.schedule.scales(t)
+        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which outputs enlarge by:
+        enlarged = {"eps": 1.0, "x0": (signal / level).square()}.get(self.model.prediction, signal.square())
+        return (weight * enlarged).to(t.device, torch.float32)
 
     def _clip(self) -> None:
         """Clips each model's own gradient norm: a huge one must not scale the others down."""

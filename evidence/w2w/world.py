@@ -11,6 +11,7 @@ import torch
 
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
+from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.shipped import PEOPLE_SPACE
 from ...engine.progress import Progress, silent
@@ -30,15 +31,16 @@ from ..portraits.identities import (
     identity_features,
     people,
     portraits_of,
-    training_pictures,
 )
-from ..portraits.readout import Readout, load_readout, read
+from ..portraits.quality import look
+from ..portraits.readout import Readout, load_readout
 from ..portraits.sampling import decode, sample_latents
 
 PAPER = "weights2weights (Dravid et al., NeurIPS 2024)"
 PEOPLE, PICTURES = 520, 16
 RECIPE = LoraTrainConfig(rank=1, alpha=4.0, steps=160, batch=2, lr=1e-2, schedule="cosine", weighting="debiased")
 """The paper's layers and rank; shorter, with a higher rate, as the network is small. Each LoRA sees 320 pictures."""
+Model = Portraits | FlowPortraits
 DIRECTION_COMPONENTS = 120
 """For directions that read attributes (the paper's least squares); the paper uses 1,000 for 65,000 models."""
 GUIDANCE, STEPS = 2.0, 20
@@ -60,13 +62,19 @@ EXCLUSIVE = (
 """Curly hair replaces the hair there was. A mole on the other cheek may stay."""
 
 
-def subject(portraits: Portraits, identity: int, pictures: int = PICTURES, number: int = 0) -> Subject:
+def subject(portraits: Model, identity: int, pictures: int = PICTURES, number: int = 0) -> Subject:
     """One person for the trainer: posterior means and captions of the surroundings."""
-    images, captions, _ = training_pictures(identity, pictures)
+    scenes = portraits_of(identity, pictures)
     with torch.no_grad():
-        latents = portraits.vae.encode(images * 2 - 1).latent_dist.mean * portraits.vae.config.scaling_factor
-        text = portraits.encode(captions)
-    return Subject(name(identity), latents, Condition(text), number)
+        text = portraits.encode(context_caption(scenes))
+    return Subject(name(identity), latents_of(portraits, portraits.draw(scenes)), portraits.condition(text), number)
+
+
+@torch.no_grad()
+def latents_of(portraits: Model, images: torch.Tensor) -> torch.Tensor:
+    """(B, *latent_shape) scaled posterior means of (B, 3, S, S) in [0, 1]."""
+    vae = portraits.vae
+    return vae.encode(images * 2 - 1).latent_dist.mean * vae.config.scaling_factor
 
 
 def name(identity: int) -> str:
@@ -74,14 +82,12 @@ def name(identity: int) -> str:
     return f"person-{identity - FIRST_IDENTITY:04d}"
 
 
-def frozen(model: str | None = None) -> tuple[Portraits, Denoiser]:
-    """The portraits model without gradients of its own, and its denoiser."""
-    from ...engine.portraits import load_portraits
-
-    portraits = load_portraits(model)
-    for module in (portraits.unet, portraits.text_encoder, portraits.vae):
+def frozen(model: str | None = None) -> tuple[Model, Denoiser]:
+    """A portraits model, the 64 px one or a folder's, without gradients of its own, and its denoiser."""
+    portraits = load_either(model)
+    for module in (portraits.backbone, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)
-    return portraits, Denoiser.from_diffusers(portraits.pipeline())
+    return portraits, Denoiser.from_diffusers(portraits)
 
 
 def train_people(
@@ -136,7 +142,7 @@ def subspace(space: WeightSpace, count: int) -> WeightSpace:
 class Studio:
     """Draws people of a space and reads what their pictures show."""
 
-    portraits: Portraits
+    portraits: Model
     space: Space
     readout: Readout
 
@@ -149,7 +155,7 @@ class Studio:
         self, coefficients: torch.Tensor, pictures: int = 8, first_seed: int = 0, late: torch.Tensor | None = None,
         start: float = 1000.0, prompts: list[str] | None = None, first_context: int = 5000,
     ) -> torch.Tensor:  # fmt: skip
-        """(M, pictures, 3, 64, 64) in [0, 1] of M models, the same contexts and seeds for each.
+        """(M, pictures, 3, S, S) in [0, 1] of M models, the same contexts and seeds for each.
 
         ``late`` models take over from timestep ``start`` down.
         """
@@ -185,21 +191,20 @@ class Studio:
             models = len(weights[batch])
             before = weights[batch].repeat_interleave(pictures, 0)
             after = None if late is None else late[batch].repeat_interleave(pictures, 0)
-            with late_lora(self.portraits.unet, manifest, before, after, start):
+            with late_lora(self.portraits.backbone, manifest, before, after, start):
                 text, every_seed = captions * models, seeds * models
                 latents = sample_latents(self.portraits, text, every_seed, steps=STEPS, guidance=GUIDANCE)
-            batches.append(decode(self.portraits, latents).view(models, pictures, 3, 64, 64))
+            images = decode(self.portraits, latents)
+            batches.append(images.view(models, pictures, *images.shape[1:]))
         return torch.cat(batches)
 
-    @torch.no_grad()
     def latents(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, 4, 16, 16) scaled posterior means of (B, 3, 64, 64) in [0, 1]."""
-        vae = self.portraits.vae
-        return vae.encode(images * 2 - 1).latent_dist.mean * vae.config.scaling_factor
+        """:func:`latents_of` the studio's model."""
+        return latents_of(self.portraits, images)
 
     def read(self, images: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        """(M, P, 24) identity features and attribute -> (M, P, values) probabilities of (M, P, 3, 64, 64)."""
-        reading = read(self.readout, images.flatten(0, 1))
+        """(M, P, 24) identity features and attribute -> (M, P, values) probabilities of (M, P, 3, S, S)."""
+        reading = look(self.readout, images.flatten(0, 1))
         shape = images.shape[:2]
         attributes = {k: v.view(*shape, -1) for k, v in identity_attributes(reading).items()}
         return identity_features(reading).view(*shape, -1), attributes

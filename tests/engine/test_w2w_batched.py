@@ -10,6 +10,7 @@ from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import build_models
+from vitrine.engine.schedule import NoiseSchedule
 from vitrine.engine.w2w import (
     BatchedLora,
     BatchedTrainer,
@@ -135,6 +136,25 @@ def test_batched_gradients_equal_pefts_one_at_a_time(unet, count, scale, monkeyp
             torch.testing.assert_close(lora[path].down, down, atol=1e-6, rtol=1e-5)
             torch.testing.assert_close(lora[path].up, up, atol=1e-6, rtol=1e-5)
         assert max(float((up.detach() - start[p].up).abs().max()) for p, (_, up) in alone.items()) > 1e-3
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "debiased"])
+@pytest.mark.parametrize("prediction", ["eps", "v", "x0", "flow"])
+def test_the_loss_is_of_what_the_network_puts_out(unet, prediction, weighting):
+    """Of v, x0 and a flow's velocity too: in eps, a velocity's error counted (1 - s)^2 times, 0.01 at t = 900."""
+    schedule = NoiseSchedule.flow() if prediction == "flow" else NoiseSchedule.scaled_linear()
+    model = Denoiser(unet, schedule, prediction, lambda x, t, c: torch.zeros_like(x))
+    config = LoraTrainConfig(batch=4, weighting=weighting)
+    found = BatchedTrainer(model, subjects(2), config).losses()
+    for k, person in enumerate(subjects(2)):
+        x0, t, noise, _ = person.draw(4, torch.Generator().manual_seed(config.seed * 1_000_003 + person.number))
+        signal, level = (s.float().view(-1, 1, 1, 1) for s in schedule.scales(t))
+        right = {"eps": noise, "v": signal * noise - level * x0, "x0": x0, "flow": noise - x0}[prediction]
+        error = right.square()
+        if weighting == "debiased":  # the error in eps, whatever the network predicts
+            predicted = model.predict(model.network_input(x0, noise, t), t, Condition()).eps
+            error = (predicted - noise).square() * (level / signal).clamp(max=4.0)
+        torch.testing.assert_close(found[k], error.mean(), rtol=1e-4, atol=1e-5)
 
 
 def test_one_adamw_on_all_models_is_an_adamw_for_each(unet, monkeypatch):

@@ -9,6 +9,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.progress import Interrupted
+from vitrine.engine.schedule import NoiseSchedule
 from vitrine.engine.w2w import (
     BatchedLora,
     DeltaSpace,
@@ -173,6 +174,23 @@ def held_out(unet, space, coefficients, latents, text, config):
             eps = unet(abar.sqrt() * latent + (1 - abar).sqrt() * noise, t, text.expand(8, -1, -1)).sample
         out.append((eps - noise).square().mean())
     return torch.stack(out)
+
+
+def test_the_loss_of_a_flow_is_of_its_velocity(space, unet):
+    """In eps, an error counted (1 - s)^2 times: next to nothing at high noise."""
+    seen = []
+
+    def call(x, t, cond):
+        seen.append((x, t))
+        return 0 * unet(x, t, cond.text).sample
+
+    model = Denoiser(unet, NoiseSchedule.flow(), "flow", call)
+    latent = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    best = invert(model, space, latent, Condition(torch.randn(1, 5, 12)), InvertConfig(steps=1, check_every=1)).losses
+    x, t = seen[-1]  # of the held-out loss
+    s = (t / 1000).view(-1, 1, 1, 1)
+    noise = (x - (1 - s) * latent) / s
+    assert best[-1][1][0] == pytest.approx(float((noise - latent).square().mean()), rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["factors", "delta"])
