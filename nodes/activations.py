@@ -15,7 +15,7 @@ from ..engine.errors import VitrineError, refuse
 from .comfy import saved
 from .comfy.model import backbone_of
 from .comfy.progress import show_on
-from .comfy.recording import Recorder, record_sampling
+from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
 from .tap_inputs import HELP, protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
@@ -129,16 +129,21 @@ class TapDuringSampling(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
                 io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
                 io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps of the run to keep, from 0; or 'all'."),
+                io.Int.Input(
+                    "first_step", default=0, min=0, max=10_000, optional=True,
+                    tooltip="The number of the sampler's first step: start_at_step of KSampler (Advanced), so that "
+                    "steps mean the same here.",
+                ),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
                 RecorderSocket.Output(display_name="recorder", tooltip="Read it with Collect Taps after sampling."),
             ],
             hidden=[io.Hidden.unique_id],
-        )
+        )  # fmt: skip
 
     @classmethod
-    def execute(cls, model: Any, addresses: str, steps: str) -> io.NodeOutput:
+    def execute(cls, model: Any, addresses: str, steps: str, first_step: int = 0) -> io.NodeOutput:
         """Clone and wrap; places are checked now, not in the middle of sampling."""
         resolve(backbone_of(model), addresses)
         hidden = cls.hidden
@@ -147,7 +152,7 @@ class TapDuringSampling(io.ComfyNode):
             with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
                 show_on(hidden, first_picture(taps))
 
-        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps), watch))
+        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps), watch, first_step))
 
 
 def parse_steps(text: str) -> Any:
@@ -177,7 +182,10 @@ class CollectTaps(io.ComfyNode):
             description="Gives the activations of one recorded step. The sampler's LATENT makes this node wait for it.",
             search_aliases=["recorded activations", "read taps"],
             inputs=[
-                RecorderSocket.Input("recorder", tooltip="From Tap During Sampling."),
+                RecorderSocket.Input(
+                    "recorder", optional=True,
+                    tooltip="From Tap During Sampling. Without one, as when that is bypassed, only the LATENT goes on.",
+                ),
                 io.Latent.Input("latent", tooltip="The output of the sampler that used the recording MODEL."),
                 io.Int.Input(
                     "step", default=-1, min=-1, max=10_000, tooltip="A recorded step of the run; -1: the last."
@@ -190,11 +198,13 @@ class CollectTaps(io.ComfyNode):
                 io.Latent.Output(display_name="LATENT", tooltip="The latent, passed on so that the graph continues."),
             ],
             not_idempotent=True,  # the recorder changes behind the cache's back when only the sampler ran again
-        )
+        )  # fmt: skip
 
     @classmethod
-    def execute(cls, recorder: Recorder, latent: dict, step: int, half: str) -> io.NodeOutput:
+    def execute(cls, latent: dict, step: int, half: str, recorder: Recorder | None = None) -> io.NodeOutput:
         """Read one step of the recorder."""
+        if recorder is None:
+            return io.NodeOutput(nothing_recorded(), nothing_recorded(), latent)
         taps = recorder.activations(step, half)
         drawn = picture(taps)
         return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(drawn, cls=cls))

@@ -66,10 +66,12 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
 class _Recorder:
     """Per-run state: which step this is, what its rows mean, and what has been recorded."""
 
-    def __init__(self, is_recorded: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, is_recorded: Callable[[int], bool], rows: Layout, count: str, dtype: torch.dtype, first: int
+    ) -> None:
         self.is_recorded, self.rows, self.count, self.dtype = is_recorded, rows, count, dtype
         self.record = StepRecord()
-        self.step = -1
+        self.step = first - 1
         self.layout: tuple[str, ...] = ("all",)
         self.taps: Capture | None = None
         self._last: float | None = None
@@ -110,32 +112,36 @@ def tap_steps(
     rows: Layout = None,
     count: str = "calls",
     dtype: str = "float32",
+    first: int = 0,
 ) -> Iterator[StepRecord]:
     """Record activations at chosen sampling steps of whatever runs inside the block.
 
     Args:
-        steps: step numbers from 0, or a function of the step number; only these are kept, so memory is bounded.
+        steps: step numbers from ``first``, or a function of the step number; only these are kept, so memory is bounded.
         rows: what the batch's equal parts are (``DIFFUSERS_GUIDED`` for guided diffusers pipelines), or a function of
             the network call's (args, kwargs) for samplers whose layout changes.
         count: "calls" counts network calls; "timesteps" counts changes of the timestep, for samplers that call the
             network separately for cond and uncond.
+        first: number of the first step inside the block, for a run that is the later part of another.
 
     Leaving the block removes every hook, also after an interruption.
 
     Raises:
-        VitrineError: If an address is unknown, there are no steps or negative ones, or the layout does not divide the
-            batch.
+        VitrineError: If an address is unknown, there are no steps or negative ones, the first one's number is
+            negative, or the layout does not divide the batch.
     """
     sites = resolve(backbone, addresses)
     if not callable(steps):
         steps = frozenset([steps] if isinstance(steps, int) else steps)
         if not steps or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in steps):
             raise refuse("steps", sorted(steps, key=str), "one or more integers >= 0", "count sampling steps from 0")
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise refuse("first", first, "an integer >= 0", "give the number of the run's first step")
     if count not in ("calls", "timesteps"):
         raise refuse("count", count, "'calls' or 'timesteps'", "'timesteps' suits split cond / uncond calls")
     if dtype not in DTYPES:
         raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")
-    recorder = _Recorder(steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype])
+    recorder = _Recorder(steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype], first)
     handle = uncompiled(backbone).register_forward_pre_hook(recorder.before, with_kwargs=True)
     try:
         with capture(backbone, sites, reduce=recorder.keep) as recorder.taps:

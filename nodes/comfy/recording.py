@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from comfy_execution.graph_utils import ExecutionBlocker
+
 from ...engine.activations import Activations, StepRecord, tap_steps
 from ...engine.errors import refuse
 from .forwards import Run, around_sampling
@@ -40,7 +42,7 @@ class Recorder:
 
 def record_sampling(
     model: Any, addresses: str, steps: set[int] | Callable[[int], bool],
-    watch: Callable[[Activations], None] | None = None,
+    watch: Callable[[Activations], None] | None = None, first: int = 0,
 ) -> tuple[Any, Recorder]:  # fmt: skip
     """A clone that records while it is sampled, and the recorder. Other clones never see its hooks.
 
@@ -48,6 +50,7 @@ def record_sampling(
 
     Args:
         watch: called with the prompted half of each recorded step, as soon as that is over.
+        first: number of a run's first step, where it is the later part of another.
     """
     recorder = Recorder()
     wanted = steps if callable(steps) else steps.__contains__
@@ -70,12 +73,17 @@ def record_sampling(
             return wanted(step)
 
         recorder.record = None
-        with tap_steps(network, addresses, before, rows=_halves, count="timesteps") as record:
+        with tap_steps(network, addresses, before, rows=_halves, count="timesteps", first=first) as record:
             recorder.record = record
             yield
             look()
 
     return around_sampling(model, _KEY, recording), recorder
+
+
+def nothing_recorded() -> Any:
+    """For an output without a recording: nodes behind it are skipped, and the rest of the graph runs."""
+    return ExecutionBlocker(None)
 
 
 def _halves(args: tuple, kwargs: dict) -> list[str]:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -60,6 +61,30 @@ def server(comfyui, pack, base, flags=()):
         log.close()
 
 
+OURS = re.compile(r"/extensions/vitrine-pack/|extension 'vitrine\.|^security: ")
+"""Our scripts' address as :func:`server` links the pack; their extensions' names; what the policy blocked."""
+
+
+def complaints(message):
+    """The error in a DevTools message, if it is one, with the addresses of the scripts it came from."""
+    said, kind = message.get("params", {}), message.get("method")
+    if kind == "Runtime.exceptionThrown":
+        found = said["exceptionDetails"]
+        words = found.get("exception", {}).get("description") or found["text"]
+    elif kind == "Log.entryAdded" and said["entry"]["level"] == "error":
+        found = said["entry"]
+        if found["source"] == "network" and not found.get("url", "").endswith(".js"):
+            return []  # such as a route that does not know a node before its first run
+        words = f"{found['source']}: {found['text']}"
+    elif kind == "Runtime.consoleAPICalled" and said["type"] == "error":
+        found = said
+        words = " ".join(str(a.get("preview") or a.get("description") or a.get("value")) for a in said["args"])
+    else:
+        return []
+    frames = [f["url"] for f in found.get("stackTrace", {}).get("callFrames", [])]
+    return [" ".join([words, found.get("url", ""), *dict.fromkeys(frames)])]
+
+
 class Page:
     """One open tab."""
 
@@ -71,10 +96,13 @@ class Page:
         await self.socket.send_json({"id": self.number, "method": method, "params": params})
         while True:
             message = json.loads((await self.socket.receive(timeout=120)).data)
-            if message.get("method") == "Runtime.exceptionThrown":
-                self.console.append(message["params"]["exceptionDetails"].get("text", ""))
+            self.console += complaints(message)
             if message.get("id") == self.number:
                 return message.get("result", message)
+
+    def faults(self):
+        """What went wrong in this pack's scripts: errors, also those the page caught, and breaches of its policy."""
+        return [c for c in self.console if OURS.search(c)]
 
     async def evaluate(self, expression):
         """The JSON value of a JavaScript expression; promises are awaited."""
@@ -124,6 +152,7 @@ async def page(address):
                 tab = Page(connection)
                 await tab.send("Page.enable")
                 await tab.send("Runtime.enable")
+                await tab.send("Log.enable")
                 await tab.send("Page.navigate", url=address)
                 await tab.wait_for("window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100")
                 yield tab
