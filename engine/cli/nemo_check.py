@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import refuse
 from ..files import named, parse_table
 from ..pipelines.loading import LoadConfig
+from ..prompt_files import read_prompts
 from .options import Load
-
-_COLUMNS = ("prompt", "caption", "text")
 
 
 @dataclass(frozen=True)
@@ -86,33 +83,3 @@ class Check:
         print(check.text())
         print(f"-> {self.out / 'copies.html'}, {self.out / 'copies.csv'}")
         return 0
-
-
-def read_prompts(path: Path) -> tuple[list[str], list[str]]:
-    """(prompts, labels) of a CSV or text file; no labels where there is no such column.
-
-    Raises:
-        VitrineError: If there is no such file, it is no text, or it has no prompts.
-    """
-    if not path.is_file():
-        raise refuse("prompt file", str(path), "a CSV or text file", "check the path")
-    with named(path, "prompt file", "a CSV or text file in UTF-8", "save it as UTF-8"):
-        text = path.read_text(encoding="utf-8-sig")
-        rows = [[line] for line in text.splitlines()] if path.suffix.lower() != ".csv" else _rows(text)
-    head = [cell.strip().lower() for cell in rows[0]] if rows else []
-    column = next((head.index(name) for name in _COLUMNS if name in head), None)
-    body = rows if column is None else rows[1:]
-    pairs = [(row[column or 0].strip(), row) for row in body if len(row) > (column or 0)]
-    pairs = [(prompt, row) for prompt, row in pairs if prompt]
-    if not pairs:
-        raise refuse("prompt file", f"{path.name}, no prompts", f"a column {' or '.join(_COLUMNS)}", "add prompts")
-    place = head.index("label") if column is not None and "label" in head else None
-    labels = [] if place is None else [row[place].strip() if len(row) > place else "" for _, row in pairs]
-    return [prompt for prompt, _ in pairs], labels
-
-
-def _rows(text: str) -> list[list[str]]:
-    """Cells; the separator is what the first line has most of: comma, semicolon or tab."""
-    first = text.split("\n", 1)[0]
-    separator = max(",;\t", key=first.count)
-    return list(csv.reader(text.splitlines(), delimiter=separator))

@@ -184,36 +184,16 @@ class Spair:
         return kept
 
     def _measure(self, pipe: Any, pairs: list[SPairPair], cache: Path) -> dict[str, Any]:
-        from functools import lru_cache
-
-        from ..activations.correspondence import feature_maps
-        from ..activations.spair import nearest_points, score_spair
+        from ..pipelines.spair import SPairRun, spair_scores
         from ..progress import TqdmProgress
 
-        files = {_picture(file): (file, p.category) for p in pairs for file in (p.source, p.target)}
-        side = self.size or pipe.own_size()
-        asked: dict[str, Any] = {"size": side} | ({} if self.timestep is None else {"timestep": self.timestep})
-        places = None if self.addresses is None else self.addresses.split()
-        texts = {name: self.prompt.format(category=category) for name, (_, category) in files.items()}
-        taps = pipe.stream(
-            {name: file for name, (file, _) in files.items()}, cache, texts, places, self.preset,
-            memory=self.memory, callback=TqdmProgress("pictures"), **asked,
+        run = SPairRun(
+            None if self.addresses is None else self.addresses.split(), self.preset, self.prompt, self.size, self.grid,
+            self.memory, {} if self.timestep is None else {"timestep": self.timestep},
         )  # fmt: skip
-        every = [a for part in taps.parts for a in part]
-
-        @lru_cache(maxsize=64)
-        def features_of(file: Path) -> Any:
-            return feature_maps(taps.read([_picture(file)], every))[0]
-
-        matches = {p.name: nearest_points(p, features_of, self.grid) for p in pairs}
-        scores = {alpha: score_spair(pairs, lambda p: matches[p.name], alpha) for alpha in (0.05, 0.1, 0.15)}
+        scores = spair_scores(pipe, pairs, cache, run, TqdmProgress("pictures"))
         totals = {f"PCK@{a} {kind}": s.totals(kind == "bbox") for a, s in scores.items() for kind in ("img", "bbox")}
         return {"pairs": len(pairs), "totals": totals, "categories at 0.1, per point": scores[0.1].categories}
-
-
-def _picture(file: Path) -> str:
-    """A picture's name in the cache; pictures of two categories may share a file name."""
-    return f"{file.parent.name}/{file.name}"
 
 
 COMMANDS: dict[str, type] = {"rank": Rank, "spair": Spair}

@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image
 from vitrine.engine.cli.main import main
-from vitrine.engine.cli.nemo_check import read_prompts
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.nemo.check import CheckConfig
@@ -14,6 +13,7 @@ from vitrine.engine.nemo.pull import PullConfig
 from vitrine.engine.pipelines.copies import copy_check
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.progress import Interrupted
+from vitrine.engine.prompt_files import read_prompts
 from vitrine.engine.w2w.batched_lora import initial_lora
 from vitrine.engine.w2w.export import write_lora
 
@@ -132,6 +132,8 @@ def test_prompt_files(tmp_path):
     lines = tmp_path / "prompts.txt"
     lines.write_text("one, two\n\nthree\n")
     assert read_prompts(lines) == (["one, two", "three"], [])
+    table.write_text(';Caption;type\n0;"a ""quoted"" word\u2028of\nthree lines";VM\n1;plain;TM\n', encoding="utf-8")
+    assert read_prompts(table) == (['a "quoted" word\u2028of\nthree lines', "plain"], ["VM", "TM"])
     table.write_text("prompt\n\n")
     with pytest.raises(VitrineError, match="no prompts"):
         read_prompts(table)
