@@ -43,8 +43,10 @@ class Transfer:
         """0 when finished."""
         from ...evidence.resolution.curves import mean_curve
         from ...evidence.resolution.world import ARMS, TransferConfig, transfer
+        from ..portraits.shipped import transformer_folder
         from ..progress import TqdmProgress
 
+        transformer_folder(self.source)  # refused before the pictures are rendered
         config = TransferConfig(
             self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
         )

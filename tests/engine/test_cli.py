@@ -73,7 +73,8 @@ def test_mistakes_are_one_line(arguments, says, capsys):
     [
         "taps rank", "nemo calibrate", "nemo find", "nemo bake", "w2w train-loras", "w2w build", "w2w sample",
         "w2w import-official", "emd train", "emd train --start", "control train --start", "train identity",
-        "addresses", "card", "resolution export --folder", "reproduce portraits.memorized --model",
+        "addresses", "card", "resolution export --folder", "resolution transfer --source",
+        "reproduce portraits.memorized --model",
     ],
 )  # fmt: skip
 def test_a_missing_path_is_one_line(command, tmp_path, monkeypatch, capsys):
