@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers.utils import make_image_grid
-from vitrine.engine.control import GuidanceConfig, SizeCondition, cross_size_consistency
-from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+from vitrine.engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
+from vitrine.engine.pipelines import ControlConditionedPixArtPipeline, EntropyGuidedPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
 from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
 from vitrine.evidence.portraits.page import to_pil
@@ -75,4 +75,9 @@ for control in (1.0, 1.375):
     )
     moved = (output.images.float() - rows[0]).square().mean().sqrt()
     print(f"control {control}: evaluations {[step.evaluations for step in output.log]}, moved by {moved:.3f}")
+
+# %% Guidance without a negative prompt: the weak branch is the same network, looking at all parts nearly alike.
+weak = EntropyGuidedPipeline.from_pipe(base.pipeline(), EntropyConfig(scale=2.0))
+drawn = weak(prompts, seeds=[0, 1, 2, 3], num_inference_steps=12, output_type="pt").images
+make_image_grid(to_pil(drawn), 1, len(prompts), 128).save(out / "entropy.png")
 print("pictures in", out)
