@@ -19,7 +19,10 @@ _SIDE = {"min": 0, "max": 16384, "step": 8}
 
 def _size_inputs() -> list[Any]:
     """Both sizes in pixels."""
-    usual = "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, SDXL, SD3, FLUX 1024)."
+    usual = (
+        "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, Qwen-Image 1328, Wan 832 x 480, "
+        "others 1024)."
+    )
     return [
         io.Int.Input("train_width", default=0, **_SIDE, tooltip=f"Width of the training pictures {usual}"),
         io.Int.Input("train_height", default=0, **_SIDE, tooltip=f"Height of the training pictures {usual}"),

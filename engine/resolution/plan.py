@@ -62,6 +62,7 @@ class ModelFacts:
         dynamic: the numbers of FLUX's linear law (base, most, low, high), if the model follows it.
         convolutional: a UNet, whose receptive field is part of the problem.
         counting: name of a scheduler that counts timesteps, so that its grid cannot be moved.
+        set_before: the schedule is not the model's own: someone has set it, perhaps for the new size already.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ModelFacts:
     positions: Positions = Positions()
     convolutional: bool = False
     counting: str = ""
+    set_before: bool = False
 
     def tokens(self, size: Size) -> Grid:
         """(rows, columns) of a picture (width, height).
@@ -216,6 +218,16 @@ def _size_line(facts: ModelFacts, train: Size, plan: Plan) -> str:
 
 
 def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
+    lines = _moved_lines(facts, plan)
+    if facts.set_before and plan.schedule != "none":
+        lines.append(
+            "schedule: set by a node before this one (ModelSamplingFlux, ModelSamplingSD3 ...), and taken as meant for "
+            "the trained size; if it was meant for the new size, take schedule none"
+        )
+    return lines
+
+
+def _moved_lines(facts: ModelFacts, plan: Plan) -> list[str]:
     if plan.schedule == "none":
         return ["schedule: unchanged" + (" (r = 1)" if plan.ratio == 1 else "")]
     if facts.schedule.kind == "flow":
@@ -235,7 +247,8 @@ def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
 
 
 def _flow_lines(facts: ModelFacts, plan: Plan) -> list[str]:
-    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x the model's own)"]
+    whose = "what a node before this one has set" if facts.set_before else "the model's own"
+    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x {whose})"]
     if facts.dynamic:
         rows, columns = plan.target
         law = flux_shift(rows * columns, *facts.dynamic)

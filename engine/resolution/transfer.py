@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..errors import VitrineError, refuse
+from ..families import trained_size
 from ..families.family import vae_factor
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
@@ -20,6 +21,10 @@ from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
 _MOVED = "_resolution_moved"
+_OWN_AREA = ("HiDreamImageTransformer2DModel",)
+"""Networks whose pipeline in diffusers scales height and width to the area of 1024 x 1024 before it draws."""
+_ANY = 128
+"""Latents a side that diffusers writes into pipelines of every transformer, whatever it was trained at."""
 
 
 def backbone_of(pipe: Any) -> tuple[str, Any]:
@@ -37,6 +42,10 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
     """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
     backbone, factor = backbone_of(pipe)[1], _factor(pipe)
+    if type(backbone).__name__ in _OWN_AREA:
+        remedy = "use ComfyUI's Resolution Transfer Loader, or another model"
+        what = f"{type(pipe).__name__}, which draws at one area whatever it is asked for"
+        raise refuse("pipeline", what, "one that draws the size it is asked for", remedy)
     path, part = position_part(backbone)
     rotary = is_rotary(part)
     patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
@@ -69,7 +78,11 @@ def _factor(pipe: Any) -> int:
 
 
 def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
-    side = backbone.config.get("sample_size") or getattr(pipe, "default_sample_size", None)
+    """What the network's config says, else the pipeline's own number, else the family's."""
+    side, own = backbone.config.get("sample_size"), getattr(pipe, "default_sample_size", None)
+    if side is None and own in (None, _ANY) and (family := trained_size(backbone)):
+        return family
+    side = side or own
     if side is None:
         return None
     height, width = (side, side) if isinstance(side, int) else side
