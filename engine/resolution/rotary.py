@@ -178,8 +178,8 @@ class RotaryPositions(AbstractContextManager):
 def _noise_share(net: nn.Module, args: tuple, kwargs: Named) -> float:
     """tau of a forward, 1 .. 0, from what the network is told."""
     named, kind = inspect.signature(net.forward).bind(*args, **kwargs).arguments, type(net).__name__
-    told = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
-    t = torch.as_tensor(told, dtype=torch.float64, device="cpu").reshape(-1)
+    timesteps = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
+    t = torch.as_tensor(timesteps, dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((t == t[0]).all()):
         raise refuse("timesteps", t.tolist(), "one for all rows", "rows at one noise level, or a mode without _dynamic")
     share = float(t[0])
