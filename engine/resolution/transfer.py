@@ -17,6 +17,7 @@ from ..families.family import vae_factor
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
+from .receptive import Spread, inner_convolutions
 from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
@@ -123,12 +124,14 @@ class Applied(AbstractContextManager):
         self.plan, self._undo = plan, list[Callable[[], None]]()
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
-            if scheduler is not pipe.scheduler or plan.positions != "keep":
+            if scheduler is not pipe.scheduler or plan.positions != "keep" or plan.step != (1, 1):
                 self._mark(pipe)
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
+            backbone = backbone_of(pipe)[1]
+            if plan.step != (1, 1):
+                self._undo.append(Spread(backbone, plan.step).close)
             if plan.positions != "keep":
-                backbone = backbone_of(pipe)[1]
                 if facts.positions.kind == "rope":
                     self._undo.append(RotaryPositions(backbone, plan).close)
                 else:
@@ -212,17 +215,23 @@ def transferred_copy(
     """
     name, backbone = backbone_of(pipe)
     new = copy.copy(pipe)
-    setattr(new, name, _branch(backbone, position_part(backbone)[0]))
+    paths = [position_part(backbone)[0]]
+    if config.receptive_field != "none" and hasattr(backbone, "down_blocks"):
+        paths += inner_convolutions(backbone)
+    setattr(new, name, _branch(backbone, [path for path in paths if path]))
     return new, apply(new, config, metadata).plan
 
 
-def _branch(module: nn.Module, path: str) -> nn.Module:
-    """A copy of ``module`` and of what lies on the way to ``path``; all tensors and all other parts are shared."""
+def _branch(module: nn.Module, paths: list[str]) -> nn.Module:
+    """A copy of ``module`` and of what lies on the way to ``paths``; all tensors and all other parts are shared."""
     new = copy.copy(module)
     for key, value in vars(module).items():
         if type(value) in (dict, OrderedDict):  # a module's tables of children and hooks; not its frozen config
             new.__dict__[key] = value.copy()
-    if path:
+    tails: dict[str, list[str]] = {}
+    for path in paths:
         head, _, tail = path.partition(".")
-        new._modules[head] = _branch(module.get_submodule(head), tail)
+        tails.setdefault(head, []).extend([tail] if tail else [])
+    for head, below in tails.items():
+        new._modules[head] = _branch(module.get_submodule(head), below)
     return new

@@ -14,6 +14,7 @@ import torch
 from ...engine.errors import VitrineError, refuse
 from ...engine.families import trained_size
 from ...engine.resolution import ModelFacts, Plan, Positions, read_metadata, recover_grid
+from ...engine.resolution.receptive import Spread
 from ...engine.resolution.rope import DYNAMIC, axis_angles, turns
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
@@ -128,8 +129,10 @@ def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
     clone = around_sampling(model, _KEY, _without_repeats) if clamped else model.clone()
     if plan.schedule != "none":
         clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
-    if plan.schedule != "none" or plan.positions != "keep":
+    if plan.schedule != "none" or plan.positions != "keep" or plan.step != (1, 1):
         clone.set_attachments(_KEY, True)
+    if plan.step != (1, 1):
+        clone = around_forwards(clone, f"{_KEY}.reach", lambda forward: Spread(forward.network, plan.step))
     if plan.positions != "keep":
         return _place(clone, facts, plan)
     return clone
