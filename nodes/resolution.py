@@ -10,6 +10,7 @@ from ..engine.errors import refuse
 from ..engine.resolution import ResolutionTransferConfig, plan_transfer
 from ..engine.resolution.config import POSITIONS, SCHEDULES
 from ..engine.resolution.posembed import ALIGNS, ASPECTS
+from ..engine.resolution.receptive import RECEPTIVE
 from ..engine.resolution.shift import TOPS
 from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, transferred
 
@@ -19,7 +20,10 @@ _SIDE = {"min": 0, "max": 16384, "step": 8}
 
 def _size_inputs() -> list[Any]:
     """Both sizes in pixels."""
-    usual = "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, SDXL, SD3, FLUX 1024)."
+    usual = (
+        "in pixels; 0 takes the usual one of the model's family (SD1.5 512, SD2 768, Qwen-Image 1328, Wan 832 x 480, "
+        "others 1024)."
+    )
     return [
         io.Int.Input("train_width", default=0, **_SIDE, tooltip=f"Width of the training pictures {usual}"),
         io.Int.Input("train_height", default=0, **_SIDE, tooltip=f"Height of the training pictures {usual}"),
@@ -71,6 +75,11 @@ def _setting_inputs() -> list[Any]:
             "metadata_from", options=checkpoint_files(), default=NONE,
             optional=True, tooltip="Checkpoint file whose header says how it was trained; only relabel reads it.",
         ),
+        io.Combo.Input(
+            "receptive_field", options=list(RECEPTIVE), default="none", optional=True,
+            tooltip="dilate: a UNet (SD1.5, SD2, SDXL) looks as far across a larger picture as in training, which ends "
+            "repeated heads from 1.5 times the side; a little softer. none: unchanged. Transformers need none.",
+        ),
     ]  # fmt: skip
 
 
@@ -105,7 +114,7 @@ class ResolutionTransferLoader(io.ComfyNode):
     def execute(
         cls, model: Any, train_width: int, train_height: int, target_width: int, target_height: int, schedule: str,
         top: str, pos_embed: str, align: str, aspect: str, guidance_law: bool, guidance: float, override: bool,
-        metadata_from: str = NONE,
+        metadata_from: str = NONE, receptive_field: str = "none",
     ) -> io.NodeOutput:  # fmt: skip
         """``plan`` for this model, then a clone with it."""
         if bool(train_width) != bool(train_height):
@@ -113,7 +122,7 @@ class ResolutionTransferLoader(io.ComfyNode):
         train = (train_width, train_height) if train_width else None
         config = ResolutionTransferConfig(
             (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance,
-            override,
+            override, receptive_field,
         )  # fmt: skip
         facts = facts_of(model)
         transfer = plan_transfer(facts, config, metadata_in(metadata_from))

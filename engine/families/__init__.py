@@ -17,7 +17,10 @@ from ..placement import device_of, dtype_of
 from ..site import Site
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
 
-__all__ = ["FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_reader"]
+__all__ = [
+    "FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_reader",
+    "trained_size",
+]  # fmt: skip
 
 _modules = (importlib.import_module(f".{entry.name}", __name__) for entry in pkgutil.iter_modules(__path__))
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if hasattr(module, "FAMILY"))
@@ -59,6 +62,16 @@ def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
     diffusers = "ModelMixin" in kinds
     sides = (family.diffusers if diffusers else family.comfyui for family in FAMILIES)
     return next((side.tokens for side in sides if side.kind in kinds and side.fits(backbone)), plain_tokens)
+
+
+def trained_size(backbone: nn.Module) -> tuple[int, int] | None:
+    """(width, height) in pixels that a family's published weights were trained at; None where no family says."""
+    kinds = {kind.__name__ for kind in type(backbone).__mro__}
+    for family in FAMILIES:
+        side = family.diffusers if "ModelMixin" in kinds else family.comfyui
+        if side.kind in kinds and side.fits(backbone):
+            return family.trained(backbone)
+    return None
 
 
 def call_of(backbone: Any) -> Call:

@@ -25,7 +25,7 @@ from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
-from .family import Family, Latent, Side, per_channel, per_channel_unscaled
+from .family import Family, Latent, Side, per_channel, per_channel_unscaled, square
 from .packing import flow_time, text_of
 
 WEIGHTS = {
@@ -113,4 +113,5 @@ FAMILY = Family(
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     weights=WEIGHTS,
     strangeness=strangeness,
+    trained=square(1024),
 )

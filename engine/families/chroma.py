@@ -20,7 +20,7 @@ import torch
 from ..attention import text_bias
 from ..condition import Condition
 from . import flux
-from .family import Family, Inputs, Latent, Side, Tokens
+from .family import Family, Inputs, Latent, Side, Tokens, square
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
 
 WEIGHTS = flux.WEIGHTS | {
@@ -75,4 +75,5 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     strangeness,
+    trained=square(1024),
 )

@@ -161,6 +161,15 @@ class Latent:
     unscaled: Callable[[Any, torch.Tensor], torch.Tensor] = kl_unscaled
 
 
+Trained = Callable[[Any], tuple[int, int] | None]
+"""backbone -> (width, height) in pixels that it was trained at; None where the class alone does not say."""
+
+
+def square(side: int) -> Trained:
+    """Of a family whose last stage of training had pictures of ``side`` x ``side`` pixels, or of that area."""
+    return lambda net: (side, side)
+
+
 @dataclass(frozen=True)
 class Family:
     """One model family in both libraries.
@@ -178,6 +187,7 @@ class Family:
             ``|swap pair`` exchange halves of rows, see :class:`~vitrine.engine.families.weights.Place`.
         strangeness: what keeps a backbone of these classes from being of the family (``what is given``, ``what to
             do``), None where nothing does.
+        trained: the size its published weights were trained at; a config or a user that says another comes first.
     """
 
     name: str
@@ -188,6 +198,7 @@ class Family:
     condition: Callable[[Any, list[str], int, int], Condition] | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
     strangeness: Callable[[Any], tuple[str, str] | None] = lambda net: None
+    trained: Trained = lambda net: None
 
     def side(self, backbone: nn.Module) -> Side | None:
         """The side that a backbone is of; None for any other.

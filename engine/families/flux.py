@@ -22,7 +22,7 @@ import torch
 
 from ..condition import Condition
 from ..site import AdaLN, Columns, ModuleSite, Site
-from .family import Family, Inputs, Latent, Side, Tokens
+from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import QKV, block_input, fused_stream, joint_map, norm_at, part, split_stream
 from .packing import flow_time, grid_ids, pack, text_of, unpack
 
@@ -242,4 +242,5 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     strangeness,
+    trained=square(1024),
 )

@@ -26,7 +26,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..site import ModuleSite, Site, Stream
 from . import flux
-from .family import Family, Inputs, Latent, Side, Tokens
+from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import joint_map
 from .packing import flow_time, grid_ids, pack, text_of, unpack
 
@@ -124,4 +124,5 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     strangeness,
+    trained=square(1024),
 )

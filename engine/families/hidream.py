@@ -26,7 +26,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, ModuleSite, Site, Stream
-from .family import Family, Inputs, Latent, Side, Tokens
+from .family import Family, Inputs, Latent, Side, Tokens, square
 from .flux import joined_projections
 from .joint import QKV, block_input, joint_map
 from .packing import text_of
@@ -122,4 +122,5 @@ FAMILY = Family(
     Latent(16, patch=2),
     condition,
     WEIGHTS,
+    trained=square(1024),
 )

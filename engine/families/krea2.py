@@ -25,7 +25,7 @@ from ..attention import text_bias
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, Site
-from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled
+from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, square
 from .joint import JointBlock, joint_block
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
 
@@ -123,4 +123,5 @@ FAMILY = Family(
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     condition,
     WEIGHTS,
+    trained=square(1024),
 )

@@ -24,7 +24,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..rotary import complex_rope, matrix_rope
 from ..site import Site
-from .family import Family, Inputs, Latent, Side, Tokens
+from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import JointBlock, joint_block, scale_alone
 from .packing import MASK, flow_time, masked, text_of
 
@@ -108,4 +108,5 @@ FAMILY = Family(
     Latent(16, patch=2),
     condition,
     WEIGHTS,
+    trained=square(1024),
 )

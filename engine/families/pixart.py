@@ -12,7 +12,7 @@ import torch
 
 from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
-from .family import Family, Latent, Side
+from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, part
 
 
@@ -96,4 +96,5 @@ FAMILY = Family(
     call,
     Latent(patch=2),
     condition,
+    trained=square(1024),
 )

@@ -23,7 +23,7 @@ from ..attention import text_bias
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, ModuleSite, Site
-from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, plain_tokens
+from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, plain_tokens, square
 from .joint import QKV, block_input, joint_map, split_stream
 from .packing import MASK, flow_time, masked, pack, text_of, unpack
 
@@ -99,4 +99,5 @@ FAMILY = Family(
     call,
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     condition,
+    trained=square(1328),
 )

@@ -13,7 +13,7 @@ import torch
 
 from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
-from .family import Family, Latent, Side
+from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, fused_stream, joint_map, part, split_stream
 
 WEIGHTS = {
@@ -139,4 +139,5 @@ FAMILY = Family(
     Latent(16, patch=2),
     condition,
     WEIGHTS,
+    trained=square(1024),
 )

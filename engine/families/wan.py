@@ -104,6 +104,11 @@ def strangeness(net: Any) -> tuple[str, str] | None:
     return None
 
 
+def trained(net: Any) -> tuple[int, int]:
+    """480p, which every size of Wan 2.1 and 2.2 draws; Wan 2.2 5B, whose latents have 48 channels, is made for 704p."""
+    return (1280, 704) if net.patch_embedding.in_channels == 48 else (832, 480)
+
+
 FAMILY = Family(
     "Wan",
     Side("WanTransformer3DModel", diffusers_sites),
@@ -113,4 +118,5 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     strangeness,
+    trained,
 )

@@ -26,7 +26,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..rotary import complex_rope, matrix_rope
 from ..site import Site
-from .family import Family, Inputs, Latent, Side, Tokens
+from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import JointBlock, joint_block, part, scale_alone
 from .packing import MASK, flow_time, ragged, text_of, whole
 
@@ -116,4 +116,5 @@ FAMILY = Family(
     Latent(16, patch=2),
     condition,
     WEIGHTS,
+    trained=square(1024),
 )

@@ -12,6 +12,7 @@ from ..config import Config
 from ..errors import refuse
 from ..files import named, parse_table
 from .posembed import ALIGNS, ASPECTS
+from .receptive import RECEPTIVE
 from .rope import ROPE_MODES
 from .shift import TOPS, Size, check_size, size_ratio
 
@@ -37,6 +38,8 @@ class ResolutionTransferConfig(Config):
         guidance_law: scale ``guidance`` by Eq. 4.
         guidance: the guidance scale used at the training size; None leaves guidance to the caller.
         override: accept relabel on a checkpoint whose header does not say that it was trained so.
+        receptive_field: ``dilate`` spreads a UNet's inner convolutions to its trained view of the picture, see
+            ``receptive``; ``none`` leaves them.
     """
 
     target_size: Size
@@ -49,6 +52,7 @@ class ResolutionTransferConfig(Config):
     guidance_law: bool = False
     guidance: float | None = None
     override: bool = False
+    receptive_field: str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_size", check_size("target size", self.target_size))
@@ -57,6 +61,7 @@ class ResolutionTransferConfig(Config):
             size_ratio(self.train_size, self.target_size)
         choices = {
             "schedule": SCHEDULES, "top": TOPS, "pos_embed": POSITIONS, "align": ALIGNS, "aspect": ASPECTS,
+            "receptive_field": RECEPTIVE,
         }  # fmt: skip
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:

@@ -13,6 +13,7 @@ from ..errors import refuse
 from ..schedule import NoiseSchedule
 from .config import ResolutionTransferConfig, TrainedSchedule
 from .posembed import Grid, StoredGrid, centre_crop, rebuilt_table, resized_table
+from .receptive import steps_of
 from .rope import DYNAMIC, PATENT, ROPE_MODES
 from .shift import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
 from .wording import sentence
@@ -62,6 +63,7 @@ class ModelFacts:
         dynamic: the numbers of FLUX's linear law (base, most, low, high), if the model follows it.
         convolutional: a UNet, whose receptive field is part of the problem.
         counting: name of a scheduler that counts timesteps, so that its grid cannot be moved.
+        set_before: the schedule is not the model's own: someone has set it, perhaps for the new size already.
     """
 
     name: str
@@ -74,6 +76,7 @@ class ModelFacts:
     positions: Positions = Positions()
     convolutional: bool = False
     counting: str = ""
+    set_before: bool = False
 
     def tokens(self, size: Size) -> Grid:
         """(rows, columns) of a picture (width, height).
@@ -99,6 +102,7 @@ class Plan:
         shift: a flow model's total shift r x its own; None for others.
         train, target: (rows, columns) in tokens.
         lines: of the summary.
+        step: (rows, columns) between the taps of a UNet's inner convolutions; (1, 1) leaves them.
     """
 
     config: ResolutionTransferConfig
@@ -110,6 +114,7 @@ class Plan:
     train: Grid
     target: Grid
     lines: tuple[str, ...] = ()
+    step: Grid = (1, 1)
 
     @property
     def summary(self) -> str:
@@ -163,9 +168,10 @@ def plan_transfer(
     flow = facts.schedule.kind == "flow"
     shift = facts.shift * (ratio if schedule == "resample" else 1) if flow else None
     plan = Plan(config, ratio, schedule, positions, guidance, shift, *grids)
+    plan = replace(plan, step=_step(facts, plan))
     lines = (_size_line(facts, train, plan), *_schedule_lines(facts, plan), _position_line(facts, plan))
     scales = (config.guidance, guidance) if config.guidance is not None and guidance is not None else None
-    short = sentence(ratio, schedule, positions, scales)
+    short = sentence(ratio, schedule, positions, scales, plan.step != (1, 1))
     return replace(plan, lines=(short, *lines, _guidance_line(plan), *_limits(facts, plan)))
 
 
@@ -208,6 +214,15 @@ def _positions(facts: ModelFacts, config: ResolutionTransferConfig, train: Grid,
     return wanted
 
 
+def _step(facts: ModelFacts, plan: Plan) -> Grid:
+    if plan.config.receptive_field == "none":
+        return 1, 1
+    if not facts.convolutional:
+        remedy = "none: a transformer sees the whole picture at any size"
+        raise refuse("receptive_field", f"{plan.config.receptive_field} on {facts.name}", "a UNet", remedy)
+    return steps_of(plan.scales)
+
+
 # --- the summary --------------------------------------------------------------------------------------------------
 def _size_line(facts: ModelFacts, train: Size, plan: Plan) -> str:
     (w, h), (w2, h2) = train, plan.config.target_size
@@ -216,6 +231,16 @@ def _size_line(facts: ModelFacts, train: Size, plan: Plan) -> str:
 
 
 def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
+    lines = _moved_lines(facts, plan)
+    if facts.set_before and plan.schedule != "none":
+        lines.append(
+            "schedule: set by a node before this one (ModelSamplingFlux, ModelSamplingSD3 ...), and taken as meant for "
+            "the trained size; if it was meant for the new size, take schedule none"
+        )
+    return lines
+
+
+def _moved_lines(facts: ModelFacts, plan: Plan) -> list[str]:
     if plan.schedule == "none":
         return ["schedule: unchanged" + (" (r = 1)" if plan.ratio == 1 else "")]
     if facts.schedule.kind == "flow":
@@ -235,7 +260,8 @@ def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
 
 
 def _flow_lines(facts: ModelFacts, plan: Plan) -> list[str]:
-    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x the model's own)"]
+    whose = "what a node before this one has set" if facts.set_before else "the model's own"
+    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x {whose})"]
     if facts.dynamic:
         rows, columns = plan.target
         law = flux_shift(rows * columns, *facts.dynamic)
@@ -267,6 +293,14 @@ def _guidance_line(plan: Plan) -> str:
 
 
 def _limits(facts: ModelFacts, plan: Plan) -> list[str]:
-    if not facts.convolutional or plan.ratio <= 1:
+    if not facts.convolutional:
         return []
-    return ["limits: the noise schedule does not cure repeated objects of a UNet; its receptive field stays as it was"]
+    if plan.step != (1, 1):
+        taps = f"taps of the inner convolutions {plan.step[0]} x {plan.step[1]} cells (rows, columns) apart"
+        return [f"receptive field: {taps}, so that they reach as far across the picture as in training"]
+    if plan.config.receptive_field != "none" and plan.ratio != 1:
+        return ["receptive field: unchanged, neither side is 1.5 times the trained one"]
+    if plan.ratio <= 1:
+        return []
+    remedy = "receptive_field dilate cures them" if max(plan.scales) >= 1.5 else "its receptive field stays as it was"
+    return [f"limits: the noise schedule does not cure repeated objects of a UNet; {remedy}"]

@@ -13,14 +13,14 @@ from torch import nn
 
 from ..errors import refuse
 from .plan import Plan
-from .rope import DYNAMIC, axis_angles, frequencies
+from .rope import DYNAMIC, axis_angles, frequencies, turns
 
 Named = dict[str, Any]
 _THETA = 10000.0
 """Of Wan and Cosmos, whose modules do not say it."""
 _RISING = ("ZImageTransformer2DModel", "Lumina2Transformer2DModel")
 """Networks that are told 1 - tau."""
-_THOUSANDS = ("WanTransformer3DModel",)
+_THOUSANDS = ("WanTransformer3DModel", "HiDreamImageTransformer2DModel")
 """Networks that are told 1000 tau."""
 
 
@@ -62,6 +62,10 @@ def _grid(
 
 def _from_ids(part: Any, named: Named, plan: Plan, tau: float) -> Any:
     return rotary(named["ids"], part.axes_dim, part.theta, plan, tau)
+
+
+def _hidream(part: Any, named: Named, plan: Plan, tau: float) -> Any:
+    return turns(*_angles(named["ids"], part.axes_dim, part.theta, plan, tau)).unsqueeze(2)
 
 
 def _qwen(part: Any, named: Named, plan: Plan, tau: float) -> Any:
@@ -108,7 +112,7 @@ def _cosmos(part: Any, named: Named, plan: Plan, tau: float) -> Any:
 
 _READERS: dict[str, Callable[[Any, Named, Plan, float], Any]] = {
     "FluxPosEmbed": _from_ids, "Flux2PosEmbed": _from_ids, "Krea2RotaryPosEmbed": _from_ids, "QwenEmbedRope": _qwen,
-    "WanRotaryPosEmbed": _wan, "CosmosRotaryPosEmbed": _cosmos,
+    "WanRotaryPosEmbed": _wan, "CosmosRotaryPosEmbed": _cosmos, "HiDreamImageEmbedND": _hidream,
 }  # fmt: skip
 _TABLED = {"Lumina2RotaryPosEmbed": "axes_dim", "RopeEmbedder": "axes_dims"}
 """Embeddings that look whole positions up in a table for each axis, and where they say its widths."""
@@ -174,7 +178,8 @@ class RotaryPositions(AbstractContextManager):
 def _noise_share(net: nn.Module, args: tuple, kwargs: Named) -> float:
     """tau of a forward, 1 .. 0, from what the network is told."""
     named, kind = inspect.signature(net.forward).bind(*args, **kwargs).arguments, type(net).__name__
-    t = torch.as_tensor(named.get("timestep", named.get("t")), dtype=torch.float64, device="cpu").reshape(-1)
+    timesteps = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
+    t = torch.as_tensor(timesteps, dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((t == t[0]).all()):
         raise refuse("timesteps", t.tolist(), "one for all rows", "rows at one noise level, or a mode without _dynamic")
     share = float(t[0])

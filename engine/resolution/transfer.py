@@ -12,14 +12,20 @@ import torch
 from torch import nn
 
 from ..errors import VitrineError, refuse
+from ..families import trained_size
 from ..families.family import vae_factor
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
+from .receptive import Spread, inner_convolutions
 from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
 _MOVED = "_resolution_moved"
+_OWN_AREA = ("HiDreamImageTransformer2DModel",)
+"""Networks whose pipeline in diffusers scales height and width to the area of 1024 x 1024 before it draws."""
+_ANY = 128
+"""Latents a side that diffusers writes into pipelines of every transformer, whatever it was trained at."""
 
 
 def backbone_of(pipe: Any) -> tuple[str, Any]:
@@ -37,6 +43,10 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
     """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
     backbone, factor = backbone_of(pipe)[1], _factor(pipe)
+    if type(backbone).__name__ in _OWN_AREA:
+        remedy = "use ComfyUI's Resolution Transfer Loader, or another model"
+        what = f"{type(pipe).__name__}, which draws at one area whatever it is asked for"
+        raise refuse("pipeline", what, "one that draws the size it is asked for", remedy)
     path, part = position_part(backbone)
     rotary = is_rotary(part)
     patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
@@ -69,7 +79,11 @@ def _factor(pipe: Any) -> int:
 
 
 def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
-    side = backbone.config.get("sample_size") or getattr(pipe, "default_sample_size", None)
+    """What the network's config says, else the pipeline's own number, else the family's."""
+    side, own = backbone.config.get("sample_size"), getattr(pipe, "default_sample_size", None)
+    if side is None and own in (None, _ANY) and (family := trained_size(backbone)):
+        return family
+    side = side or own
     if side is None:
         return None
     height, width = (side, side) if isinstance(side, int) else side
@@ -110,12 +124,14 @@ class Applied(AbstractContextManager):
         self.plan, self._undo = plan, list[Callable[[], None]]()
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
-            if scheduler is not pipe.scheduler or plan.positions != "keep":
+            if scheduler is not pipe.scheduler or plan.positions != "keep" or plan.step != (1, 1):
                 self._mark(pipe)
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
+            backbone = backbone_of(pipe)[1]
+            if plan.step != (1, 1):
+                self._undo.append(Spread(backbone, plan.step).close)
             if plan.positions != "keep":
-                backbone = backbone_of(pipe)[1]
                 if facts.positions.kind == "rope":
                     self._undo.append(RotaryPositions(backbone, plan).close)
                 else:
@@ -199,17 +215,23 @@ def transferred_copy(
     """
     name, backbone = backbone_of(pipe)
     new = copy.copy(pipe)
-    setattr(new, name, _branch(backbone, position_part(backbone)[0]))
+    paths = [position_part(backbone)[0]]
+    if config.receptive_field != "none" and hasattr(backbone, "down_blocks"):
+        paths += inner_convolutions(backbone)
+    setattr(new, name, _branch(backbone, [path for path in paths if path]))
     return new, apply(new, config, metadata).plan
 
 
-def _branch(module: nn.Module, path: str) -> nn.Module:
-    """A copy of ``module`` and of what lies on the way to ``path``; all tensors and all other parts are shared."""
+def _branch(module: nn.Module, paths: list[str]) -> nn.Module:
+    """A copy of ``module`` and of what lies on the way to ``paths``; all tensors and all other parts are shared."""
     new = copy.copy(module)
     for key, value in vars(module).items():
         if type(value) in (dict, OrderedDict):  # a module's tables of children and hooks; not its frozen config
             new.__dict__[key] = value.copy()
-    if path:
+    tails: dict[str, list[str]] = {}
+    for path in paths:
         head, _, tail = path.partition(".")
-        new._modules[head] = _branch(module.get_submodule(head), tail)
+        tails.setdefault(head, []).extend([tail] if tail else [])
+    for head, below in tails.items():
+        new._modules[head] = _branch(module.get_submodule(head), below)
     return new

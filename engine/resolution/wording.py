@@ -6,7 +6,7 @@ from .rope import DYNAMIC
 
 
 def sentence(
-    ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None
+    ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None, spread: bool = False
 ) -> str:  # fmt: skip
     """What was changed, why, and what was left alone.
 
@@ -14,8 +14,11 @@ def sentence(
         ratio: r.
         schedule, positions: as the plan has them.
         guidance: before and after, where Eq. 4 changed it.
+        spread: a UNet's inner convolutions are.
     """
     changed = [*_schedule(ratio, schedule), *_positions(positions)]
+    if spread:
+        changed.append("the network looks as far across the picture as in training, so that it draws things once")
     if guidance and guidance[0] != guidance[1]:
         turn = "raised" if guidance[1] > guidance[0] else "lowered"
         changed.append(f"guidance is {turn} from {guidance[0]:g} to {guidance[1]:.4g}")

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import comfy.model_sampling
 import folder_paths
 import torch
 
 from ...engine.errors import VitrineError, refuse
+from ...engine.families import trained_size
 from ...engine.resolution import ModelFacts, Plan, Positions, read_metadata, recover_grid
-from ...engine.resolution.rope import DYNAMIC, axis_angles
+from ...engine.resolution.receptive import Spread
+from ...engine.resolution.rope import DYNAMIC, axis_angles, turns
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
 from .schedule import movable_schedule, moved_sampling, own_shift
@@ -20,13 +23,8 @@ from .schedule import movable_schedule, moved_sampling, own_shift
 NONE = "(none)"
 _KEY = "vitrine.resolution"
 _FOLDERS = ("checkpoints", "diffusion_models")
-_SIDES = {
-    "_Portraits": 64, "SD15": 512, "SD20": 768, "SD21UnclipL": 768, "SD21UnclipH": 768, "SDXL": 1024, "SSD1B": 1024,
-    "Segmind_Vega": 1024, "KOALA_700M": 1024, "KOALA_1B": 1024, "SD3": 1024, "AuraFlow": 1024, "PixArtAlpha": 1024,
-    "PixArtSigma": 1024, "Flux": 1024, "FluxSchnell": 1024, "Chroma": 1024, "Lumina2": 1024, "HunyuanDiT": 1024,
-    "QwenImage": 1328,
-}  # fmt: skip
-"""Training side in pixels of ComfyUI's model classes; a checkpoint that was trained otherwise needs it said."""
+_SIDES = {"_Portraits": 64, "SD15": 512, "SD20": 768, "SDXL": 1024, "AuraFlow": 1024, "HunyuanDiT": 1024}
+"""Training side in pixels of ComfyUI's classes that no family tells apart; other checkpoints need it said."""
 
 
 def checkpoint_files() -> list[str]:
@@ -61,16 +59,27 @@ def facts_of(model: Any) -> ModelFacts:
         raise refuse("model", "one that is moved to another size already", "a model as it was loaded", remedy)
     sampling, network = model.get_model_object("model_sampling"), backbone_of(model)
     config = model.model.model_config
-    kinds = [k.__name__ for k in type(config).__mro__]
-    side = getattr(config, "trained_side", None) or next((_SIDES[k] for k in kinds if k in _SIDES), None)
     positions = _position_facts(model, network)
     patch = 1 if hasattr(network, "input_blocks") else _patch(network)
     factor = model.get_model_object("latent_format").spacial_downscale_ratio
     convolutional = hasattr(network, "input_blocks")
     return ModelFacts(
-        type(config).__name__.lstrip("_"), movable_schedule(sampling), (side, side) if side else None, factor, patch,
-        own_shift(sampling), None, positions, convolutional,
+        type(config).__name__.lstrip("_"), movable_schedule(sampling), _own_size(model, network), factor, patch,
+        own_shift(sampling), None, positions, convolutional, set_before="model_sampling" in model.object_patches,
     )  # fmt: skip
+
+
+def _own_size(model: Any, network: Any) -> tuple[int, int] | None:
+    """(width, height) in pixels that a MODEL was trained at, as far as its class says."""
+    config = model.model.model_config
+    side = vars(config).get("trained_side")  # core's configs warn of every name that they do not have
+    if side is None and (family := trained_size(network)):
+        return family
+    kinds = [k.__name__ for k in type(config).__mro__]
+    side = side or next((_SIDES[k] for k in kinds if k in _SIDES), None)
+    if "SD20" in kinds and not isinstance(model.get_model_object("model_sampling"), comfy.model_sampling.V_PREDICTION):
+        side = 512  # SD2-base predicts noise
+    return (side, side) if side else None
 
 
 def _position_facts(model: Any, network: Any) -> Positions:
@@ -120,8 +129,10 @@ def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
     clone = around_sampling(model, _KEY, _without_repeats) if clamped else model.clone()
     if plan.schedule != "none":
         clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
-    if plan.schedule != "none" or plan.positions != "keep":
+    if plan.schedule != "none" or plan.positions != "keep" or plan.step != (1, 1):
         clone.set_attachments(_KEY, True)
+    if plan.step != (1, 1):
+        clone = around_forwards(clone, f"{_KEY}.reach", lambda forward: Spread(forward.network, plan.step))
     if plan.positions != "keep":
         return _place(clone, facts, plan)
     return clone
@@ -245,20 +256,21 @@ class _Turning(torch.nn.Module):
         angles, factor = axis_angles(
             ids.float(), dims, theta, plan.positions, plan.scales, plan.train, self.clock.tau
         )  # fmt: skip
-        angle = torch.cat(angles, -1)
-        rotation = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1) * factor
-        return rotation.reshape(*angle.shape, 2, 2).float()
+        return turns(torch.cat(angles, -1), factor)
 
 
 class _Rotary(_Turning):
-    """Stands in for EmbedND: Flux, Chroma, Qwen-Image, Krea 2, Z-Image, Lumina 2, Wan."""
+    """Stands in for EmbedND: Flux, Chroma, Qwen-Image, Krea 2, Z-Image, Lumina 2, Wan, HiDream."""
 
     def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
         super().__init__(trained, plan, clock)
-        self.theta, self.axes_dim, self.dim = trained.theta, trained.axes_dim, trained.dim
+        self.theta, self.axes_dim = trained.theta, trained.axes_dim
+        # HiDream has an EmbedND of its own, which does not say its width and leaves the heads' axis behind the tokens'.
+        self.heads = 1 if hasattr(trained, "dim") else 2
+        self.dim = getattr(trained, "dim", sum(trained.axes_dim))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.rotations(ids, self.axes_dim, self.theta).unsqueeze(1)
+        return self.rotations(ids, self.axes_dim, self.theta).unsqueeze(self.heads)
 
 
 class _Video(_Turning):

@@ -8,7 +8,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.resolution import ModelFacts, Positions, ResolutionTransferConfig, plan_transfer
+from vitrine.engine.resolution import Applied, ModelFacts, Positions, ResolutionTransferConfig, plan_transfer
 from vitrine.engine.resolution.rope import ROPE_MODES
 from vitrine.engine.resolution.rotary import RotaryPositions
 from vitrine.engine.schedule import NoiseSchedule
@@ -16,10 +16,19 @@ from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twi
 
 FAMILIES = {"flux2": "Flux.2", "qwen_image": "Qwen-Image", "z_image": "Z-Image", "lumina2": "Lumina 2",
             "chroma": "Chroma (and Flux.1, whose embedding is the same class)", "krea2": "Krea 2", "anima": "Anima",
-            "wan": "Wan"}  # fmt: skip
+            "wan": "Wan", "hidream": "HiDream"}  # fmt: skip
+SIZES = {"hidream": (12, 12)}
+"""Latents (h, w) where a twin's own have no half and third in whole tokens."""
 LIMIT = 1e-5
 PAGE = Path(__file__).parents[2] / "docs" / "any_size.md"
-measured = {}
+measured, shifts, untouched = {}, {}, {}
+
+
+class Parts:
+    """What a transfer takes of a diffusers pipeline: a network and a scheduler."""
+
+    def __init__(self, transformer):
+        self.transformer, self.scheduler = transformer, FlowMatchEulerDiscreteScheduler(shift=3.0)
 
 
 class Family:
@@ -31,6 +40,8 @@ class Family:
         self.name, self.net = name, network(name)
         self.model = comfyui_model(name, comfyui_twin(name, self.net))
         self.x, self.t, cond = inputs(name, 1)
+        if name in SIZES:
+            self.x = torch.randn(*self.x.shape[:-2], *SIZES[name], generator=torch.Generator().manual_seed(5))
         format = self.model.get_model_object("latent_format")
         self.latents = self.x[:, :, None] if format.latent_dimensions == 3 and self.x.ndim == 4 else self.x
         with torch.inference_mode():
@@ -42,10 +53,12 @@ class Family:
         self.rows, self.columns = (side * factor for side in self.x.shape[-2:])
         self.train = (self.columns // 3, self.rows // 2)
 
+    def facts(self):
+        return ModelFacts(self.name, NoiseSchedule.flow(), self.train, 8, 2, positions=Positions("rope"))
+
     def plan(self, mode, target=None, train=None):
-        facts = ModelFacts(self.name, NoiseSchedule.flow(), self.train, 8, 2, positions=Positions("rope"))
         target = target or (self.columns, self.rows)
-        return plan_transfer(facts, ResolutionTransferConfig(target, train, pos_embed=mode))
+        return plan_transfer(self.facts(), ResolutionTransferConfig(target, train, pos_embed=mode))
 
     def ours(self, t=None):
         with torch.no_grad(), EqualEpsilon(self.name, self.net):
@@ -95,14 +108,17 @@ def test_both_libraries_agree_and_something_changes(comfy, family, mode):
 
 
 def test_nothing_changes_at_the_trained_size(comfy, family):
-    size = family.columns, family.rows
-    before, theirs = family.ours(), family.theirs(family.model)
+    size, pipe = (family.columns, family.rows), Parts(family.net)
+    scheduler, before, theirs = pipe.scheduler, family.ours(), family.theirs(family.model)
+    with Applied(pipe, family.plan("rope_pi"), family.facts()):
+        assert pipe.scheduler is not scheduler and drift(family.ours(), before) > 5 * LIMIT, "the block does act"
     for mode in ROPE_MODES:
-        assert family.plan(mode, size, size).positions == "keep"
+        with Applied(pipe, family.plan(mode, size, size), family.facts()):
+            assert pipe.scheduler is scheduler and torch.equal(family.ours(), before)
         model, _, report = family.transferred(comfy, mode, train=size, schedule="resample")
         assert not model.object_patches and "nothing is changed" in report
         assert torch.equal(family.theirs(model), theirs)
-    assert torch.equal(family.ours(), before)
+    untouched[family.name] = True
 
 
 def test_each_axis_has_its_own_scale(family):
@@ -126,7 +142,17 @@ def test_shift_and_its_composition(comfy, family):
 
     model, _, report = family.transferred(comfy, "auto", schedule="resample")
     old, new = (own_shift(m.get_model_object("model_sampling")) for m in (family.model, model))
+    pipe = Parts(family.net)
+    with Applied(pipe, family.plan("rope_pi"), family.facts()):
+        pipe.scheduler.set_timesteps(4)
+        ours = pipe.scheduler.sigmas[:-1].double()
+    levels = pipe.scheduler
+    levels.set_timesteps(4)
+    plain = levels.sigmas[:-1].double()
+    times = float(((ours / (1 - ours)) / (plain / (1 - plain)))[1:].mean())
     assert new == pytest.approx(old * 6**0.5) and f"{new:.4g}" in report
+    assert times == pytest.approx(6**0.5, rel=1e-5), "diffusers' steps have the same odds of noise, r times the old"
+    shifts[family.name] = new / old, times
     assert "in short" in report.splitlines()[0] and "left alone: the weights" in report
 
 
@@ -162,7 +188,7 @@ def test_scale_rope_is_refused_before_and_behind(comfy, family):
 
 def test_the_table_is_written():
     """One row a family: agreement of the doors / size of the change, largest over each kind of mode."""
-    if len(measured) < len(FAMILIES) * len(ROPE_MODES):
+    if len(measured) < len(FAMILIES) * len(ROPE_MODES) or len(shifts) < len(FAMILIES):
         pytest.skip("runs with the whole file")
     rows = []
     for name, title in FAMILIES.items():
@@ -170,7 +196,9 @@ def test_the_table_is_written():
         for dynamic in (False, True):
             pairs = [v for (n, m), v in measured.items() if n == name and m.endswith("_dynamic") == dynamic]
             cells.append("✓" if all(a <= LIMIT < c for a, c in pairs) else "✗")
-        rows.append(f"| {title} | {' | '.join(cells)} | r x its own | bit for bit |")
+        alike = all(abs(t / 6**0.5 - 1) < LIMIT for t in shifts[name])
+        cells += ["r x its own" if alike else "✗", "bit for bit" if untouched.get(name) else "✗"]
+        rows.append(f"| {title} | {' | '.join(cells)} |")
     table = "\n".join(["| family | static (PI, NTK, YaRN) | timestep-dependent | shift | at the trained size |",
                        "|---|---|---|---|---|", *rows])  # fmt: skip
     start, end = "<!-- table -->", "<!-- end of table -->"

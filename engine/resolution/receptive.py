@@ -1,0 +1,100 @@
+"""The receptive field of a UNet in a larger picture: its inner convolutions see as much of the picture as in training.
+
+A convolution of 3 x 3 reaches one cell far whatever the size, so in a picture twice as large the network sees half as
+much of it at once and draws what it knows several times: two heads. Spread to every second cell it reaches as far as in
+training. The outermost level, which draws edges and skin, keeps its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+
+RECEPTIVE = ("none", "dilate")
+
+
+def steps_of(scales: tuple[float, float]) -> tuple[int, int]:
+    """(rows, columns): the whole number of cells between the taps of a spread convolution, nearest to each scale.
+
+    1 where the picture is not clearly larger (below 1.5 times): there nothing is spread.
+    """
+    rows, columns = (max(1, int(scale + 0.5)) for scale in scales)
+    return rows, columns
+
+
+def inner_convolutions(net: nn.Module) -> list[str]:
+    """Paths of the 3 x 3 convolutions of step 1 in every level of a UNet but the outermost, of either library.
+
+    For SD1.x these are the ones that ScaleCrafter spreads at twice the size (He et al. 2024, arXiv 2310.07702: down
+    1-3, middle, up 0-2); it takes fewer of SDXL.
+    """
+    found = []
+    for prefix in _inner_blocks(net):
+        for path, module in net.get_submodule(prefix).named_modules(prefix=prefix):
+            if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3) and module.stride == (1, 1):
+                found.append(path)
+    return found
+
+
+def _inner_blocks(net: Any) -> Iterator[str]:
+    """Paths of what lies between the first halving and the last doubling, both included."""
+    if hasattr(net, "down_blocks"):
+        yield from (f"down_blocks.{k}" for k in range(1, len(net.down_blocks)))
+        if net.mid_block is not None:
+            yield "mid_block"
+        yield from (f"up_blocks.{k}" for k in range(len(net.up_blocks) - 1))
+        return
+    halvings = [k for k, block in enumerate(net.input_blocks) if any(_halves(m) for m in block.modules())]
+    doublings = [k for k, block in enumerate(net.output_blocks) if any(_doubles(m) for m in block)]
+    if not halvings:
+        return
+    yield from (f"input_blocks.{k}" for k in range(halvings[0], len(net.input_blocks)))
+    yield "middle_block"
+    yield from (f"output_blocks.{k}" for k in range(doublings[-1] + 1))
+
+
+def _halves(module: nn.Module) -> bool:
+    return isinstance(module, nn.Conv2d) and module.stride == (2, 2)
+
+
+def _doubles(module: nn.Module) -> bool:
+    return type(module).__name__ == "Upsample"
+
+
+class Spread(AbstractContextManager):
+    """Convolutions spread from construction until :meth:`close`; no weight is touched.
+
+    Args:
+        net: a UNet of either library.
+        step: (rows, columns) as :func:`steps_of` has it.
+    """
+
+    def __init__(self, net: nn.Module, step: tuple[int, int]) -> None:
+        self._undo = list[Callable[[], None]]()
+        for path in inner_convolutions(net):
+            self._spread(net.get_submodule(path), step)
+
+    def _spread(self, conv: Any, step: tuple[int, int]) -> None:
+        # He et al. 2024 (ScaleCrafter), re-dilation: taps d cells apart; the padding grows with them, so that the size stays
+        rows, columns = step
+        changes: dict[str, Any] = {"dilation": step, "padding": step}
+        changes["_reversed_padding_repeated_twice"] = [columns, columns, rows, rows]  # read by other modes than zeros
+        for name, value in changes.items():
+            self._undo.append(_putting_back(conv, name))
+            setattr(conv, name, value)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Put everything back; harmless twice."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _putting_back(owner: Any, name: str) -> Callable[[], None]:
+    old = getattr(owner, name)
+    return lambda: setattr(owner, name, old)
