@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import Portraits
