@@ -100,10 +100,12 @@ class FlowPortraits:
         """
         from diffusers import FluxPipeline
 
-        return FluxPipeline(
+        pipe = FluxPipeline(
             scheduler=self.scheduler, vae=self.vae, transformer=self.transformer, text_encoder=self.text_encoder,
             tokenizer=self.tokenizer, text_encoder_2=self.text_encoder, tokenizer_2=self.tokenizer,
         )  # fmt: skip
+        pipe.default_sample_size = SIDE // pipe.vae_scale_factor
+        return pipe
 
 
 def build_flow_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> FlowPortraits:
