@@ -73,15 +73,7 @@ def test_of_a_flow_it_is_one_step_of_the_stock_pipeline(case):
     if not isinstance(stock.scheduler, FlowMatchEulerDiscreteScheduler):
         pytest.skip("PixArt predicts noise; the test above holds it to the engine")
     name = "true_cfg_scale" if "true_cfg_scale" in told else "guidance_scale"
-    off = (
-        0.0
-        if type(stock).__name__ in ("ZImagePipeline", "Krea2Pipeline")
-        else 3.5
-        if "Flux" in type(stock).__name__
-        else 1.0
-    )
-    if type(stock).__name__.startswith("Flux2"):
-        off = 1.0
+    off = {"ZImagePipeline": 0.0, "Krea2Pipeline": 0.0, "FluxPipeline": 3.5}.get(type(stock).__name__, 1.0)
     handle = stock.transformer.register_forward_pre_hook(hides, with_kwargs=True)
     with torch.no_grad():
         how = told | SIZE | {"num_inference_steps": 1, name: off, "generator": torch.Generator().manual_seed(3)}
