@@ -10,6 +10,9 @@ import torch
 
 from .errors import refuse
 
+MASK = "encoder_attention_mask"
+"""The part of a Condition's ``extra`` that says which text tokens are no padding: (B, T), 1 or 0."""
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -52,6 +55,24 @@ class Condition:
         """Casts the text. What ``extra`` holds keeps its dtype: half precision would round sizes."""
         text, pooled = (None if v is None else v.to(dtype) for v in (self.text, self.pooled))
         return Condition(text, pooled, self.extra, self.fixed)
+
+    def alike(self, other: Condition) -> bool:
+        """Whether rows of both fit into one batch: the same parts, of the same sizes."""
+
+        def sizes(cond: Condition) -> dict[str, torch.Size | None]:
+            parts = {"text": cond.text, "pooled": cond.pooled} | cond.extra
+            return {name: None if part is None else part.shape[1:] for name, part in parts.items()}
+
+        return sizes(self) == sizes(other) and self.fixed == other.fixed
+
+    def padded(self, length: int) -> Condition:
+        """The same with ``length`` text tokens, the further ones zeros that the mask hides."""
+        assert self.text is not None
+        short = length - self.text.shape[1]
+        mask = self.extra.get(MASK, torch.ones(self.text.shape[:2], dtype=torch.long, device=self.text.device))
+        text = torch.nn.functional.pad(self.text, (0,) * 2 * (self.text.ndim - 2) + (0, short))
+        extra = self.extra | {MASK: torch.nn.functional.pad(mask, (0, short))}
+        return Condition(text, self.pooled, extra, self.fixed)
 
     @staticmethod
     def batch(conditions: Sequence[Condition]) -> Condition:

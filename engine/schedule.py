@@ -139,6 +139,11 @@ class NoiseSchedule:
         return (signal * x + level * eps).to(x0.dtype)
 
     @property
+    def last(self) -> int:
+        """The timestep of most noise: T - 1 (``vp``) or T (``flow``)."""
+        return self.steps if self.kind == "flow" else self.steps - 1
+
+    @property
     def _every(self) -> int:
         """Timesteps for each row of the table."""
         return self.steps // len(self.log_sigmas)
@@ -159,7 +164,7 @@ class NoiseSchedule:
         t = wide(t)
         if t.device.type != "cpu":
             return t  # to look at it would be to wait for it
-        last = self.steps if self.kind == "flow" else self.steps - 1
+        last = self.last
         if not math.isfinite(float(t.sum())) or bool((t < 0).any()) or bool((t > last).any()):
             raise refuse("timestep", t.tolist(), f"0 <= t <= {last}", "t is the network's own timestep")
         return t

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from .condition import Condition
+from .errors import refuse
 from .ownership import sole_owner
 from .processes import ALONE, Workers
 from .progress import Progress, silent
@@ -54,7 +55,8 @@ class StoredText:
             workers: processes that share the chunks and see the folder.
 
         Raises:
-            VitrineError: If the folder holds another list, or another run encodes there.
+            VitrineError: If the folder holds another list, another run encodes there, or the pipeline encodes prompts
+                at lengths of their own.
         """
         row = encode(texts[:1]).to("cpu")
         with nullcontext() if workers.index else sole_owner(folder):
@@ -65,7 +67,11 @@ class StoredText:
             for number, start in enumerate(own):
                 chunk = texts[start : start + CHUNK]
                 if not table.done[start : start + len(chunk)].all():
-                    parts = [part.to("cpu").float().flatten(1) for _, part in _parts(encode(chunk))]
+                    cond = encode(chunk)
+                    if not cond.alike(row):
+                        shown = "text states of unequal length"
+                        raise refuse("prompts", shown, "states of one length in a folder", "allow more memory")
+                    parts = [part.to("cpu").float().flatten(1) for _, part in _parts(cond)]
                     table.write(start, torch.cat(parts, 1))
                 progress(number + 1, len(own))
             workers.meet()
@@ -73,8 +79,15 @@ class StoredText:
 
 
 def in_memory(texts: Sequence[str], encode: Encode) -> Condition:
-    """All at once; the same numbers as :meth:`StoredText.encoded` gives."""
-    return Condition.batch([encode(texts[i : i + CHUNK]).to("cpu") for i in range(0, len(texts), CHUNK)])
+    """All at once; the same numbers as :meth:`StoredText.encoded` gives.
+
+    Pipelines that encode each prompt at its own length also read which tokens are padding: shorter chunks are padded.
+    """
+    chunks = [encode(texts[i : i + CHUNK]).to("cpu") for i in range(0, len(texts), CHUNK)]
+    if all(chunk.alike(chunks[0]) for chunk in chunks):
+        return Condition.batch(chunks)
+    length = max(chunk.text.shape[1] for chunk in chunks if chunk.text is not None)
+    return Condition.batch([chunk.padded(length) for chunk in chunks])
 
 
 def row_bytes(row: Condition) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
 from .comfy.emd import bases, distil, refuse_guidance_input, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
-from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of
+from .comfy.model import backbone_of, blank_latents, differentiable, latent_of, loading_denoiser_of
 from .comfy.progress import progress
 
 CATEGORY = "Vitrine/emd"
@@ -234,7 +235,8 @@ class EMDMCMCCorrect(io.ComfyNode):
         null = None if empty is None else condition_of(runner, empty, start)
         networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))
         seeds = [seed + i for i in range(len(start))]
-        with torch.inference_mode(not z_step_size), torch.no_grad():  # a z that moves needs gradients of the generator
+        # a z that moves needs gradients of the generator
+        with torch.inference_mode(not z_step_size), torch.no_grad(), differentiable() if z_step_size else nullcontext():
             if z_step_size:
                 start, cond = start.clone(), cond.to(start.device, copy=True)
                 null = None if null is None else null.to(start.device, copy=True)

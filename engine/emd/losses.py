@@ -60,7 +60,11 @@ def _guided_eps(
     teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition, guidance: float
 ) -> torch.Tensor:
     rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
-    both = Condition.batch([cond, null.take(rows)])
+    null = null.take(rows)
+    if not cond.alike(null):  # a shorter text would have to be padded, and not every network can be told so
+        eps = (teacher.predict(x, t, text).eps for text in (null, cond))
+        return guide(*eps, guidance)
+    both = Condition.batch([cond, null])
     conditional, unconditional = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
     return guide(unconditional, conditional, guidance)
 

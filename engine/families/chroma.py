@@ -21,7 +21,7 @@ from ..attention import text_bias
 from ..condition import Condition
 from . import flux
 from .family import Family, Inputs, Latent, Side, Tokens, square
-from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
+from .packing import MASK, flow_time, grid_ids, masked, pack, text_length, text_of, unpack
 
 WEIGHTS = flux.WEIGHTS | {
     "distilled_guidance_layer.layers.*.linear_1": "distilled_guidance_layer.layers.*.in_layer",
@@ -55,7 +55,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through ChromaPipeline's own ``encode_prompt``."""
-    text, _, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False)
+    length = text_length(pipe.text_encoder, 512)
+    text, _, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=length)
     return masked(text, mask)
 
 

@@ -24,7 +24,7 @@ from ..condition import Condition
 from ..site import AdaLN, Columns, ModuleSite, Site
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import QKV, block_input, fused_stream, joint_map, norm_at, part, split_stream
-from .packing import flow_time, grid_ids, pack, text_of, unpack
+from .packing import flow_time, grid_ids, pack, text_length, text_of, unpack
 
 WEIGHTS = {
     "transformer_blocks": "double_blocks",
@@ -220,7 +220,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through FluxPipeline's own ``encode_prompt``, with its usual guidance."""
-    text, pooled, _ = pipe.encode_prompt(prompts, None)
+    length = text_length(pipe.text_encoder_2, 512)
+    text, pooled, _ = pipe.encode_prompt(prompts, None, max_sequence_length=length)
     guided = pipe.transformer.config.guidance_embeds
     return Condition(text, pooled, {"guidance": torch.full((len(text),), 3.5)} if guided else {})
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from ..condition import Condition
+from ..condition import MASK, Condition
 from ..errors import refuse
-
-MASK = "encoder_attention_mask"
-"""The part of a Condition that says which text tokens are no padding: (B, T), 1 or 0."""
 
 
 def pack(x: torch.Tensor, patch: int = 2) -> torch.Tensor:
@@ -49,6 +47,14 @@ def text_of(cond: Condition) -> torch.Tensor:
     if cond.text is None:
         raise refuse("condition", "no text", "Condition(text=(B, T, C))", "encode the prompt first")
     return cond.text
+
+
+def text_length(encoder: Any, usual: int) -> int:
+    """The tokens that an encoder is to read: ``usual``, or fewer where it has positions for no more.
+
+    T5 has none of its own; a text encoder of CLIP's kind in its place (the flow portraits) stops at its last one.
+    """
+    return min(usual, getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or usual)
 
 
 def whole(text: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, part
+from .packing import text_length
 
 
 def _map(address: str, path: str, query: str, key: str, **more: Any) -> MapSite:
@@ -81,7 +82,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through PixArt's own ``encode_prompt``; models that are told sizes are told this one."""
-    text, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False)
+    length = text_length(pipe.text_encoder, 120)
+    text, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=length)
     extra = {"encoder_attention_mask": mask}
     if pipe.transformer.use_additional_conditions:
         extra["resolution"] = torch.tensor([[float(height), float(width)]]).repeat(len(text), 1)

@@ -15,6 +15,7 @@ from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, fused_stream, joint_map, part, split_stream
+from .packing import text_length
 
 WEIGHTS = {
     "transformer_blocks": "joint_blocks",
@@ -127,7 +128,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through StableDiffusion3Pipeline's own ``encode_prompt``."""
-    text, _, pooled, _ = pipe.encode_prompt(prompts, None, None, do_classifier_free_guidance=False)
+    how = {"do_classifier_free_guidance": False, "max_sequence_length": text_length(pipe.text_encoder_3, 256)}
+    text, _, pooled, _ = pipe.encode_prompt(prompts, None, None, **how)
     return Condition(text, pooled)
 
 

@@ -27,7 +27,7 @@ from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
 from .family import Family, Latent, Side, per_channel, per_channel_unscaled
-from .packing import text_of
+from .packing import text_length, text_of
 
 WEIGHTS = {
     "attn1": "self_attn",
@@ -93,7 +93,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through WanPipeline's own ``encode_prompt``."""
-    return Condition(pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=512)[0])
+    length = text_length(pipe.text_encoder, 512)
+    return Condition(pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=length)[0])
 
 
 def strangeness(net: Any) -> tuple[str, str] | None:

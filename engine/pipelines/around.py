@@ -4,7 +4,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diffusers import DiffusionPipeline
@@ -110,13 +110,33 @@ class AroundPipeline(SharedPipeline):
         height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
         return height * source.vae_scale_factor, width * source.vae_scale_factor
 
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
-        """Text condition with one row for each prompt, for pictures of that many pixels."""
+    def _condition(
+        self, prompts: list[str], height: int, width: int, texts: Mapping[str, Any] | None = None
+    ) -> Condition:
+        """Text condition with one row for each prompt, for pictures of that many pixels.
+
+        Args:
+            texts: instead of ``prompts``, what the other pipeline's ``encode_prompt`` takes for encoded ones.
+        """
         if getattr(self, "unet", None) is not None:
             return encoded(self._source, list(prompts), (height, width))
         family = family_of(self.transformer)
         assert family.condition is not None
-        return family.condition(self._source, list(prompts), height, width)  # some pipelines write into the list
+        source = self._source if texts is None else _Encoded(self._source, texts)
+        return family.condition(source, list(prompts), height, width)  # some pipelines write into the list
+
+
+class _Encoded:
+    """A pipeline whose prompts are encoded already: its ``encode_prompt`` makes of them what it makes of its own."""
+
+    def __init__(self, source: Any, texts: Mapping[str, Any]) -> None:
+        self._source, self._texts = source, texts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def encode_prompt(self, *prompts: Any, **how: Any) -> Any:
+        return self._source.encode_prompt(*[None for _ in prompts], **how, **self._texts)
 
 
 def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:

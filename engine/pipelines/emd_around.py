@@ -3,6 +3,7 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from ..errors import refuse
 from .around import AroundPipeline
 from .emd_tools import OneStepTools
 
+_MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
+
 
 class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
     """Any transformer of a known family as a one-step student; of a flow, x0 = z - v(z, t*) at t* = 1000.
@@ -22,10 +25,14 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
     ::
 
         pipe = EMDOneStepPipeline.from_pipe(FluxPipeline.from_pretrained("path/to/schnell"))
-        images = pipe("a prompt", seeds=[0], contract=StudentContract(timestep=1000.0)).images
+        images = pipe("a prompt", seeds=[0]).images
+
+    Encoded prompts are taken with what the other pipeline's call takes beside them: ``pooled_prompt_embeds``,
+    ``prompt_embeds_mask`` or ``prompt_attention_mask``.
     """
 
     model_cpu_offload_seq = "vae->transformer"
+    _masks = _MASKS
 
     def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
         super().__init__()
@@ -55,15 +62,30 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         raise refuse("student", f"{name}, which is no LoRA", "a LoRA", remedy)
 
     def _prompted(
-        self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
-        pooled: torch.Tensor | None = None,
+        self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: Any = None,
+        pooled: torch.Tensor | None = None, **masks: torch.Tensor,
     ) -> Condition:  # fmt: skip
-        if embeds is not None or prompts is None:
-            raise refuse("prompt_embeds", "a tensor", "none: its pipeline encodes more than one text", "pass prompts")
-        return self._condition(list(prompts), *size)
+        if embeds is None:
+            self._refuse_without_encoder("prompt")
+            return self._condition(list(prompts or []), *size)
+        texts = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled} | masks
+        texts = {name: value for name, value in texts.items() if value is not None}
+        source, takes = self._source, inspect.signature(self._source.encode_prompt).parameters
+        belong = [name for name in ("prompt_embeds", "pooled_prompt_embeds", *_MASKS) if name in takes]
+        missing = {"pooled_prompt_embeds", "prompt_embeds_mask"} & set(belong) - set(texts)
+        if set(texts) - set(takes) or missing:
+            remedy = "as its encode_prompt gives them"
+            raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
+        return self._condition([], *size, texts)
 
     def _unprompted(self, size: tuple[int, int]) -> Condition:
+        self._refuse_without_encoder("guidance of the repair")
         return self._condition([""], *size)
+
+    def _refuse_without_encoder(self, what: str) -> None:
+        if getattr(self._source, "text_encoder", None) is None:
+            shown = f"a text, and {type(self._source).__name__} without a text encoder"
+            raise refuse(what, shown, "a pipeline with one", "pass prompt_embeds= and what belongs to them")
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
         factor, patch = self.vae_scale_factor, self._latent.patch

@@ -6,7 +6,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
@@ -55,7 +55,10 @@ class OneStepTools(SharedPipeline):
         "eta": "there is one step",
         "callback_on_step_end": "there is one step; progress= follows a correction",
         "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+        "max_sequence_length": "prompts are read to the text encoder's end",
     }
+    _masks: ClassVar[tuple[str, ...]] = ()
+    """Arguments of a call that belong to encoded prompts."""
 
     @property
     def _network(self) -> Any:
@@ -72,7 +75,7 @@ class OneStepTools(SharedPipeline):
 
     def _prompted(
         self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
-        pooled: torch.Tensor | None = None,
+        pooled: torch.Tensor | None = None, **masks: torch.Tensor,
     ) -> Condition:  # fmt: skip
         """One row for each prompt, for pictures of ``size`` (height, width) in pixels."""
         return encoded(self, prompts, size, embeds, pooled)
@@ -80,6 +83,13 @@ class OneStepTools(SharedPipeline):
     def _unprompted(self, size: tuple[int, int]) -> Condition:
         """What guidance starts from, one row."""
         return empty_prompt(self, size)
+
+    def _unprompted_for(
+        self, correction: CorrectConfig, contract: StudentContract, size: tuple[int, int]
+    ) -> Condition | None:
+        """The same for a repair that is guided; a pipeline without text encoders can do the others."""
+        guidance = correction.guidance or contract.trained_guidance or 1.0
+        return None if guidance == 1 else self._unprompted(size)
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
@@ -148,7 +158,7 @@ class OneStepTools(SharedPipeline):
         Args:
             prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
             seeds: one for each picture; default 0, 1, ... for the prompts.
-            contract: t* and noise convention; by default 999 and unit.
+            contract: t* and noise convention; by default unit, and t* where all is noise: 999, of a flow 1000.
             generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
             prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
@@ -165,14 +175,15 @@ class OneStepTools(SharedPipeline):
             VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's contract has another size,
                 a correction lacks its networks or seeds, or an argument is not one of these.
         """
-        self._refuse_arguments(unknown)
+        masks = {name: unknown.pop(name) for name in self._masks if name in unknown}
+        self._refuse_arguments(unknown, self._masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
         if correction is not None and (teacher is None or score is None):
             raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
         if correction is not None and generator is not None:
             raise refuse("correction", "with a generator", "with seeds", "its chain draws noise again and again")
-        contract = contract or StudentContract()
+        contract = contract or StudentContract(timestep=float(Denoiser.from_diffusers(self).schedule.last))
         check_network(contract, self._network)
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
@@ -185,13 +196,13 @@ class OneStepTools(SharedPipeline):
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
             z = z.to(self._execution_device)
             size = (shape[-2] * self.vae_scale_factor, shape[-1] * self.vae_scale_factor)
-            cond = self._prompted(prompts, size, prompt_embeds, pooled_prompt_embeds)
+            cond = self._prompted(prompts, size, prompt_embeds, pooled_prompt_embeds, **masks)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
             student = Denoiser.from_diffusers(self)
             if correction is None or teacher is None or score is None:
                 x0 = one_step(student, z, cond, contract)
             else:
-                networks, null = Networks(student, teacher, score), self._unprompted(size)
+                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, contract, size)
                 with onloaded(self._network):
                     x0, _ = correct(
                         networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress

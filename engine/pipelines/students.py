@@ -7,7 +7,7 @@ from typing import Any
 from ..emd.students import StudentSampling, check_student, known
 from ..errors import refuse
 
-CFG_ZERO = ("ZImagePipeline",)
+CFG_ZERO = ("ZImagePipeline", "Krea2Pipeline")
 """Pipelines whose guidance scale of 0 is none at all."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import comfy.model_base
@@ -107,6 +108,22 @@ def allow_gradients(model: Any) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_inference():
                 module._buffers[name] = buffer.clone()
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """For gradients towards a network's inputs, forward and backward: around both, outside inference mode.
+
+    Core's rotary kernel has no derivative, its training path has; and Flux's blocks write over what was kept for the
+    backward pass.
+    """
+    before = comfy.model_management.in_training
+    comfy.model_management.in_training = True
+    try:
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            yield
+    finally:
+        comfy.model_management.in_training = before
 
 
 # --- latents ------------------------------------------------------------------------------------------------------

@@ -10,16 +10,18 @@ from vitrine.engine.emd import CorrectConfig, Networks, StudentContract, correct
 from vitrine.engine.emd.few_steps import few_steps
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
+from vitrine.engine.families.packing import masked
 from vitrine.engine.files import save_safetensors
 from vitrine.engine.noise import seeded_noise
 from vitrine.engine.pipelines import EMDOneStepPipeline, EMDOneStepTransformerPipeline
-from vitrine_tests.pipelines.encoded import READING, source
+from vitrine.engine.portraits.flow import load_flow_portraits
+from vitrine_tests.pipelines.encoded import SOURCES, source
 from vitrine_tests.pipelines.test_family_taps import by_hand
 
 PROMPT = "a photo of a cat"
 SIZE = {"height": 64, "width": 64}
 FIRST = StudentContract(timestep=1000.0)
-STILL = [name for name in READING if name != "sdxl"]
+STILL = [name for name in SOURCES if name != "sdxl"]
 
 
 @pytest.fixture(scope="module", params=STILL)
@@ -28,13 +30,19 @@ def case(request):
     return stock, told, EMDOneStepPipeline.from_pipe(stock)
 
 
-def text(stock, prompt=PROMPT):
+def text(stock, told, prompt=PROMPT):
+    if "prompt_embeds" in told:
+        return masked(told["prompt_embeds"], told.get("prompt_embeds_mask", told.get("prompt_attention_mask")))
     with torch.no_grad():
         return family_of(stock.transformer).condition(stock, [prompt], 64, 64)
 
 
-def latents(pipe, *args, **more):
-    return pipe(*args, **SIZE | {"output_type": "latent"} | more).images
+def latents(pipe, told, *args, **more):
+    return pipe(told.get("prompt"), *args, **SIZE | {"output_type": "latent"} | encodings(told) | more).images
+
+
+def encodings(told):
+    return {name: value for name, value in told.items() if name.startswith("prompt_")}
 
 
 def hides(net, args, kwargs):
@@ -45,19 +53,19 @@ def hides(net, args, kwargs):
 
 
 def test_one_call_is_the_engines(case):
-    stock, _, pipe = case
+    stock, told, pipe = case
     assert isinstance(pipe, EMDOneStepTransformerPipeline)
     contract, calls = StudentContract(timestep=700.0), []
     handle = stock.transformer.register_forward_pre_hook(lambda *a: calls.append(1))
-    both = latents(pipe, PROMPT, [3, 4], contract)
+    both = latents(pipe, told, [3, 4], contract)
     handle.remove()
     assert len(calls) == 1
     z = seeded_noise([3, 4], tuple(both.shape[1:]))
     with torch.no_grad():
-        cond = text(stock).take(torch.zeros(2, dtype=torch.long))
+        cond = text(stock, told).take(torch.zeros(2, dtype=torch.long))
         wanted = one_step(Denoiser.from_diffusers(stock), z, cond, contract)
     assert torch.equal(both, wanted)
-    torch.testing.assert_close(latents(pipe, PROMPT, [4], contract)[0], both[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(latents(pipe, told, [4], contract)[0], both[1], rtol=1e-4, atol=1e-4)
 
 
 def test_of_a_flow_it_is_one_step_of_the_stock_pipeline(case):
@@ -65,15 +73,13 @@ def test_of_a_flow_it_is_one_step_of_the_stock_pipeline(case):
     if not isinstance(stock.scheduler, FlowMatchEulerDiscreteScheduler):
         pytest.skip("PixArt predicts noise; the test above holds it to the engine")
     name = "true_cfg_scale" if "true_cfg_scale" in told else "guidance_scale"
-    off = 0.0 if type(stock).__name__ in ("ZImagePipeline",) else 3.5 if "Flux" in type(stock).__name__ else 1.0
-    if type(stock).__name__.startswith("Flux2"):
-        off = 1.0
+    off = {"ZImagePipeline": 0.0, "Krea2Pipeline": 0.0, "FluxPipeline": 3.5}.get(type(stock).__name__, 1.0)
     handle = stock.transformer.register_forward_pre_hook(hides, with_kwargs=True)
     with torch.no_grad():
         how = told | SIZE | {"num_inference_steps": 1, name: off, "generator": torch.Generator().manual_seed(3)}
         stock_picture = stock(**how | {"output_type": "pt"})[0]
     handle.remove()
-    picture = pipe(PROMPT, [3], FIRST, output_type="pt", **SIZE).images
+    picture = latents(pipe, told, [3], output_type="pt")  # t* is 1000 unless a contract says otherwise
     torch.testing.assert_close(picture, stock_picture.reshape(picture.shape), rtol=0, atol=2e-5)
 
 
@@ -91,12 +97,12 @@ def test_unless_a_size_is_asked_for_it_is_the_stock_pipelines(case):
     if "StableDiffusion3" in type(stock).__name__ or "PixArt" in type(stock).__name__:
         height = width = 16 * 8  # of the network's own sample_size
     f = pipe.vae_scale_factor
-    assert pipe._shape(FIRST, None, None)[1:] == (height // f, width // f)
-    assert pipe._shape(FIRST, 64, None)[1:] == (64 // f, width // f)
+    assert pipe._shape(StudentContract(), None, None)[1:] == (height // f, width // f)
+    assert pipe._shape(StudentContract(), 64, None)[1:] == (64 // f, width // f)
 
 
 def test_repair_is_the_engines(case):
-    stock, _, pipe = case
+    stock, told, pipe = case
     other = copy.deepcopy(stock.transformer)
     with torch.no_grad():
         for p in other.parameters():
@@ -104,10 +110,19 @@ def test_repair_is_the_engines(case):
     teacher = Denoiser.from_diffusers(stock)
     score = Denoiser.from_diffusers(other, stock.scheduler)
     config, t = CorrectConfig(2, timestep=400.0), StudentContract(timestep=700.0)
-    found = latents(pipe, PROMPT, [3], t, correction=config, teacher=teacher, score=score)
+    found = latents(pipe, told, [3], t, correction=config, teacher=teacher, score=score)
     z = seeded_noise([3], tuple(found.shape[1:]))
-    wanted, _ = correct(Networks(teacher, teacher, score), z, text(stock), t, config, [3], text(stock, ""))
-    assert torch.equal(found, wanted) and not torch.equal(found, latents(pipe, PROMPT, [3], t))
+    wanted, _ = correct(Networks(teacher, teacher, score), z, text(stock, told), t, config, [3])
+    assert torch.equal(found, wanted) and not torch.equal(found, latents(pipe, told, [3], t))
+    guided = {"correction": CorrectConfig(2, timestep=400.0, guidance=2.0), "teacher": teacher, "score": score}
+    if "prompt_embeds" in told:
+        with pytest.raises(VitrineError, match="guidance of the repair: given a text, and"):
+            latents(pipe, told, [3], t, **guided)
+        return
+    wanted, _ = correct(
+        Networks(teacher, teacher, score), z, text(stock, told), t, guided["correction"], [3], text(stock, told, "")
+    )
+    assert torch.equal(latents(pipe, told, [3], t, **guided), wanted)
 
 
 def test_a_student_in_a_file(tmp_path):
@@ -122,10 +137,10 @@ def test_a_student_in_a_file(tmp_path):
     with torch.no_grad():
         changed.get_submodule(path).weight += up @ down
     assert pipe.load_student(file, "mine") == contract
-    found = latents(pipe, PROMPT, [3], contract)
+    found = latents(pipe, {"prompt": PROMPT}, [3], contract)
     with torch.no_grad():
         z = seeded_noise([3], tuple(found.shape[1:]))
-        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock), contract)
+        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), contract)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     whole = save_safetensors(tmp_path / "whole.safetensors", {"proj_out.bias": up}, contract.to_metadata())
     with pytest.raises(VitrineError, match="which is no LoRA"):
@@ -139,13 +154,56 @@ def test_several_steps_and_refusals():
     found = pipe.few_steps(PROMPT, [3], "FLUX.1 schnell, 4 steps", output_type="latent").images
     with torch.no_grad():
         z, sampling = seeded_noise([3], tuple(found.shape[1:])), known("FLUX.1 schnell, 4 steps")
-        wanted = few_steps(Denoiser.from_diffusers(stock), z, text(stock), sampling, [3])
+        wanted = few_steps(Denoiser.from_diffusers(stock), z, text(stock, {}), sampling, [3])
     assert torch.equal(found, wanted)
     with pytest.raises(VitrineError, match="one of Z-Image"):
         pipe.few_steps(PROMPT, [3], "Z-Image-Turbo, 8 steps")
     with pytest.raises(VitrineError, match="multiples of 16"):
         pipe(PROMPT, [3], FIRST, height=72, width=64)
-    with pytest.raises(VitrineError, match="pass prompts"):
+    with pytest.raises(VitrineError, match="pooled_prompt_embeds.*of FluxPipeline"):
         pipe(prompt_embeds=torch.zeros(1, 2, 8), **SIZE)
+    with pytest.raises(VitrineError, match="read to the text encoder's end"):
+        pipe(PROMPT, max_sequence_length=8, **SIZE)
     with pytest.raises(VitrineError, match="a UNet of SDXL"):
         pipe(PROMPT, [3], StudentContract("SDXL", 399.0), **SIZE)
+
+
+def test_encoded_prompts_are_those_that_the_pipeline_encodes():
+    for name in ("flux", "sd3", "z_image", "pixart", "chroma"):
+        stock, _ = source(name)
+        pipe, takes = EMDOneStepPipeline.from_pipe(stock), {"do_classifier_free_guidance": False}
+        with torch.no_grad():
+            parts = stock.encode_prompt(PROMPT, None) if name == "flux" else stock.encode_prompt(
+                *[PROMPT, None, None][: 3 if name == "sd3" else 1], **takes)  # fmt: skip
+        told = {"prompt_embeds": parts[0]}
+        if name in ("flux", "sd3"):
+            told |= {"pooled_prompt_embeds": parts[1 if name == "flux" else 2]}
+        if name in ("pixart", "chroma"):
+            told |= {"prompt_attention_mask": parts[1 if name == "pixart" else 2]}
+        how = SIZE | {"output_type": "latent"}
+        torch.testing.assert_close(pipe(None, [3], **told, **how).images, pipe(PROMPT, [3], **how).images)
+
+
+def test_a_text_without_a_text_encoder_is_refused():
+    stock, _ = source("krea2")
+    pipe = EMDOneStepPipeline.from_pipe(stock)
+    with pytest.raises(VitrineError, match="prompt: given a text, and Krea2Pipeline without a text encoder"):
+        pipe(PROMPT, [3], **SIZE)
+    with pytest.raises(VitrineError, match="prompt_embeds_mask"):
+        pipe(None, [3], prompt_embeds=torch.zeros(1, 7, 3, 32), **SIZE)
+
+
+def test_the_flow_portraits_from_the_models_and_from_a_folder(tmp_path):
+    """Were a raw ValueError each: 512 text tokens for an encoder of 24, and a folder of another pipeline."""
+    stock = load_flow_portraits().pipeline()
+    stock.save_pretrained(tmp_path)
+    pipe, again = EMDOneStepPipeline.from_pipe(stock), EMDOneStepPipeline.from_pretrained(tmp_path)
+    assert type(again) is EMDOneStepTransformerPipeline
+    found = pipe("a smiling face", [3], output_type="pt").images
+    assert found.shape == (1, 3, 128, 128)
+    saved = again("a smiling face", [3], output_type="pt", height=128, width=128).images
+    torch.testing.assert_close(saved, found, rtol=0, atol=2e-5)
+    stock.set_progress_bar_config(disable=True)
+    how = {"num_inference_steps": 1, "max_sequence_length": 24, "height": 128, "width": 128, "output_type": "pt"}
+    wanted = stock("a smiling face", generator=torch.Generator().manual_seed(3), **how).images
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)

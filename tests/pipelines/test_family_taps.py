@@ -4,6 +4,7 @@ import pytest
 import torch
 from diffusers import (
     AutoencoderKLFlux2,
+    AutoencoderKLQwenImage,
     AutoencoderKLWan,
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -127,7 +128,7 @@ def by_hand(source, images):
     """Latents as the stock pipeline scales them."""
     pixels, vae = images * 2 - 1, source.vae
     with torch.no_grad():
-        if isinstance(vae, AutoencoderKLWan):
+        if isinstance(vae, (AutoencoderKLQwenImage, AutoencoderKLWan)):
             z = vae.encode(pixels[:, :, None]).latent_dist.mean
             mean, std = (
                 torch.tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)

@@ -1,0 +1,90 @@
+"""One step, several and repair on the flow portraits in ComfyUI, against the pipeline around a stock FluxPipeline."""
+
+import pytest
+import torch
+from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract
+from vitrine.engine.pipelines import EMDOneStepPipeline
+from vitrine.engine.portraits.flow import load_flow_portraits
+
+PROMPT = "a smiling pale face with curly red hair"
+NONE = "(the model is the student)"
+SCHNELL = "FLUX.1 schnell, 4 steps"
+
+
+@pytest.fixture(scope="module")
+def loaded(comfy):
+    return comfy.call("VitrineLoadPortraits", model="flow portraits, 128 px")
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return EMDOneStepPipeline.from_pipe(load_flow_portraits().pipeline())
+
+
+@pytest.fixture(scope="module")
+def positive(loaded):
+    with torch.inference_mode():
+        return loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(PROMPT))
+
+
+@pytest.fixture(scope="module")
+def generate(comfy, loaded, positive):
+    def generated(batch=1, **how):
+        told = {"student": NONE, "contract": "manual", "timestep": 1000.0, "noise": "unit", "seed": 5} | how
+        latent = {"samples": torch.zeros(batch, 16, 16, 16)}
+        return comfy.call("VitrineEMDOneStepGenerator", model=loaded[0], positive=positive, latent=latent, **told)
+
+    return generated
+
+
+def close(loaded, samples, wanted, rounding=1e-5):
+    ours = loaded[0].model.process_latent_in(samples["samples"])
+    assert (ours - wanted).abs().max() / wanted.abs().max() < rounding
+
+
+@pytest.mark.parametrize("t", [1000.0, 700.0])
+def test_one_step_is_the_pipelines(loaded, pipe, generate, t):
+    calls = []
+    handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
+    ours, _ = generate(2, timestep=t)
+    handle.remove()
+    assert calls == [2]
+    close(loaded, ours, pipe(PROMPT, [5, 6], StudentContract(timestep=t), output_type="latent").images)
+
+
+@pytest.mark.parametrize("base_steps", [0, 1, 3])
+def test_schnells_four_steps_with_and_without_the_base(loaded, pipe, generate, base_steps):
+    how = {} if not base_steps else {"base": loaded[0], "base_steps": base_steps}
+    ours, _ = generate(2, contract=SCHNELL, **how)
+    begins = {}
+    if base_steps:
+        first = FirstSteps(1, 0 if base_steps == 1 else base_steps)
+        begins = {"base": Denoiser.from_diffusers(pipe), "first": first}
+    wanted = pipe.few_steps(PROMPT, [5, 6], SCHNELL, output_type="latent", **begins).images
+    close(loaded, ours, wanted, 1e-4)
+
+
+@pytest.mark.parametrize("gz", [0.0, 0.02])
+def test_repair_also_moves_the_noise(comfy, loaded, pipe, positive, generate, gz):
+    """Was "backward through comfy_kitchen.apply_rope": core's rotary kernel has no derivative."""
+    import comfy.model_management as management
+
+    _, z = generate()
+    other, score = load_flow_portraits(), loaded[0].clone()
+    layer = "single_transformer_blocks.0.attn.to_v.weight"
+    change = 0.3 * torch.randn(other.transformer.state_dict()[layer].shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        other.transformer.get_parameter(layer).add_(change)
+    rows = change.shape[0]
+    score.add_patches({("diffusion_model.single_blocks.0.linear1.weight", (0, 2 * rows, rows)): (change,)}, 1.0)
+    told = {"teacher": loaded[0], "score": score, "model": loaded[0], "positive": positive, "z": z, "seed": 5}
+    told |= {"student": NONE, "contract": "manual", "timestep": 1000.0, "noise": "unit", "steps": 3}
+    ours = comfy.call("VitrineEMDMCMCCorrect", **told, chain_timestep=400.0, step_size=0.16, z_step_size=gz)[0]
+    networks = {"teacher": Denoiser.from_diffusers(pipe), "score": Denoiser.from_diffusers(other.pipeline())}
+    config = CorrectConfig(3, 400.0, 0.16, gz)
+    wanted = pipe(PROMPT, [5], correction=config, output_type="latent", **networks).images
+    close(loaded, ours, wanted, 5e-5)
+    still = pipe(PROMPT, [5], correction=CorrectConfig(3, 400.0, 0.16), output_type="latent", **networks).images
+    assert ((wanted - still).abs().max() > 1e-4) == (gz > 0)
+    assert not management.in_training
