@@ -21,3 +21,18 @@ def auroc_interval(positive: torch.Tensor, negative: torch.Tensor, draws: int = 
 
 def _resample(values: torch.Tensor, g: torch.Generator) -> torch.Tensor:
     return values[torch.randint(len(values), (len(values),), generator=g)]
+
+
+def true_positives(positive: torch.Tensor, negative: torch.Tensor, fpr: float) -> float:
+    """Share of positives above the score that a share ``fpr`` of the negatives exceeds."""
+    return float((positive > negative.quantile(1 - fpr)).float().mean())
+
+
+def true_positives_interval(
+    positive: torch.Tensor, negative: torch.Tensor, fpr: float, draws: int = 500
+) -> tuple[float, float]:
+    """95 % bootstrap interval of :func:`true_positives`; the threshold is drawn anew each time."""
+    g = torch.Generator().manual_seed(0)
+    shares = [true_positives(_resample(positive, g), _resample(negative, g), fpr) for _ in range(draws)]
+    low, high = torch.tensor(shares).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return round(low, 4), round(high, 4)

@@ -1,0 +1,87 @@
+"""The embedded models in the role of a checkpoint: ``--model portraits`` and ``--model flow``.
+
+Their data is written where a user's would lie, under the names that the authors' files have, so that what runs on a
+published checkpoint is what runs here. Planted pictures are those that chose no setting.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.files import write_json, write_text, write_whole
+from ...engine.nemo.config import SearchConfig
+from ...engine.portraits.flow import FLOW_WEIGHTS, load_either
+from ...engine.portraits.models import WEIGHTS
+from ..nemo import flow_claims, world
+from .context import Asked
+from .settings import FILE, VerifySettings
+
+WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS}
+STATISTICS, COLOURINGS = 600, 10
+"""Captions for statistics and threshold, and captions of each template."""
+SETTINGS = {
+    "portraits": VerifySettings(
+        detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE), steps=world.STEPS,
+        guidance=world.GUIDANCE, scheduler="",
+    ),
+    "flow": VerifySettings(
+        detect=flow_claims.SEARCH, probe=flow_claims.SEARCH, search=SearchConfig(share=flow_claims.SHARE), steps=20,
+        guidance=1.0, seeds=4, usual=8, scheduler="",
+        call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
+    ),
+}  # fmt: skip
+"""Searches and scores as these worlds' own claims have them; chosen on planted pictures that are not measured."""
+
+
+def embedded(asked: Asked) -> Asked:
+    """The user's wishes with a world's name replaced by its folder, and its data written beside the results."""
+    if asked.model not in WORLDS:
+        return asked
+    data = asked.data or write_data(asked.model, asked.out / "data")
+    return replace(asked, model=str(WORLDS[asked.model]), data=data)
+
+
+def write_data(name: str, folder: Path) -> Path:
+    """Prompts, planted pictures and settings of a world, unless they are there."""
+    if (folder / FILE).is_file():
+        return folder
+    model = load_either(WORLDS[name])
+    measured = flow_claims.halves()[1]
+    rows: list[tuple[object, ...]] = []
+    for plant in measured:
+        step = max(1, 100 // COLOURINGS)
+        numbers = [0] if plant.kind == "verbatim" else list(range(0, 100, step))
+        pictures = model.draw(plant.scenes[numbers])
+        for number, picture in zip(numbers, pictures, strict=True):
+            _save(folder / "originals" / f"{len(rows):04d}.png", picture)
+            rows.append((plant.captions[number], "VM" if plant.kind == "verbatim" else "TM", len(rows)))
+    _table(folder / "memorized_prompts.csv", ("Caption", "type", "Index"), rows)
+    for file, first, count in (("ordinary_prompts.csv", world.ORDINARY, 200), ("captions.csv", world.STATISTICS, STATISTICS)):
+        _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(world.captions(first, count))])
+    write_json(folder / FILE, SETTINGS[name].to_dict())
+    return folder
+
+
+def _table(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """As the authors' lists: semicolons, and the row's number in front without a name."""
+    text = io.StringIO()
+    written = csv.writer(text, delimiter=";", lineterminator="\n")
+    written.writerow(("", *head))
+    written.writerows((i, *row) for i, row in enumerate(rows))
+    write_text(path, text.getvalue())
+
+
+def _save(path: Path, picture: torch.Tensor) -> None:
+    """(3, H, W) in [0, 1] as a PNG."""
+    from PIL import Image
+
+    image = Image.fromarray((picture.movedim(0, -1) * 255).round().byte().numpy())
+    write_whole(path, lambda scratch: image.save(scratch, "PNG"))
