@@ -15,8 +15,7 @@ def auroc_interval(positive: torch.Tensor, negative: torch.Tensor, draws: int = 
     """95 % bootstrap interval of :func:`auroc`."""
     g = torch.Generator().manual_seed(0)
     areas = torch.tensor([auroc(_resample(positive, g), _resample(negative, g)) for _ in range(draws)])
-    low, high = areas.quantile(torch.tensor([0.025, 0.975])).tolist()
-    return round(low, 4), round(high, 4)
+    return _interval(areas)
 
 
 def _resample(values: torch.Tensor, g: torch.Generator) -> torch.Tensor:
@@ -34,5 +33,25 @@ def true_positives_interval(
     """95 % bootstrap interval of :func:`true_positives`; the threshold is drawn anew each time."""
     g = torch.Generator().manual_seed(0)
     shares = [true_positives(_resample(positive, g), _resample(negative, g), fpr) for _ in range(draws)]
-    low, high = torch.tensor(shares).quantile(torch.tensor([0.025, 0.975])).tolist()
+    return _interval(torch.tensor(shares))
+
+
+def median_interval(values: torch.Tensor, draws: int = 1000) -> tuple[float, float]:
+    """95 % bootstrap interval of the median of (N,) values."""
+    return _interval(_draws(values, draws).median(1).values)
+
+
+def mean_interval(values: torch.Tensor, draws: int = 1000) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean of (N,) values."""
+    return _interval(_draws(values, draws).mean(1))
+
+
+def _draws(values: torch.Tensor, draws: int) -> torch.Tensor:
+    """(draws, N) values drawn anew."""
+    g = torch.Generator().manual_seed(0)
+    return values.float()[torch.randint(len(values), (draws, len(values)), generator=g)]
+
+
+def _interval(statistics: torch.Tensor) -> tuple[float, float]:
+    low, high = statistics.quantile(torch.tensor([0.025, 0.975])).tolist()
     return round(low, 4), round(high, 4)

@@ -44,6 +44,7 @@ class Asked:
         memory: budget beyond the weights.
         out: folder of this verification.
         load: device, precision and the like.
+        world: the embedded model that stands in the checkpoint's role, if one does.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Asked:
     memory: str = "4GB"
     out: Path = Path("verify")
     load: LoadConfig = field(default_factory=LoadConfig)
+    world: str = ""
 
 
 @contextmanager
@@ -204,9 +206,16 @@ class Context:
         """A sentence where not all rows were measured."""
         return [] if count == whole else [f"{count} of {whole} {what}, drawn by a fixed permutation"]
 
-    def precision_note(self) -> list[str]:
-        """A sentence on the numbers it is computed in; the authors' is float16 autocast of float32 weights."""
-        return [f"computed in {self.dtype}, the authors in float16 (autocast of float32 weights)"]
+    def usual_notes(self, autocast: bool = True) -> list[str]:
+        """What differs in every check: the model, the precision, the settings.
+
+        Args:
+            autocast: whether the authors computed in float16 autocast of float32 weights, as NeMo's did.
+        """
+        notes = [f"the embedded model {self.asked.world!r} stands in the checkpoint's role"] if self.asked.world else []
+        if autocast:
+            notes.append(f"computed in {self.dtype}, the authors in float16 (autocast of float32 weights)")
+        return notes + self.settings.changed()
 
     # --- the work -------------------------------------------------------------------------------------------------
     def state(self, name: str, *facts: object) -> Path:
@@ -220,3 +229,8 @@ class Context:
         """Name -> SHA-256 of the data that is there."""
         paths = {need.file: self.path(need) for need in needs}
         return {path.name: self.sums.of(path) for path in paths.values() if path is not None}
+
+    def data_sums_of(self, *options: str) -> list[str]:
+        """Sums of what the command's options name, empty where they name nothing."""
+        paths: list[Path | None] = [getattr(self.asked, option) for option in options]
+        return ["" if path is None else self.sums.of(path) for path in paths]

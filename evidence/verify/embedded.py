@@ -46,7 +46,7 @@ def embedded(asked: Asked) -> Asked:
     if asked.model not in WORLDS:
         return asked
     data = asked.data or write_data(asked.model, asked.out / "data")
-    return replace(asked, model=str(WORLDS[asked.model]), data=data)
+    return replace(asked, model=str(WORLDS[asked.model]), data=data, world=asked.model)
 
 
 def write_data(name: str, folder: Path) -> Path:
@@ -64,7 +64,10 @@ def write_data(name: str, folder: Path) -> Path:
             _save(folder / "originals" / f"{len(rows):04d}.png", picture)
             rows.append((plant.captions[number], "VM" if plant.kind == "verbatim" else "TM", len(rows)))
     _table(folder / "memorized_prompts.csv", ("Caption", "type", "Index"), rows)
-    for file, first, count in (("ordinary_prompts.csv", world.ORDINARY, 200), ("captions.csv", world.STATISTICS, STATISTICS)):
+    for file, first, count in (
+        ("ordinary_prompts.csv", world.ORDINARY, 200),
+        ("captions.csv", world.STATISTICS, STATISTICS),
+    ):
         _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(world.captions(first, count))])
     write_json(folder / FILE, SETTINGS[name].to_dict())
     return folder

@@ -28,19 +28,38 @@ class Pace:
         seconds: of a batch of one; larger batches take less a row on an accelerator.
         row: bytes at its peak beyond the weights.
         weights: bytes of all parts of the pipeline.
+        picture: bytes at the peak of decoding one; 0 where that is not known.
     """
 
     seconds: float
     row: int
     weights: int
+    picture: int = 0
 
     def rows_within(self, budget: int, most: int) -> int:
         """How many rows fit half of a budget together; one at least."""
         return max(1, min(most, budget // 2 // max(1, self.row)))
 
-    def estimate(self, rows: float, at_once: int, why: str) -> Estimate:
-        """Of so many rows, ``at_once`` of them together."""
-        return Estimate(rows, rows * self.seconds, self.row * at_once, why)
+    def pictures_within(self, budget: int, most: int) -> int:
+        """How many pictures that are sampled together, with guidance, fit half of a budget; one at least."""
+        return max(1, min(most, budget // 2 // max(1, self.sampled)))
+
+    @property
+    def sampled(self) -> int:
+        """Bytes of a picture while it is sampled with guidance and decoded."""
+        return max(2 * self.row, self.picture)
+
+    def estimate(self, rows: float, held: int, why: str) -> Estimate:
+        """Of so many rows, while so many bytes are held."""
+        return Estimate(rows, rows * self.seconds, held, why)
+
+    def sampling(self, rows: float, pictures: int, steps: int, budget: int, why: str) -> Estimate:
+        """Of ``rows``, and of pictures that are sampled with guidance in so many steps and decoded."""
+        held = max(
+            self.pictures_within(budget, pictures) * self.sampled,
+            self.rows_within(budget, 80) * self.row if rows else 0,
+        )
+        return self.estimate(rows + pictures * (2 * steps + DECODING), held, why)
 
 
 def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
@@ -59,7 +78,24 @@ def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
             seconds = _timed(lambda: probe.signals(request))
         if seconds < _SHORT:
             seconds = _timed(lambda: probe.signals(request))
-    return Pace(seconds, held.peak, weights)
+    return Pace(seconds, held.peak, weights, _decoding(pipe.vae, tools.latent_shape()))
+
+
+def _decoding(vae: Any, shape: tuple[int, int, int]) -> int:
+    """Bytes at the peak of decoding one picture, by a run that computes nothing (on torch's meta device)."""
+    from diffusers import AutoencoderKL
+
+    if type(vae) is not AutoencoderKL:
+        return 0
+    channels = vae.config.latent_channels
+    packed = round((shape[0] / channels) ** 0.5)  # transformers see several latent positions as one
+    upcast = vae.config.force_upcast and vae.dtype == torch.float16
+    with torch.device("meta"), torch.no_grad():
+        empty = AutoencoderKL.from_config(vae.config).to(torch.float32 if upcast else vae.dtype)
+        latents = torch.zeros(1, channels, shape[1] * packed, shape[2] * packed, dtype=empty.dtype)
+        with Peak() as held:
+            empty.decode(latents)
+    return held.peak
 
 
 def _timed(run: Any) -> float:

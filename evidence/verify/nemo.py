@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...engine.nemo.copies import share_interval
 from ..nemo.measures import auroc, auroc_interval, true_positives, true_positives_interval
 from .context import SETTINGS, Context
 from .protocol import check
@@ -39,8 +40,8 @@ def prepare(context: Context) -> Estimate:
     """Ten noises of every prompt, one forward each."""
     counts = [_count(context, need) for need in (MEMORIZED, ORDINARY)]
     seeds, rows = context.settings.detect.seeds, sum(counts) * context.settings.detect.seeds
-    at_once = context.pace.rows_within(context.budget, 80)
-    return context.pace.estimate(rows, at_once, f"{counts[0]} + {counts[1]} prompts, {seeds} noises each")
+    held = context.pace.rows_within(context.budget, 80) * context.pace.row
+    return context.pace.estimate(rows, held, f"{counts[0]} + {counts[1]} prompts, {seeds} noises each")
 
 
 def _count(context: Context, need: Need, published: int = 500) -> int:
@@ -71,7 +72,7 @@ def detection(context: Context) -> Measured:
     differs = [
         *context.subset_note(len(first), len(memorized), "memorized prompts"),
         *context.subset_note(len(second), len(ordinary), "other prompts"),
-        *context.precision_note(), *context.settings.changed(),
+        *context.usual_notes(),
     ]  # fmt: skip
     missing = {} if len(verbatim) > 1 else {p.key: "the list labels no VM prompts" for p in PUBLISHED[3:]}
     details = {"metric": scores[0].metric or context.nemo.probe(config=config).metric(context.nemo.latent_shape())}
@@ -90,7 +91,9 @@ def _figures(positive: torch.Tensor, negative: torch.Tensor, ending: str) -> dic
             f"TPR at 1 % FPR, {whose}", true_positives(positive, negative, FPR),
             true_positives_interval(positive, negative, FPR),
         ),
-        "accuracy": (f"accuracy at a score of 0.5, {whose}", float(right.mean()), None),
+        "accuracy": (
+            f"accuracy at a score of 0.5, {whose}", float(right.mean()), share_interval(int(right.sum()), count),
+        ),
     }  # fmt: skip
     return {f"nemo.{key}{ending}": Figure(what, round(value, 4), interval, count)
             for key, (what, value, interval) in values.items()}  # fmt: skip

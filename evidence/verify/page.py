@@ -42,14 +42,18 @@ def _row(figure: dict[str, Any]) -> tuple[object, ...]:
     published, measured = figure["published"], figure["measured"]
     printed, source = "none", ""
     if published:
-        spread = "" if published["spread"] is None else f" +- {published['spread']:g}"
-        printed = f"{published['value']:g}{spread}"
+        printed = _number(published)
         source = f"{published['model']}, {published['data']} ({published['source']})"
     if measured is None:
         return figure["figure"], printed, source, f"not run here: {figure['why not']}", ""
     interval = measured["interval"]
     span = "" if interval is None else f" [{interval[0]:g}, {interval[1]:g}]"
-    return figure["figure"], printed, source, f"{measured['value']:g}{span}", measured["n"]
+    return figure["figure"], printed, source, _number(measured) + span, measured["n"]
+
+
+def _number(figure: dict[str, Any]) -> str:
+    """A value with its spread, as papers print them."""
+    return f"{figure['value']:g}" + ("" if figure["spread"] is None else f" +- {figure['spread']:g}")
 
 
 def _add_plan(page: Report, plan: dict[str, Any]) -> None:

@@ -81,12 +81,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure: its 95 % interval, if there is one, and over how many of what."""
+    """A measured figure: its 95 % interval, if there is one, over how many, and their spread as papers print it."""
 
     what: str
     value: float
     interval: tuple[float, float] | None
     n: int
+    spread: float | None = None
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def _from_plain(table: dict[str, Any]) -> Measured:
     figures = {}
     for key, values in table["figures"].items():
         interval = None if values["interval"] is None else (values["interval"][0], values["interval"][1])
-        figures[key] = Figure(values["what"], values["value"], interval, values["n"])
+        figures[key] = Figure(**values | {"interval": interval})
     return Measured(figures, tuple(table["differs"]), table["missing"], table["details"])
 
 
