@@ -46,6 +46,13 @@ def mean_interval(values: torch.Tensor, draws: int = 1000) -> tuple[float, float
     return _interval(_draws(values, draws).mean(1))
 
 
+def ratio_interval(parts: torch.Tensor, wholes: torch.Tensor, draws: int = 1000) -> tuple[float, float]:
+    """95 % bootstrap interval of sum(parts) / sum(wholes); (N,) both, rows drawn together."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randint(len(parts), (draws, len(parts)), generator=g)
+    return _interval(parts.float()[rows].sum(1) / wholes.float()[rows].sum(1))
+
+
 def _draws(values: torch.Tensor, draws: int) -> torch.Tensor:
     """(draws, N) values drawn anew."""
     g = torch.Generator().manual_seed(0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...engine.nemo import NeuronSet
 from ..nemo.baselines import random_neurons
-from ..nemo.measures import median_interval, mean_interval
+from ..nemo.measures import mean_interval, median_interval
 from .context import SETTINGS, Context
 from .judge import CLIP, SSCD, Judge, judge_of
 from .nemo import MEMORIZED, ORDINARY, PAPER, SD14
@@ -23,7 +24,7 @@ WORDS = {
     "blocked": "NeMo's neurons blocked",
     "random": "as many random neurons blocked",
 }
-NEEDS = (MEMORIZED, STATISTICS, ORIGINALS, SSCD, CLIP, CAPTIONS, SETTINGS)
+NEEDS = (MEMORIZED, STATISTICS, ORIGINALS, SSCD, CLIP, CAPTIONS, replace(ORDINARY, optional=True), SETTINGS)
 _DATA = "112 VM prompts"
 _NOTE = (
     "The paper does not say whether its similarity to the training picture is the median or the largest over the ten "
@@ -58,17 +59,17 @@ def prepare(context: Context) -> Estimate:
 @check("nemo.blocking", paper=PAPER, families=("SD", "SDXL", "Flux"), needs=NEEDS, published=PUBLISHED, prepare=prepare)
 def blocking(context: Context) -> Measured:
     """Searches, samples, and the judge's similarities."""
+    judge = judge_of(context)
+    usual = usual_samples(context, judge)  # first: it refuses where there are no captions for it
     rows, prompts, whole = verbatim_rows(context)
     sets, differs = neurons_of(context, prompts)
-    judge = judge_of(context)
     described = {name: samples.all() for name, samples in remedies(context, judge, prompts, sets).items()}
-    usual = usual_samples(context, judge)
     pictures = originals(context, rows)
     figures, details = _figures(judge, {n: d[0] for n, d in described.items()}, rows, pictures, usual)
     if judge.texts is not None:
         figures |= _alignment(judge.texts(prompts), {n: d[1] for n, d in described.items()})
     counts = torch.tensor([float(len(s)) for s in sets])
-    figures["blocking.neurons"] = _median("neurons blocked for a prompt", counts)
+    figures["blocking.neurons"] = median_figure("neurons blocked for a prompt", counts)
     verdicts = [str(s.info.get("verdict")) for s in sets]
     details["verdicts of the search"] = {v: verdicts.count(v) for v in sorted(set(verdicts))}
     differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes()]
@@ -93,7 +94,7 @@ def usual_samples(context: Context, judge: Judge) -> torch.Tensor:
     """(R, D) of samples of ordinary captions, which say how far apart pictures are; none where the judge needs none."""
     if not judge.usual:
         return torch.zeros(0, 1)
-    need = ORDINARY if context.path(ORDINARY) is not None else CAPTIONS
+    need = CAPTIONS if context.path(CAPTIONS) is not None else ORDINARY
     captions = context.prompts(need)[0][: context.settings.usual]
     return Samples(context, judge, captions, "usual", seeds=[1]).all()[0].flatten(0, 1)
 
@@ -102,7 +103,7 @@ def _figures(
     judge: Judge, described: dict[str, torch.Tensor], rows: list[int], pictures: dict[int, torch.Tensor],
     usual: torch.Tensor,
 ) -> tuple[dict[str, Figure], dict[str, Any]]:  # fmt: skip
-    """Similarities to the training pictures and to the unblocked samples; medians over prompts, and shares of copies."""
+    """Similarities to the training pictures and to the unblocked samples, and shares of copies."""
     figures: dict[str, Figure] = {}
     references = {i: judge.describe(pictures[row]) for i, row in enumerate(rows) if row in pictures}
     details: dict[str, Any] = {"judge": judge.name, "a copy is above": round(judge.level, 4)}
@@ -110,20 +111,20 @@ def _figures(
         if references:
             table = torch.stack([judge.similarity(samples[i], r, usual) for i, r in references.items()])
             what = f"{judge.name}, to the training picture, {WORDS[name]}"
-            figures[f"blocking.{judge.key}.orig.{name}"] = _median(what, table.median(1).values)
+            figures[f"blocking.{judge.key}.orig.{name}"] = median_figure(what, table.median(1).values)
             figures[f"blocking.{judge.key}.copies.{name}"] = _share(judge, table, WORDS[name])
         if name != "untouched":
             pairs = zip(samples, described["untouched"], strict=True)
             table = torch.stack([judge.similarity(s, u, usual) for s, u in pairs])
             what = f"{judge.name}, to the same seed's unblocked sample, {WORDS[name]}"
-            figures[f"blocking.{judge.key}.gen.{name}"] = _median(what, table.median(1).values)
+            figures[f"blocking.{judge.key}.gen.{name}"] = median_figure(what, table.median(1).values)
     return figures, details
 
 
 def _alignment(texts: torch.Tensor, images: dict[str, torch.Tensor]) -> dict[str, Figure]:
     """Cosines of prompts and samples in CLIP's space."""
     return {
-        f"blocking.clip.{name}": _median(
+        f"blocking.clip.{name}": median_figure(
             f"prompt alignment (CLIP), {WORDS[name]}",
             torch.cosine_similarity(each, texts[:, None], dim=-1).median(1).values,
         )
@@ -131,8 +132,8 @@ def _alignment(texts: torch.Tensor, images: dict[str, torch.Tensor]) -> dict[str
     }
 
 
-def _median(what: str, values: torch.Tensor) -> Figure:
-    """Median and median absolute deviation over prompts, as the paper has them."""
+def median_figure(what: str, values: torch.Tensor) -> Figure:
+    """Median and median absolute deviation of (N,) values over prompts, as the paper has them."""
     middle = values.median()
     spread = round(float((values - middle).abs().median()), 4)
     return Figure(what, round(float(middle), 4), median_interval(values), len(values), spread)
@@ -152,9 +153,9 @@ def _missing(figures: dict[str, Figure], judge: Judge, pictures: dict[int, torch
         if published.key in figures:
             continue
         if ".clip." in published.key:
-            reasons[published.key] = f"needs {CLIP.text()}"
+            reasons[published.key] = f"needs {CLIP.short}"
         elif judge.key != "sscd":
-            reasons[published.key] = f"needs {SSCD.text()}"
+            reasons[published.key] = f"needs {SSCD.short}"
         elif not pictures:
-            reasons[published.key] = f"needs {ORIGINALS.text()}"
+            reasons[published.key] = f"needs {ORIGINALS.short}"
     return reasons

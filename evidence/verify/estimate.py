@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +56,8 @@ class Pace:
 
     def sampling(self, rows: float, pictures: int, steps: int, budget: int, why: str) -> Estimate:
         """Of ``rows``, and of pictures that are sampled with guidance in so many steps and decoded."""
-        held = max(
-            self.pictures_within(budget, pictures) * self.sampled,
-            self.rows_within(budget, 80) * self.row if rows else 0,
-        )
+        scored = self.rows_within(budget, 80) * self.row if rows else 0
+        held = max(self.pictures_within(budget, pictures) * self.sampled, scored)
         return self.estimate(rows + pictures * (2 * steps + DECODING), held, why)
 
 
@@ -75,9 +74,9 @@ def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
         (cond,) = tools.conditions("a photo")
         request = [Request(cond, probe_noise(config, tools.latent_shape())[:1].to(cond.text), {})]
         with Peak() as held:
-            seconds = _timed(lambda: probe.signals(request))
+            seconds = timed(lambda: probe.signals(request))
         if seconds < _SHORT:
-            seconds = _timed(lambda: probe.signals(request))
+            seconds = timed(lambda: probe.signals(request))
     return Pace(seconds, held.peak, weights, _decoding(pipe.vae, tools.latent_shape()))
 
 
@@ -98,7 +97,8 @@ def _decoding(vae: Any, shape: tuple[int, int, int]) -> int:
     return held.peak
 
 
-def _timed(run: Any) -> float:
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of a call, an accelerator's work included."""
     began = time.perf_counter()
     run()
     for name in ("cuda", "mps"):

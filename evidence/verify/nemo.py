@@ -13,7 +13,8 @@ from .records import Estimate, Figure, Measured, Need, Published
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 REPOSITORY = "github.com/ml-research/localizing_memorization_in_diffusion_models"
 MEMORIZED = Need(
-    "memorized_laion_prompts.csv", "500 memorized prompts, columns Caption and type VM or TM", f"{REPOSITORY}, prompts/",
+    "memorized_laion_prompts.csv", "500 memorized prompts, columns Caption and type VM or TM",
+    f"{REPOSITORY}, prompts/",
     "code MIT; the list comes from Wen et al., whose repository states none: do not pass it on",
     ("memorized_prompts.csv",),
 )  # fmt: skip
@@ -74,7 +75,9 @@ def detection(context: Context) -> Measured:
         *context.subset_note(len(second), len(ordinary), "other prompts"),
         *context.usual_notes(),
     ]  # fmt: skip
-    missing = {} if len(verbatim) > 1 else {p.key: "the list labels no VM prompts" for p in PUBLISHED[3:]}
+    missing = (
+        {} if len(verbatim) > 1 else {p.key: "fewer than two VM prompts among those measured" for p in PUBLISHED[3:]}
+    )
     details = {"metric": scores[0].metric or context.nemo.probe(config=config).metric(context.nemo.latent_shape())}
     details |= {f"{name} scores": [round(float(q), 4) for q in v.quantile(torch.tensor([0.0, 0.5, 0.99, 1.0]))]
                 for name, v in (("memorized", positive), ("other", negative))}  # fmt: skip

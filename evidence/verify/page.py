@@ -18,6 +18,7 @@ def write_page(path: Path, report: dict[str, Any], plan: dict[str, Any]) -> Path
     page.add_table([("file", "SHA-256"), *model["sha256"].items()])
     for row in report["claims"]:
         _add_claim(page, row)
+    _add_data(page, plan)
     _add_plan(page, plan)
     return page.write(path)
 
@@ -39,21 +40,40 @@ def _add_claim(page: Report, row: dict[str, Any]) -> None:
 
 
 def _row(figure: dict[str, Any]) -> tuple[object, ...]:
-    published, measured = figure["published"], figure["measured"]
-    printed, source = "none", ""
-    if published:
-        printed = _number(published)
-        source = f"{published['model']}, {published['data']} ({published['source']})"
-    if measured is None:
-        return figure["figure"], printed, source, f"not run here: {figure['why not']}", ""
-    interval = measured["interval"]
-    span = "" if interval is None else f" [{interval[0]:g}, {interval[1]:g}]"
-    return figure["figure"], printed, source, _number(measured) + span, measured["n"]
+    source = figure["published"]
+    where = f"{source['model']}, {source['data']} ({source['source']})" if source else ""
+    count = "" if figure["measured"] is None else figure["measured"]["n"]
+    return figure["figure"], published(figure), where, measured(figure), count
+
+
+def published(figure: dict[str, Any]) -> str:
+    """The printed value of a figure of ``verify.json``, or "none"."""
+    return _number(figure["published"]) if figure["published"] else "none"
+
+
+def measured(figure: dict[str, Any]) -> str:
+    """The measured value with its 95 % interval, or why there is none."""
+    value = figure["measured"]
+    if value is None:
+        return f"not run here: {figure['why not']}"
+    interval = value["interval"]
+    return _number(value) + ("" if interval is None else f" [{interval[0]:g}, {interval[1]:g}]")
 
 
 def _number(figure: dict[str, Any]) -> str:
     """A value with its spread, as papers print them."""
     return f"{figure['value']:g}" + ("" if figure["spread"] is None else f" +- {figure['spread']:g}")
+
+
+def _add_data(page: Report, plan: dict[str, Any]) -> None:
+    """What every claim needs of others, whether it is here or not."""
+    page.add_heading("Data")
+    page.add_paragraph("None of it ships with the pack, and nothing is downloaded: get it from its authors.")
+    needs = {n["file"]: n for claim in plan["claims"] for n in claim["needs"]}
+    head = ("file", "here", "what", "where its authors publish it", "licence")
+    rows = [(n["file"], "yes" if n["here"] else "no", n["what"], n["where_published"], n["licence"])
+            for n in needs.values()]  # fmt: skip
+    page.add_table([head, *rows])
 
 
 def _add_plan(page: Report, plan: dict[str, Any]) -> None:

@@ -56,6 +56,11 @@ class Need:
         """All names that serve, the published one first."""
         return (self.file, *self.others)
 
+    @property
+    def short(self) -> str:
+        """What to name where the long text stands elsewhere."""
+        return f"--{self.option}" if self.option else self.file
+
     def text(self) -> str:
         """For a person: what to get, from whom, under which licence."""
         place = f"--{self.option} FILE" if self.option else "the --data folder"

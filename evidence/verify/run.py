@@ -15,7 +15,7 @@ from ...engine.progress import Progress, TqdmProgress
 from .context import Asked, Context, local_model, offline
 from .embedded import embedded
 from .estimate import duration
-from .page import write_page
+from .page import measured, published, write_page
 from .protocol import Check, pick_checks
 from .records import Estimate, Figure, Measured, Need
 
@@ -41,7 +41,7 @@ class Planned:
         """Why it cannot run; empty where it can."""
         if self.estimate is None:
             return f"not for this model: the claim is about {' or '.join(self.check.families)}"
-        return "needs " + "; ".join(need.text() for need in self.missing) if self.missing else ""
+        return "needs " + ", ".join(need.short for need in self.missing) if self.missing else ""
 
 
 def verify(
@@ -73,9 +73,11 @@ def verify(
         report = {"model": _model(context), "subset": asked.subset, "claims": rows}
         write_json(asked.out / RESULTS, report)
         page = write_page(asked.out / PAGE, report, _plan_table(context, plans))
+    for row in rows:
+        _print(row)
     print(f"-> {page}, {asked.out / RESULTS}")
-    measured = [row["status"] == "measured" for row in rows]
-    return 0 if dry or (all(measured) if names else any(measured)) else 1
+    ran = [row["status"] == "measured" for row in rows]
+    return 0 if dry or (all(ran) if names else any(ran)) else 1
 
 
 def _planned(check: Check, context: Context) -> Planned:
@@ -88,14 +90,17 @@ def _planned(check: Check, context: Context) -> Planned:
 def _announce(context: Context, plans: Sequence[Planned]) -> None:
     """What it needs, how long it will take, how much memory: before the work begins."""
     pace, device = context.pace, context.network.device.type
-    print(f"{type(context.pipe).__name__} ({context.kind}), {context.dtype} on {device}: weights "
-          f"{pace.weights / 2**30:.1f} GiB, a row {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB", flush=True)  # fmt: skip
+    row = f"a row {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB"
+    kind = f"{type(context.pipe).__name__} ({context.kind}), {context.dtype} on {device}"
+    print(f"{kind}: weights {pace.weights / 2**30:.1f} GiB, {row}", flush=True)
     for plan in plans:
         line = f"{plan.check.name}: {plan.reason}" if plan.reason else plan.check.name
         if plan.estimate is not None:
             line += f"\n    about {duration(plan.estimate.seconds)}, {plan.estimate.bytes / 2**30:.2f} GiB beyond the "
             line += f"weights; {plan.estimate.why}"
         print(line, flush=True)
+        for need in plan.missing:
+            print(f"    missing: {need.text()}", flush=True)
 
 
 def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
         "device": context.network.device.type,
         "claims": [
             {"claim": p.check.name, "estimate": None if p.estimate is None else asdict(p.estimate),
-             "cannot run": p.reason, "needs": [asdict(n) for n in p.check.needs]}
+             "cannot run": p.reason, "needs": [asdict(n) | {"here": context.path(n) is not None} for n in p.check.needs]}
             for p in plans
         ],
     }  # fmt: skip
@@ -134,8 +139,7 @@ def _measured(check: Check, context: Context) -> tuple[Measured, dict[str, str]]
             known = parse_table(path.read_text(encoding="utf-8"))
         if known["mark"] == mark:
             return _from_plain(known), sums
-    measured = check.measure(context)
-    write_json(path, {"mark": mark, **asdict(measured)})
+    write_json(path, {"mark": mark, **asdict(check.measure(context))})
     return _from_plain(parse_table(path.read_text(encoding="utf-8"))), sums
 
 
@@ -149,23 +153,30 @@ def _from_plain(table: dict[str, Any]) -> Measured:
 
 def _claim(plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, dry: bool) -> dict[str, Any]:
     """One claim of the JSON file: each published figure beside the measured one, then what has none published."""
-    measured, sums = outcome or (Measured({}), {})
+    result, sums = outcome or (Measured({}), {})
     status = "measured" if outcome else plan.reason or "planned"
-    published = {p.key: p for p in plan.check.published}
+    printed = {p.key: p for p in plan.check.published}
     rows = [
-        {"key": key, "figure": p.figure, "published": asdict(p), "measured": _plain(measured.figures.get(key)),
-         "why not": "" if key in measured.figures else measured.missing.get(key) or plan.reason or "dry run"}
-        for key, p in published.items()
+        {"key": key, "figure": p.figure, "published": asdict(p), "measured": _plain(result.figures.get(key)),
+         "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or "dry run"}
+        for key, p in printed.items()
     ]  # fmt: skip
     rows += [
         {"key": key, "figure": f.what, "published": None, "measured": _plain(f), "why not": ""}
-        for key, f in measured.figures.items() if key not in published
+        for key, f in result.figures.items() if key not in printed
     ]  # fmt: skip
     assert not dry or outcome is None
     return {
         "claim": plan.check.name, "paper": plan.check.paper, "status": status, "figures": rows,
-        "differs": list(measured.differs), "data": sums, "details": measured.details,
+        "differs": list(result.differs), "data": sums, "details": result.details,
     }  # fmt: skip
+
+
+def _print(row: dict[str, Any]) -> None:
+    """Each measured figure of a claim beside the published one."""
+    for figure in row["figures"]:
+        if figure["measured"] is not None:
+            print(f"{row['claim']}: {figure['figure']}: published {published(figure)}, measured {measured(figure)}")
 
 
 def _plain(figure: Figure | None) -> dict[str, Any] | None:

@@ -104,7 +104,7 @@ def _scheduler(context: Context) -> Iterator[None]:
 
 
 def originals(context: Context, rows: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Row of the list -> its training picture (1, 3, H, W) in [0, 1]; those that are missing or damaged are left out."""
+    """Row of the list -> its training picture (1, 3, H, W) in [0, 1], if there is one and it can be read."""
     folder = context.path(ORIGINALS)
     if folder is None:
         return {}

@@ -30,7 +30,7 @@ class VerifySettings(Config):
         steps, guidance: of sampling.
         call: further arguments of the pipeline's call.
         scheduler: of the samples of a UNet; "" keeps the pipeline's own.
-        places, timestep: for SPair-71k instead of the published selection; "" and 0 take that.
+        places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
     """
 
     detect: ProbeConfig = ProbeConfig(data_range=None)
@@ -46,6 +46,7 @@ class VerifySettings(Config):
     scheduler: str = "DDIMScheduler"
     places: str = ""
     timestep: float = 0.0
+    discard: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.seeds < 2 or self.usual < 2 or self.steps < 1:
