@@ -219,8 +219,9 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
-    """Through FluxPipeline's own ``encode_prompt``, with its usual guidance."""
-    text, pooled, _ = pipe.encode_prompt(prompts, None)
+    """Through FluxPipeline's own ``encode_prompt``, with its usual guidance and as many tokens as its encoder takes."""
+    length = min(512, getattr(pipe.tokenizer_2, "model_max_length", 512))  # 512: what the pipeline's call takes
+    text, pooled, _ = pipe.encode_prompt(prompts, None, max_sequence_length=length)
     guided = pipe.transformer.config.guidance_embeds
     return Condition(text, pooled, {"guidance": torch.full((len(text),), 3.5)} if guided else {})
 

@@ -67,7 +67,7 @@ def attack(context: Context) -> Measured:
     targets = [pictures[rows[i]] for i in there]
     samples["attacked"] = _attacked(context, judge, [prompts[i] for i in there], [sets[i] for i in there], targets)
     references = [judge.describe(target) for target in targets]
-    figures = {}
+    figures: dict[str, Figure] = {}
     for name, described in samples.items():
         pairs = zip(described, references, strict=True)
         figures |= _figures(judge, name, torch.stack([judge.similarity(s, r, usual) for s, r in pairs]))

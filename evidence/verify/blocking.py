@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,8 +87,13 @@ def remedies(context: Context, judge: Judge, prompts: list[str], sets: list[Neur
     made = {}
     for name, each in zip(REMEDIES, (none, sets, random), strict=True):
         facts = [sorted((a, list(n)) for a, n in s.neurons.items()) for s in each]
-        made[name] = Samples(context, judge, prompts, name, facts, lambda row, each=each: {"neurons": each[row]})
+        made[name] = Samples(context, judge, prompts, name, facts, partial(_blocked, each))
     return made
+
+
+def _blocked(sets: list[NeuronSet], row: int) -> dict[str, Any]:
+    """Arguments of a call that samples a prompt with its neurons blocked."""
+    return {"neurons": sets[row]}
 
 
 def usual_samples(context: Context, judge: Judge) -> torch.Tensor:

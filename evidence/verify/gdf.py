@@ -37,7 +37,7 @@ PLAIN = (
     Published("gdf.trained.xl", "PCK@0.1 by box, trained head, Ours-XL", 75.18, None, "SDXL", DATA, "GDF, Table 1"),
 )  # fmt: skip
 _OPEN = "Whether the paper counts points or pictures is not said; points are counted here."
-STEPS = {
+STEPS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "raw": ("plain block input", 29.9, {"modulate": False, "discard": ()}),
     "modulated": ("modulated by its block's adaLN", 65.3, {"modulate": True, "discard": ()}),
     "discarded": ("modulated, massive channels discarded", 67.1, {"modulate": True}),
@@ -157,7 +157,7 @@ def ditf(context: Context) -> Measured:
         if key == "discarded" and not _run(context, {}).tap["discard"]:
             missing[f"ditf.bbox.{key}"] = "no massive channels are named for this model"
             continue
-        score, whole = _measured(context, dict(changes), words)
+        score, whole = _measured(context, changes, words)
         figures[f"ditf.bbox.{key}"] = _figure(f"PCK@0.1 by box, {words}, per point", score.each_bbox, points)
         details[f"totals by box, {words}"] = _percent(score.totals(True))
     differs = _notes(context, len(pairs), whole)

@@ -112,7 +112,8 @@ def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
         "device": context.network.device.type,
         "claims": [
             {"claim": p.check.name, "estimate": None if p.estimate is None else asdict(p.estimate),
-             "cannot run": p.reason, "needs": [asdict(n) | {"here": context.path(n) is not None} for n in p.check.needs]}
+             "cannot run": p.reason,
+             "needs": [asdict(n) | {"here": context.path(n) is not None} for n in p.check.needs]}
             for p in plans
         ],
     }  # fmt: skip
