@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _tree() -> dict[str, type | Group]:
-    from . import commands, control, emd, nemo, nemo_erase, resolution, taps, train, w2w
+    from . import commands, control, emd, nemo, nemo_erase, resolution, taps, train, verify, w2w
 
     return {
         "taps": Group("Choose places of a model to tap.", taps.COMMANDS),
@@ -53,6 +53,7 @@ def _tree() -> dict[str, type | Group]:
         "train": Group("Train the portraits model, the test bed of the pack.", train.COMMANDS),
         "demo": commands.Demo,
         "reproduce": commands.Reproduce,
+        "verify": verify.Verify,
         "addresses": commands.Addresses,
         "card": commands.Card,
     }

@@ -1,4 +1,4 @@
-"""Copy descriptors from files that the user has. Only safetensors are read: SSCD's TorchScript file is a program."""
+"""Descriptors of pictures from files that the user has: CLIP's from safetensors, SSCD's from its authors' program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ..errors import refuse
 from ..files import named
 
 
@@ -34,6 +35,56 @@ def clip_descriptor(folder: str | Path) -> Callable[[torch.Tensor], torch.Tensor
     def describe(pictures: torch.Tensor) -> torch.Tensor:
         small = F.interpolate(pictures.float().cpu(), (side, side), mode="bicubic", antialias=True).clamp(0, 1)
         embeds: torch.Tensor = model(pixel_values=(small - mean) / std).image_embeds
+        return embeds
+
+    return describe
+
+
+def sscd_descriptor(path: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:
+    """SSCD's descriptors (n, D) of (n, 3, H, W) in [0, 1], as NeMo's authors take them: squeezed to 320 x 320.
+
+    Args:
+        path: of the authors' TorchScript file. Such a file is a program, and runs: open none whose origin you do not
+            know. Nothing else here opens one.
+
+    Raises:
+        VitrineError: If there is no such file, or it is no TorchScript.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise refuse("SSCD file", str(path), "the authors' TorchScript file", "sscd_disc_mixup.torchscript.pt")
+    with named(path, "SSCD file", "the authors' TorchScript file", "sscd_disc_mixup.torchscript.pt"):
+        model = torch.jit.load(str(path), map_location="cpu").eval()
+    # the statistics of ImageNet, as in the authors' README
+    mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+
+    @torch.no_grad()
+    def describe(pictures: torch.Tensor) -> torch.Tensor:
+        small = F.interpolate(pictures.float().cpu(), (320, 320), mode="bilinear", antialias=True).clamp(0, 1)
+        described: torch.Tensor = model((small - mean) / std)
+        return described.float()
+
+    return describe
+
+
+def clip_texts(folder: str | Path) -> Callable[[list[str]], torch.Tensor]:
+    """Text embeddings (n, D) beside :func:`clip_descriptor`'s, from the same folder with its tokenizer.
+
+    Raises:
+        VitrineError: If there is no such model.
+    """
+    from transformers import AutoTokenizer, CLIPTextModelWithProjection
+
+    with named(folder, "CLIP folder", "a CLIP model of transformers, as safetensors", "check the folder"):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        model = CLIPTextModelWithProjection.from_pretrained(
+            str(folder), local_files_only=True, use_safetensors=True
+        ).eval()
+
+    @torch.no_grad()
+    def describe(texts: list[str]) -> torch.Tensor:
+        words = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        embeds: torch.Tensor = model(**words).text_embeds
         return embeds
 
     return describe

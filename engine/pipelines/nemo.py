@@ -129,7 +129,8 @@ class NEMOAroundPipeline(AroundPipeline, NEMOTools):
         chosen: tuple[int, int] | None = self.__dict__["_size"]
         return self._usual_size() if chosen is None else chosen
 
-    def _shape(self) -> tuple[int, int, int]:
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, h, w) of the latents that are scored and searched."""
         height, width = (side // self.vae_scale_factor for side in self._pixels())
         return self._latent_channels, height, width
 

@@ -148,7 +148,7 @@ class NEMOTools(SharedPipeline):
 
             for batch in self._encoded(own[done:], size):
                 conds = _rows(batch)
-                scores += score_prompts(probe, conds, self._shape(), tau, after)[0]
+                scores += score_prompts(probe, conds, self.latent_shape(), tau, after)[0]
                 if state is not None:
                     keep_scores(state, identity, scores)
         shares = workers.gather(scores)
@@ -157,7 +157,7 @@ class NEMOTools(SharedPipeline):
     def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
         """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
         (cond,) = self._encoded(texts)
-        noise = probe_noise(probe.config, self._shape())[:1].to(_text(cond))
+        noise = probe_noise(probe.config, self.latent_shape())[:1].to(_text(cond))
         rows = rows_within(budget, lambda: probe.signals([Request(cond, noise, {})]), probe.rows)
         # signals and text states of the prompts that are encoded together wait for each other
         each = probe.config.seeds * noise.nbytes + 2 * _text(cond).nbytes
@@ -187,7 +187,7 @@ class NEMOTools(SharedPipeline):
         prober = self.probe(scope, probe, config.rows)
         with self._in_use():
             conds = [row for batch in self._encoded(texts) for row in _rows(batch)]
-            return find_neurons(prober, texts, conds, statistics, self._shape(), config, progress)
+            return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress)
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
@@ -232,7 +232,7 @@ class NEMOTools(SharedPipeline):
             if picture is not None:
                 reference = self.latents(picture)
             config = VerifyConfig(tau, seed)
-            return verify(prober, cond, neurons, self._shape(), config, reference=reference, progress=progress)
+            return verify(prober, cond, neurons, self.latent_shape(), config, reference=reference, progress=progress)
 
     def copies(
         self, prompt: str, neurons: NeuronSet, picture: Any, ordinary: Sequence[str],
@@ -276,15 +276,15 @@ class NEMOTools(SharedPipeline):
         Raises:
             VitrineError: If the network is an inpainting model's.
         """
-        self._shape()  # refuses what cannot be probed
+        self.latent_shape()  # refuses what cannot be probed
         config, empty = config or ProbeConfig(), None
         if config.guidance:
             with self._in_use():
                 (empty,) = self._encoded([""])
         return make_probe(Denoiser.from_diffusers(self), scope, config, rows, empty)
 
-    def _shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of the latents.
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, h, w) of the latents that are scored and searched.
 
         Raises:
             VitrineError: If the network takes more than a latent: an inpainting model is also told mask and picture.

@@ -89,7 +89,7 @@ def test_statistics_scores_and_searches_are_the_engines(source):
     pipe = NEMOPipeline.from_pipe(source, size=(side(source), side(source)))
     texts = ["a photo of a cat", "a horse", "a photo of"]
     denoiser, sites = Denoiser.from_diffusers(source), value_sites(network(source))
-    conds, shape = pipe.conditions(texts), pipe._shape()
+    conds, shape = pipe.conditions(texts), pipe.latent_shape()
     assert shape[1] == side(source) // pipe.vae_scale_factor and all(isinstance(c, Condition) for c in conds)
     statistics = pipe.statistics(texts)
     blank = torch.randn(1, shape[0], 16, 16, generator=torch.Generator().manual_seed(1))

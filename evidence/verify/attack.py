@@ -1,0 +1,112 @@
+"""What blocking leaves in the weights: DoRI's optimised embedding against NeMo's neurons, sampled and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ...engine.nemo import NeuronSet, adversarial_embedding
+from ...engine.nemo.copies import share_interval
+from .blocking import NEEDS, REMEDIES, WORDS, median_figure, remedies, usual_samples
+from .context import Context
+from .judge import Judge, judge_of
+from .nemo import MEMORIZED, SD14
+from .protocol import check
+from .records import Estimate, Figure, Measured, Published
+from .samples import ORIGINALS, Samples, originals
+from .searching import ROWS_OF_A_SEARCH, neurons_of, verbatim_rows
+
+PAPER = "Finding Dori (Kowalczuk, Hintersdorf, Struppek et al., ICML 2026), on NeMo"
+ATTACKED = WORDS | {"attacked": "NeMo's neurons blocked, embedding optimised"}
+_NOTE = (
+    "DoRI's memorization rate is read as the share of prompts of which any sample is a copy (SSCD above 0.7, NeMo's "
+    "rule for VM prompts); its figures were taken from notes on the paper, whose own text was not at hand."
+)
+_TABLE = (("untouched", 0.98, 0.90, None), ("blocked", 0.20, 0.33, 0.18), ("attacked", 0.99, 0.91, None))
+PUBLISHED = tuple(
+    published
+    for name, rate, similarity, spread in _TABLE
+    for published in (
+        Published(f"attack.sscd.rate.{name}", f"memorization rate, {ATTACKED[name]}", rate, None, SD14, "VM prompts",
+                  "DoRI", _NOTE),
+        Published(f"attack.sscd.orig.{name}", f"SSCD to the training picture, {ATTACKED[name]}", similarity, spread,
+                  SD14, "VM prompts", "DoRI", _NOTE),
+    )
+)  # fmt: skip
+
+
+def prepare(context: Context) -> Estimate:
+    """A search, an attack (three times a forward's work) and three kinds of samples for each prompt."""
+    settings, pace = context.settings, context.pace
+    count = len(verbatim_rows(context)[0]) if context.path(MEMORIZED) else len(context.chosen(112))
+    attack = 3 * settings.attack.steps * settings.attack.batch
+    pictures = count * 3 * settings.seeds + settings.usual
+    why = f"{count} prompts: {ROWS_OF_A_SEARCH} rows of search and samples as of nemo.blocking, {attack} rows of attack"
+    return pace.sampling(count * (ROWS_OF_A_SEARCH + attack), pictures, settings.steps, context.budget, why)
+
+
+@check(
+    "nemo.attack", paper=PAPER, families=("SD",),
+    needs=tuple(replace(need, optional=False) if need is ORIGINALS else need for need in NEEDS),
+    published=PUBLISHED, prepare=prepare,
+)  # fmt: skip
+def attack(context: Context) -> Measured:
+    """Copies by the prompt, with its neurons blocked, and under the optimised embedding."""
+    judge = judge_of(context)
+    rows, prompts, whole = verbatim_rows(context)
+    usual = usual_samples(context, judge)
+    sets, differs = neurons_of(context, prompts)
+    pictures = originals(context, rows)
+    made = remedies(context, judge, prompts, sets)
+    there = [i for i, row in enumerate(rows) if row in pictures]
+    samples = {name: made[name].all()[0][there] for name in REMEDIES[:2]}
+    targets = [pictures[rows[i]] for i in there]
+    samples["attacked"] = _attacked(context, judge, [prompts[i] for i in there], [sets[i] for i in there], targets)
+    references = [judge.describe(target) for target in targets]
+    figures: dict[str, Figure] = {}
+    for name, described in samples.items():
+        pairs = zip(described, references, strict=True)
+        figures |= _figures(judge, name, torch.stack([judge.similarity(s, r, usual) for s, r in pairs]))
+    differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes()]
+    if len(there) < len(rows):
+        differs.append(f"{len(rows) - len(there)} of {len(rows)} prompts left out: no readable training picture")
+    missing = {p.key: "pixels judged: name SSCD's file with --sscd" for p in PUBLISHED if p.key not in figures}
+    return Measured(figures, tuple(differs), missing, {"judge": judge.name, "a copy is above": round(judge.level, 4)})
+
+
+def _attacked(
+    context: Context, judge: Judge, prompts: list[str], sets: list[NeuronSet], targets: list[torch.Tensor]
+) -> torch.Tensor:
+    """(N, S, D) of samples under the embedding that calls each picture best while its neurons are blocked."""
+    probe, settings = context.nemo.probe("all"), context.settings
+
+    def arguments(row: int) -> Mapping[str, Any]:
+        height, width = (context.nemo.vae_scale_factor * side for side in context.nemo.latent_shape()[1:])
+        squeezed = F.interpolate(targets[row], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
+        (cond,) = context.nemo.conditions(prompts[row])
+        latents = context.nemo.latents(squeezed)
+        for parameter in context.network.parameters():
+            parameter.requires_grad_(False)
+        bar = context.bar("attack")
+        called = adversarial_embedding(probe.denoiser, cond, latents, sets[row], settings.attack, progress=bar)
+        assert called.text is not None
+        return {"neurons": sets[row], "prompt_embeds": called.text}
+
+    facts = [settings.attack.to_dict(), [sorted((a, list(n)) for a, n in s.neurons.items()) for s in sets],
+             [round(float(t.double().sum()), 6) for t in targets]]  # fmt: skip
+    return Samples(context, judge, prompts, "attacked", facts, arguments).all()[0]
+
+
+def _figures(judge: Judge, name: str, table: torch.Tensor) -> dict[str, Figure]:
+    """Rate and similarity of (N, S)."""
+    back = (table > judge.level).any(1)
+    rate = Figure(
+        f"share of prompts of which any sample copies ({judge.key}), {ATTACKED[name]}",
+        round(float(back.float().mean()), 4), share_interval(int(back.sum()), len(back)), len(back),
+    )  # fmt: skip
+    similarity = median_figure(f"{judge.name}, to the training picture, {ATTACKED[name]}", table.median(1).values)
+    return {f"attack.{judge.key}.rate.{name}": rate, f"attack.{judge.key}.orig.{name}": similarity}

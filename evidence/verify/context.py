@@ -1,0 +1,236 @@
+"""What a verification works with: the user's model and data, the budget, and where unfinished work is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.errors import VitrineError, refuse
+from ...engine.families import family_of
+from ...engine.footprint import memory_bytes
+from ...engine.pipelines.encoding import reads_sizes
+from ...engine.pipelines.loading import LoadConfig, load_pipeline
+from ...engine.progress import Progress, TqdmProgress
+from ...engine.prompt_files import read_prompts
+from .checksums import Checksums, model_files
+from .estimate import Pace, pace_of
+from .records import Need
+from .settings import FILE, VerifySettings, read_settings
+
+SEED = 2025
+"""Of the permutation that a subset is the beginning of."""
+SETTINGS = Need(FILE, "settings other than the papers'", "written by you", "yours", optional=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asks for.
+
+    Attributes:
+        model: a pipeline folder or a .safetensors file on this machine.
+        data: folder with what the checks need, in any arrangement up to two folders deep.
+        sscd, clip: copy descriptors: SSCD's TorchScript file, a CLIP folder.
+        subset: at most so many prompts or pairs of each kind.
+        memory: budget beyond the weights.
+        out: folder of this verification.
+        load: device, precision and the like.
+        world: the embedded model that stands in the checkpoint's role, if one does.
+    """
+
+    model: str
+    data: Path | None = None
+    sscd: Path | None = None
+    clip: Path | None = None
+    subset: int | None = None
+    memory: str = "4GB"
+    out: Path = Path("verify")
+    load: LoadConfig = field(default_factory=LoadConfig)
+    world: str = ""
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Nothing asks the hub while the block is open, whatever was imported before."""
+    name = "HF_HUB_OFFLINE"
+    constants: Any = sys.modules.get("huggingface_hub.constants")
+    before, flag = os.environ.get(name), getattr(constants, name, None)
+    os.environ[name] = "1"
+    if constants is not None:
+        setattr(constants, name, True)
+    try:
+        yield
+    finally:
+        if constants is not None:
+            setattr(constants, name, flag)
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def local_model(model: str, config: str = "") -> Path:
+    """The model's folder or file.
+
+    Raises:
+        VitrineError: If it is not on this machine: a hub id would be downloaded.
+    """
+    for what, name in (("model", model), ("--config", config)):
+        if name and not Path(name).exists():
+            accepted = "a pipeline folder or a .safetensors file on this machine"
+            raise refuse(what, name, accepted, "nothing is downloaded here: download it yourself, then name its folder")
+    path = Path(model)
+    if path.is_file() and path.suffix != ".safetensors":
+        raise refuse("model", path.name, "a pipeline folder or a .safetensors file", "convert it; pickles are not read")
+    return path
+
+
+def kind_of(pipe: Any) -> str:
+    """``SD`` (1.x and 2.x), ``SDXL``, or the name of a transformer's family."""
+    unet = getattr(pipe, "unet", None)
+    if unet is None:
+        return family_of(pipe.transformer).name
+    return "SDXL" if reads_sizes(unet) else "SD"
+
+
+class Context:
+    """One verification.
+
+    Attributes:
+        asked: by the user.
+        model: folder or file.
+        pipe: loaded from it.
+        kind: see :func:`kind_of`.
+        settings: the papers', or what settings.json in the data folder says.
+        budget: bytes beyond the weights.
+    """
+
+    def __init__(self, asked: Asked, bar: Callable[[str], Progress] = TqdmProgress) -> None:
+        if asked.subset is not None and asked.subset < 2:
+            raise refuse("subset", asked.subset, "2 or more", "20 prompts give a first impression")
+        if asked.data is not None and not asked.data.is_dir():
+            raise refuse("data", str(asked.data), "a folder", "see docs/verify.md for what belongs into it")
+        self.asked, self.bar, self.budget = asked, bar, memory_bytes(asked.memory)
+        self.model = local_model(asked.model, asked.load.config)
+        self.settings: VerifySettings = read_settings(self.path(SETTINGS))
+        self.sums = Checksums(asked.out / "state" / "checksums.json")
+        with offline():
+            self.pipe: Any = self._loaded()
+        self.pipe.set_progress_bar_config(disable=True)
+        self.kind = kind_of(self.pipe)
+
+    def _loaded(self) -> Any:
+        try:
+            return load_pipeline(str(self.model), None, self.asked.load)
+        except VitrineError as error:
+            if self.model.is_file() and not self.asked.load.config:
+                remedy = "name a pipeline folder of the same model with --config: a single file does not hold it"
+                raise refuse("--config", "none", "a folder with the model's configuration", remedy) from error
+            raise
+
+    # --- the model ------------------------------------------------------------------------------------------------
+    @cached_property
+    def network(self) -> Any:
+        """The UNet or transformer."""
+        unet = getattr(self.pipe, "unet", None)
+        return self.pipe.transformer if unet is None else unet
+
+    @cached_property
+    def nemo(self) -> Any:
+        """The NEMO tools around the pipeline."""
+        from ...engine.pipelines import NEMOPipeline
+
+        pipe = NEMOPipeline.from_pipe(self.pipe)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    @cached_property
+    def pace(self) -> Pace:
+        """What a row through the network takes here, timed once."""
+        return pace_of(self.pipe, self.nemo, self.settings.detect)
+
+    @cached_property
+    def weights(self) -> dict[str, str]:
+        """File of the model -> SHA-256."""
+        return self.sums.table(model_files(self.model), self.model)
+
+    @property
+    def dtype(self) -> str:
+        """Of the network."""
+        return str(self.network.dtype).removeprefix("torch.")
+
+    # --- the data -------------------------------------------------------------------------------------------------
+    def path(self, need: Need) -> Path | None:
+        """Where the data is, or None."""
+        if need.option:
+            path: Path | None = getattr(self.asked, need.option)
+            if path is not None and not path.exists():
+                raise refuse(f"--{need.option}", str(path), need.what, "check the path")
+            return path
+        if self.asked.data is None:
+            return None
+        for name in need.names:
+            for pattern in (name, f"*/{name}", f"*/*/{name}"):
+                matches = sorted(self.asked.data.glob(pattern))
+                if matches:
+                    return matches[0]
+        return None
+
+    def prompts(self, need: Need) -> tuple[list[str], list[str]]:
+        """(prompts, labels) of a list that must be there; labels are empty texts where it has none.
+
+        Raises:
+            VitrineError: If it is missing or is no list of prompts.
+        """
+        path = self.path(need)
+        if path is None:
+            raise refuse(need.file, "nothing", need.what, need.text())
+        prompts, labels = read_prompts(path)
+        return prompts, labels or [""] * len(prompts)
+
+    def chosen(self, count: int) -> list[int]:
+        """Ascending numbers of a subset of ``count`` rows: always the same ones, and part of every larger subset."""
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
+        return sorted(order[: self.asked.subset].tolist())
+
+    def subset_note(self, count: int, whole: int, what: str) -> list[str]:
+        """A sentence where not all rows were measured."""
+        return [] if count == whole else [f"{count} of {whole} {what}, drawn by a fixed permutation"]
+
+    def usual_notes(self, autocast: bool = True) -> list[str]:
+        """What differs in every check: the model, the precision, the settings.
+
+        Args:
+            autocast: whether the authors computed in float16 autocast of float32 weights, as NeMo's did.
+        """
+        notes = [f"the embedded model {self.asked.world!r} stands in the checkpoint's role"] if self.asked.world else []
+        if autocast:
+            notes.append(f"computed in {self.dtype}, the authors in float16 (autocast of float32 weights)")
+        return notes + self.settings.changed()
+
+    # --- the work -------------------------------------------------------------------------------------------------
+    def state(self, name: str, *facts: object) -> Path:
+        """Where unfinished work is kept: a folder (or file, by its ending) of its own for each model and ``facts``."""
+        everything = [self.weights, self.dtype, self.network.device.type, list(facts)]
+        mark = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        stem, dot, ending = name.partition(".")
+        return self.asked.out / "state" / f"{stem}-{mark}{dot}{ending}"
+
+    def data_sums(self, needs: Sequence[Need]) -> dict[str, str]:
+        """Name -> SHA-256 of the data that is there."""
+        paths = {need.file: self.path(need) for need in needs}
+        return {path.name: self.sums.of(path) for path in paths.values() if path is not None}
+
+    def data_sums_of(self, *options: str) -> list[str]:
+        """Sums of what the command's options name, empty where they name nothing."""
+        paths: list[Path | None] = [getattr(self.asked, option) for option in options]
+        return ["" if path is None else self.sums.of(path) for path in paths]

@@ -1,0 +1,119 @@
+"""The embedded models in the role of a checkpoint: ``--model portraits`` and ``--model flow``.
+
+Their data is written where a user's would lie, under the names that the authors' files have, so that what runs on a
+published checkpoint is what runs here. Planted pictures are those that chose no setting.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...engine.activations.presets import PRESETS
+from ...engine.files import write_json, write_text, write_whole
+from ...engine.nemo.config import SearchConfig
+from ...engine.portraits.flow import FLOW_WEIGHTS, load_either
+from ...engine.portraits.models import WEIGHTS
+from ..activations.flow_claims import LEGACY
+from ..activations.world import TESTING, Model, draw_scene
+from ..nemo import flow_claims, world
+from .context import Asked
+from .settings import FILE, VerifySettings
+
+WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS}
+STATISTICS, ORDINARY, COLOURINGS, FACES = 600, 200, 10, 60
+"""Captions for statistics and threshold, ordinary ones that are scored, captions of each template, and portraits with
+keypoints."""
+SETTINGS = {
+    "portraits": VerifySettings(
+        detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE), steps=world.STEPS,
+        guidance=world.GUIDANCE, scheduler="",
+        places=" ".join(PRESETS["portraits"].addresses),
+    ),
+    "flow": VerifySettings(
+        detect=flow_claims.SEARCH, probe=flow_claims.SEARCH, search=SearchConfig(share=flow_claims.SHARE), steps=20,
+        guidance=1.0, seeds=4, usual=8, scheduler="",
+        places=LEGACY[0], timestep=260.0,
+        call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
+    ),
+}  # fmt: skip
+"""Searches and scores as these worlds' own claims have them; chosen on planted pictures that are not measured."""
+
+
+def embedded(asked: Asked) -> Asked:
+    """The user's wishes with a world's name replaced by its folder, and its data written beside the results."""
+    if asked.model not in WORLDS:
+        return asked
+    data = asked.data or write_data(asked.model, asked.out / "data")
+    return replace(asked, model=str(WORLDS[asked.model]), data=data, world=asked.model)
+
+
+def write_data(name: str, folder: Path) -> Path:
+    """Prompts, planted pictures and settings of a world, unless they are there."""
+    if (folder / FILE).is_file():
+        return folder
+    model = load_either(WORLDS[name])
+    measured = flow_claims.halves()[1]
+    rows: list[tuple[object, ...]] = []
+    for plant in measured:
+        step = max(1, 100 // COLOURINGS)
+        numbers = [0] if plant.kind == "verbatim" else list(range(0, 100, step))
+        pictures = model.draw(plant.scenes[numbers])
+        for number, picture in zip(numbers, pictures, strict=True):
+            _save(folder / "originals" / f"{len(rows):04d}.png", picture)
+            rows.append((plant.captions[number], "VM" if plant.kind == "verbatim" else "TM", len(rows)))
+    _table(folder / "memorized_prompts.csv", ("Caption", "type", "Index"), rows)
+    lists = (("ordinary_prompts.csv", world.ORDINARY, ORDINARY), ("captions.csv", world.STATISTICS, STATISTICS))
+    for file, first, count in lists:
+        _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(world.captions(first, count))])
+    write_spair(folder / "SPair-71k", model)
+    write_json(folder / FILE, SETTINGS[name].to_dict())
+    return folder
+
+
+def write_spair(folder: Path, model: Model, count: int = FACES) -> None:
+    """Warped portraits with their keypoints, each beside the next one, laid out as SPair-71k is."""
+    scene = draw_scene(model, range(TESTING, TESTING + count), misaligned=True)
+    side = scene.images.shape[-1]
+    for number, picture in enumerate(scene.images):
+        _save(folder / "JPEGImages" / "face" / f"{number:03d}.png", picture)
+    for number in range(count):
+        ends = (number, (number + 1) % count)
+        seen = ~torch.isnan(scene.keypoints[list(ends)]).any(0).any(1)
+        told: dict[str, Any] = {"category": "face"}
+        for prefix, end in zip(("src", "trg"), ends, strict=True):
+            points = scene.keypoints[end][seen] * side
+            told |= {
+                f"{prefix}_imname": f"{end:03d}.png", f"{prefix}_imsize": [side, side, 3],
+                f"{prefix}_kps": points.round().int().tolist(), f"{prefix}_bndbox": _box(points, side),
+            }  # fmt: skip
+        write_json(folder / "PairAnnotation" / "test" / f"{number:06d}-face.json", told)
+
+
+def _box(points: torch.Tensor, side: int) -> list[int]:
+    """left, top, right, bottom around the points and a tenth of the picture more, inside it."""
+    low, high = points.min(0).values - side / 10, points.max(0).values + side / 10
+    return [round(float(v)) for v in torch.cat([low, high]).clamp(0, side)]
+
+
+def _table(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """As the authors' lists: semicolons, and the row's number in front without a name."""
+    text = io.StringIO()
+    written = csv.writer(text, delimiter=";", lineterminator="\n")
+    written.writerow(("", *head))
+    written.writerows((i, *row) for i, row in enumerate(rows))
+    write_text(path, text.getvalue())
+
+
+def _save(path: Path, picture: torch.Tensor) -> None:
+    """(3, H, W) in [0, 1] as a PNG."""
+    from PIL import Image
+
+    image = Image.fromarray((picture.movedim(0, -1) * 255).round().byte().numpy())
+    write_whole(path, lambda scratch: image.save(scratch, "PNG"))

@@ -1,0 +1,121 @@
+"""How long and how large, before anything begins: one forward is timed and measured, the rest is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...engine.footprint import Peak
+from ...engine.nemo.config import ProbeConfig
+from ...engine.nemo.score import Request, probe_noise
+from .records import Estimate
+
+DECODING, ENCODING = 3.0, 1.4
+"""Rows of the network that the VAE costs for a picture: SD1.5 at 512 px encodes in 1117 GFLOP, its UNet takes 803 a row
+(flop counts); decoding is about twice the encoding."""
+_SHORT = 2.0
+"""Seconds below which the first forward, which may move weights or choose kernels, is not the one that counts."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a row through the network takes on this machine.
+
+    Attributes:
+        seconds: of a batch of one; larger batches take less a row on an accelerator.
+        row: bytes at its peak beyond the weights.
+        weights: bytes of all parts of the pipeline.
+        picture: bytes at the peak of decoding one; 0 where that is not known.
+    """
+
+    seconds: float
+    row: int
+    weights: int
+    picture: int = 0
+
+    def rows_within(self, budget: int, most: int) -> int:
+        """How many rows fit half of a budget together; one at least."""
+        return max(1, min(most, budget // 2 // max(1, self.row)))
+
+    def pictures_within(self, budget: int, most: int) -> int:
+        """How many pictures that are sampled together, with guidance, fit half of a budget; one at least."""
+        return max(1, min(most, budget // 2 // max(1, self.sampled)))
+
+    @property
+    def sampled(self) -> int:
+        """Bytes of a picture while it is sampled with guidance and decoded."""
+        return max(2 * self.row, self.picture)
+
+    def estimate(self, rows: float, held: int, why: str) -> Estimate:
+        """Of so many rows, while so many bytes are held."""
+        return Estimate(rows, rows * self.seconds, held, why)
+
+    def sampling(self, rows: float, pictures: int, steps: int, budget: int, why: str) -> Estimate:
+        """Of ``rows``, and of pictures that are sampled with guidance in so many steps and decoded."""
+        scored = self.rows_within(budget, 80) * self.row if rows else 0
+        held = max(self.pictures_within(budget, pictures) * self.sampled, scored)
+        return self.estimate(rows + pictures * (2 * steps + DECODING), held, why)
+
+
+def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
+    """One row at the model's own size, measured; a second time where the first was short.
+
+    Args:
+        pipe: a diffusers pipeline.
+        tools: the :class:`~vitrine.engine.pipelines.NEMOPipeline` made from it.
+    """
+    weights = sum(_bytes(part) for part in pipe.components.values() if isinstance(part, torch.nn.Module))
+    with torch.no_grad():
+        probe = tools.probe(config=config, rows=1)
+        (cond,) = tools.conditions("a photo")
+        request = [Request(cond, probe_noise(config, tools.latent_shape())[:1].to(cond.text), {})]
+        with Peak() as held:
+            seconds = timed(lambda: probe.signals(request))
+        if seconds < _SHORT:
+            seconds = timed(lambda: probe.signals(request))
+    return Pace(seconds, held.peak, weights, _decoding(pipe.vae, tools.latent_shape()))
+
+
+def _decoding(vae: Any, shape: tuple[int, int, int]) -> int:
+    """Bytes at the peak of decoding one picture, by a run that computes nothing (on torch's meta device)."""
+    from diffusers import AutoencoderKL
+
+    if type(vae) is not AutoencoderKL:
+        return 0
+    channels = vae.config.latent_channels
+    packed = round((shape[0] / channels) ** 0.5)  # transformers see several latent positions as one
+    upcast = vae.config.force_upcast and vae.dtype == torch.float16
+    with torch.device("meta"), torch.no_grad():
+        empty = AutoencoderKL.from_config(vae.config).to(torch.float32 if upcast else vae.dtype)
+        latents = torch.zeros(1, channels, shape[1] * packed, shape[2] * packed, dtype=empty.dtype)
+        with Peak() as held:
+            empty.decode(latents)
+    return held.peak
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of a call, an accelerator's work included."""
+    began = time.perf_counter()
+    run()
+    for name in ("cuda", "mps"):
+        device = getattr(torch, name, None)
+        if device is not None and device.is_available():
+            device.synchronize()
+    return time.perf_counter() - began
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers())}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def duration(seconds: float) -> str:
+    """For a person: seconds, minutes or hours."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(1, round(seconds))} s"

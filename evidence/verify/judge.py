@@ -1,0 +1,76 @@
+"""Who says whether a picture comes back: SSCD where the user has its file, else pixels against what is usual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...engine.nemo.copies import THIRD
+from ...engine.nemo.nearest import LENGTH, thumbnails
+from ...engine.pipelines.descriptors import clip_descriptor, clip_texts, sscd_descriptor
+from .context import Context
+from .records import Need
+
+SSCD = Need(
+    "sscd_disc_mixup.torchscript.pt", "SSCD's copy descriptor, which the published similarities are",
+    "dl.fbaipublicfiles.com/sscd-copy-detection, linked from github.com/facebookresearch/sscd-copy-detection",
+    "MIT, as its repository states", optional=True, option="sscd",
+)  # fmt: skip
+CLIP = Need(
+    "clip-vit-base-patch32", "CLIP ViT-B/32, for prompt alignment", "huggingface.co/openai/clip-vit-base-patch32",
+    "none stated on its page; the code is MIT", optional=True, option="clip",
+)  # fmt: skip
+VERBATIM = 0.7
+"""NeMo, Appendix C.1: a prompt is memorized verbatim where the largest of ten SSCD similarities is above it."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Descriptors of pictures, and how alike two of them are.
+
+    Attributes:
+        key: ``sscd`` or ``pixels``.
+        name: of its similarity, in words.
+        level: above it a picture is a copy.
+        usual: whether it needs samples of ordinary captions, which say which distance is usual.
+        describe: (n, 3, H, W) in [0, 1] -> (n, D).
+        image: the same, CLIP's, for prompt alignment; None without CLIP.
+        texts: n prompts -> (n, E) in CLIP's space.
+    """
+
+    key: str
+    name: str
+    level: float
+    usual: bool
+    describe: Callable[[torch.Tensor], torch.Tensor]
+    image: Callable[[torch.Tensor], torch.Tensor] | None = None
+    texts: Callable[[list[str]], torch.Tensor] | None = None
+
+    def similarity(self, samples: torch.Tensor, references: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
+        """(S,) of descriptors (S, D) to as many, or to one (1, D).
+
+        Args:
+            usual: (R, D) of samples that have nothing to do with them; used by pixels alone.
+        """
+        if self.key == "sscd":
+            return torch.cosine_similarity(samples, references)
+        away = (samples - references).norm(dim=1)
+        level = torch.cdist(references, usual).median(1).values
+        return 1 - away / level.clamp_min(1e-6)
+
+
+def judge_of(context: Context) -> Judge:
+    """SSCD and CLIP where the user named them."""
+    image, texts = None, None
+    if (folder := context.path(CLIP)) is not None:
+        image, texts = clip_descriptor(folder), clip_texts(folder)
+    if (path := context.path(SSCD)) is not None:
+        return Judge("sscd", "SSCD", VERBATIM, False, sscd_descriptor(path), image, texts)
+    return Judge("pixels", "1 - distance / usual distance at 64 px", 1 - THIRD, True, _flat, image, texts)
+
+
+def _flat(pictures: torch.Tensor) -> torch.Tensor:
+    """(n, 12288) thumbnails, scaled so that their distance is a root mean square."""
+    return thumbnails(pictures).flatten(1) / LENGTH**0.5

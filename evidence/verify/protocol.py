@@ -1,0 +1,79 @@
+"""What is verified: the registry of checks, each with its published figures and the data it needs."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ...engine.errors import refuse
+from .context import Context
+from .records import Estimate, Measured, Need, Published
+
+ROOMS = ("nemo", "blocking", "attack", "gdf")
+"""Modules of checks, in the order they are listed."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim that can be verified on a checkpoint.
+
+    Attributes:
+        name: ``room.name``.
+        paper: whose claim it is.
+        families: of models that it can run on, as :func:`~.context.kind_of` names them.
+        needs: data from elsewhere.
+        published: the paper's figures.
+        prepare: ``prepare(context) -> Estimate``, without work worth mentioning.
+        measure: ``measure(context) -> Measured``; goes on where it was stopped.
+    """
+
+    name: str
+    paper: str
+    families: tuple[str, ...]
+    needs: tuple[Need, ...]
+    published: tuple[Published, ...]
+    prepare: Callable[[Context], Estimate]
+    measure: Callable[[Context], Measured]
+
+
+_CHECKS: dict[str, Check] = {}
+
+
+def check(
+    name: str, *, paper: str, families: Sequence[str], needs: Sequence[Need], published: Sequence[Published],
+    prepare: Callable[[Context], Estimate],
+) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:  # fmt: skip
+    """Register ``measure(context) -> Measured``; see :class:`Check`."""
+
+    def register(measure: Callable[[Context], Measured]) -> Callable[[Context], Measured]:
+        _CHECKS[name] = Check(name, paper, tuple(families), tuple(needs), tuple(published), prepare, measure)
+        return measure
+
+    return register
+
+
+def all_checks() -> dict[str, Check]:
+    """Every registered check by name, after importing the modules of checks."""
+    for room in ROOMS:
+        importlib.import_module(f"{__package__}.{room}")
+    return dict(_CHECKS)
+
+
+def pick_checks(names: Sequence[str]) -> list[Check]:
+    """Checks by name or glob (``nemo.*``); all of them for no names.
+
+    Raises:
+        VitrineError: If a name matches nothing.
+    """
+    table = all_checks()
+    picked: dict[str, Check] = {}
+    for name in names or ["*"]:
+        matches = fnmatch.filter(table, name)
+        if not matches:
+            near = get_close_matches(name, table, n=3, cutoff=0.3) or list(table)
+            raise refuse("claim", name, sorted(table), f"Did you mean {', '.join(near)}?")
+        picked.update({n: table[n] for n in matches})
+    return list(picked.values())

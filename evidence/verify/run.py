@@ -1,0 +1,195 @@
+"""``vitrine verify``: say what it takes, measure, and write a table published / measured / what differs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...engine.files import named, parse_table, write_json
+from ...engine.ownership import sole_owner
+from ...engine.progress import Progress, TqdmProgress
+from .context import Asked, Context, local_model, offline
+from .embedded import embedded
+from .estimate import duration
+from .page import measured, published, write_page
+from .protocol import Check, pick_checks
+from .records import Estimate, Figure, Measured, Need
+
+RESULTS, PLAN, PAGE = "verify.json", "plan.json", "verify.html"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One check before it runs.
+
+    Attributes:
+        check: the claim.
+        missing: data that is not there.
+        estimate: None where the model is of a family that the claim is not about.
+    """
+
+    check: Check
+    missing: tuple[Need, ...]
+    estimate: Estimate | None
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot run; empty where it can."""
+        if self.estimate is None:
+            return f"not for this model: the claim is about {' or '.join(self.check.families)}"
+        return "needs " + ", ".join(need.short for need in self.missing) if self.missing else ""
+
+
+def verify(
+    asked: Asked, names: Sequence[str] = (), dry: bool = False, bar: Callable[[str], Progress] = TqdmProgress
+) -> int:
+    """Verify claims on a checkpoint, all that it and the data allow for no names; the same call goes on after a kill.
+
+    Writes ``plan.json`` before anything is measured, then ``verify.json`` and ``verify.html`` into the out folder.
+
+    Args:
+        names: claims by name or glob.
+        dry: stop after the plan; the report then holds it.
+        bar: label -> progress of one claim.
+
+    Returns:
+        0 if all of the named claims were measured (without names: any), or dry; else 1.
+
+    Raises:
+        VitrineError: If a claim is unknown, the model is not on this machine, or data is damaged.
+    """
+    checks, asked = pick_checks(names), embedded(asked)
+    local_model(asked.model, asked.load.config)
+    with offline(), sole_owner(asked.out):
+        context = Context(asked, bar)
+        plans = [_planned(check, context) for check in checks]
+        _announce(context, plans)
+        write_json(asked.out / PLAN, _plan_table(context, plans))
+        rows = [_claim(plan, None if dry or plan.reason else _measured(plan.check, context), dry) for plan in plans]
+        report = {"model": _model(context), "subset": asked.subset, "claims": rows}
+        write_json(asked.out / RESULTS, report)
+        page = write_page(asked.out / PAGE, report, _plan_table(context, plans))
+    for row in rows:
+        _print(row)
+    print(f"-> {page}, {asked.out / RESULTS}")
+    ran = [row["status"] == "measured" for row in rows]
+    return 0 if dry or (all(ran) if names else any(ran)) else 1
+
+
+def _planned(check: Check, context: Context) -> Planned:
+    if context.kind not in check.families:
+        return Planned(check, (), None)
+    missing = tuple(n for n in check.needs if not n.optional and context.path(n) is None)
+    return Planned(check, missing, check.prepare(context))
+
+
+def _announce(context: Context, plans: Sequence[Planned]) -> None:
+    """What it needs, how long it will take, how much memory: before the work begins."""
+    pace, device = context.pace, context.network.device.type
+    row = f"a row {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB"
+    kind = f"{type(context.pipe).__name__} ({context.kind}), {context.dtype} on {device}"
+    print(f"{kind}: weights {pace.weights / 2**30:.1f} GiB, {row}", flush=True)
+    for plan in plans:
+        line = f"{plan.check.name}: {plan.reason}" if plan.reason else plan.check.name
+        if plan.estimate is not None:
+            line += f"\n    about {duration(plan.estimate.seconds)}, {plan.estimate.bytes / 2**30:.2f} GiB beyond the "
+            line += f"weights; {plan.estimate.why}"
+        print(line, flush=True)
+        for need in plan.missing:
+            print(f"    missing: {need.text()}", flush=True)
+
+
+def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
+    pace = context.pace
+    return {
+        "seconds of a row": round(pace.seconds, 4),
+        "bytes of a row": pace.row,
+        "bytes of the weights": pace.weights,
+        "device": context.network.device.type,
+        "claims": [
+            {"claim": p.check.name, "estimate": None if p.estimate is None else asdict(p.estimate),
+             "cannot run": p.reason,
+             "needs": [asdict(n) | {"here": context.path(n) is not None} for n in p.check.needs]}
+            for p in plans
+        ],
+    }  # fmt: skip
+
+
+def _model(context: Context) -> dict[str, Any]:
+    return {
+        "name": context.model.name,
+        "class": type(context.pipe).__name__,
+        "family": context.kind,
+        "dtype": context.dtype,
+        "sha256": context.weights,
+    }
+
+
+def _measured(check: Check, context: Context) -> tuple[Measured, dict[str, str]]:
+    """The outcome and the sums of the data, measured now or by the same call before."""
+    sums = context.data_sums(check.needs)
+    facts = [context.weights, context.dtype, context.asked.subset, context.settings.to_dict(), sums]
+    mark = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    path = context.asked.out / "state" / f"{check.name}.json"
+    if path.is_file():
+        with named(path, "result", "what an earlier run left", "delete it to measure anew"):
+            known = parse_table(path.read_text(encoding="utf-8"))
+        if known["mark"] == mark:
+            return _from_plain(known), sums
+    write_json(path, {"mark": mark, **asdict(check.measure(context))})
+    return _from_plain(parse_table(path.read_text(encoding="utf-8"))), sums
+
+
+def _from_plain(table: dict[str, Any]) -> Measured:
+    figures = {}
+    for key, values in table["figures"].items():
+        interval = None if values["interval"] is None else (values["interval"][0], values["interval"][1])
+        figures[key] = Figure(**values | {"interval": interval})
+    return Measured(figures, tuple(table["differs"]), table["missing"], table["details"])
+
+
+def _claim(plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, dry: bool) -> dict[str, Any]:
+    """One claim of the JSON file: each published figure beside the measured one, then what has none published."""
+    result, sums = outcome or (Measured({}), {})
+    status = "measured" if outcome else plan.reason or "planned"
+    printed = {p.key: p for p in plan.check.published}
+    rows = [
+        {"key": key, "figure": p.figure, "published": asdict(p), "measured": _plain(result.figures.get(key)),
+         "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or "dry run"}
+        for key, p in printed.items()
+    ]  # fmt: skip
+    rows += [
+        {"key": key, "figure": f.what, "published": None, "measured": _plain(f), "why not": ""}
+        for key, f in result.figures.items() if key not in printed
+    ]  # fmt: skip
+    assert not dry or outcome is None
+    return {
+        "claim": plan.check.name, "paper": plan.check.paper, "status": status, "figures": rows,
+        "differs": list(result.differs), "data": sums, "details": result.details,
+    }  # fmt: skip
+
+
+def _print(row: dict[str, Any]) -> None:
+    """Each measured figure of a claim beside the published one."""
+    for figure in row["figures"]:
+        if figure["measured"] is not None:
+            print(f"{row['claim']}: {figure['figure']}: published {published(figure)}, measured {measured(figure)}")
+
+
+def _plain(figure: Figure | None) -> dict[str, Any] | None:
+    return None if figure is None else asdict(figure)
+
+
+def read_report(folder: str | Path) -> dict[str, Any]:
+    """What :func:`verify` wrote into its out folder.
+
+    Raises:
+        VitrineError: If there is none.
+    """
+    path = Path(folder) / RESULTS
+    with named(path, "report", f"a folder with {RESULTS}", "run vitrine verify"):
+        return parse_table(path.read_text(encoding="utf-8"))

@@ -1,0 +1,80 @@
+"""How figures are measured: the papers' settings, and what a file beside the data says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...engine.config import Config
+from ...engine.errors import refuse
+from ...engine.files import named, parse_table
+from ...engine.nemo.config import PAPER_TAU, ProbeConfig, SearchConfig
+from ...engine.nemo.verify import AttackConfig
+
+FILE = "settings.json"
+
+
+@dataclass(frozen=True)
+class VerifySettings(Config):
+    """Settings of all checks; the defaults are the papers', for SD1.4 and SD1.5.
+
+    Attributes:
+        detect: how prompts are scored.
+        probe: how neurons are searched.
+        search: for neurons; without a tau it is calibrated on a fifth of the ordinary captions.
+        attack: on the text embedding, DoRI's.
+        seeds, first_seed: samples of each prompt, and the seed of the first.
+        usual: samples of ordinary captions, which say how far apart pictures usually are; where pixels judge.
+        steps, guidance: of sampling.
+        call: further arguments of the pipeline's call.
+        scheduler: of the samples of a UNet; "" keeps the pipeline's own.
+        places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
+    """
+
+    detect: ProbeConfig = ProbeConfig(data_range=None)
+    probe: ProbeConfig = ProbeConfig(data_range=None)
+    search: SearchConfig = SearchConfig(tau=PAPER_TAU, mode="parity")
+    attack: AttackConfig = AttackConfig()
+    seeds: int = 10
+    first_seed: int = 2
+    usual: int = 16
+    steps: int = 50
+    guidance: float = 7.0
+    call: Mapping[str, Any] = field(default_factory=dict)
+    scheduler: str = "DDIMScheduler"
+    places: str = ""
+    timestep: float = 0.0
+    discard: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2 or self.usual < 2 or self.steps < 1:
+            shown = (self.seeds, self.usual, self.steps)
+            raise refuse("seeds, usual, steps", shown, "2, 2 and 1 or more", "10, 16 and 50 are the usual ones")
+
+    def changed(self) -> list[str]:
+        """What is not as published, one sentence each."""
+        mine, theirs = _leaves(self.to_dict()), _leaves(VerifySettings().to_dict())
+        names = sorted(name for name in mine | theirs if mine.get(name) != theirs.get(name))
+        return [f"{FILE}: {name} is {mine.get(name)}, by default {theirs.get(name)}" for name in names]
+
+
+def _leaves(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """A nested table with its names joined by dots."""
+    leaves: dict[str, Any] = {}
+    for name, value in table.items():
+        leaves |= _leaves(value, f"{before}{name}.") if isinstance(value, Mapping) else {before + name: value}
+    return leaves
+
+
+def read_settings(path: Path | None) -> VerifySettings:
+    """Settings from a JSON file; the papers' where there is none.
+
+    Raises:
+        VitrineError: If the file is no JSON object, or names an unknown setting.
+    """
+    if path is None:
+        return VerifySettings()
+    with named(path, "settings", "a JSON object with settings of vitrine verify", "see docs/verify.md"):
+        return VerifySettings.from_dict(parse_table(path.read_text(encoding="utf-8")))
