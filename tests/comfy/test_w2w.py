@@ -1,5 +1,6 @@
 """W2W nodes in real ComfyUI: against the pipeline, stock LoraLoader, siblings, late edits, building, inversion."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -315,6 +316,8 @@ def test_interrupting_an_inversion_stops_the_run_and_saves_the_best(comfy, loade
         management.interrupt_current_processing(False)
     best = Path(folder_paths.get_folder_paths("vitrine_w2w")[0]) / "interrupted.w2wmodel.safetensors"
     assert len(calls) <= 6 and float(W2WModel.load(best).coefficients.abs().max()) > 0
+    for state in best.parent.glob("inversion-*"):
+        shutil.rmtree(state)
 
 
 def test_an_interrupted_inversion_goes_on(comfy, loaded, space, positive, monkeypatch):

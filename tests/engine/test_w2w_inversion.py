@@ -1,5 +1,6 @@
 """Inversion (checks 15, 16, 17) against the published loop, written out plainly here."""
 
+import os
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.ownership import sole_owner
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.progress import Interrupted
 from vitrine.engine.schedule import NoiseSchedule
@@ -17,11 +19,12 @@ from vitrine.engine.w2w import (
     LoraLayer,
     Manifest,
     invert,
+    invert_below,
     invert_in,
     latent_mask,
     partial_inversion,
 )
-from vitrine.engine.w2w.inversion import preset
+from vitrine.engine.w2w.inversion import KEPT_STATES, preset
 
 pytestmark = pytest.mark.rounding
 
@@ -245,6 +248,33 @@ def test_a_stopped_inversion_goes_on_bit_for_bit(kind, space, delta, unet, tmp_p
         invert_in(tmp_path / "run", args[0], which, args[2] + 1, args[3], config)
     with pytest.raises(VitrineError, match="a run with these settings"):
         invert_in(tmp_path / "run", *args, InvertConfig(steps=8))
+
+
+def test_stopped_inversions_do_not_pile_up(space, unet, tmp_path):
+    """Each other seed used to leave a folder for ever; now the last ones stay, and those that a process is at."""
+    args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)))
+
+    def stop(step, total, preview=None):
+        if step == 2:
+            raise RuntimeError
+
+    def states():
+        return {p.parent.name for p in tmp_path.glob("inversion-*/state.safetensors")}
+
+    seen = []
+    for seed in range(KEPT_STATES + 3):
+        with pytest.raises(RuntimeError):
+            invert_below(tmp_path, *args, InvertConfig(components=3, steps=4, seed=seed), progress=stop)
+        seen += sorted(states() - set(seen))
+        for age, name in enumerate(reversed(seen)):
+            if name in states():
+                os.utime(tmp_path / name / "state.safetensors", (1e9 - age, 1e9 - age))
+    assert states() == set(seen[-KEPT_STATES - 1 :])
+    with sole_owner(tmp_path / seen[-KEPT_STATES - 1]):
+        invert_below(tmp_path, *args, InvertConfig(components=3, steps=4, seed=99))
+    assert states() == set(seen[-KEPT_STATES - 1 :]), "in use, so it stays"
+    invert_below(tmp_path, *args, InvertConfig(components=3, steps=4, seed=99))
+    assert states() == set(seen[-KEPT_STATES:])
 
 
 def test_only_trained_components_are_placed(space, unet):
