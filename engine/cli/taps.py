@@ -142,8 +142,16 @@ class Spair:
     """One for each category's pictures."""
     size: int | None = None
     """Side the pictures are squeezed to; None takes the model's own."""
+    keep_aspect: bool = False
+    """The longer side gets ``size`` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
     timestep: float | None = None
     """The network's own timestep; None takes the preset's, else 50."""
+    modulate: bool = False
+    """Block inputs of transformers as their block reads them (DiTF)."""
+    discard: tuple[int, ...] = ()
+    """Massive channels to set to nought; 154 1446 in Flux.1-dev (DiTF)."""
+    protocol: Literal["vitrine", "gdf"] = "vitrine"
+    """gdf: as the official code taps and joins, each picture a batch of its own; Stable Diffusion's UNets only."""
     grid: int = 128
     """Positions to a side on which features are compared."""
     cache: Path | None = None
@@ -186,24 +194,22 @@ class Spair:
     def _measure(self, pipe: Any, pairs: list[SPairPair], cache: Path) -> dict[str, Any]:
         from functools import lru_cache
 
-        from ..activations.correspondence import feature_maps
         from ..activations.spair import nearest_points, score_spair
+        from ..pipelines.picture_features import FeatureSettings, picture_features
         from ..progress import TqdmProgress
 
         files = {_picture(file): (file, p.category) for p in pairs for file in (p.source, p.target)}
-        side = self.size or pipe.own_size()
-        asked: dict[str, Any] = {"size": side} | ({} if self.timestep is None else {"timestep": self.timestep})
-        places = None if self.addresses is None else self.addresses.split()
-        texts = {name: self.prompt.format(category=category) for name, (_, category) in files.items()}
-        taps = pipe.stream(
-            {name: file for name, (file, _) in files.items()}, cache, texts, places, self.preset,
-            memory=self.memory, callback=TqdmProgress("pictures"), **asked,
+        settings = FeatureSettings(
+            None if self.addresses is None else tuple(self.addresses.split()), self.preset, self.timestep,
+            self.modulate, self.discard, self.size, self.keep_aspect, self.protocol, self.memory,
         )  # fmt: skip
-        every = [a for part in taps.parts for a in part]
+        texts = {name: self.prompt.format(category=category) for name, (_, category) in files.items()}
+        paths = {name: file for name, (file, _) in files.items()}
+        features = picture_features(pipe, paths, texts, cache, settings, TqdmProgress("pictures"))
 
         @lru_cache(maxsize=64)
         def features_of(file: Path) -> Any:
-            return feature_maps(taps.read([_picture(file)], every))[0]
+            return features(_picture(file))
 
         matches = {p.name: nearest_points(p, features_of, self.grid) for p in pairs}
         scores = {alpha: score_spair(pairs, lambda p: matches[p.name], alpha) for alpha in (0.05, 0.1, 0.15)}

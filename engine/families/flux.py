@@ -220,7 +220,9 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
     """Through FluxPipeline's own ``encode_prompt``, with its usual guidance."""
-    text, pooled, _ = pipe.encode_prompt(prompts, None)
+    # T5 has no longest prompt of its own; the shipped model's text encoder, a CLIP in T5's place, has
+    longest = min(512, getattr(pipe.text_encoder_2.config, "max_position_embeddings", 512))
+    text, pooled, _ = pipe.encode_prompt(prompts, None, max_sequence_length=longest)
     guided = pipe.transformer.config.guidance_embeds
     return Condition(text, pooled, {"guidance": torch.full((len(text),), 3.5)} if guided else {})
 

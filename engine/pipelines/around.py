@@ -104,7 +104,8 @@ class AroundPipeline(SharedPipeline):
         source = self._source
         side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
         height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
-        return height * source.vae_scale_factor, width * source.vae_scale_factor
+        factor = getattr(source, "vae_scale_factor", None) or self.vae_scale_factor  # Wan's has two, of space and time
+        return height * factor, width * factor
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""
