@@ -41,7 +41,7 @@ class Rank:
     folds: int = 4
     """Parts of the crossed split."""
     model: str = "portraits"
-    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt that fits all pictures."""
     size: int | None = None
@@ -76,14 +76,14 @@ class Rank:
             "workers": workers,
         }  # fmt: skip
         if self.keypoints is None:
-            pipe = load_pipeline(self.model, SegmentationPipeline, self.load)
+            pipe = SegmentationPipeline.from_pipe(load_pipeline(self.model, None, self.load))
             ranking = pipe.rank(pictures, None, self.prompt, split=self.split, folds=self.folds, **settings)
         else:
             points = self._points(pictures)
-            pipe = load_pipeline(self.model, CorrespondencePipeline, self.load)
+            pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
             ranking = pipe.rank(pictures, points, self.prompt, **settings)
         if not workers.index:
-            ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
+            ranking.preset(self.out.stem, pipe._network, self.timestep).save(self.out)
             print(ranking.summary())
             print(f"preset -> {self.out}")
         return 0

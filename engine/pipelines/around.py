@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..families import Latent, family_of
 from ..forward_clock import Timesteps
 from .encoding import encoded
-from .shared import SharedPipeline
+from .shared import SharedPipeline, trained_size
 
 
 class AroundPipeline(SharedPipeline):
@@ -100,12 +100,8 @@ class AroundPipeline(SharedPipeline):
         return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
 
     def _usual_size(self) -> tuple[int, int]:
-        """(height, width) in pixels that the other pipeline draws unless told."""
-        source = self._source
-        side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
-        height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
-        factor = getattr(source, "vae_scale_factor", None) or self.vae_scale_factor  # Wan's has two, of space and time
-        return height * factor, width * factor
+        """(height, width) in pixels of what the network, or else its autoencoder, was trained on."""
+        return trained_size(self._network, self.vae, self.vae_scale_factor, self.vae_scale_factor * self._latent.patch)
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""

@@ -27,7 +27,7 @@ from ..errors import refuse
 from ..families import Latent, family_of
 from ..progress import Progress, silent
 from .conventions import Generators
-from .shared import SharedPipeline
+from .shared import SharedPipeline, trained_size
 from .tap_call import MEANINGLESS, check_generators, drawn, model_id, pca_pictures, tap_config
 
 logger = logging.get_logger(__name__)
@@ -233,12 +233,7 @@ class TapPipeline(SharedPipeline):
 
     def own_size(self) -> int:
         """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
-        side = self._network.config.get("sample_size")
-        if side is not None:
-            return (side if isinstance(side, int) else max(side)) * self.vae_scale_factor
-        # networks with rotary positions name no size; their pipelines draw 1024 pixels whatever they were trained on
-        pixels = self.vae.config.get("sample_size") or 1024
-        return max(1, (pixels if isinstance(pixels, int) else max(pixels)) // self.side_step) * self.side_step
+        return max(trained_size(self._network, self.vae, self.vae_scale_factor, self.side_step))
 
     def as_gdf(self, config: TapConfig, posterior: str | None = None) -> TapConfig:
         """The config with what the authors' code takes instead of the defaults here.
