@@ -31,12 +31,16 @@ Range = tuple[float, float]
 
 
 def to_pixels(
-    image: Any, size: int | None = None, factor: int = 8, value_range: Sequence[float] | None = None
+    image: Any,
+    size: int | tuple[int, int] | None = None,
+    factor: int = 8,
+    value_range: Sequence[float] | None = None,
 ) -> torch.Tensor:
     """Any usual form of one or more pictures as (B, 3, H, W) float32 in [-1, 1].
 
     PIL, uint8 and uint16 go from 0 to their largest number, float arrays are [0, 1]; for float tensors see
-    :func:`value_range_of`. ``size`` resizes to a square, bicubic, aspect ratio not kept, as GDF does.
+    :func:`value_range_of`. ``size`` resizes to a square, bicubic, aspect ratio not kept, as GDF does, or to
+    (height, width).
 
     Raises:
         VitrineError: If a picture has another form or range, sizes differ, or ``factor`` does not divide the sides.
@@ -157,11 +161,12 @@ def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
     return (tensor if signed else tensor * 2 - 1).clamp(-1, 1)
 
 
-def _resize(pixels: torch.Tensor, size: int | None) -> torch.Tensor:
-    if size is None or tuple(pixels.shape[-2:]) == (size, size):
+def _resize(pixels: torch.Tensor, size: int | tuple[int, int] | None) -> torch.Tensor:
+    size = (size, size) if isinstance(size, int) else size
+    if size is None or tuple(pixels.shape[-2:]) == size:
         return pixels
     # antialiased bicubic is PIL's own bicubic, GDF's choice
-    return F.interpolate(pixels, size=(size, size), mode="bicubic", antialias=True).clamp(-1, 1)
+    return F.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp(-1, 1)
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ def _pipeline(model: str, load: LoadConfig) -> Any:
     from ..pipelines import NEMOPipeline
     from ..pipelines.loading import load_pipeline
 
-    pipe = load_pipeline(model, NEMOPipeline, load)
+    pipe = NEMOPipeline.from_pipe(load_pipeline(model, None, load))
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -84,7 +84,7 @@ class Calibrate:
         scores = pipe.score(chosen, 1.0, probe, _bar("threshold", workers), kept, **shared)
         tau, mean, std = threshold([s.value for s in scores])
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
-        facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe.unet)}
+        facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe._network)}
         if not workers.index:
             statistics.save(self.out / "statistics.safetensors")
             write_json(self.out / "threshold.json", facts)
@@ -213,7 +213,7 @@ def _threshold(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Bake:
-    """Write the union of NEURONS files into a UNet's weights, as the changed tensors only."""
+    """Write the union of NEURONS files into a model's weights, as the changed tensors only."""
 
     neurons: Positional[tuple[Path, ...]]
     """NEURONS files of one model."""
@@ -233,7 +233,7 @@ class Bake:
             raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
         sets = [NeuronSet.load(p) for p in self.neurons]
         union = sets[0].merged(*sets[1:])
-        changed = bake(_pipeline(self.model, self.load).unet, union, self.factor)
+        changed = bake(_pipeline(self.model, self.load)._network, union, self.factor)
         save_safetensors(self.out, changed)
         print(f"{len(union)} neurons in {len(changed)} tensors -> {self.out}")
         return 0

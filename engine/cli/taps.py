@@ -41,7 +41,7 @@ class Rank:
     folds: int = 4
     """Parts of the crossed split."""
     model: str = "portraits"
-    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt that fits all pictures."""
     size: int | None = None
@@ -76,14 +76,14 @@ class Rank:
             "workers": workers,
         }  # fmt: skip
         if self.keypoints is None:
-            pipe = load_pipeline(self.model, SegmentationPipeline, self.load)
+            pipe = SegmentationPipeline.from_pipe(load_pipeline(self.model, None, self.load))
             ranking = pipe.rank(pictures, None, self.prompt, split=self.split, folds=self.folds, **settings)
         else:
             points = self._points(pictures)
-            pipe = load_pipeline(self.model, CorrespondencePipeline, self.load)
+            pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
             ranking = pipe.rank(pictures, points, self.prompt, **settings)
         if not workers.index:
-            ranking.preset(self.out.stem, pipe.unet, self.timestep).save(self.out)
+            ranking.preset(self.out.stem, pipe._network, self.timestep).save(self.out)
             print(ranking.summary())
             print(f"preset -> {self.out}")
         return 0
@@ -142,8 +142,16 @@ class Spair:
     """One for each category's pictures."""
     size: int | None = None
     """Side the pictures are squeezed to; None takes the model's own."""
+    keep_aspect: bool = False
+    """The longer side gets ``size`` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
     timestep: float | None = None
     """The network's own timestep; None takes the preset's, else 50."""
+    modulate: bool = False
+    """Block inputs of transformers as their block reads them (DiTF)."""
+    discard: tuple[int, ...] = ()
+    """Massive channels to set to nought; 154 1446 in Flux.1-dev (DiTF)."""
+    protocol: Literal["vitrine", "gdf"] = "vitrine"
+    """gdf: as the official code taps and joins, each picture a batch of its own; Stable Diffusion's UNets only."""
     grid: int = 128
     """Positions to a side on which features are compared."""
     cache: Path | None = None
@@ -187,9 +195,10 @@ class Spair:
         from ..pipelines.spair import SPairRun, spair_scores
         from ..progress import TqdmProgress
 
+        tap = {"timestep": self.timestep, "modulate": self.modulate, "discard": self.discard}
         run = SPairRun(
-            None if self.addresses is None else self.addresses.split(), self.preset, self.prompt, self.size, self.grid,
-            self.memory, {} if self.timestep is None else {"timestep": self.timestep},
+            None if self.addresses is None else self.addresses.split(), self.preset, self.prompt, self.size,
+            self.keep_aspect, self.protocol, self.grid, self.memory, tap,
         )  # fmt: skip
         scores = spair_scores(pipe, pairs, cache, run, TqdmProgress("pictures"))
         totals = {f"PCK@{a} {kind}": s.totals(kind == "bbox") for a, s in scores.items() for kind in ("img", "bbox")}

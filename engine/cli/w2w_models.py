@@ -178,8 +178,8 @@ class Invert:
         from ..w2w import W2WModel, described, partial_inversion
 
         space, config = space_at(self.space), self._config()
-        pipe = load_pipeline(self.model, W2WPipeline, self.load)
-        side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
+        pipe = W2WPipeline.from_pipe(load_pipeline(self.model, None, self.load))
+        side = self.size or pipe.own_size()
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
         names = [f"{p.stem}-inverted" for p in self.pictures[: 1 if self.together else None]]
         masks, bar = self._masks(side), TqdmProgress("inverting")

@@ -15,7 +15,7 @@ from ..families import Latent, family_of
 from ..families.family import vae_factor
 from ..forward_clock import Timesteps
 from .encoding import encoded
-from .shared import SharedPipeline
+from .shared import SharedPipeline, native_size
 
 
 class AroundPipeline(SharedPipeline):
@@ -100,15 +100,12 @@ class AroundPipeline(SharedPipeline):
         return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
 
     def _usual_size(self) -> tuple[int, int]:
-        """(height, width) in pixels that the other pipeline draws by default."""
-        source = self._source
-        parameters = inspect.signature(type(source).__call__).parameters
+        """(height, width) in pixels that the other pipeline draws by default, or that its network was trained on."""
+        parameters = inspect.signature(type(self._source).__call__).parameters
         named = tuple(parameters[side].default if side in parameters else None for side in ("height", "width"))
         if all(isinstance(side, int) for side in named):  # Wan and Krea 2 name pixels
             return int(named[0]), int(named[1])
-        side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
-        height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
-        return height * source.vae_scale_factor, width * source.vae_scale_factor
+        return native_size(self._network, self.vae, self.vae_scale_factor, self.vae_scale_factor * self._latent.patch)
 
     def _condition(
         self, prompts: list[str], height: int, width: int, texts: Mapping[str, Any] | None = None

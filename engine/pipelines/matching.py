@@ -83,10 +83,7 @@ class _Matching(TapPipeline):
     ) -> Ranking:  # fmt: skip
         """Pictures with masks or known points, how they are read (size, value_range), and settings of the engine."""
         images, masks, points = labelled
-        own = getattr((getattr(self, "unet", None) or self.transformer).config, "sample_size", None)
-        side = None if own is None else (own if isinstance(own, int) else max(own)) * self.vae_scale_factor
-        factor = self.vae_scale_factor * self._latent.patch
-        pictures = picture_list(images, masks, read[0], side, factor, read[1])
+        pictures = picture_list(images, masks, read[0], self.own_size(), self.side_step, read[1])
         pairs = None if points is None else known_pairs(points, pictures.number)
         self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
         with self._in_use():

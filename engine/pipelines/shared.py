@@ -142,3 +142,20 @@ class SharedPipeline(DiffusionPipeline):
             if finite.get(name) != state:
                 check_finite(module, name)
                 finite[name] = state
+
+
+def native_size(network: Any, vae: Any, factor: int, step: int) -> tuple[int, int]:
+    """(height, width) in pixels of the pictures that a network was trained on.
+
+    Networks with rotary positions name no size, and their pipelines draw 1024 pixels whatever they were trained on:
+    theirs is the autoencoder's.
+
+    Args:
+        factor: pixels for each latent position.
+        step: what divides the sides.
+    """
+    side = network.config.get("sample_size")
+    pixels = vae.config.get("sample_size") or 1024 if side is None else side
+    height, width = (pixels, pixels) if isinstance(pixels, int) else list(pixels)[-2:]
+    scale = 1 if side is None else factor
+    return max(1, height * scale // step) * step, max(1, width * scale // step) * step

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..activations.correspondence import feature_maps
 from ..activations.spair import SPairPair, SPairScore, nearest_points, score_spair
 from ..footprint import memory_bytes
 from ..progress import Progress, silent
 from ..rows import RowFile
+from .picture_features import FeatureSettings, picture_features
 
 ALPHAS = (0.05, 0.1, 0.15)
 _HELD, _MATCHED = 4, "matched"
@@ -31,6 +31,7 @@ class SPairRun:
         addresses, preset: places or globs, or a published selection of them.
         prompt: for each category's pictures; ``{category}`` is its name.
         size: side in pixels that pictures are squeezed to; None takes the model's own.
+        keep_aspect, protocol: as in :class:`FeatureSettings`.
         grid: positions to a side on which features are compared.
         memory: budget for features in memory.
         tap: further settings, such as timestep, seeds, modulate, discard.
@@ -40,9 +41,19 @@ class SPairRun:
     preset: str | None = None
     prompt: str = "a photo of a {category}"
     size: int | None = None
+    keep_aspect: bool = False
+    protocol: str = "vitrine"
     grid: int = 128
     memory: int | str = "2GB"
     tap: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def features(self) -> FeatureSettings:
+        """What is tapped of each picture."""
+        return FeatureSettings(
+            None if self.addresses is None else tuple(self.addresses), self.preset, size=self.size,
+            keep_aspect=self.keep_aspect, protocol=self.protocol, memory=self.memory, **self.tap,
+        )  # fmt: skip
 
 
 def spair_scores(
@@ -62,29 +73,21 @@ def spair_scores(
     run = run or SPairRun()
     files = {_name(file): (file, p.category) for p in pairs for file in (p.source, p.target)}
     texts = {name: run.prompt.format(category=category) for name, (_, category) in files.items()}
-    places = None if run.addresses is None else list(run.addresses)
-    taps = pipe.stream(
-        {name: file for name, (file, _) in files.items()}, cache, texts, places, run.preset,
-        memory=run.memory, callback=progress, size=run.size or pipe.own_size(), **run.tap,
-    )  # fmt: skip
-    every = [a for part in taps.parts for a in part]
-
-    def joined(name: str) -> torch.Tensor:
-        return feature_maps(taps.read([name], every))[0]
-
+    paths = {name: file for name, (file, _) in files.items()}
+    joined = picture_features(pipe, paths, texts, Path(cache), run.features, progress)
     each = joined(next(iter(files))).nbytes
     held = lru_cache(maxsize=max(2, memory_bytes(run.memory) // _HELD // each))(joined)
-    matches = _matches(pairs, lambda file: held(_name(file)).to(pipe.device), Path(cache), (run.grid, every), matching)
+    identity = [run.grid, run.features.to_dict() | {"memory": None}]
+    matches = _matches(pairs, lambda file: held(_name(file)).to(pipe.device), Path(cache), run.grid, identity, matching)
     return {alpha: score_spair(pairs, lambda p: matches[p.name], alpha) for alpha in ALPHAS}
 
 
 def _matches(
-    pairs: Sequence[SPairPair], features_of: Any, cache: Path, matched: tuple[int, list[str]], progress: Progress
+    pairs: Sequence[SPairPair], features_of: Any, cache: Path, grid: int, settings: list[Any], progress: Progress
 ) -> dict[str, torch.Tensor]:
     """Pair -> (N, 2) target points, each pair's kept on disk once it is known."""
-    grid, places = matched
     most = max(len(p.source_points) for p in pairs)
-    identity = [[p.name for p in pairs], grid, places]
+    identity = [[p.name for p in pairs], *settings]
     mark = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]  # a cache may serve many choices of pairs
     order = sorted(range(len(pairs)), key=lambda i: (pairs[i].source, pairs[i].target))  # pictures in common together
     with RowFile(cache / f"{_MATCHED}-{mark}", (len(pairs), 2 * most), identity) as table:

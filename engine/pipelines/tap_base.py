@@ -24,10 +24,10 @@ from ..addresses import resolve
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..families import Latent
+from ..families import Latent, family_of
 from ..progress import Progress, silent
 from .conventions import Generators
-from .shared import SharedPipeline
+from .shared import SharedPipeline, native_size
 from .tap_call import MEANINGLESS, check_generators, drawn, model_id, pca_pictures, tap_config
 
 logger = logging.get_logger(__name__)
@@ -67,9 +67,19 @@ class TapPipeline(SharedPipeline):
         return 2 ** (len(self.vae.config.block_out_channels) - 1)
 
     @property
+    def _network(self) -> Any:
+        """The UNet or transformer."""
+        return self.unet
+
+    @property
     def _latent(self) -> Latent:
         """Of the model's family."""
         return Latent()
+
+    @property
+    def side_step(self) -> int:
+        """Sides of pictures are multiples of this many pixels: whole latent positions, whole tokens."""
+        return self.vae_scale_factor * self._latent.patch
 
     @property
     def _latent_channels(self) -> int:
@@ -146,8 +156,8 @@ class TapPipeline(SharedPipeline):
         optional = {"posterior": posterior, "modulate": modulate, "discard": discard}
         settings |= {name: value for name, value in optional.items() if value is not None}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
-        if check_protocol(protocol):
-            config = self._as_gdf(config, posterior)
+        if self._follows_gdf(protocol):
+            config = self.as_gdf(config, posterior)
             generator = generator or gdf_generator(config.seeds)
         if prompt_embeds is not None and self._reads_prompts:
             remedy = "pass prompts; tap_latents takes encoded text"
@@ -222,14 +232,26 @@ class TapPipeline(SharedPipeline):
         return Denoiser.from_diffusers(self)
 
     def own_size(self) -> int:
-        """Side in pixels of the square pictures that the network was trained on."""
-        side = self.unet.config.sample_size
-        return (side if isinstance(side, int) else max(side)) * self.vae_scale_factor
+        """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
+        return max(native_size(self._network, self.vae, self.vae_scale_factor, self.side_step))
 
-    def _as_gdf(self, config: TapConfig, posterior: str | None) -> TapConfig:
-        """The config with what the authors' code takes instead of the defaults here."""
+    def as_gdf(self, config: TapConfig, posterior: str | None = None) -> TapConfig:
+        """The config with what the authors' code takes instead of the defaults here.
+
+        Raises:
+            VitrineError: If the model has no UNet, or no step of its scheduler is left.
+        """
+        self._follows_gdf("gdf")
         timestep = gdf_timestep(self.scheduler, config.timestep)
         return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self.own_size())
+
+    def _follows_gdf(self, protocol: str) -> bool:
+        """Whether the protocol is GDF's, which is written for the UNets of Stable Diffusion."""
+        asked, family = check_protocol(protocol), family_of(self._network).name
+        if asked and family != "UNet":
+            remedy = "the official code's timestep, posterior and joining are those of Stable Diffusion's UNets"
+            raise refuse("protocol", f"'gdf' with {family}", "'vitrine'", remedy)
+        return asked
 
     def _inputs(
         self, image: Any, config: TapConfig, protocol: str = "vitrine", value_range: Sequence[float] | None = None
@@ -244,8 +266,8 @@ class TapPipeline(SharedPipeline):
         self, pictures: Sequence[Any], size: int | None, protocol: str, value_range: Sequence[float] | None
     ) -> list[torch.Tensor]:
         """Pixels (B, 3, H, W) in [-1, 1] of each entry; what float tensors mean is decided for all entries together."""
-        meant, factor = value_range_of(pictures, value_range), self.vae_scale_factor * self._latent.patch
-        if check_protocol(protocol):
+        meant, factor = value_range_of(pictures, value_range), self.side_step
+        if self._follows_gdf(protocol):
             return [gdf_pixels(entry, size or self.own_size(), factor, meant) for entry in pictures]
         return [to_pixels(entry, size, factor, meant) for entry in pictures]
 

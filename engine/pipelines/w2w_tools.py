@@ -45,7 +45,7 @@ from ..w2w import (
 )
 from ..w2w.batched_lora import Clock, late_lora
 from .conventions import soft_masks
-from .shared import SharedPipeline
+from .shared import SharedPipeline, native_size
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class W2WTools(SharedPipeline):
     def _network(self) -> Any:
         """The UNet or transformer that the LoRAs are of."""
         return self.unet
+
+    def own_size(self) -> int:
+        """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
+        step = self.vae_scale_factor * family_of(self._network).latent.patch
+        return max(native_size(self._network, self.vae, self.vae_scale_factor, step))
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """One row for each prompt, encoded as the pipeline does."""

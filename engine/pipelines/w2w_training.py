@@ -12,9 +12,11 @@ import torch
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..families import family_of
 from ..placement import upcast_vae
 from ..w2w import Subject
 from .loading import LoadConfig, load_pipeline
+from .w2w import W2WPipeline
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
@@ -28,7 +30,7 @@ def subjects_in(
 
     Args:
         folder: holds the folders of pictures; their names become the subjects'.
-        model: a Stable Diffusion folder or hub id, or ``portraits``.
+        model: folder, hub id or file of a model whose LoRAs can make a space, or ``portraits``.
         prompt: the caption of every picture.
         size: side in pixels, centre-cropped; default the model's own.
         load: precision, device and version of the model.
@@ -42,28 +44,22 @@ def subjects_in(
         shown = f"{root.name}: no folder with pictures"
         raise refuse("folder", shown, "one folder for each subject", f"put {', '.join(ENDINGS)} files into folders")
     pipe = _pipeline(model, load)
-    side = size or _side(pipe)
-    text = pipe.encode_prompt([prompt], pipe.device, 1, False)[0].float().cpu()
+    side = size or pipe.own_size()
+    with torch.no_grad():
+        cond = pipe._condition([prompt], side, side).cast(torch.float32).to("cpu")
 
     def maker(pictures: Path) -> Callable[[], Subject]:
-        return lambda: _subject(pipe, pictures, side, Condition(text))
+        return lambda: _subject(pipe, pictures, side, cond)
 
     return Denoiser.from_diffusers(pipe), [p.name for p in folders], [maker(p) for p in folders]
 
 
 def _pipeline(model: str, load: LoadConfig | None) -> Any:
-    from diffusers import StableDiffusionPipeline
-
-    pipe = load_pipeline(model, StableDiffusionPipeline, load)
-    for module in (pipe.unet, pipe.vae, pipe.text_encoder):
-        module.requires_grad_(False)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def _side(pipe: Any) -> int:
-    side = pipe.unet.config.sample_size
-    return (side if isinstance(side, int) else max(side)) * pipe.vae_scale_factor
+    source = load_pipeline(model, None, load)
+    for module in source.components.values():
+        if isinstance(module, torch.nn.Module):
+            module.requires_grad_(False)
+    return W2WPipeline.from_pipe(source)
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -72,13 +68,14 @@ def _pictures(folder: Path) -> list[Path]:
 
 @torch.no_grad()
 def _subject(pipe: Any, folder: Path, side: int, cond: Condition) -> Subject:
-    latents, deviations = [], []
-    scale = pipe.vae.config.scaling_factor
+    latents, deviations, latent = [], [], family_of(pipe._network).latent
     for path in _pictures(folder):
         with upcast_vae(pipe.vae) as vae:
-            posterior = vae.encode(_read(path, side).to(vae.device, vae.dtype)).latent_dist
-        latents.append(posterior.mean.float().cpu() * scale)
-        deviations.append(posterior.std.float().cpu() * scale)
+            pixels = _read(path, side).to(vae.device, vae.dtype)
+            posterior = vae.encode(pixels[:, :, None] if latent.frames else pixels).latent_dist
+        mean, std = posterior.mean.float(), posterior.std.float()
+        latents.append(latent.scaled(pipe.vae, mean).cpu())
+        deviations.append((latent.scaled(pipe.vae, std) - latent.scaled(pipe.vae, torch.zeros_like(std))).cpu())
     return Subject(folder.name, torch.cat(latents), cond, 0, torch.cat(deviations))
 
 

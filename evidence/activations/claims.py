@@ -8,7 +8,7 @@ from ...engine.activations.presets import PRESETS
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
-from . import flow_claims as _flow  # noqa: F401  registers gdf.correspondence.flow
+from . import flow_claims as _flow  # noqa: F401  registers gdf.*.flow
 from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
 from . import matching_claims as _matching  # noqa: F401  registers gdf.correspondence and gdf.segmentation
 from . import photograph_claims as _photographs  # noqa: F401  registers gdf.photographs

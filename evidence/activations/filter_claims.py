@@ -12,7 +12,18 @@ from ...engine.portraits import PARTS
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .measures import correspondence_score
-from .world import FILTERING, PAPER, PROBING, SHOTS, Pictures, all_places, score_places, tap_pictures
+from .world import (
+    FILTERING,
+    PAPER,
+    PROBING,
+    SHOTS,
+    TIMESTEP,
+    Model,
+    Pictures,
+    all_places,
+    score_places,
+    tap_pictures,
+)
 
 PROBED, QUICK_PROBED = 60, 36
 QUICK_SCORED = 8
@@ -34,10 +45,14 @@ def filtering(model: str | None = None, progress: Progress = silent, quick: bool
     """Scores from 16 pictures without labels; then all places are measured on 60 others."""
     from ...engine.portraits import load_portraits
 
-    portraits = load_portraits(model)
-    places = all_places(portraits)
-    candidates, dropped = FilterRule().apply(score_places(portraits, FILTERING, progress))
-    pictures = tap_pictures(portraits, PROBING, QUICK_PROBED if quick else PROBED, places, progress, misaligned=True)
+    return judge_filter(load_portraits(model), progress, quick)
+
+
+def judge_filter(portraits: Model, progress: Progress, quick: bool, timestep: float = TIMESTEP) -> ClaimResult:
+    """The filter's choice beside the exhaustive measurement of all places, at one timestep."""
+    places, count = all_places(portraits), QUICK_PROBED if quick else PROBED
+    candidates, dropped = FilterRule().apply(score_places(portraits, FILTERING, progress, timestep=timestep))
+    pictures = tap_pictures(portraits, PROBING, count, places, progress, misaligned=True, timestep=timestep)
     tasks = _measure_all(pictures, places, ProbeSettings(pixels=QUICK_PIXELS) if quick else ProbeSettings())
     count = QUICK_TOP if quick else TOP
     top = {name: sorted(scores, key=scores.__getitem__, reverse=True)[:count] for name, scores in tasks.items()}
@@ -76,7 +91,7 @@ def _measure_all(pictures: Pictures, places: list[str], settings: ProbeSettings)
         features = pictures.features((address,))
         keypoints[address] = correspondence_score(pictures, features)[0]
         probe = fit_probe(features[:SHOTS], pictures.parts[:SHOTS], len(PARTS), settings)
-        predicted = probe.predict(features[SHOTS:], (64, 64))
+        predicted = probe.predict(features[SHOTS:], (pictures.parts.shape[-2], pictures.parts.shape[-1]))
         parts[address] = mean_iou(predicted, pictures.parts[SHOTS:], len(PARTS))[0]
     return {"keypoints, PCK@0.1": keypoints, "parts, mIoU": parts}
 

@@ -214,12 +214,12 @@ def _gains(by_picture: dict[str, torch.Tensor]) -> dict[str, list[float]]:
 def _predict(
     train: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, settings: ProbeSettings | None = None
 ) -> torch.Tensor:
-    """(B, 64, 64) parts of the test pictures, by a linear probe fitted on features and parts of others."""
-    return fit_probe(train, parts, len(PARTS), settings).predict(test, (64, 64))
+    """(B, H, W) parts of the test pictures, by a linear probe fitted on features and (b, H, W) parts of others."""
+    return fit_probe(train, parts, len(PARTS), settings).predict(test, (parts.shape[-2], parts.shape[-1]))
 
 
-def _score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeSettings | None = None) -> float:
-    """mIoU, the first twenty portraits labelled."""
+def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeSettings | None = None) -> float:
+    """mIoU of some places together, the first twenty portraits labelled."""
     features = held_out.features(addresses)
     predicted = _predict(features[:SHOTS], held_out.parts[:SHOTS], features[SHOTS:], settings)
     return mean_iou(predicted, held_out.parts[SHOTS:], len(PARTS))[0]
@@ -242,8 +242,19 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     portraits = load_portraits(model)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
     settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; what it chose is tested in full
-    choice = choose_places(portraits, held_out, lambda p, a: _score_parts(p, a, settings), 6, progress)
-    tables = _part_tables(portraits, choice, tested, progress)
+    choice = choose_places(portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
+    return measure_parts(portraits, choice, tested, progress)
+
+
+def measure_parts(
+    portraits: Model, choice: Choice, tested: int, progress: Progress, others: Sequence[Extra] = ()
+) -> ClaimResult:
+    """What is chosen beside trivial baselines, on parts of ``tested`` misaligned portraits that chose nothing.
+
+    Args:
+        others: further features of these portraits.
+    """
+    tables = _part_tables(portraits, choice, tested, progress, others)
     spans = {name: bootstrap_iou(table) for name, table in tables.items()}
     gains = {name: bootstrap_iou_gain(tables["chosen"], t) for name, t in tables.items() if name != "chosen"}
     low, high = _rounded(spans["chosen"])
@@ -260,18 +271,24 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     )
 
 
-def _part_tables(portraits: Model, choice: Choice, tested: int, progress: Progress) -> dict[str, torch.Tensor]:
-    """Name -> (B, K, K) confusion of each test picture."""
-    settings: dict[str, Any] = {"progress": progress, "misaligned": True}
-    pictures = [
-        tap_pictures(portraits, n, c, choice.addresses, **settings) for n, c in ((LABELLED, SHOTS), (TESTING, tested))
-    ]
-    fresh, chosen = untrained(portraits), choice.search.chosen
-    random = [tap_pictures(fresh, n, c, chosen, **settings) for n, c in ((LABELLED, SHOTS), (TESTING, tested))]
-    (train, test), tables = pictures, {}
-    for (name, known), new in zip(
-        _features(choice, train, random[0]).items(), _features(choice, test, random[1]).values(), strict=True
-    ):
-        if known is not None and new is not None:
-            tables[name] = confusion(_predict(known, train.parts, new), test.parts, len(PARTS))
+def _part_tables(
+    portraits: Model, choice: Choice, tested: int, progress: Progress, others: Sequence[Extra]
+) -> dict[str, torch.Tensor]:
+    """Name -> (B, K, K) confusion of each test picture; probes are fitted on twenty other portraits."""
+    at: dict[str, Any] = {"progress": progress, "misaligned": True, "timestep": choice.timestep}
+
+    def both(network: Model, places: Sequence[str], **settings: Any) -> tuple[Pictures, Pictures]:
+        ranges = ((LABELLED, SHOTS), (TESTING, tested))
+        train, test = (tap_pictures(network, first, count, places, **at, **settings) for first, count in ranges)
+        return train, test
+
+    (train, test), fresh = both(portraits, choice.addresses), both(untrained(portraits), choice.search.chosen)
+    known, new = (_features(choice, mine, random) for mine, random in zip((train, test), fresh, strict=True))
+    for name, places, settings in others:
+        known[name], new[name] = (p.features(places) for p in both(portraits, places, **settings))
+    tables = {}
+    for name, features in known.items():
+        wanted = new[name]
+        if features is not None and wanted is not None:
+            tables[name] = confusion(_predict(features, train.parts, wanted), test.parts, len(PARTS))
     return tables

@@ -179,6 +179,23 @@ def test_sizes_that_make_no_whole_tokens_are_refused(source):
         pipe(pictures(1, 64 + step // 2), addresses="vit-block1-out", timestep=300)
 
 
+def test_every_pipeline_has_a_size_of_its_own(source):
+    pipe = ActivationTapPipeline.from_pipe(source)
+    side = pipe.own_size()
+    assert side > 0 and side % (pipe.vae_scale_factor * pipe._latent.patch) == 0
+    sample_size = source.transformer.config.get("sample_size")
+    assert sample_size is None or side == sample_size * pipe.vae_scale_factor
+
+
+def test_gdfs_protocol_is_refused_in_a_sentence(source):
+    refused = pytest.raises(VitrineError, match="protocol: given 'gdf' with .*; accepted: 'vitrine'")
+    with refused:
+        ActivationTapPipeline.from_pipe(source)(pictures(1), addresses="vit-block1-out", protocol="gdf")
+    how = {"addresses": "vit-block1-out", "protocol": "gdf"}
+    with refused:
+        CorrespondencePipeline.from_pipe(source)(pictures(1), pictures(1), [[0.5, 0.5]], **how)
+
+
 def test_condition_keeps_what_is_fixed():
     cond = Condition(torch.zeros(1, 2, 3), fixed={"num_tokens": 2})
     assert cond.take(torch.zeros(4, dtype=torch.long)).fixed == {"num_tokens": 2} == cond.cast(torch.float16).fixed
