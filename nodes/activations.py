@@ -14,7 +14,7 @@ from ..engine.addresses import AUTO, resolve
 from ..engine.errors import VitrineError, refuse
 from .comfy import saved
 from .comfy.model import backbone_of
-from .comfy.progress import show_on
+from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
@@ -253,6 +253,7 @@ class SaveActivations(io.ComfyNode):
             description="Writes a .safetensors file with addresses, timestep and seeds in its header.",
             search_aliases=["export activations", "store features"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="From a tap."),
                 io.String.Input("name", default="activations", tooltip="File name without folder or ending."),
@@ -265,7 +266,7 @@ class SaveActivations(io.ComfyNode):
         """Save under a plain name; an existing file of that name is replaced whole."""
         path = str(saved.folder(_FOLDER) / f"{plain_name(name)}.safetensors")
         activations.save(path)
-        return io.NodeOutput(path, ui=ui.PreviewText(f"{path}\n{describe(activations)}"))
+        return io.NodeOutput(path, ui=text_on(cls.hidden, f"{path}\n{describe(activations)}"))
 
 
 class LoadActivations(io.ComfyNode):

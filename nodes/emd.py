@@ -159,7 +159,7 @@ class EMDOneStepGenerator(io.ComfyNode):
         else:
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
-            x0 = few_steps(generator, z, cond, several, seeds, begins, progress())
+            x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()})
 
 
@@ -238,7 +238,7 @@ class EMDMCMCCorrect(io.ComfyNode):
             if z_step_size:
                 start, cond = start.clone(), cond.to(start.device, copy=True)
                 null = None if null is None else null.to(start.device, copy=True)
-            x0, _ = correct(networks, start, cond, student_contract, config, seeds, null, progress())
+            x0, _ = correct(networks, start, cond, student_contract, config, seeds, null, progress(runner))
         return io.NodeOutput(latent_of(runner, x0))
 
 

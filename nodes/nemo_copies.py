@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.nemo import ProbeConfig
 from ..engine.nemo.check import CheckConfig
 from .comfy.copy_check import Models, Sampling, checked, side_by_side
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .nemo import CATEGORY, INDEX, TAU, lines
 
@@ -31,6 +31,7 @@ class NEMOCopyCheck(io.ComfyNode):
             description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "
             "and of which training picture. Writes a page and a table.",
             search_aliases=["memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model to check, with its LoRA."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
@@ -77,7 +78,7 @@ class NEMOCopyCheck(io.ComfyNode):
             (ProbeConfig(timestep_index=timestep_index), tau or None), progress(),
         )  # fmt: skip
         text = check.text()
-        return io.NodeOutput(text, side_by_side(check, pictures, SHOWN), str(folder), ui=ui.PreviewText(text))
+        return io.NodeOutput(text, side_by_side(check, pictures, SHOWN), str(folder), ui=text_on(cls.hidden, text))
 
 
 NODES = [NEMOCopyCheck]

@@ -18,7 +18,7 @@ from ..engine.errors import refuse
 from .comfy import saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .comfy.saved import plain_name
 from .sockets import FeaturePresetSocket
 from .tap_inputs import sized
@@ -138,6 +138,7 @@ class SaveFeaturePreset(io.ComfyNode):
             description="Writes the chosen places with their figures and the model's fingerprint, for others to load.",
             search_aliases=["export preset", "save places"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 FeaturePresetSocket.Input("preset", tooltip="From Rank Activations."),
                 io.String.Input("name", default="preset", tooltip="File name without folder or ending."),
@@ -149,7 +150,7 @@ class SaveFeaturePreset(io.ComfyNode):
     def execute(cls, preset: FeaturePreset, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
         path = preset.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n" + "\n".join(preset.preset.addresses)))
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n" + "\n".join(preset.preset.addresses)))
 
 
 class LoadFeaturePreset(io.ComfyNode):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.w2w import (
@@ -32,6 +32,7 @@ from ..engine.w2w import (
 from .comfy import people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
+from .comfy.progress import text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
 CATEGORY = "Vitrine/w2w"
@@ -108,6 +109,7 @@ class LoadSpace(io.ComfyNode):
             description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
             "attribute directions. 520 people of the portraits model ship with the pack.",
             search_aliases=["weights2weights", "model space", "w2w", "identity space", "LoRA space"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input("space_file", options=files or ["none built yet"], tooltip="A file in models/w2w."),
                 io.Int.Input(
@@ -130,7 +132,7 @@ class LoadSpace(io.ComfyNode):
         space = comfy_w2w.space(space_file)
         space = space.first(components) if components else space
         text = contents(space)
-        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=ui.PreviewText(text))
+        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=text_on(cls.hidden, text))
 
 
 def _map(space: Space, label: str) -> torch.Tensor:
@@ -153,6 +155,7 @@ class W2WSample(io.ComfyNode):
             description="Draws a new model of the space, for example a person who does not exist, the same in every "
             "picture. Tells which training models are nearest.",
             search_aliases=["weights2weights", "new identity", "random person", "sample model", "random LoRA"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
@@ -198,7 +201,7 @@ class W2WSample(io.ComfyNode):
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
         text = described(space, model.coefficients)
-        return io.NodeOutput(model, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(model, text, ui=text_on(cls.hidden, text))
 
 
 class W2WEdit(io.ComfyNode):
@@ -258,7 +261,7 @@ class W2WEdit(io.ComfyNode):
         easel = people.easel(space, model, positive, vae, student)
         people.remember(cls.hidden, people.Panel(space, usual_map, w2w_model, partial(moved, space, w2w_model), easel))
         text = described(space, edited.coefficients)
-        return io.NodeOutput(edited, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(edited, text, ui=text_on(cls.hidden, text))
 
 
 class W2WBlend(io.ComfyNode):

@@ -179,7 +179,7 @@ def _finished(
     try:
         with onloaded(run.model.backbone):
             run_steps(
-                run.step, lambda: run.done, config.steps, config.steps, progress=progress,
+                run.step, lambda: run.done, config.steps, config.steps, progress=progress, preview=lambda: run.seen,
                 save_every=config.check_every, save=lambda: None if folder is None else run.save(folder),
             )  # fmt: skip
     except BaseException as error:
@@ -205,6 +205,7 @@ class _Run:
         best: (M, K) the coefficients with the lowest held-out loss so far.
         losses: as in :class:`Inversion`.
         done: how many steps were made.
+        seen: (1, C, h, w) a clean latent as the model took it to be at the last step; None before.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class _Run:
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
         self.sigma = spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
+        self.seen: torch.Tensor | None = None
         self.best = torch.zeros(models, whole.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
         self._lowest = torch.full((models,), math.inf)
@@ -247,9 +249,11 @@ class _Run:
         theta = self.space.decode(self.beta)
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
-            eps = self.model.predict(x_t, t, self.cond.take(picture).to(x0.device)).eps
+            prediction = self.model.predict(x_t, t, self.cond.take(picture).to(x0.device))
+        least = int(t.argmin())  # the least noised row says most about the picture
+        self.seen = prediction.x0[least : least + 1].detach()
         # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2
-        error = ((eps - noise) * self.mask[picture]).square()
+        error = ((prediction.eps - noise) * self.mask[picture]).square()
         return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)
 
     def _draw(
