@@ -30,7 +30,7 @@ from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
 from .comfy.emd import bases, distil, refuse_guidance_input, with_prediction
-from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
+from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
 from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of
 from .comfy.progress import progress
 
@@ -44,7 +44,7 @@ def _contract_inputs(several: bool) -> list[Any]:
     """Which student, and how it is run; the same on both nodes, but for students of several steps."""
     return [
         io.Combo.Input(
-            "student", options=student_files(), default=NO_STUDENT,
+            "student", options=student_files(), default=usual_student(),
             tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
         ),
         io.Combo.Input(

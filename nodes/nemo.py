@@ -40,9 +40,18 @@ TAU = io.Float.Input(
     "tau", default=0.0, min=0.0, max=1.0, step=0.001,
     tooltip="Threshold of memorization, from NEMO Threshold: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
 )  # fmt: skip
+CAPTIONS = """a smiling face
+a pale face with long blond hair
+a dark face with curly hair on pink
+a face with glasses and a cap
+a bald head with a beard
+a face with a navy shirt on gray
+an old face with white hair
+a face with red hair on blue"""
 _PROMPTS = io.String.Input(
-    "prompts", multiline=True, default="", tooltip="Ordinary captions, one a line: the more the better, 500 or more."
-)
+    "prompts", multiline=True, default=CAPTIONS,
+    tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
+)  # fmt: skip
 
 
 def lines(prompts: str, least: int) -> list[str]:

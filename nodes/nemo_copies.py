@@ -12,7 +12,7 @@ from ..engine.nemo.check import CheckConfig
 from .comfy.copy_check import Models, Sampling, checked, side_by_side
 from .comfy.progress import progress, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
-from .nemo import CATEGORY, INDEX, TAU, lines
+from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
 
 SHOWN = 8
 """Prompts on the picture; the page in the folder has fifty."""
@@ -37,9 +37,10 @@ class NEMOCopyCheck(io.ComfyNode):
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),
                 io.Latent.Input("latent", tooltip="Gives the size, and by its batch how many are sampled at once."),
-                io.String.Input("prompts", multiline=True, default="", tooltip="Prompts to check, one a line."),
+                io.String.Input("prompts", multiline=True, default="a smiling face with navy shirt on blue",
+                                tooltip="Prompts to check, one a line."),
                 io.String.Input(
-                    "ordinary", multiline=True, default="",
+                    "ordinary", multiline=True, default=CAPTIONS,
                     tooltip="Captions that have nothing to do with the pictures, one a line: they say which distance "
                     "is usual. Not needed with bare_model.",
                 ),

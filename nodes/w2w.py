@@ -39,6 +39,8 @@ CATEGORY = "Vitrine/w2w"
 SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
 MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
 SLIDERS = 4
+FIRST = ("beard", 2.0)
+"""What the first slider comes with: a space without that direction leaves it out."""
 
 
 def sliders(text: str) -> dict[str, float]:
@@ -78,7 +80,8 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
     for label, strength in [*pairs, *sliders(str(inputs.get("more", ""))).items()]:
-        if label.strip():
+        unasked = (label.strip(), float(strength)) == FIRST and label.strip() not in space.directions
+        if label.strip() and not unasked:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
     protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
     config = EditConfig(protect, calibrated=bool(inputs.get("calibrated", False)))
@@ -213,9 +216,9 @@ class W2WEdit(io.ComfyNode):
         pairs: list[Any] = []
         for i in range(1, SLIDERS + 1):
             pairs += [
-                io.String.Input(f"label_{i}", default="beard" if i == 1 else "",
+                io.String.Input(f"label_{i}", default=FIRST[0] if i == 1 else "",
                                 tooltip="A direction of the space (see its report); empty for none."),
-                io.Float.Input(f"strength_{i}", default=2.0 if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
+                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
                                tooltip="In standard deviations of the training models, which reach about 3."),
             ]  # fmt: skip
         return io.Schema(

@@ -98,7 +98,7 @@ def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
     [({"points": "here"}, "two numbers"), ({"points": ""}, "two numbers"),
      ({"points": "900 900"}, "inside the picture"),
      ({"addresses": "up-level9-out"}, "Did you mean"), ({"selection": "Ours-XL"}, "Did you mean"),
-     ({"source": torch.zeros(2, 64, 64, 3)}, "split the batch")],
+     ],
 )  # fmt: skip
 def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": "0.5 0.5", "softness": 0.0}

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -143,6 +144,19 @@ def test_a_place_moves_and_none_does_not(comfy, space, person):
     for wrong in ("0.5", "a b", "2 0", "nan 0"):
         with pytest.raises(VitrineError, match="place"):
             call(place=wrong)
+
+
+def test_the_usual_slider_is_left_out_where_the_space_has_none(comfy, space, person):
+    other = replace(space, directions={"glasses": space.directions["glasses"]})
+    fresh = {k: v for k, v in INPUTS.items() if k != "more"}
+
+    def call(**changes):
+        return comfy.call("VitrineW2WEdit", space=other, w2w_model=person, **fresh | changes)[0]
+
+    assert torch.equal(call().coefficients, person.coefficients)
+    for typed in ({"strength_1": 1.5}, {"label_1": "bearded"}, {"label_2": "beard", "strength_2": 1.0}):
+        with pytest.raises(VitrineError, match="glasses"):
+            call(**typed)
 
 
 def test_sliders_beyond_four(comfy, space, person):
