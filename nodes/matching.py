@@ -154,6 +154,7 @@ class SegmentLikeThis(io.ComfyNode):
         modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0], points: str = CLICKS,
     ) -> io.NodeOutput:  # fmt: skip
         """Fit a probe on the examples' activations and apply it, or compare with what was clicked."""
+        examples = examples if masks is not None else examples[:1]
         clicks = _labels(examples, masks, points)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config, protocol)

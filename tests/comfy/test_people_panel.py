@@ -280,7 +280,7 @@ async def _walk(driver, address, vue):
         return seen, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True] if os.environ.get("VITRINE_HARD") else [True])
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 def test_people_are_dragged_and_sliders_pulled(driver, tmp_path, vue, record_property):
     """``--junitxml`` keeps the milliseconds from the last pull to its picture."""
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
