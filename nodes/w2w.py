@@ -29,7 +29,7 @@ from ..engine.w2w import (
     sample,
     usual_sampling,
 )
-from .comfy import people
+from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.progress import text_on
@@ -260,6 +260,7 @@ class W2WEdit(io.ComfyNode):
         vae: Any = None, student: str = NO_STUDENT, **inputs: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``moved``; the panel on the page is told what the sliders act on."""
+        choices.remember(cls.hidden, sorted(space.directions))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
         easel = people.easel(space, model, positive, vae, student)
         people.remember(cls.hidden, people.Panel(space, usual_map, w2w_model, partial(moved, space, w2w_model), easel))
