@@ -79,8 +79,11 @@ class Denoiser:
         return self.call(x_t, rows, cond)
 
     def predict(self, x_t: torch.Tensor, t: Number, cond: Condition) -> Prediction:
-        """(eps, x0) from one call, converted in float32 or wider (for v: Salimans & Ho 2022, App. D)."""
-        output = self.forward(x_t, t, cond)
+        """(eps, x0) from one call, converted in float32 or wider."""
+        return self.split(self.forward(x_t, t, cond), x_t, t)
+
+    def split(self, output: torch.Tensor, x_t: torch.Tensor, t: Number) -> Prediction:
+        """(eps, x0) of what a call put out for x_t, in float32 or wider (for v: Salimans & Ho 2022, App. D)."""
         wide = torch.promote_types(output.dtype, torch.float32)
         x, y = x_t.to(wide), output.to(wide)
         signal, noise = (append_dims(s.to(x.device, wide), x.ndim) for s in self.schedule.scales(t))

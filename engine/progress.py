@@ -16,7 +16,9 @@ class Interrupted(BaseException):
 
 
 class Progress(Protocol):
-    """Called after each step with the number of steps done, their total, and a picture (B, 3, H, W) or None.
+    """Called after each step with the number of steps done, their total, and what they have come to, or None.
+
+    That is pictures (B, 3, H, W) in [0, 1], or latents (B, C, h, w) where the work has no VAE: its caller knows which.
 
     Steps of one total take about equally long, so that a bar can tell the time left; work of several parts counts each
     by itself. What a resumed run finds done is in its first call.

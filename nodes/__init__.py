@@ -7,7 +7,7 @@ import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
-from .comfy import glossary, people, similarity
+from .comfy import choices, glossary, people, similarity
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
@@ -25,6 +25,7 @@ def _nodes() -> list[type[io.ComfyNode]]:
 NODES: list[type[io.ComfyNode]] = _nodes()
 similarity.register()
 people.register()
+choices.register()
 glossary.register()
 
 

@@ -10,11 +10,11 @@ from comfy_api.latest import io, ui
 
 from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
 from ..engine.activations.gdf_protocol import PROTOCOLS
-from ..engine.addresses import AUTO, resolve
+from ..engine.addresses import AUTO, resolve, sites_of
 from ..engine.errors import VitrineError, refuse
-from .comfy import saved
+from .comfy import choices, saved
 from .comfy.model import backbone_of
-from .comfy.progress import show_on
+from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
@@ -86,6 +86,7 @@ class ActivationTap(io.ComfyNode):
                 io.Image.Output(display_name="IMAGE", tooltip="First place as colours: three principal components."),
                 io.String.Output(display_name="report", tooltip="Each address with its size and massive channels."),
             ],
+            hidden=[io.Hidden.unique_id],
         )  # fmt: skip
 
     @classmethod
@@ -96,7 +97,9 @@ class ActivationTap(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """Encode once, tap with ``tap_latents``, draw the first place."""
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard), dtype)
-        resolve(backbone_of(model), list(config.addresses))
+        backbone = backbone_of(model)
+        choices.remember(cls.hidden, sites_of(backbone))
+        resolve(backbone, list(config.addresses))
         taps = tap_images(model, vae, image, positive, config, protocol)
         drawn = picture(taps)
         return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(drawn, cls=cls))
@@ -145,8 +148,9 @@ class TapDuringSampling(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, addresses: str, steps: str, first_step: int = 0) -> io.NodeOutput:
         """Clone and wrap; places are checked now, not in the middle of sampling."""
-        resolve(backbone_of(model), addresses)
-        hidden = cls.hidden
+        backbone, hidden = backbone_of(model), cls.hidden
+        choices.remember(hidden, sites_of(backbone))
+        resolve(backbone, addresses)
 
         def watch(taps: Activations) -> None:
             with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
@@ -231,11 +235,13 @@ class ActivationPicture(io.ComfyNode):
                 io.Int.Input("size", default=256, min=16, max=2048, tooltip="Height of the picture in pixels."),
             ],
             outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture a row.")],
+            hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     def execute(cls, activations: Activations, address: str, shared: bool, size: int) -> io.NodeOutput:
         """Fit and draw."""
+        choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
         drawn = picture(activations, address, shared, size)
         return io.NodeOutput(drawn, ui=ui.PreviewImage(drawn, cls=cls))
 
@@ -253,6 +259,7 @@ class SaveActivations(io.ComfyNode):
             description="Writes a .safetensors file with addresses, timestep and seeds in its header.",
             search_aliases=["export activations", "store features"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="From a tap."),
                 io.String.Input("name", default="activations", tooltip="File name without folder or ending."),
@@ -265,7 +272,7 @@ class SaveActivations(io.ComfyNode):
         """Save under a plain name; an existing file of that name is replaced whole."""
         path = str(saved.folder(_FOLDER) / f"{plain_name(name)}.safetensors")
         activations.save(path)
-        return io.NodeOutput(path, ui=ui.PreviewText(f"{path}\n{describe(activations)}"))
+        return io.NodeOutput(path, ui=text_on(cls.hidden, f"{path}\n{describe(activations)}"))
 
 
 class LoadActivations(io.ComfyNode):

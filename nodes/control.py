@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.control import GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from .comfy.conditioning import readers_of, token_count, with_sizes
 from .comfy.control import checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
+from .comfy.progress import text_on
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
 
@@ -44,6 +45,7 @@ class ControlValues(io.ComfyNode):
             category=CATEGORY,
             description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
             search_aliases=["sdxl size conditioning", "micro conditioning", "original size crop target"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Conditioning.Input("conditioning", tooltip="The prompt; usually the positive one only."),
                 pixels("width", 1024, 8, "Width the picture is said to have had before training resized it."),
@@ -75,7 +77,7 @@ class ControlValues(io.ComfyNode):
             reads_sizes(model)
         target = (target_height, target_width)
         sizes = SizeCondition((height, width), (crop_top, crop_left), target, flip, extra_values(extra))
-        return io.NodeOutput(with_sizes(conditioning, sizes), ui=ui.PreviewText(readers_of(conditioning)))
+        return io.NodeOutput(with_sizes(conditioning, sizes), ui=text_on(cls.hidden, readers_of(conditioning)))
 
 
 class ApplyGammaSchedule(io.ComfyNode):

@@ -31,7 +31,7 @@ from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
 from .comfy.emd import bases, distil, refuse_guidance_input, with_prediction
-from .comfy.lora import NO_STUDENT, contract_in, student_files, with_student
+from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
 from .comfy.model import backbone_of, blank_latents, differentiable, latent_of, loading_denoiser_of
 from .comfy.progress import progress
 
@@ -45,7 +45,7 @@ def _contract_inputs(several: bool) -> list[Any]:
     """Which student, and how it is run; the same on both nodes, but for students of several steps."""
     return [
         io.Combo.Input(
-            "student", options=student_files(), default=NO_STUDENT,
+            "student", options=student_files(), default=usual_student(),
             tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
         ),
         io.Combo.Input(
@@ -160,7 +160,7 @@ class EMDOneStepGenerator(io.ComfyNode):
         else:
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
-            x0 = few_steps(generator, z, cond, several, seeds, begins, progress())
+            x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()})
 
 
@@ -240,7 +240,7 @@ class EMDMCMCCorrect(io.ComfyNode):
             if z_step_size:
                 start, cond = start.clone(), cond.to(start.device, copy=True)
                 null = None if null is None else null.to(start.device, copy=True)
-            x0, _ = correct(networks, start, cond, student_contract, config, seeds, null, progress())
+            x0, _ = correct(networks, start, cond, student_contract, config, seeds, null, progress(runner))
         return io.NodeOutput(latent_of(runner, x0))
 
 

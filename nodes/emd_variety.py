@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.emd import Variety, measure_variety, small_pixels
+from .comfy.progress import text_on
 
 
 class EMDVariety(io.ComfyNode):
@@ -25,6 +26,7 @@ class EMDVariety(io.ComfyNode):
             "picture for every seed.",
             search_aliases=["diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Image.Input("images", tooltip="Pictures of one prompt, two or more, each with its own seed."),
                 io.Image.Input(
@@ -54,7 +56,7 @@ class EMDVariety(io.ComfyNode):
         variety = measure_variety(_features(images, clip_vision), theirs)
         text = _report(variety, len(images), "16 x 16 colours" if clip_vision is None else "CLIP vision")
         recall = -1.0 if variety.recall is None else variety.recall
-        return io.NodeOutput(variety.distance, variety.vendi, recall, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(variety.distance, variety.vendi, recall, text, ui=text_on(cls.hidden, text))
 
 
 def _features(images: torch.Tensor, clip_vision: Any) -> torch.Tensor:

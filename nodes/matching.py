@@ -18,6 +18,8 @@ from .comfy import similarity
 from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, sized, tap_images
 
 CATEGORY = "Vitrine/activations"
+CLICKS = "0.5 0.5\nnot 0.05 0.05"
+"""What is in the middle, and not what is in the corner."""
 
 
 def _features(
@@ -66,7 +68,7 @@ class FindCorrespondence(io.ComfyNode):
                 io.Model.Input("model", tooltip="Whose activations compare the pictures."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
-                io.Image.Input("source", tooltip="One picture, where the points are."),
+                io.Image.Input("source", tooltip="The picture where the points are; the first of several."),
                 io.Image.Input("target", tooltip="One or more pictures, where they are sought; of any size."),
                 io.String.Input("points", default="0.5 0.5", multiline=True,
                                 tooltip="x y, one point a line: fractions of width and height, or pixels if above 1; "
@@ -92,8 +94,7 @@ class FindCorrespondence(io.ComfyNode):
         mask: torch.Tensor | None = None, modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:  # fmt: skip
         """One early-exited forward serves source and targets of one size together."""
-        if len(source) != 1:
-            raise refuse("source", f"{len(source)} pictures", "one", "split the batch")
+        source = source[:1]
         height, width = source.shape[1:3]
         wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
@@ -132,10 +133,10 @@ class SegmentLikeThis(io.ComfyNode):
                 protocol_input(),
                 io.String.Input(
                     "points",
-                    default="",
+                    default=CLICKS,
                     multiline=True,
                     optional=True,
-                    tooltip="Instead of masks: x y of what you want in the one example, not x y of what you "
+                    tooltip="Without masks: x y of what you want in the first example, not x y of what you "
                     "do not; press the button and click.",
                 ),
             ],
@@ -150,9 +151,10 @@ class SegmentLikeThis(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, images: torch.Tensor, selection: str,
         addresses: str, timestep: float, seed: int, ensemble: int, hidden: int, masks: torch.Tensor | None = None,
-        modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0], points: str = "",
+        modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0], points: str = CLICKS,
     ) -> io.NodeOutput:  # fmt: skip
         """Fit a probe on the examples' activations and apply it, or compare with what was clicked."""
+        examples = examples if masks is not None else examples[:1]
         clicks = _labels(examples, masks, points)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config, protocol)
@@ -171,11 +173,9 @@ class SegmentLikeThis(io.ComfyNode):
 def _labels(
     examples: torch.Tensor, masks: torch.Tensor | None, points: str
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The clicks where there are no masks; masks are checked."""
+    """The clicks, of the first example, where there are no masks; masks are checked."""
     height, width = examples.shape[1:3]
     if masks is None:
-        if len(examples) != 1:
-            raise refuse("masks", f"none, {len(examples)} examples", "a mask for each", "or click in one example alone")
         return parse_clicks(points, width, height)
     if len(examples) != len(masks) or masks.shape[-2:] != (height, width):
         shown = f"{sized('pictures', examples)}, {sized('masks', masks)}"

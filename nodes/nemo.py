@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.nemo import (
@@ -26,7 +26,7 @@ from ..engine.nemo.sites import SCOPES
 from .comfy.conditioning import condition_of, prompt_conditions
 from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
 from .comfy.nemo import previews
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .sockets import NeuronsSocket, NeuronStatisticsSocket
 
 CATEGORY = "Vitrine/nemo"
@@ -40,9 +40,18 @@ TAU = io.Float.Input(
     "tau", default=0.0, min=0.0, max=1.0, step=0.001,
     tooltip="Threshold of memorization, from NEMO Threshold: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
 )  # fmt: skip
+CAPTIONS = """a smiling face
+a pale face with long blond hair
+a dark face with curly hair on pink
+a face with glasses and a cap
+a bald head with a beard
+a face with a navy shirt on gray
+an old face with white hair
+a face with red hair on blue"""
 _PROMPTS = io.String.Input(
-    "prompts", multiline=True, default="", tooltip="Ordinary captions, one a line: the more the better, 500 or more."
-)
+    "prompts", multiline=True, default=CAPTIONS,
+    tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
+)  # fmt: skip
 
 
 def lines(prompts: str, least: int) -> list[str]:
@@ -158,6 +167,7 @@ class NEMOScore(io.ComfyNode):
             category=CATEGORY,
             description="Compares one-step predictions from several noises: a memorized prompt predicts one picture.",
             search_aliases=["memorization score", "is this prompt memorized", "training data replication"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model to question."),
                 io.Conditioning.Input("positive", tooltip="The prompt."),
@@ -191,7 +201,7 @@ class NEMOScore(io.ComfyNode):
             "no verdict: connect NEMO Threshold" if score.tau is None else "memorized" if memorized else "not memorized"
         )
         text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{score.metric}"
-        return io.NodeOutput(score.value, memorized, pictures, ui=ui.PreviewText(text))
+        return io.NodeOutput(score.value, memorized, pictures, ui=text_on(cls.hidden, text))
 
 
 class NEMOFindNeurons(io.ComfyNode):
@@ -206,6 +216,7 @@ class NEMOFindNeurons(io.ComfyNode):
             category=CATEGORY,
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts.",
             search_aliases=["localize memorization", "find memorization neurons", "nemo"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model to search."),
                 io.Conditioning.Input("positive", tooltip="The memorized prompt."),
@@ -248,7 +259,7 @@ class NEMOFindNeurons(io.ComfyNode):
         neurons = result.neurons(model_id)
         picture = heat_map(neurons, {s.address: len(statistics.means[s.address]) for s in probe.sites})
         text = describe(neurons)
-        return io.NodeOutput(neurons, text, picture[None], ui=ui.PreviewText(text))
+        return io.NodeOutput(neurons, text, picture[None], ui=text_on(cls.hidden, text))
 
 
 def describe(neurons: NeuronSet) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.nemo import BlockConfig, NeuronSet
 from ..engine.nemo.block import token_positions
 from ..engine.nemo.neurons import parse_neurons
 from .comfy import saved
 from .comfy.nemo import baked, blocked, layers_of
+from .comfy.progress import text_on
 from .comfy.saved import plain_name
 from .nemo import CATEGORY, describe
 from .sockets import NeuronsSocket
@@ -106,6 +107,7 @@ class SaveNeurons(io.ComfyNode):
             description="Writes a JSON file with the neurons, the model's fingerprint and the search's report.",
             search_aliases=["export neurons"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons."),
                 io.String.Input("name", default="neurons", tooltip="File name without folder or ending."),
@@ -117,7 +119,7 @@ class SaveNeurons(io.ComfyNode):
     def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
         path = neurons.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{describe(neurons)}"))
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n{describe(neurons)}"))
 
 
 class LoadNeurons(io.ComfyNode):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.nemo import ProbeConfig
 from ..engine.nemo.check import CheckConfig
 from .comfy.copy_check import Models, Sampling, checked, side_by_side
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
-from .nemo import CATEGORY, INDEX, TAU, lines
+from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
 
 SHOWN = 8
 """Prompts on the picture; the page in the folder has fifty."""
@@ -31,14 +31,16 @@ class NEMOCopyCheck(io.ComfyNode):
             description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "
             "and of which training picture. Writes a page and a table.",
             search_aliases=["memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model to check, with its LoRA."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),
                 io.Latent.Input("latent", tooltip="Gives the size, and by its batch how many are sampled at once."),
-                io.String.Input("prompts", multiline=True, default="", tooltip="Prompts to check, one a line."),
+                io.String.Input("prompts", multiline=True, default="a smiling face with navy shirt on blue",
+                                tooltip="Prompts to check, one a line."),
                 io.String.Input(
-                    "ordinary", multiline=True, default="",
+                    "ordinary", multiline=True, default=CAPTIONS,
                     tooltip="Captions that have nothing to do with the pictures, one a line: they say which distance "
                     "is usual. Not needed with bare_model.",
                 ),
@@ -77,7 +79,7 @@ class NEMOCopyCheck(io.ComfyNode):
             (ProbeConfig(timestep_index=timestep_index), tau or None), progress(),
         )  # fmt: skip
         text = check.text()
-        return io.NodeOutput(text, side_by_side(check, pictures, SHOWN), str(folder), ui=ui.PreviewText(text))
+        return io.NodeOutput(text, side_by_side(check, pictures, SHOWN), str(folder), ui=text_on(cls.hidden, text))
 
 
 NODES = [NEMOCopyCheck]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.nemo import AttackConfig, NeuronSet, ProbeConfig, VerifyConfig, make_probe, verify
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, blank_latents, denoiser_of, fingerprint, scaled_latents
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .nemo import CATEGORY, INDEX, SEEDS, TAU, shape_of
 from .sockets import NeuronsSocket
 
@@ -28,6 +28,7 @@ class NEMOVerify(io.ComfyNode):
             description="Scores blocked neurons on seeds the search never saw. With the memorized picture it also "
             "tries to bring it back by optimising the prompt's embedding, as an attacker would.",
             search_aliases=["check blocking", "adversarial embedding", "dori", "does it hold"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The untouched model: the neurons are blocked here."),
                 io.Conditioning.Input("positive", tooltip="The prompt the neurons were found for."),
@@ -73,14 +74,14 @@ class NEMOVerify(io.ComfyNode):
                 probe, cond.to(model.load_device, copy=True), neurons, shape_of(blank),
                 VerifyConfig(tau or None, seed, AttackConfig(steps=attack_steps)),
                 reference=None if picture is None else picture.clone(),
-                fingerprint=fingerprint(model), progress=progress(),
+                fingerprint=fingerprint(model), progress=progress(model),
             )  # fmt: skip
         adversarial = positive
         if verdict.embedding is not None and verdict.embedding.text is not None:
             adversarial = [[verdict.embedding.text.cpu(), positive[0][1]]]
         text = verdict.text()
         differ = verdict.untouched.memorized and not verdict.blocked.memorized
-        return io.NodeOutput(text, differ, adversarial, ui=ui.PreviewText(text))
+        return io.NodeOutput(text, differ, adversarial, ui=text_on(cls.hidden, text))
 
 
 NODES = [NEMOVerify]

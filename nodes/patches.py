@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.patches import as_text
 from .comfy.patches import patches_of
+from .comfy.progress import text_on
 
 
 class ActivePatches(io.ComfyNode):
@@ -21,6 +22,7 @@ class ActivePatches(io.ComfyNode):
             description="Lists every change that stands on a MODEL: LoRAs and other weight patches, blocked neurons, "
             "replaced sampling objects, attention patches, wrappers. The MODEL passes through unchanged.",
             search_aliases=["what is patched", "list loras", "inspect model", "debug model", "model patches"],
+            hidden=[io.Hidden.unique_id],
             inputs=[io.Model.Input("model", tooltip="Any MODEL, from any chain of nodes.")],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The same object, untouched."),
@@ -35,7 +37,7 @@ class ActivePatches(io.ComfyNode):
         """Read the patcher and write the list."""
         patches = patches_of(model)
         text = as_text(patches, "MODEL")
-        return io.NodeOutput(model, text, len(patches), ui=ui.PreviewText(text))
+        return io.NodeOutput(model, text, len(patches), ui=text_on(cls.hidden, text))
 
 
 NODES = [ActivePatches]

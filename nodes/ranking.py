@@ -14,11 +14,12 @@ from ..engine.activations.preset_files import FeaturePreset
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
 from ..engine.activations.segmentation import IGNORE
 from ..engine.activations.splits import SPLITS
+from ..engine.addresses import sites_of
 from ..engine.errors import refuse
-from .comfy import saved
+from .comfy import choices, saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .comfy.saved import plain_name
 from .sockets import FeaturePresetSocket
 from .tap_inputs import sized
@@ -40,6 +41,7 @@ class RankActivations(io.ComfyNode):
             description="Scores every place of a model for diffusion noise, granularity and locality, drops the bad "
             "ones and, with masks, measures the rest and combines the best.",
             search_aliases=["choose features", "feature selection", "which layer", "GDF filter"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model whose places are ranked."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
@@ -85,6 +87,7 @@ class RankActivations(io.ComfyNode):
         folds: int = 4, classes: int = 2, keypoints: str = "", memory: str = "4GB",
     ) -> io.NodeOutput:  # fmt: skip
         """The pictures are encoded once; interrupt works between two forwards."""
+        choices.remember(cls.hidden, sites_of(backbone_of(model)))
         if masks is not None and masks.shape != images.shape[:3]:
             shown = f"{sized('pictures', images)}, {sized('masks', masks)}"
             raise refuse("masks", shown, "one of its size for each picture", "batch them in the same order")
@@ -138,6 +141,7 @@ class SaveFeaturePreset(io.ComfyNode):
             description="Writes the chosen places with their figures and the model's fingerprint, for others to load.",
             search_aliases=["export preset", "save places"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 FeaturePresetSocket.Input("preset", tooltip="From Rank Activations."),
                 io.String.Input("name", default="preset", tooltip="File name without folder or ending."),
@@ -149,7 +153,7 @@ class SaveFeaturePreset(io.ComfyNode):
     def execute(cls, preset: FeaturePreset, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
         path = preset.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n" + "\n".join(preset.preset.addresses)))
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n" + "\n".join(preset.preset.addresses)))
 
 
 class LoadFeaturePreset(io.ComfyNode):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.w2w import (
@@ -29,15 +29,18 @@ from ..engine.w2w import (
     sample,
     usual_sampling,
 )
-from .comfy import people
+from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
+from .comfy.progress import text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket
 
 CATEGORY = "Vitrine/w2w"
 SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
 MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
 SLIDERS = 4
+FIRST = ("beard", 2.0)
+"""What the first slider comes with: a space without that direction leaves it out."""
 
 
 def sliders(text: str) -> dict[str, float]:
@@ -77,7 +80,8 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
     for label, strength in [*pairs, *sliders(str(inputs.get("more", ""))).items()]:
-        if label.strip():
+        unasked = (label.strip(), float(strength)) == FIRST and label.strip() not in space.directions
+        if label.strip() and not unasked:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
     protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
     config = EditConfig(protect, calibrated=bool(inputs.get("calibrated", False)))
@@ -108,6 +112,7 @@ class LoadSpace(io.ComfyNode):
             description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
             "attribute directions. 520 people of the portraits model ship with the pack.",
             search_aliases=["weights2weights", "model space", "w2w", "identity space", "LoRA space"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input("space_file", options=files or ["none built yet"], tooltip="A file in models/w2w."),
                 io.Int.Input(
@@ -130,7 +135,7 @@ class LoadSpace(io.ComfyNode):
         space = comfy_w2w.space(space_file)
         space = space.first(components) if components else space
         text = contents(space)
-        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=ui.PreviewText(text))
+        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=text_on(cls.hidden, text))
 
 
 def _map(space: Space, label: str) -> torch.Tensor:
@@ -153,6 +158,7 @@ class W2WSample(io.ComfyNode):
             description="Draws a new model of the space, for example a person who does not exist, the same in every "
             "picture. Tells which training models are nearest.",
             search_aliases=["weights2weights", "new identity", "random person", "sample model", "random LoRA"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
@@ -198,7 +204,7 @@ class W2WSample(io.ComfyNode):
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
         text = described(space, model.coefficients)
-        return io.NodeOutput(model, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(model, text, ui=text_on(cls.hidden, text))
 
 
 class W2WEdit(io.ComfyNode):
@@ -210,9 +216,9 @@ class W2WEdit(io.ComfyNode):
         pairs: list[Any] = []
         for i in range(1, SLIDERS + 1):
             pairs += [
-                io.String.Input(f"label_{i}", default="beard" if i == 1 else "",
+                io.String.Input(f"label_{i}", default=FIRST[0] if i == 1 else "",
                                 tooltip="A direction of the space (see its report); empty for none."),
-                io.Float.Input(f"strength_{i}", default=2.0 if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
+                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
                                tooltip="In standard deviations of the training models, which reach about 3."),
             ]  # fmt: skip
         return io.Schema(
@@ -254,11 +260,12 @@ class W2WEdit(io.ComfyNode):
         vae: Any = None, student: str = NO_STUDENT, **inputs: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``moved``; the panel on the page is told what the sliders act on."""
+        choices.remember(cls.hidden, sorted(space.directions))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
         easel = people.easel(space, model, positive, vae, student)
         people.remember(cls.hidden, people.Panel(space, usual_map, w2w_model, partial(moved, space, w2w_model), easel))
         text = described(space, edited.coefficients)
-        return io.NodeOutput(edited, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(edited, text, ui=text_on(cls.hidden, text))
 
 
 class W2WBlend(io.ComfyNode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.w2w import (
@@ -22,6 +22,7 @@ from ..engine.w2w import (
 from ..engine.w2w import member as training_model
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
+from .comfy.progress import text_on
 from .comfy.saved import plain_name
 from .sockets import W2WModelSocket, W2WSpaceSocket
 from .w2w import CATEGORY, MODEL, SPACE
@@ -44,6 +45,7 @@ class SaveW2WLora(io.ComfyNode):
             "itself, for later edits.",
             search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
             is_output_node=True,
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 SPACE, MODEL,
                 io.String.Input("name", default="person", tooltip="File name without folder or ending."),
@@ -80,7 +82,7 @@ class SaveW2WLora(io.ComfyNode):
             lora, kept = slider.lora, f"\n{slider.summary()}"
         path = write_lora(saved.lora_file(name), lora, names, dtype=getattr(torch, dtype))
         model_path = w2w_model.save(saved.folder(comfy_w2w.FOLDER) / f"{plain_name(name)}.w2wmodel.safetensors")
-        return io.NodeOutput(str(path), ui=ui.PreviewText(f"{path}\n{model_path}{kept}"))
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n{model_path}{kept}"))
 
 
 class LoadW2WModel(io.ComfyNode):
@@ -98,6 +100,7 @@ class LoadW2WModel(io.ComfyNode):
             "With a space also encodes a LoRA of your own, and says how much of it the space holds, or takes a "
             "training model by name.",
             search_aliases=["weights2weights", "load identity", "load person", "encode LoRA", "my LoRA", "member"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input("file", options=files or ["none saved yet"],
                                tooltip="A saved model, unless a LoRA or a member is chosen below."),
@@ -136,7 +139,7 @@ class LoadW2WModel(io.ComfyNode):
             else encode(space, read_lora(comfy_w2w.lora_path(lora)), lora)
         )
         text = encoding.summary(space)
-        return io.NodeOutput(encoding.model, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(encoding.model, text, ui=text_on(cls.hidden, text))
 
 
 NODES: list[type[io.ComfyNode]] = [SaveW2WLora, LoadW2WModel]

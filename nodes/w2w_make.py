@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.w2w import (
@@ -31,7 +31,7 @@ from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, encode
-from .comfy.progress import progress
+from .comfy.progress import progress, text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket
 from .w2w import CATEGORY, SPACE
 
@@ -49,6 +49,7 @@ class BuildSpace(io.ComfyNode):
             description="Principal components of all LoRAs in a folder below models/loras: kohya, diffusers, PEFT and "
             "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
             search_aliases=["weights2weights", "PCA of LoRAs", "LoRA folder", "model space"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input("folder", options=list(comfy_w2w.lora_folders()) or ["no folder with two LoRAs"],
                                tooltip="A folder below models/loras with LoRAs of one kind and one base model."),
@@ -77,7 +78,7 @@ class BuildSpace(io.ComfyNode):
         """``build_space``; after an interruption it resumes."""
         config = BuildConfig(mode, components or None, base=base, linked=linked)
         built = comfy_w2w.build(folder, name, config, model)
-        return io.NodeOutput(built.space, built.summary(), ui=ui.PreviewText(built.summary()))
+        return io.NodeOutput(built.space, built.summary(), ui=text_on(cls.hidden, built.summary()))
 
 
 class TrainDirection(io.ComfyNode):
@@ -93,6 +94,7 @@ class TrainDirection(io.ComfyNode):
             description="Learns what an attribute is in a space from labels of its models: two groups of files, or a "
             "number for each (scores of any kind).",
             search_aliases=["weights2weights", "attribute direction", "linear classifier", "make slider"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 SPACE,
                 io.String.Input("label", default="my attribute", tooltip="What the slider is called."),
@@ -134,7 +136,7 @@ class TrainDirection(io.ComfyNode):
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
         text = "\n".join(lines)
-        return io.NodeOutput(extended, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(extended, text, ui=text_on(cls.hidden, text))
 
 
 class W2WInvert(io.ComfyNode):
@@ -152,6 +154,7 @@ class W2WInvert(io.ComfyNode):
             "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, go on "
             "there.",
             search_aliases=["weights2weights", "invert", "personalise", "one image", "face to model", "dreambooth"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
@@ -200,7 +203,7 @@ class W2WInvert(io.ComfyNode):
                 inversion = invert_below(
                     saved.folder(comfy_w2w.FOLDER), denoiser, space, latents.clone(),
                     cond.to(model.load_device, copy=True), config,
-                    None if small is None else small.clone(), progress=progress(),
+                    None if small is None else small.clone(), progress=progress(model),
                 )  # fmt: skip
             except BaseException as error:  # the run stops here; Load W2W Model finds what was best so far
                 partial = partial_inversion(error)
@@ -214,7 +217,7 @@ class W2WInvert(io.ComfyNode):
         first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
         text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"
         text += described(space, inverted.coefficients)
-        return io.NodeOutput(inverted, text, ui=ui.PreviewText(text))
+        return io.NodeOutput(inverted, text, ui=text_on(cls.hidden, text))
 
 
 def _config(name: str, steps: int, lr: float, batch: int, components: int, prior: float, seed: int) -> InvertConfig:

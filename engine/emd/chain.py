@@ -111,7 +111,7 @@ def normal_from(generator: torch.Generator) -> Draw:
 
 def e_step(
     rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: Draw,
-    after_step: Callable[[int], None] = lambda done: None,
+    after_step: Callable[[int, torch.Tensor], None] = lambda done, x0: None,
 ) -> ChainEnd:  # fmt: skip
     """K Langevin steps on (eps, z) for rho(x, z) = q(x) p(z | x), x = alpha g(z) + sigma eps.
 
@@ -119,7 +119,7 @@ def e_step(
         rho: generator, score gap and noise levels.
         z, eps: (B, ...) float32 or float64 starts, usually standard normal.
         draw: where the chain's noise comes from.
-        after_step: called with the number of steps done; may raise to stop.
+        after_step: called with the number of steps done and the teacher's clean picture there; may raise to stop.
 
     Returns:
         Everything detached; no weight has received a gradient.
@@ -136,7 +136,7 @@ def e_step(
         if drift is not None:
             # Xie et al. 2024: grad_z = (alpha / sigma) J^T Delta - z
             z = (1 - config.gz) * z + config.gz * drift + (2 * config.gz) ** 0.5 * draw(z)
-        after_step(i + 1)
+        after_step(i + 1, x0)
     sizes = row_rms(delta), None if drift is None else row_rms(drift)
     if config.estimator == "last":  # Stein: E_rho[(Delta - eps) f(z)] = 0, so Delta may stand for eps
         delta, x0 = rho.gap_at(z, eps)

@@ -91,7 +91,7 @@ def few_steps(
         if i + 1 < len(times):
             x = _noised(Prediction(eps, x0), student.schedule, sampling.split(student.schedule, times[i], times[i + 1]),
                         times[i + 1], draw)  # fmt: skip
-        progress(i + 1, len(times), None)
+        progress(i + 1, len(times), x0)
     return x0.to(wide)
 
 
@@ -125,7 +125,7 @@ def _begun(base: Base, x: torch.Tensor, times: tuple[float, ...], progress: Prog
         signal, noise = (float(s) for s in net.schedule.scales(following))
         eps, x0 = _guided(base, x, t)
         x = signal * x0 + noise * eps
-        progress(min(k + 1, first.replaces), len(times), None)
+        progress(min(k + 1, first.replaces), len(times), x0)
     return x
 
 

@@ -153,7 +153,7 @@ def correct(
     gap = score_gap(teacher, score, t, cond, null, guidance)
     alpha, sigma = levels = NoiseLevels.at(teacher.schedule, t, z)
     rho = Joint(net, gap, levels)
-    end = e_step(rho, z, draw(z), config.chain(), draw, lambda done: progress(done, config.steps, None))
+    end = e_step(rho, z, draw(z), config.chain(), draw, lambda done, x0: progress(done, config.steps, x0))
     with torch.no_grad():
         # Xie et al. 2024, noise cancelled: x = alpha g(z^K) + sigma r, divided by alpha
         return net(end.z) + (sigma / alpha) * end.r, end.z

@@ -2,7 +2,7 @@
 
 from .base_weights import BaseWeights
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
-from .build import BuildConfig, Built, build_space, load_space
+from .build import BuildConfig, Built, build_space, labels_in, load_space
 from .copies import Copy, near_copies
 from .delta import DeltaSpace, Space, member_names
 from .directions import (
@@ -65,7 +65,7 @@ __all__ = [
     "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "at_place", "blend",
     "build_space", "change_kept", "closeness", "conditioned", "contents", "described", "difference", "direction",
     "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora",
-    "invert", "invert_below", "invert_in", "joint_directions", "latent_mask", "load_space", "look_at_folder", "map_of",
+    "invert", "invert_below", "invert_in", "joint_directions", "labels_in", "latent_mask", "load_space", "look_at_folder", "map_of",
     "map_page", "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest",
     "neighbours_of", "official_model", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",

@@ -146,6 +146,19 @@ def load_space(path: str | Path) -> Space:
     return DeltaSpace.load(path) if header.get("mode") == "delta" else WeightSpace.load(path)
 
 
+def labels_in(path: str | Path) -> list[str]:
+    """Labels of the directions in a space's file, sorted, without reading any tensor.
+
+    Raises:
+        VitrineError: As :meth:`WeightSpace.load`.
+    """
+    from safetensors import safe_open
+
+    open_artefact(path, KIND, LINKED_VERSION)
+    with safe_open(str(path), "pt") as file:
+        return sorted(key[4:] for key in file.keys() if key.startswith("dir."))  # noqa: SIM118  no mapping
+
+
 def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
     """The scan without files that turned out to be bad when their tensors were read."""
     good = tuple(f for i, f in enumerate(scan.good) if i not in bad)

@@ -193,7 +193,7 @@ def _finished(
     try:
         with onloaded(run.model.backbone):
             run_steps(
-                run.step, lambda: run.done, config.steps, config.steps, progress=progress,
+                run.step, lambda: run.done, config.steps, config.steps, progress=progress, preview=lambda: run.seen,
                 save_every=config.check_every, save=lambda: None if folder is None else run.save(folder),
             )  # fmt: skip
     except BaseException as error:
@@ -219,6 +219,7 @@ class _Run:
         best: (M, K) the coefficients with the lowest held-out loss so far.
         losses: as in :class:`Inversion`.
         done: how many steps were made.
+        seen: (1, C, h, w) a clean latent as the model took it to be at the last step; None before.
     """
 
     def __init__(
@@ -235,6 +236,7 @@ class _Run:
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
         self.sigma = spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
+        self.seen: torch.Tensor | None = None
         self.best = torch.zeros(models, whole.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
         self._lowest = torch.full((models,), math.inf)
@@ -262,6 +264,8 @@ class _Run:
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
             output = self.model.forward(x_t, t, self.cond.take(picture).to(x0.device))
+        least = t.argmin().reshape(1)  # the least noised row says most about the picture; its number stays on the device
+        self.seen = self.model.split(output, x_t, t).x0.detach().index_select(0, least)
         # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, for any network what it should put out
         error = ((output - self.model.target(x0, noise, t)) * self.mask[picture]).square()
         return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)

@@ -57,6 +57,12 @@ def student_files() -> list[str]:
     return [NO_STUDENT, *folder_paths.get_filename_list("loras")]
 
 
+def usual_student() -> str:
+    """The shipped student of the portraits model, where it is on offer; else the entry that means none."""
+    names = (name for name in student_files() if name.endswith("vitrine-portraits-emd-student.safetensors"))
+    return next(names, NO_STUDENT)
+
+
 def contract_in(name: str) -> StudentContract:
     """The contract in a LoRA file's header, or of a published student that its name tells.
 

@@ -1,28 +1,64 @@
-"""Progress: ComfyUI's bar and its interrupt flag behind the engine's callback."""
+"""Progress: ComfyUI's bar and its interrupt flag behind the engine's callback; pictures and texts on a node."""
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import comfy.model_management
 import comfy.utils
+import latent_preview
 import numpy as np
 import torch
+from comfy_api.latest import ui
+from PIL import Image
 
 from ...engine.progress import Progress
 
+SIDE, REST = 512, 0.2
+"""Pixels that a picture on a running node is enlarged to, and the least seconds from one to the next."""
 
-def progress() -> Progress:
-    """A callback that draws ComfyUI's bar and stops within one step when the user interrupts."""
+
+def progress(model: Any = None) -> Progress:
+    """A callback that draws ComfyUI's bar, shows pictures, and stops within one step when the user interrupts.
+
+    Args:
+        model: MODEL whose latents the previews are, where they are no pictures.
+    """
     bar: list[Any] = []
+    shown = [-math.inf]
 
     def advance(step: int, total: int, preview: torch.Tensor | None = None) -> None:
         comfy.model_management.throw_exception_if_processing_interrupted()
         if not bar:
             bar.append(comfy.utils.ProgressBar(total))
-        bar[0].update_absolute(step, total)
+        picture, now = None, time.monotonic()
+        if preview is not None and (step == total or now - shown[0] > REST):
+            shown[0], picture = now, _enlarged(preview, model)
+        bar[0].update_absolute(step, total, picture and ("JPEG", picture, max(picture.size)))
 
     return advance
+
+
+def _enlarged(preview: torch.Tensor, model: Any) -> Any:
+    """The first of pictures (B, 3, H, W) in [0, 1] or of latents, crisp; None for latents without colours."""
+    if model is not None:
+        latent_format = model.get_model_object("latent_format")
+        if latent_format.latent_rgb_factors is None:
+            return None
+        names = ("latent_rgb_factors", "latent_rgb_factors_bias", "latent_rgb_factors_reshape")
+        previewer = latent_preview.Latent2RGBPreviewer(*(getattr(latent_format, name, None) for name in names))
+        picture = previewer.decode_latent_to_preview(preview[:1].float())
+    else:
+        picture = _as_picture(preview[0].movedim(0, -1))
+    times = max(1, SIDE // max(picture.size))
+    return picture.resize((times * picture.width, times * picture.height), Image.Resampling.NEAREST)
+
+
+def _as_picture(image: torch.Tensor) -> Any:
+    """(H, W, C) in [0, 1] as a PIL image."""
+    return Image.fromarray((255 * image[..., :3].cpu().float()).clamp(0, 255).numpy().astype(np.uint8))
 
 
 def show_on(hidden: Any, image: torch.Tensor) -> None:
@@ -33,7 +69,6 @@ def show_on(hidden: Any, image: torch.Tensor) -> None:
     """
     from comfy_api import feature_flags
     from comfy_execution.progress import get_progress_state
-    from PIL import Image
     from protocol import BinaryEventTypes
     from server import PromptServer
 
@@ -45,6 +80,23 @@ def show_on(hidden: Any, image: torch.Tensor) -> None:
         return
     node_id, state = str(hidden.unique_id), get_progress_state()
     names = {"node_id": node_id, "real_node_id": node_id, "display_node_id": node_id, "prompt_id": state.prompt_id}
-    picture = Image.fromarray((255 * image[0, ..., :3].cpu().float()).clamp(0, 255).numpy().astype(np.uint8))
+    picture = _as_picture(image[0])
     shown = (("JPEG", picture, max(picture.size)), names)
     server.send_sync(BinaryEventTypes.PREVIEW_IMAGE_WITH_METADATA, shown, client)
+
+
+def text_on(hidden: Any, text: str) -> ui.PreviewText:
+    """Show a text on a node of the page that queued the run; returns it as the node's ``ui``, for the run's history.
+
+    The page draws ``ui.PreviewText`` on its own nodes alone.
+
+    Args:
+        hidden: the node's, with its ``unique_id``; None where no graph runs it.
+    """
+    from server import PromptServer
+
+    server = getattr(PromptServer, "instance", None)
+    client = getattr(server, "client_id", None)
+    if hidden is not None and client is not None:  # without a page, None would tell all of them
+        server.send_progress_text(text, str(hidden.unique_id), client)
+    return ui.PreviewText(text)

@@ -48,9 +48,14 @@ def space_files() -> list[str]:
     return [*shipped, *folder_paths.get_filename_list("w2w")]
 
 
+def space_path(name: str) -> Path:
+    """Where a file of :func:`space_files` lies."""
+    return PEOPLE_SPACE if name == PEOPLE else Path(folder_paths.get_full_path_or_raise("w2w", name))
+
+
 def space(name: str) -> Space:
     """A space by its entry in the list."""
-    return load_space(PEOPLE_SPACE if name == PEOPLE else folder_paths.get_full_path_or_raise("w2w", name))
+    return load_space(space_path(name))
 
 
 def save_space(space: Space, name: str) -> Path:

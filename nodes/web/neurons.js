@@ -2,6 +2,7 @@
 // The text field "spared" stays the value.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { t } from "./words.js";
 
 const COLOURS = { blocked: "#ffb224", spared: "#5b5b5b" };
 
@@ -43,8 +44,8 @@ function openBrowser(node, text) {
     const mark = styled("button", `position:absolute;left:calc(${(100 * index) / layer.width}% - 4px);top:1px;width:9px;height:12px;` +
       `border:1px solid #fff;border-radius:3px;padding:0;cursor:pointer;background:${left ? COLOURS.spared : COLOURS.blocked}`);
     mark.className = "vitrine-neuron";
-    mark.dataset.name = name;
-    mark.title = `${name} of ${layer.width}: ${left ? "left alone" : "blocked"}`;
+    Object.assign(mark.dataset, { name, state: left ? "spared" : "blocked" });
+    mark.title = t(left ? "{name} of {width}: left alone" : "{name} of {width}: blocked", { name, width: layer.width });
     mark.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); toggle(name); });
     return mark;
   };
@@ -53,7 +54,9 @@ function openBrowser(node, text) {
     const layers = node.vitrineLayers ?? [], spared = parse(String(text.value ?? ""));
     const names = layers.flatMap((l) => l.neurons.map((i) => `${l.address} ${i}`));
     const off = names.filter((name) => spared.has(name)).length;
-    status.textContent = layers.length ? `${names.length - off} neurons blocked, ${off} left alone; click to change` : "Run once to see the neurons";
+    status.textContent = layers.length
+      ? t("{on} neurons blocked, {off} left alone; click to change", { on: names.length - off, off })
+      : t("Run once to see the neurons");
     rows.replaceChildren(...layers.map((layer) => {
       const row = styled("div", "display:flex;align-items:center;gap:6px;height:16px");
       const label = styled("span", "flex:0 0 46%;overflow:hidden;text-overflow:ellipsis;white-space:nowrap", layer.address);
@@ -74,7 +77,7 @@ app.registerExtension({
   nodeCreated(node) {
     const text = node.comfyClass === "VitrineNEMONeuronBlocker" && node.widgets?.find((w) => w.name === "spared");
     if (!text) return;
-    const panel = foldable(node, "neurons by layer", () => openBrowser(node, text));
+    const panel = foldable(node, t("neurons by layer"), () => openBrowser(node, text));
     chain(text, "callback", panel.later);
     chain(node, "onExecuted", (output) => {
       node.vitrineLayers = output?.vitrine_layers ?? node.vitrineLayers;

@@ -3,6 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { t } from "./words.js";
 
 const PAIRS = [1, 2, 3, 4];
 const SENT = ["protect", "calibrated", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
@@ -73,7 +74,7 @@ function openPeople(node) {
   const fields = fieldsOf(node);
   const box = styled("div", "display:flex;flex-direction:column;gap:4px;overflow:hidden;background:#1d1d1d;border-radius:6px;color:#ccc;font:11px sans-serif;padding:4px;box-sizing:border-box");
   box.className = "vitrine-people";
-  const status = styled("div", "white-space:nowrap;overflow:hidden;text-overflow:ellipsis", "Run once to see the space");
+  const status = styled("div", "white-space:nowrap;overflow:hidden;text-overflow:ellipsis", t("Run once to see the space"));
   const top = styled("div", "display:flex;gap:4px;flex:0 0 190px");
   const map = styled("canvas", "flex:1;min-width:0;height:190px;background:#fff;border-radius:4px;touch-action:none;cursor:crosshair");
   const picture = styled("img", "flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:#111;border-radius:4px");
@@ -83,10 +84,10 @@ function openPeople(node) {
   const seed = styled("input", "width:60px;background:#333;color:#ddd;border:0;border-radius:3px;padding:2px 4px;font:inherit");
   map.className = "vitrine-map";
   picture.className = "vitrine-person";
-  prompt.title = "The picture's prompt; of the panel only";
+  prompt.title = t("The picture's prompt; of the panel only");
   seed.type = "number";
   seed.min = 0;
-  seed.title = "The picture's seed; of the panel only";
+  seed.title = t("The picture's seed; of the panel only");
   top.append(map, picture);
   bar.append(prompt, seed);
   box.append(status, top, bar, list);
@@ -116,16 +117,16 @@ function openPeople(node) {
       picture.dataset.inputs = JSON.stringify(inputs);
       say("");
     } else if (answer?.ok) {
-      say("Values change; for a picture connect model, positive and vae, and choose a student");
+      say(t("Values change; for a picture connect model, positive and vae, and choose a student"));
     } else if (answer?.status === 409) {
-      say("The graph runs; the picture follows afterwards");
+      say(t("The graph runs; the picture follows afterwards"));
       setTimeout(follow, 500);
     } else {
-      say(content?.error ?? "The server does not answer");
+      say(content?.error ?? t("The server does not answer"));
     }
     if (again) follow();
   };
-  const say = (text) => { status.textContent = text || `coloured by ${space?.labels[coloured]?.name ?? "nothing"}; drag the person, double-click to take them back`; };
+  const say = (text) => { status.textContent = text || t("coloured by {label}; drag the person, double-click to take them back", { label: space?.labels[coloured]?.name ?? "-" }); };
 
   // --- the map ---
   const person = () => fields.place() ?? space.person;
@@ -185,7 +186,7 @@ function openPeople(node) {
     const name = styled("span", "flex:0 0 90px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;cursor:pointer", label.name);
     const slider = styled("input", "flex:1;min-width:0");
     const value = styled("span", "flex:0 0 34px;text-align:right");
-    name.title = `colour the map by ${label.name}; the person has ${label.value}, training models reach ${label.reach}`;
+    name.title = t("colour the map by {label}; the person has {value}, training models reach {reach}", { label: label.name, value: label.value, reach: label.reach });
     Object.assign(slider, { type: "range", step: 0.05, className: "vitrine-slider" });
     slider.dataset.name = label.name;
     slider.addEventListener("pointerdown", (event) => event.stopPropagation());
@@ -245,7 +246,7 @@ app.registerExtension({
   name: "vitrine.people",
   nodeCreated(node) {
     if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
-    const panel = foldable(node, "people and sliders", () => openPeople(node), 440);
+    const panel = foldable(node, t("people and sliders"), () => openPeople(node), 440);
     for (const name of SENT) {
       const widget = node.widgets.find((w) => w.name === name);
       if (widget) chain(widget, "callback", () => panel.later());

@@ -3,6 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { t } from "./words.js";
 
 const PICKERS = {
   VitrineFindCorrespondence: { picture: "source", unwanted: false },
@@ -11,15 +12,15 @@ const PICKERS = {
 const GRAB = 9; // pixels on the screen
 const COLOURS = { wanted: "#2fbf71", unwanted: "#e5484d" };
 
-/** Lines "x y" and "not x y", or the JSON of other packs, as [{x, y, wanted}] in fractions; null if unreadable. */
+/** Lines "x y" and "not x y", or the JSON of other packs, as [{x, y, wanted, own}] in fractions; null if unreadable. */
 function parse(text, width, height) {
   let points;
-  try {
-    const tree = JSON.parse(text);
+  const tree = treeOf(text);
+  if (tree) {
     const lists = Array.isArray(tree) ? { positive: tree } : tree;
     points = ["positive", "negative"].flatMap((sign) =>
-      (lists[sign] ?? []).map((p) => ({ x: +p.x, y: +p.y, wanted: sign === "positive" })));
-  } catch {
+      (lists[sign] ?? []).map((p) => ({ x: Number(p?.x ?? NaN), y: Number(p?.y ?? NaN), wanted: sign === "positive", own: p })));
+  } else {
     points = text.split("\n").filter((line) => line.trim()).map((line) => {
       const words = line.replaceAll(",", " ").trim().split(/\s+/);
       const wanted = words[0] !== "not";
@@ -32,7 +33,33 @@ function parse(text, width, height) {
   return points;
 }
 
+/** The list or the lists of a JSON text; null for lines. */
+function treeOf(text) {
+  try {
+    const tree = JSON.parse(text);
+    return tree && typeof tree === "object" ? tree : null;
+  } catch {
+    return null;
+  }
+}
+
 const line = (p) => `${p.wanted ? "" : "not "}${p.x.toFixed(4)} ${p.y.toFixed(4)}`;
+
+/** The points as the text before was written: lines, or JSON with what else stood in it, in pixels or fractions. */
+function written(points, before, width, height) {
+  const tree = treeOf(before);
+  if (!tree) return points.map(line).join("\n");
+  const old = (Array.isArray(tree) ? tree : [...(tree.positive ?? []), ...(tree.negative ?? [])]);
+  const fractions = old.length > 0 && old.every((p) => p.x <= 1 && p.y <= 1);
+  const number = (share, side) => (fractions ? +share.toFixed(4) : Math.round(share * side * 100) / 100);
+  const plain = (wanted) => points.filter((p) => p.wanted === wanted).map((p) => ({ ...p.own, x: number(p.x, width), y: number(p.y, height) }));
+  const unwanted = plain(false);
+  if (Array.isArray(tree) && !unwanted.length) return JSON.stringify(plain(true));
+  return JSON.stringify({ ...(Array.isArray(tree) ? {} : tree), positive: plain(true), negative: unwanted });
+}
+
+/** Blue over red to yellow: the colour of a share of the way from the least alike cell to the most. */
+const heat = (v) => [v, Math.max(0, 2 * v - 255), 255 - v];
 
 /** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
 function pictureOf(node, input) {
@@ -66,6 +93,25 @@ function openPicker(node, text, settings) {
     return { x: (canvas.width - w * scale) / 2, y: (canvas.height - h * scale) / 2, w: w * scale, h: h * scale };
   };
 
+  /** Which colour is how alike: a bar from the least alike cell to the most, with their cosines. */
+  const legend = (pen, f, ratio) => {
+    const wide = Math.min(110 * ratio, f.w / 2), high = 10 * ratio, x = f.x + 6 * ratio, y = f.y + f.h - 6 * ratio - high;
+    const bar = pen.createLinearGradient(x, 0, x + wide, 0);
+    for (const v of [0, 128, 255]) bar.addColorStop(v / 255, `rgb(${heat(v).join(",")})`);
+    pen.fillStyle = "rgba(0,0,0,0.65)";
+    pen.fillRect(x - 3 * ratio, y - 15 * ratio, wide + 6 * ratio, high + 18 * ratio);
+    pen.fillStyle = bar;
+    pen.fillRect(x, y, wide, high);
+    pen.fillStyle = "#fff";
+    pen.font = `${10 * ratio}px sans-serif`;
+    pen.fillText(map.low.toFixed(2), x, y - 4 * ratio);
+    pen.textAlign = "right";
+    pen.fillText(map.high.toFixed(2), x + wide, y - 4 * ratio);
+    pen.textAlign = "center";
+    pen.fillText(t("alike"), x + wide / 2, y - 4 * ratio);
+    pen.textAlign = "start";
+  };
+
   const draw = () => {
     const ratio = window.devicePixelRatio || 1;
     canvas.width = Math.max(1, Math.round(box.clientWidth * ratio));
@@ -80,8 +126,9 @@ function openPicker(node, text, settings) {
       pen.globalAlpha = 0.65;
       pen.drawImage(map, f.x, f.y, f.w, f.h);
       pen.globalAlpha = 1;
+      legend(pen, f, ratio);
     }
-    const hint = !image.naturalWidth ? "Connect a picture, or run once" : current === null ? "The text is not points" : "";
+    const hint = !image.naturalWidth ? t("Connect a picture, or run once") : current === null ? t("The text is not points") : "";
     pen.fillStyle = "#bbb";
     pen.font = `${13 * ratio}px sans-serif`;
     pen.fillText(hint, 10 * ratio, 20 * ratio);
@@ -104,7 +151,7 @@ function openPicker(node, text, settings) {
   image.onload = draw;
 
   const write = (current) => {
-    text.value = current.map(line).join("\n");
+    text.value = written(current, String(text.value ?? ""), ...size());
     text.callback?.(text.value);
     draw();
   };
@@ -119,17 +166,20 @@ function openPicker(node, text, settings) {
 
   /** What the model thinks is like this point, from the node's last run; nothing is queued. */
   const look = async (p) => {
-    const turn = ++asked;
+    const turn = ++asked, began = performance.now();
     const answer = await api.fetchApi("/vitrine/similarity", {
       method: "POST", body: JSON.stringify({ node: String(node.id), x: p.x, y: p.y }) }).catch(() => null);
     if (!answer?.ok || turn !== asked) return;
-    const { width, height, values } = await answer.json();
+    const { width, height, values, low, high } = await answer.json();
     const levels = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
     const cells = new ImageData(width, height);
-    levels.forEach((v, i) => cells.data.set([v, Math.max(0, 2 * v - 255), 255 - v, v], 4 * i)); // blue to red to yellow
+    levels.forEach((v, i) => cells.data.set([...heat(v), v], 4 * i));
     map = Object.assign(document.createElement("canvas"), { width, height });
     map.getContext("2d").putImageData(cells, 0, 0);
+    Object.assign(map, { low, high });
     draw();
+    canvas.dataset.milliseconds = Math.round(performance.now() - began);
+    canvas.dataset.turn = turn;
   };
 
   box.addEventListener("contextmenu", (event) => { event.preventDefault(); event.stopPropagation(); });
@@ -177,7 +227,7 @@ app.registerExtension({
     const settings = PICKERS[node.comfyClass];
     const text = settings && node.widgets?.find((w) => w.name === "points");
     if (!text) return;
-    const panel = foldable(node, "points on the picture", () => openPicker(node, text, settings));
+    const panel = foldable(node, t("points on the picture"), () => openPicker(node, text, settings));
     chain(text, "callback", panel.later);
     chain(node, "onConnectionsChange", panel.later);
     chain(node, "onExecuted", (output) => {

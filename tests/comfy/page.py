@@ -61,8 +61,9 @@ def server(comfyui, pack, base, flags=()):
         log.close()
 
 
-OURS = re.compile(r"/extensions/vitrine-pack/|extension 'vitrine\.|^security: ")
-"""Our scripts' address as :func:`server` links the pack; their extensions' names; what the policy blocked."""
+OURS = re.compile(r"/extensions/vitrine-pack/|extension 'vitrine\.|^security: (?!.*/assets/)")
+"""Our scripts' address as :func:`server` links the pack; their extensions' names; what the policy blocked, but for the
+page's own scripts, which look for models elsewhere."""
 
 
 def complaints(message):

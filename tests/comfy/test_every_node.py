@@ -1,5 +1,6 @@
 """What every node of the pack must have, counted: 100 % or the names of those that lack it."""
 
+import inspect
 import json
 import pkgutil
 import re
@@ -39,6 +40,14 @@ def _twin(node, schema):
     return bool(named) and all(pkgutil.resolve_name(name) for name in named)
 
 
+def _told(node, schema):
+    """A node whose text is to show on it says which node it is: ``ui.PreviewText`` alone shows nothing."""
+    from comfy_api.latest import io
+
+    source = inspect.getsource(node)
+    return "ui.PreviewText" not in source and ("text_on(" not in source or io.Hidden.unique_id in schema.hidden)
+
+
 def _costs():
     rows = json.loads((ROOT / "tests" / "benchmarks" / "baseline.json").read_text(encoding="utf-8"))["rows"]
     return {row["method"] for row in rows}
@@ -56,6 +65,7 @@ CHECKS = {
     "search aliases": lambda node, s: len(s.search_aliases or ()) > 0,
     "help page under its display name": _help,
     "a shipped workflow that uses it": lambda node, s: s.node_id in IN_WORKFLOWS,
+    "its text shown on it": _told,
     "its twin in Python": _twin,
     "a row in the speed table": lambda node, s: f"node: {s.display_name}" in _costs(),
 }

@@ -52,7 +52,7 @@ async def _walk(driver, address, vue, place):
         return await tab.evaluate("window.seen"), on_node, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True] if os.environ.get("VITRINE_HARD") else [True])
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 def test_pictures_arrive_while_it_runs(driver, tmp_path, vue):
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         seen, on_node, errors = asyncio.run(_walk(driver, address, vue, "mid-vit-out"))

@@ -98,7 +98,7 @@ def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
     [({"points": "here"}, "two numbers"), ({"points": ""}, "two numbers"),
      ({"points": "900 900"}, "inside the picture"),
      ({"addresses": "up-level9-out"}, "Did you mean"), ({"selection": "Ours-XL"}, "Did you mean"),
-     ({"source": torch.zeros(2, 64, 64, 3)}, "split the batch")],
+     ],
 )  # fmt: skip
 def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": "0.5 0.5", "softness": 0.0}
@@ -158,12 +158,23 @@ def test_a_few_clicks_make_masks_and_the_pipeline_makes_the_same(comfy, parts, p
 @pytest.mark.parametrize(
     ("change", "word"),
     [({"points": ""}, "two numbers"), ({"points": "0.5 0.5"}, "one of each"),
-     ({"points": "not 0.5 0.5"}, "one of each"), ({"examples": torch.zeros(2, 64, 64, 3)}, "one example")],
+     ({"points": "not 0.5 0.5"}, "one of each")],
 )  # fmt: skip
 def test_bad_clicks_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     asked = {"examples": image(pictures, [0]), "images": image(pictures, [1]), "hidden": 0, "points": CLICKS}
     with pytest.raises(VitrineError, match=word):
         comfy.call("VitrineSegmentLikeThis", **parts, **(asked | TAP | change))
+
+
+def test_points_are_of_the_first_of_several_pictures(comfy, parts, pictures):
+    clicks = {"images": image(pictures, [3]), "hidden": 0, "points": CLICKS}
+    match = {"target": image(pictures, [1]), "points": "0.5 0.4", "softness": 0.0}
+    for node, name, told in (("SegmentLikeThis", "examples", clicks), ("FindCorrespondence", "source", match)):
+        one, four = (
+            comfy.call(f"Vitrine{node}", **parts, **told, **TAP, **{name: image(pictures, which)})[1]
+            for which in ([0], [0, 1, 2, 3])
+        )
+        assert torch.allclose(one, four, atol=1e-5)
 
 
 def test_the_map_of_a_click(comfy):

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import aiohttp
 import pytest
 from vitrine.engine.nemo import NeuronSet
 
@@ -27,7 +28,15 @@ BUILD = """(async () => {
 })()"""
 SPARED = "block.widgets.find(w => w.name === 'spared').value"
 PRESS = "(() => { const b = block.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, block) })()"
-DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.name, e.title.endsWith('left alone')])"
+DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.name, e.dataset.state === 'spared'])"
+AGAIN = "window.block = app.graph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker'); null"
+RELOAD = (
+    "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
+    "await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"
+)
+COPIED = """(() => { app.canvas.copyToClipboard([block]); app.canvas.pasteFromClipboard()
+    return app.graph._nodes.filter(n => n.comfyClass === block.comfyClass && n !== block)
+        .map(n => n.widgets.find(w => w.name === 'spared').value) })()"""
 
 
 async def _click(tab, name):
@@ -46,30 +55,48 @@ async def _walk(driver, address, vue):
         await asyncio.sleep(2)
         await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
-        await tab.evaluate("app.queuePrompt(0)")
+        _, first = await _run(tab, address)
         await tab.wait_for("window.block.vitrineLayers")
         await tab.evaluate(PRESS)
         await tab.wait_for("document.querySelectorAll('.vitrine-neuron').length === 4")
-        seen = {"first": await tab.evaluate(DOTS)}
+        seen = {"first": await tab.evaluate(DOTS), "reports": first}
         name = "down-level1-repeat0-vit-block0-cross-v 40"
         await _click(tab, name)
         seen["clicked"], seen["dots"] = await tab.evaluate(SPARED), dict(await tab.evaluate(DOTS))
         if os.environ.get("VITRINE_SHOT"):
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"neurons-{'vue' if vue else 'classic'}.png")
-        await tab.evaluate("app.extensionManager.command.execute('Comfy.Undo')")
-        await asyncio.sleep(1.5)
-        again = "app.graph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker')"
-        await tab.evaluate(f"window.block = {again}; null")
-        seen["undone"] = await tab.evaluate(SPARED)
-        await tab.evaluate("app.extensionManager.command.execute('Comfy.Redo')")
-        await asyncio.sleep(1.5)
-        await tab.evaluate(f"window.block = {again}; null")
-        sent = "Object.values(p.output).find(n => n.class_type === 'VitrineNEMONeuronBlocker').inputs.spared"
-        seen["sent"] = await tab.evaluate(f"app.graphToPrompt().then(p => {sent})")
+        for name in ("Undo", "Redo"):
+            await tab.evaluate(f"app.extensionManager.command.execute('Comfy.{name}')")
+            await asyncio.sleep(1.5)
+            await tab.evaluate(AGAIN)
+            seen[name] = await tab.evaluate(SPARED)
+        await tab.evaluate(RELOAD)
+        await tab.wait_for("app.graph._nodes.length === 5")
+        await tab.evaluate(AGAIN)
+        seen["reloaded"] = await tab.evaluate(SPARED)
+        seen["executed"], seen["report"] = await _run(tab, address)
+        seen["again"] = dict(await tab.evaluate(DOTS))
+        seen["copied"] = await tab.evaluate(COPIED)
         return seen, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True] if os.environ.get("VITRINE_HARD") else [True])
+async def _run(tab, address):
+    """Queue and wait: the text that execute was given, and the report of what is active."""
+    async with aiohttp.ClientSession() as session:
+        await session.post(f"{address}/history", json={"clear": True})
+        await tab.evaluate("app.queuePrompt(0)")
+        entries = []
+        while not entries:
+            await asyncio.sleep(0.5)
+            async with session.get(f"{address}/history") as answer:
+                entries = list((await answer.json()).values())
+    assert entries[0]["status"]["status_str"] == "success", entries[0]["status"]["messages"][-1]
+    nodes = entries[0]["prompt"][2].values()
+    spared = next(n["inputs"]["spared"] for n in nodes if n["class_type"] == "VitrineNEMONeuronBlocker")
+    return spared, next(o["text"][0] for o in entries[0]["outputs"].values() if "text" in o)
+
+
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
     base = tmp_path / "base"
     with driver.server(COMFYUI, ROOT, base) as address:
@@ -78,6 +105,8 @@ def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
         seen, errors = asyncio.run(_walk(driver, address, vue))
     names = [f"{a} {i}" for a, indices in FOUND.items() for i in indices]
     assert sorted(name for name, _ in seen["first"]) == sorted(names) and not any(left for _, left in seen["first"])
-    assert seen["clicked"] == names[1] == seen["sent"], json.dumps(seen)
-    assert [name for name, left in seen["dots"].items() if left] == [names[1]]
-    assert seen["undone"] == "" and not errors
+    assert seen["clicked"] == names[1] == seen["Redo"] == seen["reloaded"] == seen["executed"], json.dumps(seen)
+    assert seen["copied"] == [names[1]] and seen["Undo"] == ""
+    for dots in (seen["dots"], seen["again"]):
+        assert [name for name, left in dots.items() if left] == [names[1]]
+    assert seen["reports"] != seen["report"] and not errors

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -145,6 +146,19 @@ def test_a_place_moves_and_none_does_not(comfy, space, person):
             call(place=wrong)
 
 
+def test_the_usual_slider_is_left_out_where_the_space_has_none(comfy, space, person):
+    other = replace(space, directions={"glasses": space.directions["glasses"]})
+    fresh = {k: v for k, v in INPUTS.items() if k != "more"}
+
+    def call(**changes):
+        return comfy.call("VitrineW2WEdit", space=other, w2w_model=person, **fresh | changes)[0]
+
+    assert torch.equal(call().coefficients, person.coefficients)
+    for typed in ({"strength_1": 1.5}, {"label_1": "bearded"}, {"label_2": "beard", "strength_2": 1.0}):
+        with pytest.raises(VitrineError, match="glasses"):
+            call(**typed)
+
+
 def test_sliders_beyond_four(comfy, space, person):
     pairs = INPUTS | {"label_2": "glasses", "strength_2": 1.5, "more": ""}
     by_pairs = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **pairs)[0]
@@ -266,7 +280,7 @@ async def _walk(driver, address, vue):
         return seen, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True] if os.environ.get("VITRINE_HARD") else [True])
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 def test_people_are_dragged_and_sliders_pulled(driver, tmp_path, vue, record_property):
     """``--junitxml`` keeps the milliseconds from the last pull to its picture."""
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:

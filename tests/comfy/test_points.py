@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import os
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ BUILD = """(async () => {
     join(picture, 0, pick, 'INPUT'); join(picture, 0, pick, 'OTHER')
     pick.widgets.find(w => w.name === 'points').value = 'START'
     const shown = add('SHOW', 900, 60); join(pick, SLOT, shown, shown.inputs[0].name)
+    const any = add('PreviewAny', 900, 400); join(pick, 0, any, 'source')
     window.pick = pick
     await new Promise(r => setTimeout(r, 500))
     app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
@@ -62,8 +64,8 @@ class Mouse:
         at = {"x": left + width / 2 + (x - 0.5) * side, "y": top + height / 2 + (y - 0.5) * side}
         await self.tab.send("Input.dispatchMouseEvent", type=kind, pointerType="mouse", **at, **more)
 
-    async def drag(self, *points, shift=False, button="left"):
-        held = {"button": button, "clickCount": 1, "modifiers": 8 if shift else 0}
+    async def drag(self, *points, shift=False, alt=False, button="left"):
+        held = {"button": button, "clickCount": 1, "modifiers": 8 * shift + alt}
         await self._event("mouseMoved", *points[0])
         await self._event("mousePressed", *points[0], **held)
         for point in points[1:]:
@@ -113,46 +115,83 @@ async def _run(tab, address):
     raise TimeoutError("the run")
 
 
+CORNER = """(() => {
+    const c = document.querySelector('canvas.vitrine-points'), side = Math.min(c.width, c.height)
+    const at = [c.width / 2 + 0.2 * side, c.height / 2 - 0.45 * side, 0.2 * side, 0.2 * side].map(Math.round)
+    return Array.from(c.getContext('2d').getImageData(...at).data)
+})()"""  # a part of the picture that no point touches
+LOOKED = "document.querySelector('canvas.vitrine-points').dataset"
+COPIED = """(() => { const old = app.graph._nodes.find(n => n.comfyClass === 'NODE')
+    app.canvas.copyToClipboard([old]); app.canvas.pasteFromClipboard()
+    return app.graph._nodes.filter(n => n.comfyClass === 'NODE' && n !== old)
+        .map(n => n.widgets.find(w => w.name === 'points').value) })()"""
+
+
+async def _opened(tab, address):
+    """Run once and open the picker."""
+    entry = await _run(tab, address)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    await tab.evaluate(PRESS)
+    await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
+    await tab.wait_for("window.pick.vitrinePicture")
+    await asyncio.sleep(1.5)
+    return entry
+
+
+async def _after(tab, text, *scripts):
+    """The field's text once each script has run."""
+    for script in scripts:
+        await tab.evaluate(script)
+        await asyncio.sleep(1.5)
+    return await tab.evaluate(text)
+
+
+async def _clicked(tab, text):
+    """The field's text after each gesture, and a part of the picture without and with the map of what is alike."""
+    mouse, seen = Mouse(tab), {"bare": await tab.evaluate(CORNER)}
+    await mouse.drag((0.25, 0.75))
+    seen["click"] = await tab.evaluate(text)
+    await tab.wait_for(f"{LOOKED}.turn")
+    seen["map"], seen["milliseconds"] = await tab.evaluate(CORNER), int(await tab.evaluate(f"{LOOKED}.milliseconds"))
+    await mouse.drag((0.75, 0.75), shift=True)
+    seen["shift"] = await tab.evaluate(text)
+    await mouse.drag((0.25, 0.75), (0.3, 0.6), (0.4, 0.5))
+    seen["drag"] = await tab.evaluate(text)
+    await mouse.drag((0.6, 0.9), button="right")
+    seen["right"] = await tab.evaluate(text)
+    await mouse.drag((0.6, 0.9), alt=True)
+    seen["alt"] = await tab.evaluate(text)
+    return seen
+
+
 async def _walk(driver, address, node, vue):
     async with driver.page(address) as tab:
         await _ready(tab, node, vue)
         text = TEXT.replace("NODE", node)
         start = await tab.evaluate(text)
-        entry = await _run(tab, address)
-        assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
-        await tab.evaluate(PRESS)
-        await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
-        await tab.wait_for("window.pick.vitrinePicture")
-        await asyncio.sleep(1.5)
-        mouse, seen = Mouse(tab), {"start": start}
-        await mouse.drag((0.25, 0.75))
-        seen["click"] = await tab.evaluate(text)
-        await mouse.drag((0.75, 0.75), shift=True)
-        seen["shift"] = await tab.evaluate(text)
-        await mouse.drag((0.25, 0.75), (0.3, 0.6), (0.4, 0.5))
-        seen["drag"] = await tab.evaluate(text)
+        first = await _opened(tab, address)
+        seen = await _clicked(tab, text)
         if os.environ.get("VITRINE_SHOT"):
             await asyncio.sleep(2)
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{node}-{'vue' if vue else 'classic'}.png")
-        await tab.evaluate("app.extensionManager.command.execute('Comfy.Undo')")
-        await asyncio.sleep(1.5)
-        seen["undo"] = await tab.evaluate(text)
-        await tab.evaluate("app.extensionManager.command.execute('Comfy.Redo')")
-        await asyncio.sleep(1.5)
-        seen["redo"] = await tab.evaluate(text)
+        undo, redo = (f"app.extensionManager.command.execute('Comfy.{name}')" for name in ("Undo", "Redo"))
+        seen["undo"] = await _after(tab, text, undo, undo)
+        seen["redo"] = await _after(tab, text, redo, redo)
         await tab.evaluate(
             "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
             "await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"
         )
         await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
         seen["reload"] = await tab.evaluate(text)
-        seen["sent"] = await tab.evaluate(
-            f"app.graphToPrompt().then(p => Object.values(p.output).find(n => n.class_type === '{node}').inputs.points)"
-        )
-        seen["widgets"] = await tab.evaluate(
-            f"app.graph.serialize().nodes.find(n => n.type === '{node}').widgets_values.length"
-        )
-        return seen, entry, tab.faults()
+        second = await _run(tab, address)
+        seen["executed"] = [n["inputs"]["points"] for n in second["prompt"][2].values() if n["class_type"] == node]
+        seen["copied"] = await tab.evaluate(COPIED.replace("NODE", node))
+        return {"start": start} | seen, [_text(first), _text(second)], tab.faults()
+
+
+def _text(entry):
+    """What Preview as Text showed."""
+    return next(o["text"][0] for o in entry["outputs"].values() if "text" in o)
 
 
 WALKS = [("VitrineFindCorrespondence", False), ("VitrineSegmentLikeThis", True)]
@@ -161,17 +200,57 @@ if os.environ.get("VITRINE_HARD"):
 
 
 @pytest.mark.parametrize(("node", "vue"), WALKS)
-def test_points_are_clicked_dragged_undone_and_saved(driver, address, node, vue):
-    seen, _, errors = asyncio.run(_walk(driver, address, node, vue))
+def test_points_are_clicked_dragged_undone_and_saved(driver, address, node, vue, record_property):
+    """``--junitxml`` keeps the milliseconds from the click to the map that is drawn."""
+    seen, shown, faults = asyncio.run(_walk(driver, address, node, vue))
     unwanted = node == "VitrineSegmentLikeThis"
     first = points_of(seen["start"])
     near(points_of(seen["click"]), *first, (True, 0.25, 0.75))
     near(points_of(seen["shift"]), *first, (True, 0.25, 0.75), (not unwanted, 0.75, 0.75))
     moved = (*first, (True, 0.4, 0.5), (not unwanted, 0.75, 0.75))
     near(points_of(seen["drag"]), *moved)
-    assert seen["undo"] == seen["shift"] and seen["redo"] == seen["drag"]
-    assert seen["reload"] == seen["sent"] == seen["drag"]
-    assert not errors
+    near(points_of(seen["right"]), *moved, (not unwanted, 0.6, 0.9))
+    assert seen["alt"] == seen["drag"] == seen["undo"] == seen["redo"] == seen["reload"], seen
+    assert seen["executed"] == seen["copied"] == [seen["drag"]]
+    lines = [len(text.splitlines()) for text in shown]
+    assert unwanted or lines == [1, 3], "the edited points were looked for"
+    changed = sum(abs(a - b) for a, b in zip(seen["bare"], seen["map"], strict=True)) / len(seen["bare"])
+    assert changed > 10, "the map covers the picture"
+    record_property("milliseconds", seen["milliseconds"])
+    assert seen["milliseconds"] >= 0 and not faults
+
+
+async def _json(driver, address, node, vue, texts):
+    """The field after a click into each of these texts."""
+    found = []
+    async with driver.page(address) as tab:
+        await _ready(tab, node, vue)
+        await _opened(tab, address)
+        for text, shift in texts:
+            value = f"(() => {{ const w = pick.widgets.find(w => w.name === 'points'); w.value = {json.dumps(text)};"
+            await tab.evaluate(f"{value} w.callback?.(w.value) }})()")
+            await Mouse(tab).drag((0.25, 0.75), shift=shift)
+            found.append(json.loads(await tab.evaluate(TEXT.replace("NODE", node))))
+        return found, tab.faults()
+
+
+def test_json_of_other_packs_stays_json(driver, address):
+    """In its own units, with what else stands in it; a list becomes two where a point is not wanted."""
+    pixels, share = {"x": 32, "y": 16, "label": "eye"}, {"x": 0.5, "y": 0.25}
+    texts = [
+        ([pixels], False),
+        ([share], False),
+        ([pixels], True),
+        ({"positive": [pixels], "negative": [], "v": 2}, True),
+    ]
+    told = [(json.dumps(tree), shift) for tree, shift in texts]
+    found, faults = asyncio.run(_json(driver, address, "VitrineSegmentLikeThis", True, told))
+    assert not faults and [type(tree) for tree in found] == [list, list, dict, dict]
+    assert found[0][0] == pixels and found[1][0] == share and found[3]["v"] == 2
+    assert found[2]["positive"] == found[3]["positive"] == [pixels]
+    for point in (found[0][1], found[2]["negative"][0], found[3]["negative"][0]):
+        assert abs(point["x"] - 16) < 1.3 and abs(point["y"] - 48) < 1.3, "pixels of 64"
+    assert abs(found[1][1]["x"] - 0.25) < 0.02 and abs(found[1][1]["y"] - 0.75) < 0.02
 
 
 def test_a_click_is_a_map_without_a_run(driver, address, record_property):

@@ -1,0 +1,113 @@
+// What our widgets say, in the page's language. The English text is the key, and what other languages get.
+import { app } from "../../scripts/app.js";
+
+const LANGUAGES = ["zh", "ja", "ko"];
+const WORDS = {
+  "points on the picture": [
+    "在图上取点",
+    "画像上の点",
+    "그림 위의 점",
+  ],
+  "Connect a picture, or run once": [
+    "请连接图片，或先运行一次",
+    "画像をつなぐか、一度実行してください",
+    "그림을 연결하거나 한 번 실행하세요",
+  ],
+  "The text is not points": [
+    "文本不是点",
+    "テキストが点になっていません",
+    "텍스트가 점이 아닙니다",
+  ],
+  "alike": [
+    "相似度",
+    "類似度",
+    "유사도",
+  ],
+  "neurons by layer": [
+    "各层神经元",
+    "層ごとのニューロン",
+    "층별 뉴런",
+  ],
+  "Run once to see the neurons": [
+    "运行一次即可看到神经元",
+    "一度実行するとニューロンが見えます",
+    "한 번 실행하면 뉴런이 보입니다",
+  ],
+  "{on} neurons blocked, {off} left alone; click to change": [
+    "已阻断 {on} 个神经元，保留 {off} 个；点击可更改",
+    "{on} 個のニューロンを遮断、{off} 個はそのまま。クリックで切り替え",
+    "뉴런 {on}개 차단, {off}개 유지; 클릭하여 변경",
+  ],
+  "{name} of {width}: blocked": [
+    "{name}（共 {width}）：已阻断",
+    "{name}（全 {width}）：遮断",
+    "{name} (전체 {width}): 차단됨",
+  ],
+  "{name} of {width}: left alone": [
+    "{name}（共 {width}）：保留",
+    "{name}（全 {width}）：そのまま",
+    "{name} (전체 {width}): 유지됨",
+  ],
+  "people and sliders": [
+    "人物与滑块",
+    "人物とスライダー",
+    "인물과 슬라이더",
+  ],
+  "Run once to see the space": [
+    "运行一次即可看到空间",
+    "一度実行すると空間が見えます",
+    "한 번 실행하면 공간이 보입니다",
+  ],
+  "The picture's prompt; of the panel only": [
+    "图片的提示词；仅用于面板",
+    "画像のプロンプト。このパネルだけのもの",
+    "그림의 프롬프트; 이 패널에만 적용",
+  ],
+  "The picture's seed; of the panel only": [
+    "图片的种子；仅用于面板",
+    "画像のシード。このパネルだけのもの",
+    "그림의 시드; 이 패널에만 적용",
+  ],
+  "Values change; for a picture connect model, positive and vae, and choose a student": [
+    "数值会改变；要显示图片，请连接 model、positive 和 vae，并选择 student",
+    "値は変わります。画像には model、positive、vae をつなぎ、student を選んでください",
+    "값은 바뀝니다; 그림을 보려면 model, positive, vae를 연결하고 student를 고르세요",
+  ],
+  "The graph runs; the picture follows afterwards": [
+    "工作流正在运行；图片随后更新",
+    "グラフの実行中です。画像は終わってから更新されます",
+    "그래프가 실행 중입니다; 그림은 끝난 뒤 갱신됩니다",
+  ],
+  "The server does not answer": [
+    "服务器没有响应",
+    "サーバーが応答しません",
+    "서버가 응답하지 않습니다",
+  ],
+  "coloured by {label}; drag the person, double-click to take them back": [
+    "按 {label} 着色；拖动人物，双击可还原",
+    "{label} で色分け。人物をドラッグ、ダブルクリックで元に戻す",
+    "{label}(으)로 색칠; 인물을 드래그하고, 더블클릭하면 되돌립니다",
+  ],
+  "colour the map by {label}; the person has {value}, training models reach {reach}": [
+    "按 {label} 为地图着色；此人为 {value}，训练模型可达 {reach}",
+    "地図を {label} で色分け。この人物は {value}、学習モデルは {reach} まで",
+    "지도를 {label}(으)로 색칠; 이 인물은 {value}, 학습 모델은 {reach}까지",
+  ],
+  "choose a place": [
+    "选择位置",
+    "場所を選ぶ",
+    "위치 고르기",
+  ],
+  "type ...": [
+    "输入…",
+    "入力する…",
+    "직접 입력…",
+  ],
+};
+
+/** A text in the page's language, with {name} replaced by ``values.name``. */
+export function t(text, values = {}) {
+  const language = String(app.extensionManager?.setting?.get?.("Comfy.Locale") ?? "en").split("-")[0];
+  const said = WORDS[text]?.[LANGUAGES.indexOf(language)] ?? text;
+  return said.replace(/\{(\w+)\}/g, (all, name) => values[name] ?? all);
+}

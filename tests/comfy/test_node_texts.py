@@ -1,0 +1,56 @@
+"""Texts that nodes mean to show are on them in ComfyUI's real page, classic and Nodes 2.0."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+BUILD = """(async () => {
+    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
+    const space = add('VitrineLoadW2WSpace', 60, 80), person = add('VitrineW2WSample', 500, 80)
+    const any = add('PreviewAny', 1000, 80)
+    space.connect(0, person, 0); person.connect(1, any, 0)
+    space.widgets.find(w => w.name === 'components').value = KEPT  // or the server would have the answer of before
+    Object.assign(window, { space, person })
+    await new Promise(r => setTimeout(r, 500))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
+})()"""
+SEEN = "[...document.querySelectorAll('.dom-widget')].filter(e => e.checkVisibility()).map(e => e.innerText)"
+ON_NODE = {
+    True: "document.querySelector(`[data-node-id='${NODE.id}']`).innerText",
+    False: "NODE.widgets.filter(w => w.name === '$$node-text-preview').map(w => w.value)"
+    f".filter(text => {SEEN}.some(seen => seen.includes(text.slice(0, 30)))).join()",
+}
+
+
+@pytest.fixture(scope="module")
+def address(driver, tmp_path_factory):
+    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("texts") / "base") as found:
+        yield found
+
+
+async def _shown(driver, address, vue):
+    async with driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)
+        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false").replace("KEPT", str(300 + vue)))
+        shown = [ON_NODE[vue].replace("NODE", name) for name in ("space", "person")]
+        before = [await tab.evaluate(s) for s in shown]
+        await tab.evaluate("app.queuePrompt(0)")
+        await tab.wait_for(f"{shown[1]}.includes('earest')")
+        await asyncio.sleep(1)
+        if os.environ.get("VITRINE_SHOT"):
+            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"texts-{'vue' if vue else 'classic'}.png")
+        return before, [await tab.evaluate(s) for s in shown], tab.faults()
+
+
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+def test_a_report_is_on_its_node(driver, address, vue):
+    before, after, faults = asyncio.run(_shown(driver, address, vue))
+    assert not any("520 models" in text or "earest" in text for text in before)
+    assert f"520 models, {300 + vue} components" in after[0] and "earest" in after[1] and not faults
