@@ -1,8 +1,9 @@
 """Training the LoRAs of a space, M subjects at a time, each exactly as if it were trained alone.
 
-DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction (for networks that predict v, x0 or a
-flow's velocity, that prediction) on a few pictures of one subject, one prompt, AdamW, every model from the same initial weights. Random numbers belong to the subject, gradients are clipped
-per model, and AdamW works element by element, so results do not depend on who shares the batch.
+DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction on a few pictures of one subject, one
+prompt, AdamW, every model from the same initial weights; networks that predict something else, v or a flow's velocity,
+are trained on that. Random numbers belong to the subject, gradients are clipped per model, and AdamW works element by
+element, so results do not depend on who shares the batch.
 """
 
 from __future__ import annotations
