@@ -113,14 +113,23 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
     return ClaimResult(len(good), None, len(good) >= len(chosen) / 2, details)
 
 
+def end_of(studio: Studio, label: str, people: int) -> float:
+    """The strength at which a slider ends: of ``STRENGTHS``, read on so many of the tuning people."""
+    tuning = Sitting.of(studio, flow_people_space(), label, range(IN_SPACE - TUNING, IN_SPACE), people, STEPS)
+    seen = tuning.graded(tuning.moved, STRENGTHS).mean
+    rises = [v - seen[0] for v in seen]
+    return next(s for s, rise in zip(STRENGTHS[1:], rises[1:], strict=True) if rise >= 0.9 * max(rises[1:]))
+
+
+def held_out(studio: Studio, label: str, people: int) -> Sitting:
+    """So many people who lack an attribute, of neither the space nor the tuning."""
+    shipped = flow_people_space()
+    return Sitting.of(studio, shipped, label, range(IN_SPACE, shipped.count), people, STEPS)
+
+
 def _edited(studio: Studio, label: str, people: int) -> tuple[dict[str, Any], bool, bool]:
     """The table of one attribute, whether the edit holds, and whether it does against weighted words too."""
-    shipped = flow_people_space()
-    tuning = Sitting.of(studio, shipped, label, range(IN_SPACE - TUNING, IN_SPACE), people, STEPS)
-    tried = measure_sweep(studio, label, STRENGTHS, [tuning.moved(s) for s in STRENGTHS])
-    top = next(s for s, v in zip(STRENGTHS, tried.target, strict=True)
-               if v - tried.target[0] >= 0.9 * (max(tried.target) - tried.target[0]) and s)  # fmt: skip
-    sitting = Sitting.of(studio, shipped, label, range(IN_SPACE, shipped.count), people, STEPS)
+    top, sitting = end_of(studio, label, people), held_out(studio, label, people)
     strengths = [top * i / 4 for i in range(5)]
     pictures = [sitting.moved(s) for s in strengths]
     own = measure_sweep(studio, label, strengths, pictures)
