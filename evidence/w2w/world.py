@@ -136,6 +136,7 @@ def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:
 def build_people(folder: str | Path, components: int = 300, progress: Progress = silent) -> Space:
     """The space with its directions, from the folder :func:`train_people` filled."""
     space = build_space(folder, BuildConfig("factors", components), progress).space
+    assert isinstance(space, WeightSpace)
     flow = any(layer.path.startswith("transformer_blocks") for layer in space.manifest)
     space = replace(space, info={**space.info, "base": f"vitrine {'flow ' * flow}portraits"})
     return with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE))
