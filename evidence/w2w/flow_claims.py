@@ -51,14 +51,14 @@ def studio_of(model: str | None, space: WeightSpace) -> Studio:
     "w2w.sampling.flow", paper=PAPER, figure="w2w.sampling on the flow model: sampled models are consistent and new",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
     "attribute shares within 20 points of the training set's (10, and 10 for 96 models)",
-    minutes=4, quick_minutes=0.7,
+    minutes=2, quick_minutes=0.3,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """32 sampled models, 4 pictures each, and shares of 96; the paper's Gaussian draw and training LoRAs beside.
 
-    Quick: 8 models, 3 pictures, and shares within 30 points.
+    Quick: 4 models, 3 pictures, shares of 12 within 40 points.
     """
-    models, pictures, tolerance = (8, 3, 0.30) if quick else (32, 4, 0.20)
+    models, pictures, tolerance = (4, 3, 0.40) if quick else (32, 4, 0.20)
     return measure_sampling(studio_of(model, flow_people_space()), models, pictures, tolerance, progress)
 
 
@@ -95,15 +95,15 @@ def directions(model: str | None = None, progress: Progress = silent, quick: boo
     "w2w.editing.flow", paper=PAPER, figure="w2w.editing on the flow model: people of neither the space nor the tuning",
     target="for 3 of 6 attributes: target +60 points, never falling, others <= 10 points, identity above the "
     "attribute's word in the prompt as it is written",
-    minutes=12, quick_minutes=1.2,
+    minutes=6, quick_minutes=0.4,
 )  # fmt: skip
 def editing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Sliders and the attribute's word at five strengths on 24 held-out people, one picture and prompt each.
 
     Edits act from the first step on. Another seed without any edit shows what chance changes in others. Quick:
-    ``QUICK_EDITED`` on 8 people.
+    ``QUICK_EDITED`` on 6 people.
     """
-    studio, chosen, people = studio_of(model, first_people()), QUICK_EDITED if quick else EDITED, 8 if quick else 24
+    studio, chosen, people = studio_of(model, first_people()), QUICK_EDITED if quick else EDITED, 6 if quick else 24
     details, good, harder = dict[str, Any](), list[str](), list[str]()
     for done, label in enumerate(chosen):
         details[label], holds, holds_weighted = _edited(studio, label, people)
@@ -166,7 +166,7 @@ def _compared(
     "w2w.inversion.flow", paper=PAPER, figure="w2w.inversion on the flow model: one picture against trained LoRAs",
     target="identity above that of a LoRA trained on the one picture, 95 % interval of the difference over people "
     "above 0, one prompt for every picture",
-    minutes=12, quick_minutes=1.2,
+    minutes=5, quick_minutes=0.7,
 )  # fmt: skip
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """8 people of no space: inversion, LoRA on 20 pictures, LoRA on one; and with prompts that say the surroundings.
