@@ -22,7 +22,8 @@ from .w2w_products import Blend, Sheet, SliderLora
 class TrainLoras:
     """Train one LoRA for each subject, many at once; the same command resumes.
 
-    FOLDER holds one folder of pictures for each subject; without one, people of the portraits model are trained.
+    FOLDER holds one folder of pictures for each subject; without one, people of a portraits model are trained, by a
+    recipe of its own.
     Processes share the subjects: ``--workers`` on this machine's cores, or those that ``torchrun`` or
     ``accelerate launch`` starts.
     """
@@ -32,7 +33,8 @@ class TrainLoras:
     out: Path = Path("w2w-loras")
     """Where the LoRA files go, one for each subject."""
     model: str = "portraits"
-    """A Stable Diffusion 1.x / 2.x folder or hub id."""
+    """A Stable Diffusion 1.x / 2.x folder or hub id; without FOLDER portraits, flow (the 128 px ones), or a folder of
+    such a model."""
     prompt: str = "sks person"
     """What every picture is called."""
     people: int = 520
@@ -69,15 +71,16 @@ class TrainLoras:
         return 0
 
     def _refuse_unread(self) -> None:
-        """The portraits world has a recipe of its own, on its own model."""
-        usual, names = TrainLoras(), ("model", "prompt", "steps", "batch", "rank", "lr", "load")
+        """The portraits worlds have recipes of their own."""
+        usual, names = TrainLoras(), ("prompt", "steps", "batch", "rank", "lr", "load")
         changed = [name for name in names if getattr(self, name) != getattr(usual, name)]
         if self.folder is None and changed:
             shown = f"{', '.join(changed)} without a folder of pictures"
-            raise refuse("settings", shown, "out, people, together, workers", "give FOLDER, or leave them out")
+            raise refuse("settings", shown, "out, model, people, together, workers", "give FOLDER, or leave them out")
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
         from ...evidence.w2w.world import train_people
+        from ..portraits.flow import FLOW_WEIGHTS
         from ..processes import launched
         from ..progress import TqdmProgress
         from ..w2w import LoraTrainConfig, train_loras
@@ -87,7 +90,8 @@ class TrainLoras:
         options: dict[str, Any] = {"together": self.together, "share": share}
         options["progress"] = TqdmProgress(label, not share[0])
         if self.folder is None:
-            return len(train_people(self.out, self.people, **options))
+            folder = {"portraits": None, "flow": str(FLOW_WEIGHTS)}.get(self.model, self.model)
+            return len(train_people(self.out, self.people, model=folder, **options))
         from ..pipelines.w2w_training import subjects_in
 
         denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt, load=self.load)

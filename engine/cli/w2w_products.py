@@ -95,6 +95,8 @@ class Sheet:
     """Rows."""
     calibrated: bool = False
     """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""
+    flow: bool = False
+    """People of the flow portraits, 128 px; sliders end where they rise no more on other people."""
 
     def run(self) -> int:
         """0 on success."""
@@ -106,8 +108,13 @@ class Sheet:
         if unknown or self.people < 1:
             shown = f"{', '.join(unknown) or 'all'} on {self.people} people"
             raise refuse("sliders", shown, f"{', '.join(LABELS)}, on 1 person or more", "leave --labels out for all")
-        bar = TqdmProgress("drawing")
-        drawn = Drawn.draw(self.labels or tuple(LABELS), self.people, self.calibrated, progress=bar)
+        if self.flow and self.calibrated:
+            raise refuse("calibrated", "with --flow", "even strengths there", "leave one of the two out")
+        bar, labels = TqdmProgress("drawing"), self.labels or tuple(LABELS)
+        if self.flow:
+            drawn = Drawn.draw_flow(labels, self.people, progress=bar)
+        else:
+            drawn = Drawn.draw(labels, self.people, self.calibrated, progress=bar)
         print(drawn.write(self.out))
         for label in drawn.pictures:
             print(f"{label}: {drawn.shown(label)}")

@@ -15,6 +15,8 @@ TRANSFORMERS = WEIGHTS / "transformer"
 STUDENT_FOLDER = WEIGHTS / "emd"
 PEOPLE_SPACE = WEIGHTS / "w2w" / "people.w2w.safetensors"
 """520 people of the portraits world as a space of LoRAs; ``vitrine.engine.w2w.load_space`` opens it."""
+FLOW_PEOPLE_SPACE = WEIGHTS / "w2w" / "flow-people.w2w.safetensors"
+"""The same for people of the flow portraits."""
 PEOPLE_LORAS = WEIGHTS / "w2w" / "loras"
 """Forty of them as LoRA files, twenty with glasses: a folder to build a space from."""
 STUDENTS = {

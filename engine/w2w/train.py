@@ -1,9 +1,9 @@
 """Training the LoRAs of a space, M subjects at a time, each exactly as if it were trained alone.
 
-DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction (for networks that predict v, x0 or a
-flow's velocity, that prediction) on a few pictures of one subject, one prompt, AdamW, every model from the same initial
-weights. Random numbers belong to the subject, gradients are clipped per model, and AdamW works element by element, so
-results do not depend on who shares the batch.
+DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction on a few pictures of one subject, one
+prompt, AdamW, every model from the same initial weights; networks that predict something else, v or a flow's velocity,
+are trained on that. Random numbers belong to the subject, gradients are clipped per model, and AdamW works element by
+element, so results do not depend on who shares the batch.
 """
 
 from __future__ import annotations
@@ -156,9 +156,12 @@ class BatchedTrainer:
         if self.config.weighting == "uniform":
             return torch.ones(len(t), device=t.device)
         signal, level = self.model.schedule.scales(t)
-        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which outputs enlarge by:
-        enlarged = {"eps": 1.0, "x0": (signal / level).square()}.get(self.model.prediction, signal.square())
-        return (weight * enlarged).to(t.device, torch.float32)
+        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which is that of the output times:
+        if self.model.prediction == "x0":
+            weight = weight * (signal / level).square()
+        elif self.model.prediction != "eps":
+            weight = weight * signal.square()
+        return weight.to(t.device, torch.float32)
 
     def _clip(self) -> None:
         """Clips each model's own gradient norm: a huge one must not scale the others down."""

@@ -11,12 +11,13 @@ from ...engine.denoiser import Denoiser
 from ...engine.progress import Progress, silent
 from ...engine.w2w.directions import quality
 from ...engine.w2w.editing import edit
-from ...engine.w2w.sampling import SampleConfig, closeness, nearest, sample
 from ..registry import ClaimResult, Curves, claim
+from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
 from .edits import WORDS, EditStand, baseline_sliders, compare
 from .graded import Comparison, smaller_space
 from .likeness import BARE, Sitters
-from .measures import PEOPLE, consistent, distances, distributions, interval, shares, spread, subjects_without
+from .measures import interval, subjects_without
+from .sampled import measure_sampling
 from .world import DIRECTION_COMPONENTS, LABELS, PAPER, SHAPES, Studio, labels, people_space, subspace
 
 QUICK_LABELS = ("glasses", "long hair")
@@ -31,59 +32,10 @@ QUICK_LABELS = ("glasses", "long hair")
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """50 sampled models, 6 pictures each, in the same contexts; quick: 16 models, 4 pictures."""
-    studio, (models, pictures) = Studio.open(model), (16, 4) if quick else (50, 6)
-    space = studio.space
-    coefficients = sample(space, range(models), PEOPLE)
-    features, attributes = studio.read(studio.draw(coefficients, pictures))
-    within, between = distances(features)
-    near, limit = [n[0].cosine for n in nearest(space, coefficients)], closeness(space)
-    progress(1, 4, None)
-    gaps, training_gaps = _gaps(studio, attributes, models, pictures, progress)
+    models, pictures = (16, 4) if quick else (50, 6)
     # 95 % of the error of a share of 3 ``models`` people, which the whole claim's target already allows for
     tolerance = 0.10 + (1 / math.sqrt(3 * models) if quick else 0.0)
-    paper = SampleConfig(components=space.dimension, attributes="gaussian")
-    gaussian = studio.draw(sample(space, range(models), paper), pictures)
-    within_gaussian, between_gaussian = distances(studio.read(gaussian)[0])
-    progress(4, 4, None)
-    worst = max(gaps, key=lambda k: abs(gaps[k]))
-    separate = float(torch.quantile(within, 0.95)) < float(torch.quantile(between, 0.05))
-    details = {
-        "distance within a model": spread(within),
-        "distance between models": spread(between.flatten()),
-        "models closer to themselves than to any other": consistent(within, between),
-        "independent Gaussians (the paper's draw)": f"within {spread(within_gaussian)}, between "
-        f"{float(between_gaussian.median()):.3f}, consistent {consistent(within_gaussian, between_gaussian)}",
-        "nearest training model, cosine": f"at most {max(near):.3f}, mean {sum(near) / len(near):.3f}",
-        "training models among themselves, 95th percentile": round(limit, 3),
-        "largest gap of an attribute's share": f"{worst} {gaps[worst]:+.3f}",
-        "gaps": gaps,
-        "training LoRAs' own gaps": training_gaps,
-    }
-    plot = Curves("Identity distance of two pictures", "cosine distance", "share below", distributions(within, between))
-    holds = separate and max(near) < limit and abs(gaps[worst]) <= tolerance
-    return ClaimResult(round(float(within.mean() / between.mean()), 3), None, holds, details, (plot,))
-
-
-def _gaps(
-    studio: Studio, attributes: Any, models: int, pictures: int, progress: Progress
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Label -> share of sampled models with it, less the share of training people; and the same of training LoRAs.
-
-    Shares of 50 models would be 7 points uncertain, so twice as many more are drawn, with fewer pictures each.
-    """
-    space = studio.space
-    known = labels(space.names)
-    wanted = {k: float(known[k].nanmean()) for k in LABELS}
-    # a finite training set's own shares, through the same network: what its LoRAs draw
-    trained = studio.draw(space.coefficients[:: max(1, space.count // models)][:models], pictures)
-    trained_shares = shares(studio, studio.read(trained)[1])
-    progress(2, 4, None)
-    more = studio.read(studio.draw(sample(space, range(models, 3 * models), PEOPLE), min(3, pictures)))[1]
-    pooled = {k: torch.cat([v.mean(1, keepdim=True), more[k].mean(1, keepdim=True)]) for k, v in attributes.items()}
-    sampled_shares = shares(studio, pooled)
-    progress(3, 4, None)
-    gaps = {k: round(sampled_shares[k] - wanted[k], 3) for k in LABELS}
-    return gaps, {k: round(trained_shares[k] - wanted[k], 3) for k in LABELS}
+    return measure_sampling(Studio.open(model), models, pictures, tolerance, progress)
 
 
 @claim(

@@ -75,7 +75,7 @@ class Sweep:
 
 
 def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictures: Sequence[torch.Tensor]) -> Sweep:
-    """From the pictures (M, P, 3, 64, 64) at each strength."""
+    """From the pictures (M, P, 3, S, S) at each strength."""
     zero = list(strengths).index(0.0)
     readings = [studio.read(images) for images in pictures]
     base, edited = readings[zero], LABELS[label][0]
@@ -99,7 +99,7 @@ def draw_once(
     studio: Studio, weights: torch.Tensor, prompts: Sequence[str] | torch.Tensor, late: torch.Tensor | None = None,
     start: float = 1000.0, steps: int = EDIT_STEPS, first_seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """(M, 1, 3, 64, 64) in [0, 1]: each model (flat weights) with a prompt (or text states) and seed of its own.
+    """(M, 1, 3, S, S) in [0, 1]: each model (flat weights) with a prompt (or text states) and seed of its own.
 
     ``late`` weights take over from timestep ``start`` down. One picture of many people tells more about a slider than
     many pictures of few: whether another attribute comes along depends on the person.
@@ -108,7 +108,7 @@ def draw_once(
     for first in range(0, len(weights), EDIT_BATCH):
         batch = slice(first, first + EDIT_BATCH)
         after = None if late is None else late[batch]
-        with late_lora(studio.portraits.unet, studio.manifest, weights[batch], after, start):
+        with late_lora(studio.portraits.backbone, studio.manifest, weights[batch], after, start):
             text = prompts[batch] if isinstance(prompts, torch.Tensor) else list(prompts[batch])
             seeds = list(range(first_seed + first, first_seed + first + len(weights[batch])))
             latents = sample_latents(studio.portraits, text, seeds, steps=steps, guidance=GUIDANCE)
@@ -222,11 +222,12 @@ def compare(own: Sweep, prompt: Sweep, slider: Sweep, tolerance: float = 0.10) -
     }  # fmt: skip
     others = "-" if at_60 is None else f"{at_60[1]:.3f} (most: {own.other})"
     table: dict[str, Any] = {"target by strength": [round(v, 3) for v in own.target], "others at +60": others}
-    table |= {name: "-" if row is None else _measured(row, gain) for name, (row, gain) in rows.items()}
+    table |= {name: "-" if row is None else measured_at(row, gain) for name, (row, gain) in rows.items()}
     steady = steady and at_60 is not None and at_60[1] <= tolerance
     return table, steady and better, steady and harder
 
 
-def _measured(row: tuple[float, float, float], gain: float) -> str:
+def measured_at(row: tuple[float, float, float], gain: float) -> str:
+    """A row of the table: what :meth:`Sweep.at` gives, where the target has risen by ``gain``."""
     identity, others, pixels = row
     return f"identity {identity:.3f}, others {others:.3f}, pixels {pixels:.3f}, target +{gain:.0%}"

@@ -28,7 +28,12 @@ OTHERS = 0.08
 @lru_cache(maxsize=1)
 def smaller_space() -> WeightSpace:
     """The space of the first ``IN_SPACE`` people alone, with directions from their labels."""
-    space = subspace(people_space(), IN_SPACE)
+    return space_of_first(people_space(), IN_SPACE)
+
+
+def space_of_first(whole: WeightSpace, count: int) -> WeightSpace:
+    """The space of the first ``count`` people of a space alone, with directions from their labels."""
+    space = subspace(whole, count)
     return with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE))
 
 
@@ -86,23 +91,34 @@ class Graded:
 
 @dataclass(frozen=True)
 class Sitting:
-    """People who lack an attribute, as flat weights (M, D), and what is drawn of them with one seed and prompt each."""
+    """People who lack an attribute, as flat weights (M, D), and what is drawn of them with one seed and prompt each.
+
+    Edits act from timestep ``start`` on.
+    """
 
     studio: Studio
     label: str
     weights: torch.Tensor
     steps: int
+    start: float = 1000.0
 
     @classmethod
     def open(cls, studio: Studio, label: str, people: range, count: int, steps: int) -> Sitting:
         """``count`` of the shipped people numbered ``people``, with all of their own weights, in the space or not."""
-        shipped = people_space()
+        return cls.of(studio, people_space(), label, people, count, steps, EDITS.get(label, (4.5, 1000.0))[1])
+
+    @classmethod
+    def of(
+        cls, studio: Studio, shipped: WeightSpace, label: str, people: range, count: int, steps: int,
+        start: float = 1000.0,
+    ) -> Sitting:  # fmt: skip
+        """As :meth:`open`, of another space's people."""
         table = labels(shipped.names)
         lacking = table[label] == 0
         if LABELS[label][0] == "hair_color":
             lacking &= table["bald"] == 0
         who = [i for i in people if bool(lacking[i])][:count]
-        return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps)
+        return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps, start)
 
     @cached_property
     def unmoved(self) -> torch.Tensor:
@@ -118,14 +134,14 @@ class Sitting:
 
     def moved(self, strength: float) -> torch.Tensor:
         """Their pictures, edited by the space's direction from the label's usual timestep on."""
-        space, start = self.studio.space, EDITS.get(self.label, (4.5, 1000.0))[1]
+        space = self.studio.space
         assert isinstance(space, WeightSpace)
         prompts = surroundings(len(self.weights))
         if strength == 0:
             return self.unmoved
         # weights2weights, section 3.3: theta + a n, also for people who are not in the space
         change = space.scale * (strength * direction_named(space, self.label) @ space.components.float())
-        return draw_once(self.studio, self.weights, prompts, self.weights + change, start, self.steps)
+        return draw_once(self.studio, self.weights, prompts, self.weights + change, self.start, self.steps)
 
     def worded(self, weight: float) -> torch.Tensor:
         """Their pictures with text states between those of the prompt without (0) and with (1) the attribute's word."""

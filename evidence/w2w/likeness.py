@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.w2w.inversion import InvertConfig, invert
 from ...engine.w2w.sampling import nearest
@@ -17,7 +16,7 @@ from ...engine.w2w.space import WeightSpace
 from ...engine.w2w.train import BatchedTrainer
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
 from .measures import distances, interval
-from .world import RECIPE, Studio, subject
+from .world import Model, Studio, recipe_of, subject
 
 FRESH = 5000
 """People from here on (after the first identity) are in no space."""
@@ -54,8 +53,9 @@ class Sitters:
     """People of no space, with one picture of each in a context of its own.
 
     Attributes:
-        images: (M, 3, 64, 64) in [0, 1]; ``captions`` say their surroundings.
+        images: (M, 3, S, S) in [0, 1]; ``captions`` say their surroundings.
         who: their identities.
+        inversion: how their pictures are inverted.
     """
 
     studio: Studio
@@ -63,12 +63,16 @@ class Sitters:
     who: list[int]
     images: torch.Tensor
     captions: list[str]
+    inversion: InvertConfig = INVERSION
 
     @classmethod
-    def open(cls, studio: Studio, count: int) -> Sitters:
+    def open(
+        cls, studio: Studio, count: int, inversion: InvertConfig = INVERSION, first: int = FRESH
+    ) -> Sitters:  # fmt: skip
         """The first ``count`` people that are in no space."""
-        who = [FIRST_IDENTITY + FRESH + i for i in range(count)]
-        return cls(studio, Denoiser.from_diffusers(studio.portraits.pipeline()), who, *pictures_of(who))
+        who = [FIRST_IDENTITY + first + i for i in range(count)]
+        images, captions = pictures_of(studio.portraits, who)
+        return cls(studio, Denoiser.from_diffusers(studio.portraits), who, images, captions, inversion)
 
     def first(self, count: int) -> Sitters:
         """The first so many of them."""
@@ -79,17 +83,18 @@ class Sitters:
         return replace(self, who=self.who[which], images=self.images[which], captions=self.captions[which])
 
     def inverted(
-        self, config: InvertConfig = INVERSION, space: WeightSpace | None = None, prompt: str | None = None,
+        self, config: InvertConfig | None = None, space: WeightSpace | None = None, prompt: str | None = None,
         images: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, float]:  # fmt: skip
         """(M, K) coefficients from the one picture of each person, and seconds a picture.
 
         ``prompt`` is said of every picture; None says each picture's surroundings.
         """
+        config = config or self.inversion
         latents = self.studio.latents(self.images if images is None else images)
         with torch.no_grad():
             prompts = self.captions if prompt is None else [prompt] * len(self.who)
-            cond = Condition(self.studio.portraits.encode(prompts))
+            cond = self.studio.portraits.condition(self.studio.portraits.encode(prompts))
         began = time.perf_counter()
         result = invert(self.denoiser, space or self.studio.space, latents, cond, config)
         return result.coefficients, (time.perf_counter() - began) / len(latents)
@@ -97,24 +102,23 @@ class Sitters:
     def trained(self, pictures: int, prompt: str | None = None) -> tuple[torch.Tensor, float]:
         """(M, D) LoRAs trained with the space's recipe on so many pictures of each person, and seconds a person."""
         began = time.perf_counter()
-        subjects = [subject(self.studio.portraits, i, pictures) for i in self.who]
+        portraits = self.studio.portraits
+        subjects, recipe = [subject(portraits, i, pictures) for i in self.who], recipe_of(portraits)
         if prompt is not None:
             with torch.no_grad():
-                text = Condition(self.studio.portraits.encode([prompt]))
+                text = portraits.condition(portraits.encode([prompt]))
             subjects = [replace(s, cond=text) for s in subjects]
-        trainer = BatchedTrainer(self.denoiser, subjects, RECIPE)
-        for _ in range(RECIPE.steps):
+        trainer = BatchedTrainer(self.denoiser, subjects, recipe)
+        for _ in range(recipe.steps):
             trainer.step()
         return trainer.weights.detach(), (time.perf_counter() - began) / len(self.who)
 
     def likeness(self, weights: torch.Tensor, pictures: int = 8) -> torch.Tensor:
         """(M,) cosine between identity features of drawn pictures and of the person's renders, mean over pictures."""
-        from ...engine.portraits import render
-
         studio = self.studio
         features = studio.read(studio.draw_weights(studio.manifest, weights, pictures))[0]
         truth = torch.stack([
-            studio.read(render(portraits_of(i, 24, 7000)).images[None])[0][0].mean(0) for i in self.who
+            studio.read(studio.portraits.draw(portraits_of(i, 24, 7000))[None])[0][0].mean(0) for i in self.who
         ])  # fmt: skip
         return identity_similarity(features, truth[:, None]).mean(1)
 
@@ -147,7 +151,7 @@ class Sitters:
         """Number of components -> mean likeness of inversions."""
         scores = {}
         for count in counts:
-            coefficients, _ = self.inverted(replace(INVERSION, components=count))
+            coefficients, _ = self.inverted(replace(self.inversion, components=count))
             scores[count] = round(self.likeness_of(coefficients), 3)
         return scores
 
@@ -156,7 +160,7 @@ class Sitters:
         gray = self.images.mean(1, keepdim=True)
         edges = (gray - torch.nn.functional.avg_pool2d(gray, 3, 1, 1)).abs().clamp(max=0.15) * 4
         drawing = (gray - edges).clamp(0, 1).expand(-1, 3, -1, -1)
-        studio, config = self.studio, replace(INVERSION, prior=0.1)
+        studio, config = self.studio, replace(self.inversion, prior=0.1)
         coefficients, _ = self.inverted(config, images=drawing)
         length = (coefficients / studio.space.deviations).square().mean(1).sqrt()
         usual = (studio.space.coefficients / studio.space.deviations).square().mean(1).sqrt()
@@ -171,9 +175,7 @@ class Sitters:
         }
 
 
-def pictures_of(who: Sequence[int], context: int = 6000) -> tuple[torch.Tensor, list[str]]:
-    """One picture of each person (M, 3, 64, 64), each in a context of its own, and its caption."""
-    from ...engine.portraits import render
-
+def pictures_of(portraits: Model, who: Sequence[int], context: int = 6000) -> tuple[torch.Tensor, list[str]]:
+    """One picture of each person (M, 3, S, S), each in a context of its own, and its caption."""
     scenes = [portraits_of(i, 1, context + k) for k, i in enumerate(who)]
-    return torch.cat([render(s).images for s in scenes]), [context_caption(s)[0] for s in scenes]
+    return torch.cat([portraits.draw(s) for s in scenes]), [context_caption(s)[0] for s in scenes]

@@ -14,6 +14,7 @@ from ...engine.files import write_whole
 from ...engine.progress import Progress, silent
 from ...engine.w2w.strengths import POSITIONS
 from .edits import EDITS
+from .flow_claims import EDITED, end_of, first_people, held_out, studio_of
 from .graded import IN_SPACE, Sitting, smaller_space
 from .world import LABELS, Studio, people_space
 
@@ -26,7 +27,7 @@ class Sheet:
     """Sliders on people who are in neither the space nor the tuning.
 
     Attributes:
-        pictures: label -> (people, positions, 3, 64, 64) in [0, 1]; the first position is the picture before the edit.
+        pictures: label -> (people, positions, 3, S, S) in [0, 1]; the first position is the picture before the edit.
         probability: label -> (positions,) of the label by the readout, mean over these people.
         calibrated: whether positions are even in what is seen (see ``strengths.py``), or even strengths.
     """
@@ -56,6 +57,21 @@ class Sheet:
             probability[label] = studio.likelihood(studio.read(drawn)[1], label).mean(0).tolist()
             progress(done + 1, len(labels), None)
         return cls(pictures, probability, calibrated)
+
+    @classmethod
+    def draw_flow(
+        cls, labels: Sequence[str] = EDITED, people: int = 6, tuning: int = 16, progress: Progress = silent
+    ) -> Sheet:  # fmt: skip
+        """As :meth:`draw` with even strengths, of the flow portraits' people; ends read on ``tuning`` others."""
+        studio = studio_of(None, first_people())
+        pictures, probability = dict[str, torch.Tensor](), dict[str, list[float]]()
+        for done, label in enumerate(labels):
+            top, sitting = end_of(studio, label, tuning), held_out(studio, label, people)
+            drawn = torch.cat([sitting.moved(top * i / (POSITIONS - 1)) for i in range(POSITIONS)], 1)
+            pictures[label] = drawn
+            probability[label] = studio.likelihood(studio.read(drawn)[1], label).mean(0).tolist()
+            progress(done + 1, len(labels), None)
+        return cls(pictures, probability, False)
 
     def write(self, path: str | Path) -> Path:
         """One picture: a block for each slider, a row for each person, a column for each position."""

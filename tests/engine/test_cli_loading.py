@@ -79,7 +79,7 @@ def test_flags_have_no_prefix(tmp_path, capsys):
     ("settings", "said"),
     [
         (["--steps", "3"], "given steps without a folder"),
-        (["--dtype", "float16", "--model", "my/model"], "given model, load without a folder"),
+        (["--dtype", "float16", "--model", "my/model"], "given load without a folder"),
     ],
 )
 def test_settings_that_people_of_the_portraits_world_do_not_read(settings, said, tmp_path, capsys):

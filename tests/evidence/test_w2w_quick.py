@@ -15,4 +15,4 @@ def test_quick(name):
 
 def test_quick_claims_stay_within_their_budget():
     """Minutes on two cores, all together."""
-    assert sum(claim.quick_minutes for claim in pick_claims(["w2w.*"])) <= 4
+    assert sum(claim.quick_minutes for claim in pick_claims(["w2w.*"])) <= 6

@@ -1,0 +1,62 @@
+"""People of the flow portraits: trained by the command, the shipped space, and claims in their quick form."""
+
+import json
+
+import pytest
+import torch
+from vitrine.engine.cli.main import main
+from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE
+from vitrine.engine.w2w import read_header, read_lora, sample
+from vitrine.evidence.registry import pick_claims
+from vitrine.evidence.w2w import flow_claims, world
+from vitrine.evidence.w2w.measures import PEOPLE, distances
+from vitrine.evidence.w2w.world import FLOW_RECIPE, LABELS, Studio, flow_people_space, labels
+
+
+def test_the_command_trains_people_of_the_flow_model(monkeypatch, tmp_path, capsys):
+    """It trained the 64 px model's people alone."""
+    monkeypatch.setattr(world, "FLOW_RECIPE", FLOW_RECIPE.__class__(**FLOW_RECIPE.to_dict() | {"steps": 1}))
+    command = ["w2w", "train-loras", "--model", "flow", "--people", "2", "--workers", "1", "--out", str(tmp_path)]
+    assert main(command) == 0 and "2 LoRAs in" in capsys.readouterr().out
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert tuple(settings["targets"]) == FLOW_RECIPE.targets and settings["weighting"] == "uniform"
+    lora = read_lora(read_header(tmp_path / "person-0001.safetensors"))
+    assert {path.split(".")[0] for path in lora} == {"transformer_blocks", "single_transformer_blocks"}
+    assert any(float(layer.up.abs().max()) > 0 for layer in lora.values())
+
+
+def test_other_models_are_refused(tmp_path, capsys):
+    assert main(["w2w", "train-loras", "--model", "my/model", "--workers", "1", "--out", str(tmp_path)]) == 2
+    assert "portraits folder" in capsys.readouterr().err
+
+
+def test_the_space_is_what_its_card_says():
+    space = flow_people_space()
+    assert FLOW_PEOPLE_SPACE.stat().st_size <= 3_200_000 and space.count > flow_claims.IN_SPACE + 24
+    assert set(LABELS) <= set(space.directions) and space.info["base"] == "vitrine flow portraits"
+    assert {layer.rank for layer in space.manifest} == {1} and space.manifest.size == 12_160
+
+
+def test_a_sampled_model_is_one_person(no_hooks_left):
+    studio = flow_claims.studio_of(None, flow_people_space())
+    rows = sample(studio.space, [1, 2], PEOPLE)
+    features, _ = studio.read(studio.draw(rows, 2))
+    within, between = distances(features)
+    assert float(within.mean()) < 0.6 * float(between.mean())
+    no_hooks_left(studio.portraits.backbone)
+
+
+def test_measured_people_are_in_neither_the_space_nor_the_tuning():
+    space, shipped = flow_claims.first_people(), flow_people_space()
+    assert space.names == shipped.names[: flow_claims.IN_SPACE] and set(LABELS) <= set(space.directions)
+    sitting = flow_claims.held_out(Studio.open(str(flow_claims.FLOW_WEIGHTS), space), "glasses", 4)
+    table = labels(shipped.names)["glasses"]
+    lacking = [i for i in range(flow_claims.IN_SPACE, shipped.count) if table[i] == 0][:4]
+    torch.testing.assert_close(sitting.weights, shipped.decode(shipped.coefficients[lacking]))
+
+
+def test_directions_in_the_quick_form():
+    (claim,) = pick_claims(["w2w.directions.flow"])
+    result = claim.measure(quick=True)
+    assert result.details["shuffled labels, balanced, mean and largest"][0] == pytest.approx(0.5, abs=0.1)
+    assert result.value > result.details["shuffled labels, balanced, mean and largest"][1]
