@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,19 @@ from ..compiled import uncompiled
 from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
-from ..errors import VitrineError, refuse
+from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..noise import generators
 from ..ownership import sole_owner
 from ..placement import onloaded
 from ..progress import Progress, silent
-from ..training import STATE, load_state, run_steps, save_state, set_rate
+from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
 from .inversion_space import Products, placed, spread
 from .masks import mask_for
+from .stopped_runs import drop_old_states
 from .train import learning_rate
-
-KEPT_STATES = 3
-"""Stopped runs whose states :func:`invert_below` leaves beside the one it is at."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ def invert_below(
     """:func:`invert_in` with a folder below ``parent`` for each different run, which a finished run takes away.
 
     So the same call goes on where it was stopped, and any other begins anew. Of other runs that were stopped there and
-    never went on, the last ``KEPT_STATES`` keep their folders.
+    never went on, the last three keep their folders.
 
     Raises:
         VitrineError: As :func:`invert`, and if another process is at the same run.
@@ -171,19 +168,11 @@ def invert_below(
     digest = hashlib.sha256(json.dumps(run.identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(parent) / f"inversion-{digest}"
     with sole_owner(folder):
-        _drop_old_states(folder)
+        drop_old_states(folder, "inversion-*")
         run.resume(folder)
         result = _finished(run, progress, (), folder)
     shutil.rmtree(folder, ignore_errors=True)
     return result
-
-
-def _drop_old_states(mine: Path) -> None:
-    """Deletes all but the newest states of other runs beside ``mine`` that no process is at."""
-    others = [p for p in mine.parent.glob("inversion-*") if p != mine and (p / STATE).is_file()]
-    for folder in sorted(others, key=lambda p: (p / STATE).stat().st_mtime, reverse=True)[KEPT_STATES:]:
-        with suppress(VitrineError), sole_owner(folder):  # refused: another process is at it
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _finished(
@@ -264,7 +253,7 @@ class _Run:
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
             output = self.model.forward(x_t, t, self.cond.take(picture).to(x0.device))
-        least = t.argmin().reshape(1)  # the least noised row says most about the picture; its number stays on the device
+        least = t.argmin().reshape(1)  # this row says most about the picture; its number stays on the device
         self.seen = self.model.split(output, x_t, t).x0.detach().index_select(0, least)
         # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, for any network what it should put out
         error = ((output - self.model.target(x0, noise, t)) * self.mask[picture]).square()

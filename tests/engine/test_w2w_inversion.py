@@ -24,7 +24,8 @@ from vitrine.engine.w2w import (
     latent_mask,
     partial_inversion,
 )
-from vitrine.engine.w2w.inversion import KEPT_STATES, preset
+from vitrine.engine.w2w.inversion import preset
+from vitrine.engine.w2w.stopped_runs import KEPT_STATES
 
 pytestmark = pytest.mark.rounding
 
