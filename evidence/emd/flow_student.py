@@ -16,10 +16,12 @@ from ...engine.portraits import sample_scenes
 from ...engine.portraits.flow import FlowPortraits, load_flow_portraits
 from ...engine.progress import Progress, silent
 from ..portraits.sampling import decode, sample_latents
-from .variety import SEEDS, STRENGTHS, Drawn, open_captions
+from .variety import SEEDS, Drawn, open_captions
 
 SAMPLING = StudentSampling("flow portraits", (1000.0, 750.0, 500.0, 250.0))
 GUIDANCE, RANK, RATE, BATCH, LOW = 7.5, 8, 1e-3, 8, 0.02
+STRENGTHS = (0.3, 0.6, 1.0, 1.5, 2.0)
+"""Of noise on the text: up to where it reaches as far as the base does."""
 TAUGHT, SHOWN = range(210_000, 210_256), 7_320_000
 """Scenes whose captions the student is taught on, and the first of those it is measured on. The settings are the first
 that were tried, looked at on four prompts from 7,310,000."""

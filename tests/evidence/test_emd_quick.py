@@ -15,7 +15,7 @@ def test_quick_claim_holds(name):
 
 def test_quick_claims_stay_within_five_minutes():
     claims = {name: claim for name, claim in all_claims().items() if name.startswith("emd.")}
-    assert {"emd.mixture", "emd.levels", "emd.cancellation", "emd.chains", "emd.rare_modes", "emd.variety_flow"} <= set(
+    assert {"emd.mixture", "emd.levels", "emd.cancellation", "emd.chains", "emd.rare_modes", "emd.variety"} <= set(
         claims
     )
     assert sum(claim.quick_minutes for claim in claims.values()) <= 5
