@@ -40,11 +40,6 @@ class AroundPipeline(SharedPipeline):
         made.__dict__["source"] = pipeline
         return made if dtype is None else made.to(dtype)
 
-    @classmethod
-    def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
-        """Around whatever pipeline a folder or hub repository holds."""
-        return cls.from_pipe(DiffusionPipeline.from_pretrained(path, **kwargs))
-
     @property
     def _source(self) -> Any:
         """The pipeline this one was made from."""
