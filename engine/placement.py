@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import nn
+
+from .errors import refuse
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -80,7 +83,7 @@ def upcast_vae(vae: Any) -> Iterator[Any]:
     if vae.dtype != torch.float16 or not getattr(vae.config, "force_upcast", False):
         yield vae
     elif any(_group_hook(child) is not None for child in vae.modules()):
-        yield _copied(vae, torch.float32)
+        yield copied(vae, torch.float32).requires_grad_(False)
     else:
         try:
             yield vae.to(torch.float32)
@@ -88,16 +91,52 @@ def upcast_vae(vae: Any) -> Iterator[Any]:
             vae.to(torch.float16)
 
 
-def _copied(model: Any, dtype: torch.dtype) -> Any:
-    """A diffusers model without its hooks, on the device of its forwards: 335 MB of float32 for SDXL's VAE."""
-    with torch.device("meta"):
-        copy = type(model).from_config(model.config)
-    device = device_of(model)
-    copy.load_state_dict({k: v.to(device, dtype) for k, v in model.state_dict().items()}, assign=True)
-    for name in ("use_slicing", "use_tiling"):
-        if hasattr(model, name):
-            setattr(copy, name, getattr(model, name))
-    return copy.requires_grad_(False).eval()
+def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+    """A copy with all weights on the device of its forwards, and none of the hooks that offload the original's.
+
+    Args:
+        dtype: of the copy's floating-point weights, by default those of the original.
+    """
+    device, made = device_of(module), dict[int, Any]()
+
+    def fetched(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(device, dtype if tensor.is_floating_point() else None, copy=True)
+
+    for child in module.modules():
+        for name, parameter in child.named_parameters(recurse=False):
+            made[id(parameter)] = nn.Parameter(fetched(weight_of(child, name)), parameter.requires_grad)
+        for name, buffer in child.named_buffers(recurse=False):
+            made[id(buffer)] = fetched(weight_of(child, name))
+        # hooks hold all weights again, and forwards that they replaced are bound to the original
+        made |= {id(value): value for name, value in vars(child).items() if name in _HOOKS and _hooked(child)}
+    copy = deepcopy(module, made)
+    for original, child in zip(module.modules(), copy.modules(), strict=True):
+        if _hooked(original):
+            for name in _HOOKS:
+                vars(child).pop(name, None)
+    return copy
+
+
+_HOOKS = ("_hf_hook", "_diffusers_hook", "_old_forward", "forward")
+"""What accelerate and diffusers put into a module; without it, its class's own forward is back."""
+
+
+def _hooked(module: nn.Module) -> bool:
+    return "_hf_hook" in vars(module) or "_diffusers_hook" in vars(module)
+
+
+def refuse_offloaded(module: nn.Module) -> None:
+    """Training keeps what a forward fetched for its gradients: offloading would save nothing, and break most trainings.
+
+    Raises:
+        VitrineError: If the weights of the module, or of a part, are away between forwards.
+    """
+    for child in module.modules():
+        away = any(hasattr(hook, "prev_module_hook") or getattr(hook, "offload", False) for hook in _offloading(child))
+        if away or _group_hook(child) is not None:
+            shown = f"{type(module).__name__} with its weights offloaded"
+            remedy = "load the model again without offloading, and move it with .to(device)"
+            raise refuse("network", shown, "one to train that is whole on its device", remedy)
 
 
 def put_back(module: nn.Module) -> None:

@@ -142,4 +142,5 @@ def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, to
         with AddedVector(backbone, added):
             return call(x, t, semantics)
 
+    network.backbone = backbone  # type: ignore[attr-defined] # a trainer looks whether it is whole
     return network

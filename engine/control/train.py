@@ -17,6 +17,7 @@ from torch import nn
 from ..config import Config
 from ..denoiser import PREDICTIONS, training_target
 from ..errors import refuse
+from ..placement import refuse_offloaded
 from ..progress import Progress, silent
 from ..schedule import NoiseSchedule, append_dims
 from ..training import MovingAverage, Tensors, finite, load_state, run_steps, save_state
@@ -134,7 +135,8 @@ class ControlTrainer:
         metadata: what the export says beside the settings of this run.
 
     Raises:
-        VitrineError: If prediction and schedule do not belong together, or the folder holds a run of other settings.
+        VitrineError: If prediction and schedule do not belong together, the network is offloaded, or the folder holds a
+            run of other settings.
     """
 
     def __init__(
@@ -146,6 +148,9 @@ class ControlTrainer:
         schedule = trainee.schedule
         if (config.prediction == "flow") != (schedule.kind == "flow"):
             raise refuse("prediction, schedule", (config.prediction, schedule.kind), "flow with flow", "match them")
+        backbone = getattr(trainee.network, "backbone", None)
+        if backbone is not None:
+            refuse_offloaded(backbone)
         self.accelerator = Accelerator()
         self.device = self.accelerator.device
         self.network, self.schedule, self.null = trainee.network, schedule, trainee.null_semantics

@@ -15,6 +15,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import call_of, family_of
+from ..placement import refuse_offloaded
 
 GENERATOR, SCORE = "generator", "score"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2",
@@ -38,7 +39,7 @@ class Roles:
         full: the generator with all weights of its own, or None.
 
     Raises:
-        VitrineError: The backbone is no diffusers UNet.
+        VitrineError: The backbone is no diffusers UNet, or is offloaded.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Roles:
         if getattr(base.backbone, "add_adapter", None) is None or family_of(base.backbone).name != "UNet":
             remedy = "pass pipe.unet; students of transformers have no file format yet that others read"
             raise refuse("backbone", type(base.backbone).__name__, "a diffusers UNet", remedy)
+        refuse_offloaded(base.backbone)
         self.dtype = dtype
         self.full = copy_of(base, torch.float32) if full else None
         self.base = base if base.backbone.dtype == dtype else copy_of(base, dtype)

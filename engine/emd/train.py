@@ -55,8 +55,8 @@ class Trainer:
         meter: the bias meter's last reading.
 
     Raises:
-        VitrineError: Grids are wanted without ``decode``, the processes cannot share the batch, or the folder holds
-            another run.
+        VitrineError: Grids are wanted without ``decode``, the processes cannot share the batch, the teacher is none
+            for :class:`Roles`, or the folder holds another run.
     """
 
     def __init__(

@@ -7,7 +7,6 @@ blocked model with the same meaning and other pixels, while ordinary captions ke
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import call_of
 from ..files import save_safetensors
+from ..placement import copied, dtype_of
 from ..progress import Progress, silent
 from ..training import load_state, run_steps, save_state, set_rate
 from .verify import AttackConfig, optimised_text
@@ -140,7 +140,7 @@ class Eraser:
     ) -> None:  # fmt: skip
         self.config, self.data, self.folder, self.step = config, data, folder, 0
         self.untouched = denoiser
-        net = copy.deepcopy(denoiser.backbone).float().requires_grad_(not config.rank)
+        net = copied(denoiser.backbone, torch.float32).requires_grad_(not config.rank)
         if config.rank:
             _add_lora(net, config)
         self.backbone = net
@@ -232,7 +232,7 @@ class Eraser:
         target = noise
         if self.config.keep == "predictions":
             with torch.no_grad():
-                dtype = next(self.untouched.backbone.parameters()).dtype
+                dtype = dtype_of(self.untouched.backbone)
                 kept_eps = self.untouched.predict(x_t[n:].to(dtype), t[n:], Condition(text[n:].to(dtype))).eps
             target = torch.cat([noise[:n], kept_eps.to(noise)])
         error = (eps - target).square().mean((1, 2, 3))

@@ -21,7 +21,8 @@ from .shared import SharedPipeline, native_size
 class AroundPipeline(SharedPipeline):
     """Base of the pipelines for any model of a known family; comes first among a class's bases.
 
-    Wherever this pipeline goes, the other goes too, with its text encoders.
+    Wherever this pipeline goes, the other goes too, with its text encoders; and what this one lacks, the other does:
+    ``encode_prompt``, ``load_lora_weights``, ``set_adapters`` ...
     """
 
     @classmethod
@@ -40,15 +41,29 @@ class AroundPipeline(SharedPipeline):
         made.__dict__["source"] = pipeline
         return made if dtype is None else made.to(dtype)
 
-    @classmethod
-    def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
-        """Around whatever pipeline a folder or hub repository holds."""
-        return cls.from_pipe(DiffusionPipeline.from_pretrained(path, **kwargs))
-
     @property
     def _source(self) -> Any:
         """The pipeline this one was made from."""
         return self.__dict__["source"]
+
+    def __getattr__(self, name: str) -> Any:
+        """What this class has not, of the pipeline it was made from."""
+        source = self.__dict__.get("source")
+        if source is not None and not name.startswith("__") and hasattr(source, name):
+            return getattr(source, name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Another scheduler, VAE or network becomes the other pipeline's as well, for it goes on sampling."""
+        super().__setattr__(name, value)
+        source = self.__dict__.get("source")
+        if source is not None and name in self.config and name in source.components:
+            setattr(source, name, value)
+
+    def set_progress_bar_config(self, **kwargs: Any) -> None:
+        """Of both pipelines: each has bars of its own."""
+        super().set_progress_bar_config(**kwargs)
+        self._source.set_progress_bar_config(**kwargs)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """Saves the pipeline this one was made from, text encoders and all."""

@@ -61,7 +61,7 @@ def copy_check(
     """
     _refuse_unknown(pipe, sampling)
     paths = _paths(pictures)
-    with _adapter(pipe, lora) as adapter:
+    with _freed(pipe), _adapter(pipe, lora) as adapter:
         sampler = _Sampler(pipe, adapter, sampling)
         side = sampler.size
         files = Pictures([p.name for p in paths], (lambda i: _picture(paths[i], side)) if paths else None)
@@ -183,6 +183,15 @@ def _adapter(pipe: Any, path: str | Path | None) -> Iterator[_Adapter | None]:
         yield adapter
     finally:
         adapter.unload()
+
+
+@contextmanager
+def _freed(pipe: Any) -> Iterator[None]:
+    """Models that offloading fetched go back at the end: scores run the network outside of the pipeline's call."""
+    try:
+        yield
+    finally:
+        pipe.maybe_free_model_hooks()
 
 
 def _scores(

@@ -42,6 +42,17 @@ class EntropyGuidedPipeline:
         """The same as the constructor, under diffusers' name."""
         return cls(pipe, config)
 
+    @classmethod
+    def from_pretrained(cls, path: str, config: EntropyConfig, **kwargs: Any) -> EntropyGuidedPipeline:
+        """Around the pipeline that a folder or hub repository holds.
+
+        Args:
+            kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.
+        """
+        from diffusers import DiffusionPipeline
+
+        return cls(DiffusionPipeline.from_pretrained(path, **kwargs), config)
+
     @property
     def _net(self) -> Any:
         return self.pipe.unet if hasattr(self.pipe, "unet") else self.pipe.transformer
@@ -51,6 +62,11 @@ class EntropyGuidedPipeline:
         if name == "pipe":
             raise AttributeError(name)  # while an object is copied, before it has one
         return getattr(self.pipe, name)
+
+    def to(self, *args: Any, **kwargs: Any) -> EntropyGuidedPipeline:
+        """Move or cast the pipeline."""
+        self.pipe.to(*args, **kwargs)
+        return self
 
     def __call__(self, prompt: Any = None, *, seeds: list[int] | None = None, **kwargs: Any) -> Any:
         """Sample, all other arguments as the pipeline takes them.

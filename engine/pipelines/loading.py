@@ -66,14 +66,14 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
     """A pipeline of class ``kind`` (default: the model's own), in the precision and on the device asked for.
 
     Raises:
-        VitrineError: If the folder or file is missing, there is no such model, or the device is not there.
+        VitrineError: If the folder or file is missing, there is no such model, it is none for ``kind``, or the device
+            is not there.
     """
     config = config or LoadConfig()
     if model == SHIPPED:
         from ..portraits import load_portraits
 
-        pipe = load_portraits().pipeline()
-        pipe = pipe if kind is None or type(pipe) is kind else kind.from_pipe(pipe)
+        pipe = formed(load_portraits().pipeline(), kind)
     elif model.endswith(".safetensors"):
         pipe = _from_file(Path(model), kind, config)
     else:
@@ -93,19 +93,14 @@ def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:
         raise refuse("model", model, ACCEPTED, "check the path")
     chosen = {k: v for k, v in (("revision", config.revision), ("variant", config.variant)) if v}
     try:
-        return (kind or DiffusionPipeline).from_pretrained(model, torch_dtype=config.precision, **chosen)
+        pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=config.precision, **chosen)
     except (OSError, ValueError) as error:
         raise _unreadable(model, error) from error
+    return formed(pipe, kind)
 
 
 def _from_file(path: Path, kind: Any, config: LoadConfig) -> Any:
     """One file in the layout of Stable Diffusion's authors. Pickles are not read."""
-    if not path.is_file():
-        raise refuse("model", str(path), ACCEPTED, "check the path")
-    stock = pipeline_of(path)
-    if kind is not None and ("XL" in kind.__name__) != ("XL" in stock.__name__):
-        shown = f"{path.name}, a file for {stock.__name__}"
-        raise refuse("model", shown, f"a file that {kind.__name__} fits", "it is for another model family")
     where = {"config": config.config} if config.config else {}
     return read_single_file(path, kind, torch_dtype=config.precision, **where)
 
@@ -125,7 +120,20 @@ def read_single_file(path: Path, kind: Any = None, **options: Any) -> Any:
         pipe = pipeline_of(path).from_single_file(str(path), **options)
     except (OSError, ValueError) as error:
         raise _unreadable(path.name, error) from error
-    return pipe if kind is None else kind.from_pipe(pipe)
+    return formed(pipe, kind)
+
+
+def formed(pipe: Any, kind: Any = None) -> Any:
+    """A loaded stock pipeline as class ``kind``, or as the form of that class for its model.
+
+    Raises:
+        VitrineError: As ``kind.from_pipe``, or ``kind`` is another stock class.
+    """
+    if kind is None or isinstance(pipe, kind):
+        return pipe
+    if kind.__module__.startswith("diffusers."):  # its ``from_pipe`` would leave parts out without a word
+        raise refuse("model", type(pipe).__name__, kind.__name__, "it is for another model family")
+    return kind.from_pipe(pipe)
 
 
 def pipeline_of(path: Path) -> Any:

@@ -34,6 +34,8 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
         >>> images = pipe("a suspicious prompt", neurons=pipe.neurons(result)).images
     """
 
+    _choices = ("size",)
+
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
@@ -80,6 +82,7 @@ class NEMOAroundPipeline(AroundPipeline, NEMOTools):
 
     model_cpu_offload_seq = "vae->unet->transformer"
     _optional_components = ["unet", "transformer"]
+    _choices = ("size",)
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class SharedPipeline(DiffusionPipeline):
     """Arguments of the stock pipelines that have no meaning here, and why."""
     _stock: ClassVar[str | None] = None
     """Name of the diffusers class whose parts these are, where it is not a base."""
+    _choices: ClassVar[tuple[str, ...]] = ()
+    """Arguments of ``from_pipe`` beyond components and settings of ``__init__``."""
     _finite: dict[str, int]
 
     def to_json_string(self) -> str:
@@ -80,6 +82,21 @@ class SharedPipeline(DiffusionPipeline):
             if hasattr(pipeline, name):
                 setattr(made, name, getattr(pipeline, name))
         return made if dtype is None else made.to(dtype)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        """What :meth:`from_pipe` makes of the pipeline that a folder or hub repository holds.
+
+        diffusers' own would read SDXL as Stable Diffusion, without its second text encoder.
+
+        Args:
+            kwargs: as ``DiffusionPipeline.from_pretrained`` takes them, and ``from_pipe``'s own.
+
+        Raises:
+            VitrineError: As :meth:`from_pipe`.
+        """
+        ours = {name: kwargs.pop(name) for name in cls._choices if name in kwargs}
+        return cls.from_pipe(DiffusionPipeline.from_pretrained(pretrained_model_name_or_path, **kwargs), **ours)
 
     @classmethod
     def from_single_file(cls, path: str | Path, **kwargs: Any) -> Self:

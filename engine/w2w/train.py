@@ -27,6 +27,7 @@ from ..files import KEY, named, parse_table, write_json
 from ..narrow_heads import NarrowHeads
 from ..noise import generators
 from ..ownership import sole_owner
+from ..placement import refuse_offloaded
 from ..progress import Progress, silent
 from ..training import set_rate
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
@@ -116,9 +117,13 @@ class BatchedTrainer:
         weights: (M, D) the leaf in training, in the order of ``manifest``.
         optimizer: AdamW on it.
         done: optimiser steps so far.
+
+    Raises:
+        VitrineError: If the backbone is offloaded.
     """
 
     def __init__(self, model: Denoiser, subjects: Sequence[Subject], config: LoraTrainConfig) -> None:
+        refuse_offloaded(model.backbone)
         self.model, self.subjects, self.config = model, list(subjects), config
         start = initial_lora(model.backbone, config.targets, config.rank, config.alpha, config.seed)
         self.manifest = Manifest.of(start)

@@ -27,7 +27,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine_tests.machine.calls import drawn
 from vitrine_tests.machine.stock import modules, stock
 
-from .doors import DOORS, PROMPT, SIDE, STEPS, WIDE, Door, noise, plain, read
+from .doors import DOORS, PROMPT, SIDE, STEPS, Door, noise, plain, read
 
 Check = Callable[[Door], None]
 CHECKS: dict[str, tuple[Check, str]] = {}
@@ -68,9 +68,8 @@ def again(door: Door, pipe: Any) -> Any:
 def own_class(door: Door) -> None:
     with tempfile.TemporaryDirectory() as folder:
         door.pipeline().save_pretrained(folder)
-        config = (WIDE,) if wrapped(door) else ()
-        close(again(door, door.kind.from_pretrained(folder, *config)), plain(door.title))
-        half = door.kind.from_pretrained(folder, *config, torch_dtype=torch.float16)
+        close(again(door, door.kind.from_pretrained(folder, *door.config)), plain(door.title))
+        half = door.kind.from_pretrained(folder, *door.config, torch_dtype=torch.float16)
         assert {module.dtype for module in modules(half).values()} == {torch.float16}
 
 
@@ -80,14 +79,14 @@ def anyone_loads(door: Door) -> None:
         door.pipeline().save_pretrained(folder)
         loaded = DiffusionPipeline.from_pretrained(folder)
     assert type(loaded) is type(stock(door.family))
-    made = door.kind.from_pipe(loaded, WIDE) if wrapped(door) else door.kind.from_pipe(loaded)
+    made = door.kind.from_pipe(loaded, *door.config)
     close(again(door, made), plain(door.title))
 
 
 @convention("from_pipe", "shares the modules of a loaded pipeline as they are, and gives them back to a stock one")
 def both_ways(door: Door) -> None:
     source = stock(door.family).to(torch.float16)
-    made = door.kind.from_pipe(source, WIDE) if wrapped(door) else door.kind.from_pipe(source)
+    made = door.kind.from_pipe(source, *door.config)
     shared = modules(made)
     assert all(shared[name] is module for name, module in modules(source).items() if name in shared)
     assert {module.dtype for module in modules(source).values()} == {torch.float16}
@@ -122,7 +121,7 @@ def several_pictures(door: Door) -> None:
 
 @convention("negative_prompt", "a text beside a text, or a list beside a list")
 def negative(door: Door) -> None:
-    pipe, guided = door.pipeline(), {"guidance_scale": 3.0}
+    pipe, guided = door.pipeline(), {} if "guidance_scale" in door.refused else {"guidance_scale": 3.0}
     both = read(door.run(pipe, [PROMPT] * 2, negative_prompt=[OTHER, THIRD], **guided, **noise(door, 1, 1)))
     close(both[:1], door.run(pipe, PROMPT, negative_prompt=OTHER, **guided, **noise(door, 1)))
     close(both[1:], door.run(pipe, PROMPT, negative_prompt=THIRD, **guided, **noise(door, 1)))
@@ -138,7 +137,8 @@ def encoded(door: Door) -> None:
 def _embeds(pipe: Any, door: Door) -> dict[str, torch.Tensor]:
     """What the stock pipeline's ``encode_prompt`` returns, by its own names."""
     lender = stock(door.family)
-    both = "negative_prompt" not in door.refused
+    # entropy's guidance leads away from the same prompt unless another is asked for
+    both = "negative_prompt" not in door.refused and door.title != "Entropy"
     if door.family == "sdxl":
         text, empty, pooled, empty_pooled = lender.encode_prompt([PROMPT] * 2, device="cpu")
         positive = {"prompt_embeds": text, "pooled_prompt_embeds": pooled}
@@ -187,7 +187,7 @@ def outputs(door: Door) -> None:
 @convention("return_dict", "False returns a tuple")
 def tuples(door: Door) -> None:
     made = door.run(door.pipeline(), [PROMPT] * 2, return_dict=False, **noise(door, 1, 2))
-    assert isinstance(made, tuple) and len(made) == 2
+    assert isinstance(made, tuple) and 1 <= len(made) <= 2  # SDXL judges no pictures
     close(made, plain(door.title))
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from vitrine.engine import pipelines as ours
-from vitrine.engine.nemo import ProbeConfig
+from vitrine.engine.control.entropy import EntropyConfig
+from vitrine.engine.emd import StudentContract
+from vitrine.engine.nemo import NeuronSet, ProbeConfig, fingerprint_of, value_sites
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import InvertConfig
 from vitrine_tests.machine.calls import RESIDUAL, _checkpoint_file, _neurons, _space, around, drawn
-from vitrine_tests.machine.stock import stock
+from vitrine_tests.machine.stock import backbone, stock
+from vitrine_tests.pipelines.test_w2w_around import space_on
 
 PROMPT = "a smiling pale face with curly red hair"
 SIDE, STEPS = 64, 2
@@ -36,6 +39,7 @@ class Door:
         refused: convention -> arguments that are refused, and words of the reason.
         absent: conventions without meaning here, where there is no argument to refuse.
         lent: it keeps the pipeline it was made from, whose text encoders it uses.
+        config: what it takes beside the pipeline that it is put around.
     """
 
     title: str
@@ -48,11 +52,12 @@ class Door:
     refused: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     lent: bool = False
+    config: tuple[Any, ...] = ()
 
     def pipeline(self) -> Any:
         """A fresh one."""
-        if self.kind is ours.ResolutionTransferPipeline:
-            return self.kind(stock(self.family), WIDE)
+        if self.config:
+            return self.kind(stock(self.family), *self.config)
         if self.lent:
             return self.kind.from_pipe(stock(self.family))
         return around(self.kind, stock(self.family))
@@ -76,6 +81,31 @@ def _sized(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
 
 def _checkpointed(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
     return _plain(pipe, prompt, checkpoint=pipe.load_control(_checkpoint_file()), **arguments)
+
+
+@functools.cache
+def _any_neurons(family: str) -> NeuronSet:
+    net = backbone(stock(family))
+    return NeuronSet({site.address: (0, 1, 2) for site in value_sites(net, "all")}, fingerprint_of(net))
+
+
+def _blocked_sdxl(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
+    return _sized(pipe, prompt, neurons=_any_neurons("sdxl"), **arguments)
+
+
+@functools.cache
+def _any_space(family: str) -> Any:
+    return space_on(backbone(stock(family)))
+
+
+def _person_sdxl(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
+    space = _any_space("sdxl")
+    return _sized(pipe, prompt, space=space, model=pipe.sample_models(space, [0]), **arguments)
+
+
+def _one_step_around(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
+    how = {"output_type": "latent", "contract": StudentContract(timestep=999.0), "height": SIDE, "width": SIDE}
+    return pipe(prompt, **how | arguments)
 
 
 def _one_step(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
@@ -156,6 +186,10 @@ STUDENT = {
     "cross_attention_kwargs": (ADAPTERS, "set_adapters"),
 }
 PERSON = {"cross_attention_kwargs": (ADAPTERS, "its strength is its coefficients'")}
+TRANSFORMER_STUDENT = STUDENT | {
+    "prompt_embeds": ({"prompt": None, "prompt_embeds": torch.zeros(1, 7, 64)}, "pass prompts")
+}
+ENTROPY = {"guidance_scale": ({"guidance_scale": 2.0}, "the config's scale")}
 NO_PICTURES = ("pictures", "masks")
 
 DOORS = {
@@ -180,7 +214,13 @@ DOORS = {
         Door("Control XL", "sdxl", ours.ControlConditionedXLPipeline, _sized, refused=CONTROL, absent=NO_PICTURES),
         Door("PixArt", "pixart-1024", ours.ControlConditionedPixArtPipeline, _sized, refused=CONTROL,
              absent=NO_PICTURES),
-        Door("Resolution", "sd", ours.ResolutionTransferPipeline, _plain, absent=NO_PICTURES),
+        Door("NEMO XL", "sdxl", ours.NEMOAroundPipeline, _blocked_sdxl, absent=NO_PICTURES, lent=True),
+        Door("W2W XL", "sdxl", ours.W2WAroundPipeline, _person_sdxl, absent=NO_PICTURES, lent=True, refused=PERSON),
+        Door("EMD, transformers", "pixart", ours.EMDOneStepTransformerPipeline, _one_step_around,
+             refused=TRANSFORMER_STUDENT, absent=NO_PICTURES, lent=True),
+        Door("Entropy", "sd", ours.EntropyGuidedPipeline, _sized, refused=ENTROPY, absent=NO_PICTURES,
+             config=(EntropyConfig(scale=2.0, tau=0.01),)),
+        Door("Resolution", "sd", ours.ResolutionTransferPipeline, _plain, absent=NO_PICTURES, config=(WIDE,)),
     )
 }  # fmt: skip
 

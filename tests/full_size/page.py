@@ -7,6 +7,7 @@ from typing import Any
 
 from . import measure
 from .notes import NAMES, ROOT, families_of
+from .pipeline_cases import CASES
 
 PAGE = ROOT / "docs" / "full_size.md"
 DOORS = {"ComfyUI": "Nodes in ComfyUI", "diffusers": "Pipelines", "note": "Workflows, changed as their notes say"}
@@ -31,8 +32,8 @@ VITRINE_FULL_SIZE=sd15 pytest tests/full_size                             # 6 GB
 The files are written once, below `~/.cache/vitrine-full-size` or `$VITRINE_FULL_SIZE_DIR`; ComfyUI is needed (`$COMFYUI_PATH`), for its
 networks say which tensors a checkpoint has and its folder has CLIP's vocabulary. Nothing is downloaded. Names and shapes of both files are
 those of the authors' layout; both libraries read every tensor of either file and miss none (`test_checkpoint.py`), and taps of both are
-held to each other (`test_doors.py`). A dash is a cell without a figure: a pipeline of the other family (`XL` in its name is SDXL's), or a run of the lane that did not come to
-its end here.
+held to each other (`test_doors.py`). A dash is a pipeline of the other family (`XL` or `Around` in its name is SDXL's), or a node in a run of the lane that did not come to its
+end here; "not run yet" a case that was added since the last run.
 
 Seconds and peak memory of the process (mapped files included) of each run: few steps, pictures of 96 px (`$VITRINE_FULL_SIZE_SIDE` for others),
 one CPU thread on a busy machine. SD1.5's UNet is kept in float32, as ComfyUI does on a CPU, SDXL's in float16 and computed in
@@ -44,7 +45,8 @@ def render(figures: dict[str, Any]) -> str:
     """The page for these figures."""
     parts = [HEAD]
     for door, title in DOORS.items():
-        rows = sorted({key.split(" | ")[1] for key in figures if key.startswith(door)}, key=_shown)
+        named = {name for name, _ in CASES} if door == "diffusers" else set()
+        rows = sorted(named | {key.split(" | ")[1] for key in figures if key.startswith(door)}, key=_shown)
         header = [title, *(f"{name}: s, GiB" for name in FAMILIES.values())]
         table = [header, ["---"] * 3, *([_shown(r), *(_cell(figures, door, r, f) for f in FAMILIES)] for r in rows)]
         parts += ["", *(f"| {' | '.join(row)} |" for row in table)]
@@ -60,6 +62,8 @@ def _cell(figures: dict[str, Any], door: str, row: str, family: str) -> str:
         return REFUSED[door, row, family]
     found = figures.get(f"{door} | {row} | {family}")
     if found is None:
+        if (row, family) in CASES:
+            return "not run yet"
         only = door == "note" and family not in families_of(row)
         return "for SDXL" if only else "–"
     return f"{found[0]:g}, {found[1] / 1024:.1f}"

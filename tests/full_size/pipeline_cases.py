@@ -23,6 +23,7 @@ from vitrine.engine.control import (
     load_control,
     save_control,
 )
+from vitrine.engine.control.entropy import EntropyConfig
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
@@ -67,7 +68,8 @@ class Loaded:
 
     def of(self, name: str) -> Any:
         """A pipeline of the pack around the loaded models."""
-        made = getattr(pipelines, name + ("XL" if self.family == "sdxl" else "") + "Pipeline").from_pipe(self.pipe)
+        kind = getattr(pipelines, f"{name}XLPipeline", None) if self.family == "sdxl" else None
+        made = (kind or getattr(pipelines, f"{name}Pipeline")).from_pipe(self.pipe)  # NEMO's and W2W's find the form
         made.set_progress_bar_config(disable=True)
         return made
 
@@ -138,7 +140,7 @@ def rank(s: Loaded) -> Tensors:
 PROBE = ProbeConfig(seeds=4)  # of fewer, random weights make none agree
 
 
-@case("NEMOPipeline")
+@case("NEMOPipeline", "NEMOAroundPipeline", families=BOTH)
 def nemo_call(s: Loaded) -> Tensors:
     return [s.of("NEMO")(PROMPT, neurons=s.neurons, generator=generator(), **s.told).images]
 
@@ -148,7 +150,7 @@ def nemo_statistics(s: Loaded) -> Tensors:
     return list(s.statistics.means.values())
 
 
-@case("NEMOPipeline.score")
+@case("NEMOPipeline.score", "NEMOAroundPipeline.score", families=BOTH)
 def nemo_score(s: Loaded) -> Tensors:
     return [torch.tensor([x.value for x in s.of("NEMO").score([PROMPT, "a hat"], 0.5, PROBE)])]
 
@@ -172,7 +174,7 @@ def nemo_verify(s: Loaded) -> Tensors:
 
 
 # --- W2W ----------------------------------------------------------------------------------------------------------
-@case("W2WPipeline")
+@case("W2WPipeline", "W2WAroundPipeline", families=BOTH)
 def w2w_call(s: Loaded) -> Tensors:
     pipe = s.of("W2W")
     told = {"space": s.space, "model": pipe.sample_models(s.space, [0]), "edits": {"slider": 2.0}}
@@ -187,7 +189,7 @@ def w2w_models(s: Loaded) -> Tensors:
     return [edited.coefficients, pipe.blend_models(s.space, [person, edited]).coefficients]
 
 
-@case("W2WPipeline.invert_image")
+@case("W2WPipeline.invert_image", "W2WAroundPipeline.invert_image", families=BOTH)
 def w2w_invert(s: Loaded) -> Tensors:
     small, _ = pictures(1, 128)
     config = InvertConfig(steps=2, batch=1, check_every=1000)
@@ -221,6 +223,12 @@ def control(s: Loaded) -> Tensors:
     own = {"checkpoint": _checkpoint(s)} if s.family == "sd15" else {"gamma": GammaConfig()}
     sizes = {"size_condition": SizeCondition(original=(256, 384), crop=(8, 4)), "guidance": GuidanceConfig(3.0)}
     return [s.of("ControlConditioned")(PROMPT, seeds=[0], **sizes, **own, **s.told).images]
+
+
+@case("EntropyGuidedPipeline", families=BOTH)
+def entropy(s: Loaded) -> Tensors:
+    pipe = pipelines.EntropyGuidedPipeline(s.pipe, EntropyConfig(scale=2.0, tau=0.01))
+    return [pipe(PROMPT, seeds=[0], **s.told).images]
 
 
 @case("ResolutionTransferPipeline", families=BOTH)

@@ -1,0 +1,86 @@
+"""A folder gives the pipeline that ``from_pipe`` gives for the model in it, to users and to commands alike."""
+
+import json
+
+import pytest
+import torch
+from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from vitrine.engine import pipelines
+from vitrine.engine.cli.main import main
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines.loading import LoadConfig, formed, load_pipeline
+from vitrine_tests.machine.stock import modules, stock
+
+KINDS = [
+    pipelines.ActivationTapPipeline,
+    pipelines.CorrespondencePipeline,
+    pipelines.EMDOneStepPipeline,
+    pipelines.NEMOPipeline,
+    pipelines.SegmentationPipeline,
+    pipelines.W2WPipeline,
+]
+
+
+@pytest.fixture(scope="module", params=["sdxl", "flux"])
+def saved(request, tmp_path_factory):
+    """(family, its folder)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    stock(request.param).save_pretrained(folder)
+    return request.param, str(folder)
+
+
+@pytest.fixture(scope="module")
+def sdxl(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sdxl")
+    stock("sdxl").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_gives_the_form_of_its_model(kind, saved):
+    """SDXL's second text encoder was left out without a word, and transformers ended in errors of diffusers."""
+    family, folder = saved
+    wanted = type(kind.from_pipe(stock(family)))
+    for made in (
+        kind.from_pretrained(folder, torch_dtype=torch.float16),
+        load_pipeline(folder, kind, LoadConfig(device="cpu", dtype="float16")),
+    ):
+        assert type(made) is wanted
+        whole = made.__dict__.get("source", made)  # the pipeline that it goes around has the text encoders
+        assert modules(whole).keys() == modules(stock(family)).keys()
+        assert {part.dtype for part in modules(whole).values()} == {torch.float16}
+
+
+def test_a_size_to_score_at_is_kept(sdxl):
+    assert pipelines.NEMOPipeline.from_pretrained(sdxl, size=(48, 64))._pixels() == (48, 64)
+
+
+def test_a_folder_of_another_family_is_refused(sdxl):
+    for kind in (pipelines.ControlConditionedPipeline, StableDiffusionPipeline):
+        with pytest.raises(VitrineError, match="StableDiffusionXLPipeline"):
+            load_pipeline(sdxl, kind, LoadConfig(device="cpu"))
+    with pytest.raises(VitrineError, match="is for another model family"):
+        pipelines.ControlConditionedPipeline.from_pretrained(sdxl)
+
+
+def test_prompts_are_calibrated_on_sdxl(sdxl, tmp_path, capsys):
+    captions = tmp_path / "captions.txt"
+    captions.write_text("a cat\na horse\na photo of a hat\n", encoding="utf-8")
+    out = tmp_path / "nemo"
+    assert main(["nemo", "calibrate", str(captions), "--model", sdxl, "--out", str(out), "--device", "cpu"]) == 0
+    assert json.loads((out / "threshold.json").read_text(encoding="utf-8"))["captions"] == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_single_file_held_takes_the_form_of_its_model(kind):
+    """A file of SDXL was refused by the letters XL in a class's name."""
+    assert type(formed(stock("sdxl"), kind)) is type(kind.from_pipe(stock("sdxl")))
+
+
+def test_a_stock_class_takes_its_own_alone():
+    own = stock("sdxl")
+    assert formed(own, StableDiffusionXLPipeline) is own and formed(own, None) is own
+    with pytest.raises(VitrineError, match="given StableDiffusionXLPipeline; accepted: StableDiffusionPipeline"):
+        formed(own, StableDiffusionPipeline)
+    with pytest.raises(VitrineError, match="SegmentationXLPipeline is for another model family"):
+        formed(stock("sd"), pipelines.SegmentationXLPipeline)
