@@ -88,15 +88,15 @@ def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, deta
     hits = (right & shown).sum(1) / shown.sum(1)
     detail = float(fine_detail(square(images)).mean() / fine_detail(drawn).mean())
     distance = frechet_distance(seen.features, reference.features)
-    return Look(hits, distance, detail, count(images), coarse_error(square(images), scenes))
+    return Look(hits, distance, detail, count(images), coarse_error(square(images), scenes, details))
 
 
-def coarse_error(images: torch.Tensor, scenes: Scenes) -> torch.Tensor:
+def coarse_error(images: torch.Tensor, scenes: Scenes, details: bool = False) -> torch.Tensor:
     """(N,) root mean square error of (N, 3, S, S) pictures beside their scenes' renders, both averaged to 16 x 16.
 
     Prompts do not say where a head stands, so it is not 0 for a perfect picture either: look at the differences.
     """
-    renders = render(scenes, images.shape[-1]).images
+    renders = render(scenes, images.shape[-1], details=details).images
     coarse = [functional.interpolate(x, (16, 16), mode="area") for x in (images, renders)]
     return (coarse[0] - coarse[1]).square().flatten(1).mean(1).sqrt()
 
