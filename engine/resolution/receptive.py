@@ -78,7 +78,7 @@ class Spread(AbstractContextManager):
             self._spread(net.get_submodule(path), step)
 
     def _spread(self, conv: Any, step: tuple[int, int]) -> None:
-        # He et al. 2024 (ScaleCrafter), re-dilation: taps d cells apart; the padding grows with them, the size stays
+        # He et al. 2024 (ScaleCrafter), re-dilation: taps d cells apart, and padding that keeps the size
         rows, columns = step
         changes: dict[str, Any] = {"dilation": step, "padding": step}
         changes["_reversed_padding_repeated_twice"] = [columns, columns, rows, rows]  # read by other modes than zeros

@@ -21,6 +21,7 @@ from ...engine.progress import Progress
 from ...engine.resolution import ResolutionTransferConfig
 from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, Readout, read, shown_mask
+from .heads import Count
 
 FIRST, REFERENCE, SEEDS = 8_600_000, 8_700_000, 40_000
 TRAINED, STEPS, GUIDANCE, BATCH = 128, 20, 3.0, 8
@@ -36,11 +37,15 @@ class Look:
         hits: (pictures,) share of the prompt's attributes that each picture shows.
         frechet: distance to renders of that size in the readout's features.
         detail: energy of the finest octave beside that of the renders; 1 is as fine.
+        heads: (pictures,) heads that each picture shows.
+        coarse: (pictures,) root mean square error, in [0, 1], beside the scene's own render, both at 16 x 16.
     """
 
     hits: torch.Tensor
     frechet: float
     detail: float
+    heads: torch.Tensor
+    coarse: torch.Tensor
 
 
 def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, progress: Progress) -> torch.Tensor:
@@ -66,10 +71,15 @@ def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, 
     return functional.interpolate(images, (size[1], size[0]), mode="bicubic").clamp(0, 1)
 
 
-def judge(net: Readout, images: torch.Tensor, scenes: Scenes) -> Look:
-    """What pictures of one size show, beside renders of that size that nothing was drawn for."""
+def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, details: bool = True) -> Look:
+    """What pictures of one size show, beside renders of that size that nothing was drawn for.
+
+    Args:
+        count: as :func:`~.heads.head_counter` makes it.
+        details: the renders have the flow portraits' fine lines.
+    """
     drawn = square(
-        render(sample_scenes(range(REFERENCE, REFERENCE + len(images))), images.shape[-2], details=True).images
+        render(sample_scenes(range(REFERENCE, REFERENCE + len(images))), images.shape[-2], details=details).images
     )
     seen, reference = _at_64(net, square(images)), _at_64(net, drawn)
     wanted = torch.as_tensor(scenes.attributes)
@@ -77,7 +87,18 @@ def judge(net: Readout, images: torch.Tensor, scenes: Scenes) -> Look:
     right = torch.stack([seen.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
     hits = (right & shown).sum(1) / shown.sum(1)
     detail = float(fine_detail(square(images)).mean() / fine_detail(drawn).mean())
-    return Look(hits, frechet_distance(seen.features, reference.features), detail)
+    distance = frechet_distance(seen.features, reference.features)
+    return Look(hits, distance, detail, count(images), coarse_error(square(images), scenes, details))
+
+
+def coarse_error(images: torch.Tensor, scenes: Scenes, details: bool = False) -> torch.Tensor:
+    """(N,) root mean square error of (N, 3, S, S) pictures beside their scenes' renders, both averaged to 16 x 16.
+
+    Prompts do not say where a head stands, so it is not 0 for a perfect picture either: look at the differences.
+    """
+    renders = render(scenes, images.shape[-1], details=details).images
+    coarse = [functional.interpolate(x, (16, 16), mode="area") for x in (images, renders)]
+    return (coarse[0] - coarse[1]).square().flatten(1).mean(1).sqrt()
 
 
 def square(images: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.hooks import capture, edit
+from vitrine.engine.resolution.receptive import Spread, inner_convolutions
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests import models
 
@@ -235,6 +236,31 @@ def test_unet_tensors_agree(comfy, name, size, record_property):
     worst = max(errors, key=errors.get)
     record_property("worst", f"{worst} {errors[worst]:.1e} of {len(errors)}")
     assert errors[worst] < TOLERANCE, (worst, errors[worst])
+
+
+@pytest.mark.parametrize("name", list(COUNTS))
+def test_the_same_convolutions_are_spread_at_full_size(comfy, name):
+    plan = UNETS[name]
+    with torch.device("meta"):
+        ours, theirs = diffusers_unet(plan), comfy.UNet(**comfy_config(plan), **comfy.ops)
+    shapes = [sorted(tuple(n.get_submodule(p).weight.shape) for p in inner_convolutions(n)) for n in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) == {"SD1.5": 37, "SD2.1": 37, "SDXL": 26}[name]
+
+
+@pytest.mark.parametrize("name", ["small SD1.5", "small SD2.1", "small SDXL", "portraits shape", "uneven"])
+def test_spread_unets_agree(comfy, name, record_property):
+    """Both libraries' UNets with their inner convolutions spread, by another step on each axis."""
+    ours, theirs = unet_twins(comfy, name)
+    run_ours, run_theirs = unet_runs(ours, theirs, UNETS[name], 48, 32)
+    with torch.no_grad():
+        before = run_ours(), run_theirs()
+        with Spread(ours, (3, 2)), Spread(theirs, (3, 2)):
+            wide = run_ours(), run_theirs()
+        again = run_ours(), run_theirs()
+    record_property("drift", f"{drift(wide[1], wide[0]):.1e}")
+    assert drift(wide[1], wide[0]) < TOLERANCE and drift(wide[0], before[0]) > 1e-3
+    assert all(torch.equal(a, b) for a, b in zip(before, again, strict=True)), "and nothing of it stays"
 
 
 # --- transformers -------------------------------------------------------------------------------------------------

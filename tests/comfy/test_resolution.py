@@ -76,6 +76,35 @@ def test_both_doors_agree(comfy, loaded, pipe, schedule, top):
     assert worst < 1e-5, worst
 
 
+def test_a_wider_view_is_the_same_through_both_doors_and_only_on_its_clone(comfy, loaded, pipe):
+    before, _ = sample(loaded[0], loaded[1], (1, 4, 16, 16))
+    model, _, report = transfer(comfy, loaded[0], 96, 192, receptive_field="dilate")
+    found, noise = sample(model, loaded[1], (2, 4, 48, 24))
+    config = ResolutionTransferConfig((96, 192), guidance=3.0, receptive_field="dilate")
+    wide = ResolutionTransferPipeline(pipe, config)
+    ours, theirs = list(wide.plan.lines), report.splitlines()
+    assert ours[0] == theirs[0] and ours[-1] == theirs[-1] and "3 x 2 cells" in ours[-1]
+    first = float(model.get_model_object("model_sampling").sigma_max)
+    start = noise * math.sqrt(1 + first**2) / first
+    told = {"num_inference_steps": STEPS, "output_type": "latent", "num_images_per_prompt": 2}
+    wanted = wide(PROMPT, negative_prompt="", latents=start, **told).images
+    worst = float((found - wanted).abs().max() / wanted.abs().max())
+    assert worst < 1e-5, worst
+    plain, _ = sample(transfer(comfy, loaded[0], 96, 192)[0], loaded[1], (2, 4, 48, 24))
+    assert not torch.allclose(plain, found)
+    assert torch.equal(sample(loaded[0], loaded[1], (1, 4, 16, 16))[0], before), "a sibling"
+    same, _, _ = transfer(comfy, loaded[0], 64, 64, receptive_field="dilate")
+    assert torch.equal(sample(same, loaded[1], (1, 4, 16, 16))[0], before), "at the trained size, bit for bit"
+    alone, _, _ = transfer(comfy, loaded[0], 96, 192, receptive_field="dilate", schedule="none")
+    with pytest.raises(VitrineError, match="already"):
+        transfer(comfy, alone, 96, 192)
+
+
+def test_transformers_need_no_wider_view(comfy):
+    with pytest.raises(VitrineError, match="sees the whole picture"):
+        transfer(comfy, sd3(comfy), 128, 128, train=(64, 64), receptive_field="dilate")
+
+
 def test_one_is_the_untouched_model_and_siblings_stay(comfy, loaded):
     before, _ = sample(loaded[0], loaded[1], (1, 4, 16, 16))
     same, _, report = transfer(comfy, loaded[0], 64, 64)
