@@ -26,7 +26,7 @@ from .filter import FilterRule, Properties, measure_properties, place_groups
 from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from .pca import PCABasis, pca_rgb
 from .pictures import Pictures
-from .place_scores import Judge, judge_by_masks, judge_by_points
+from .place_scores import Judge, Search, judge_by_masks, judge_by_points
 from .preset_files import FeaturePreset
 from .presets import Preset
 from .splits import SPLITS
@@ -199,18 +199,25 @@ def rank_places(
     if judge is not None:
         tapped = TapConfig(tuple(candidates), config.timestep)
         with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-            budget = config.within(features.widths)
-
-            def searched(score: ScoreOf, name: str) -> SearchResult:
-                kept = None if folder is None else folder / name
-                how: dict = {"most": config.most, "tie": TIE, "state": kept, "progress": progress}
-                return greedy_search(candidates, score, budget=budget, **how)
-
+            searched = _search(candidates, config, config.within(features.widths), folder, progress)
             search, held_out = judge(features, searched)
             workers.meet()  # who is first must not remove what others read
         chosen = search.chosen
     colours = _colours(denoiser, (scored, cond), places, config.timestep, memory) if config.strips else {}
     return Ranking(properties, dropped, search, chosen, colours, held_out)
+
+
+def _search(
+    candidates: Sequence[str], config: RankingConfig, budget: Budget | None, folder: Path | None, progress: Progress
+) -> Search:
+    """The greedy search, whose scores are kept in a file of the folder."""
+
+    def search(score: ScoreOf, name: str) -> SearchResult:
+        state = None if folder is None else folder / name
+        how: dict = {"most": config.most, "tie": TIE, "state": state, "progress": progress}
+        return greedy_search(candidates, score, budget=budget, **how)
+
+    return search
 
 
 def _judge(pictures: Pictures, config: RankingConfig) -> Judge | None:
