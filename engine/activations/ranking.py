@@ -5,7 +5,7 @@ This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model whose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,10 +26,10 @@ from .filter import FilterRule, Properties, measure_properties, place_groups
 from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from .pca import PCABasis, pca_rgb
 from .pictures import Pictures
-from .place_scores import score_by_masks, score_by_points
+from .place_scores import Judge, Search, judge_by_masks, judge_by_points
 from .preset_files import FeaturePreset
 from .presets import Preset
-from .splits import SPLITS, folds_of
+from .splits import SPLITS
 from .tap import tap_latents
 
 PICTURES_SCORED = 16
@@ -51,7 +51,8 @@ class RankingConfig(Config):
         budget: most channels of the chosen places together; None is no bound.
         most: most places in the choice.
         strips: also draw the scored pictures at every place, for :meth:`Ranking.strip`.
-        split: which pictures with masks fit a probe and which judge it, see :func:`~.splits.folds_of`.
+        split: which pictures with masks fit a probe and which judge it, see :func:`~.splits.folds_of`. Half of those
+            that judge choose, the others score the choice; crossed, choices made without each part are scored on it.
         folds: of the crossed split.
         alpha: a point that lands within this share of the picture's longer side is right.
 
@@ -89,9 +90,10 @@ class Ranking:
     Attributes:
         properties: address -> the three scores.
         dropped: address -> why the filter dropped it.
-        search: scores on the labelled pictures of the places that the filter kept; None without labels.
+        search: scores, on the pictures that chose, of the places that the filter kept; None without labels.
         chosen: the places to tap.
         colours: address -> (B, 3, h, w) in [0, 1] of the first pictures, for strips; empty if they were not wanted.
+        held_out: score of the choice on labelled pictures that chose nothing; None where there were too few.
     """
 
     properties: dict[str, Properties]
@@ -99,6 +101,7 @@ class Ranking:
     search: SearchResult | None
     chosen: tuple[str, ...]
     colours: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    held_out: float | None = None
 
     @property
     def kept(self) -> list[str]:
@@ -109,7 +112,11 @@ class Ranking:
 
     def summary(self) -> str:
         """A table to read: kept places with their figures, then the dropped ones with reasons."""
-        lines = [f"{len(self.kept)} of {len(self.properties)} places kept", "chosen: " + ", ".join(self.chosen), ""]
+        lines = [f"{len(self.kept)} of {len(self.properties)} places kept", "chosen: " + ", ".join(self.chosen)]
+        if self.search is not None:
+            held = "too few pictures to hold any out" if self.held_out is None else f"{self.held_out:.3f} held out"
+            lines.append(f"score: {held}, {self.search.score:.3f} where chosen")
+        lines.append("")
         for a in self.kept:
             p = self.properties[a]
             score = f"  score {self.search.singles[a]:.3f}" if self.search else ""
@@ -121,7 +128,9 @@ class Ranking:
         """The chosen places as a preset to save."""
         numbers: dict = {"properties": {a: asdict(self.properties[a]) for a in self.chosen}}
         if self.search is not None:
-            numbers |= {"score": self.search.score, "single": {a: self.search.singles[a] for a in self.chosen}}
+            numbers |= {} if self.held_out is None else {"score": self.held_out}
+            numbers |= {"score where chosen": self.search.score}
+            numbers |= {"single": {a: self.search.singles[a] for a in self.chosen}}
         preset = Preset(name, self.chosen, timestep, type(backbone).__name__, 0, "ranked by Vitrine", numbers)
         return FeaturePreset(preset, fingerprint or fingerprint_of(backbone), {"dropped": self.dropped})
 
@@ -157,12 +166,13 @@ def rank_places(
     progress: Progress = silent,
     workers: Workers = ALONE,
 ) -> Ranking:
-    """Filter all places, then search among those it keeps with a pixel probe on the masks.
+    """Filter all places, then search among those it keeps with a pixel probe on the masks, or by known points.
 
     Args:
         pictures: the filter scores the first sixteen. Where they have masks, some fit probes and others judge them, as
-            ``config.split`` says; where points are known, places are judged by how many of them they find; without
-            either, places are ranked by the filter alone, the least noisy ones first.
+            ``config.split`` says; where points are known, places are judged by how many of them they find; part of
+            the pictures chooses nothing and scores the choice. Without either, places are ranked by the filter alone,
+            the least noisy ones first.
         state: a folder for finished scores; the same call resumes from it.
         memory: budget in bytes or as "2GB" for what is held beyond the models and a bare forward: activations of many
             pictures wait in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see
@@ -174,7 +184,7 @@ def rank_places(
             the split, or the filter keeps nothing.
     """
     config = config or RankingConfig()
-    scoring, name = _scoring(pictures, config)
+    judge = _judge(pictures, config)
     places = spatial_places(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and workers.index == 0 else None
     scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
@@ -185,32 +195,36 @@ def rank_places(
     candidates, dropped = config.rule.apply(properties)
     if not candidates:
         raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
-    search, chosen = None, tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
-    if scoring is not None:
+    search, held_out, chosen = None, None, tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
+    if judge is not None:
         tapped = TapConfig(tuple(candidates), config.timestep)
         with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-            search = greedy_search(
-                candidates, scoring(features), budget=config.within(features.widths), most=config.most, tie=TIE,
-                state=None if folder is None else folder / name, progress=progress,
-            )  # fmt: skip
+            searched = _search(candidates, config, config.within(features.widths), folder, progress)
+            search, held_out = judge(features, searched)
             workers.meet()  # who is first must not remove what others read
         chosen = search.chosen
     colours = _colours(denoiser, (scored, cond), places, config.timestep, memory) if config.strips else {}
-    return Ranking(properties, dropped, search, chosen, colours)
+    return Ranking(properties, dropped, search, chosen, colours, held_out)
 
 
-def _scoring(pictures: Pictures, config: RankingConfig) -> tuple[Callable[[Features], ScoreOf] | None, str]:
-    """What judges places, once they are tapped, and the file of its scores; bad labels are refused before any work."""
+def _search(
+    candidates: Sequence[str], config: RankingConfig, budget: Budget | None, folder: Path | None, progress: Progress
+) -> Search:
+    """The greedy search, whose scores are kept in a file of the folder."""
+
+    def search(score: ScoreOf, name: str) -> SearchResult:
+        state = None if folder is None else folder / name
+        how: dict = {"most": config.most, "tie": TIE, "state": state, "progress": progress}
+        return greedy_search(candidates, score, budget=budget, **how)
+
+    return search
+
+
+def _judge(pictures: Pictures, config: RankingConfig) -> Judge | None:
+    """What judges places, once they are tapped; bad labels are refused before any work."""
     if pictures.pairs is not None:
-        pairs = pictures.pairs
-        return lambda features: score_by_points(features, pairs, config.alpha), f"scores-points-{config.alpha:g}.json"
-    if pictures.masks is None:
-        return None, ""
-    present, size = pictures.classes()
-    folds, classes = folds_of(present, config.split, config.folds), max(max(p, default=0) for p in present) + 1
-    # the name of the first version, which split into halves
-    ending = {"halves": "", "stratified": "-stratified", "crossed": f"-crossed-{config.folds}"}[config.split]
-    return lambda features: score_by_masks(features, pictures, folds, classes, size), f"scores{ending}.json"
+        return judge_by_points(pictures.pairs, config.alpha)
+    return None if pictures.masks is None else judge_by_masks(pictures, config.split, config.folds)
 
 
 def _colours(

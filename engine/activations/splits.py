@@ -1,4 +1,4 @@
-"""Which labelled pictures fit a probe, and which judge it."""
+"""Which labelled pictures fit a probe, which choose places by it, and which are held out to score the choice."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from ..errors import refuse
+from .pictures import Pair
 
 SPLITS = ("halves", "stratified", "crossed")
 
@@ -48,6 +49,53 @@ def folds_of(present: Sequence[AbstractSet[int]], split: str = "halves", folds: 
     chosen = whole if split == "crossed" else whole[1:]
     _check(chosen, present, classes, split)
     return chosen
+
+
+def choosing_and_held_out(fold: Fold, present: Sequence[AbstractSet[int]]) -> tuple[Fold, Fold]:
+    """The fold that chooses places, and one that no choice sees; the same pictures fit both.
+
+    The pictures that judge are shared out so that both parts show each class as often as they can. Where one picture
+    judges, nothing is held out.
+    """
+    if len(fold.judged) < 2:
+        return fold, Fold(fold.fitted, ())
+    choosing, held = stratified([present[n] for n in fold.judged], 2)
+    first, second = (tuple(fold.judged[i] for i in part) for part in (choosing, held))
+    return Fold(fold.fitted, first), Fold(fold.fitted, second)
+
+
+def nested(folds: Sequence[Fold], present: Sequence[AbstractSet[int]]) -> list[tuple[list[Fold], Fold]]:
+    """For each part of a crossed split: folds among the other parts, which choose without it, and the part held out.
+
+    Of two parts, the other one is halved.
+    """
+    whole = []
+    for fold in folds:
+        others = [other.judged for other in folds if other is not fold]
+        if len(others) == 1:
+            (alone,) = others
+            others = [tuple(alone[i] for i in part) for part in stratified([present[n] for n in alone], 2)]
+        rest_of = {part: tuple(n for p in others if p is not part for n in p) for part in others}
+        whole.append(([Fold(fitted, part) for part, fitted in rest_of.items() if fitted and part], fold))
+    return whole
+
+
+def choosing_and_held_out_pairs(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    """Pairs that choose places, and pairs that no choice sees; no picture is in both.
+
+    A pair between the two is left out. Where all pairs hang together by one picture, every other one is held out, and
+    that picture is in both; of one pair, nothing is held out.
+    """
+    sides: tuple[list[Pair], list[Pair]] = ([], [])
+    side_of: dict[int, int] = {}
+    for pair in pairs:
+        where = {side_of[n] for n in (pair.source, pair.target) if n in side_of}
+        if len(where) == 2:
+            continue
+        side = where.pop() if where else int(len(sides[1]) < len(sides[0]))
+        side_of |= {pair.source: side, pair.target: side}
+        sides[side].append(pair)
+    return sides if sides[1] else (list(pairs[::2]), list(pairs[1::2]))
 
 
 def stratified(present: Sequence[AbstractSet[int]], parts: int) -> list[list[int]]:

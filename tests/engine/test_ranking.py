@@ -268,8 +268,10 @@ def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
     scores = [pipe.rank(images, masks, rule=rule, split=split, folds=2, **told) for split in SPLITS]
     assert len({r.search.score for r in scores}) == 3, "each split keeps scores of its own"
     assert {p.name for p in tmp_path.glob("scores*")} == {
-        "scores.json", "scores-stratified.json", "scores-crossed-2.json"
+        "scores-halves-held-out.json", "scores-stratified-held-out.json", "scores-crossed-2.json",
+        "scores-crossed-2-without-0.json", "scores-crossed-2-without-1.json",
     }  # fmt: skip
+    assert all(0 < r.held_out < 1 for r in scores)
     assert pipe.rank(images, masks, rule=rule, split="crossed", folds=2, **told).search == scores[2].search
 
 
@@ -281,7 +283,7 @@ def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
     told = {"patterns": [place, "up-level0-upsampler-out"], "rule": FilterRule(None, None, (None, None)), "alpha": 0.05}
     ranking = matching.rank(images, keypoints, "a face", **told)
     hits = []
-    for n in range(4):
+    for n in (0, 2):  # 1 and 3 are held out
         other = (n + 2) % 4
         seen = ~(keypoints[n].isnan() | keypoints[other].isnan()).any(1)
         (match,) = matching(images[n], images[other], keypoints[n][seen], "a face", addresses=place, timestep=50)
@@ -289,7 +291,15 @@ def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
     assert ranking.search.singles[place] == pytest.approx(torch.cat(hits).float().mean().item(), abs=0.021)
     small = matching.rank(images, keypoints, "a face", **told, memory="64MiB", state=tmp_path)
     assert small.search.singles == pytest.approx(ranking.search.singles, abs=0.021)
-    assert {p.name for p in tmp_path.glob("scores*")} == {"scores-points-0.05.json"}
+    assert {p.name for p in tmp_path.glob("scores*")} == {"scores-points-0.05-held-out.json"}
+    hits = []
+    for n in (1, 3):
+        other = (n + 2) % 4
+        seen = ~(keypoints[n].isnan() | keypoints[other].isnan()).any(1)
+        settings = {"addresses": list(ranking.chosen), "timestep": 50}
+        (match,) = matching(images[n], images[other], keypoints[n][seen], "a face", **settings)
+        hits.append((match.points - keypoints[other][seen]).norm(dim=1) <= 0.05)
+    assert ranking.held_out == pytest.approx(torch.cat(hits).float().mean().item(), abs=0.041)
 
 
 def test_keypoints_that_name_no_place_are_refused(pictures):
