@@ -22,6 +22,12 @@ from .tap_inputs import HELP, protocol_input, remedy_inputs, selection_config, s
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_activations"
+_OVER_ALL, _EACH = "the same in all pictures", "in each picture by itself"
+LEGEND = (
+    "Equal colours: what the model takes for alike, {}. Red, green and blue are the three directions in which this "
+    "place varies most."
+)
+"""What the colours of an activation mean, on the node that shows them."""
 
 
 def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
@@ -102,6 +108,7 @@ class ActivationTap(io.ComfyNode):
         resolve(backbone, list(config.addresses))
         taps = tap_images(model, vae, image, positive, config, protocol)
         drawn = picture(taps)
+        text_on(cls.hidden, LEGEND.format(_OVER_ALL))
         return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(drawn, cls=cls))
 
 
@@ -185,6 +192,7 @@ class CollectTaps(io.ComfyNode):
             category=CATEGORY,
             description="Gives the activations of one recorded step. The sampler's LATENT makes this node wait for it.",
             search_aliases=["recorded activations", "read taps"],
+            hidden=[io.Hidden.unique_id],
             inputs=[
                 RecorderSocket.Input(
                     "recorder", optional=True,
@@ -211,6 +219,7 @@ class CollectTaps(io.ComfyNode):
             return io.NodeOutput(nothing_recorded(), nothing_recorded(), latent)
         taps = recorder.activations(step, half)
         drawn = picture(taps)
+        text_on(cls.hidden, LEGEND.format(_OVER_ALL))
         return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(drawn, cls=cls))
 
 
@@ -243,6 +252,7 @@ class ActivationPicture(io.ComfyNode):
         """Fit and draw."""
         choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
         drawn = picture(activations, address, shared, size)
+        text_on(cls.hidden, LEGEND.format(_OVER_ALL if shared else _EACH))
         return io.NodeOutput(drawn, ui=ui.PreviewImage(drawn, cls=cls))
 
 

@@ -18,6 +18,9 @@ FOLDER = Path(__file__).parents[1] / "locales"
 TRANSLATED = ("zh", "ja", "ko")
 """Languages with a table; English comes from the schemas."""
 
+PACK, TEMPLATES = "vitrine", "Vitrine: look inside, edit, be sure"
+"""The folder that the registry installs the pack in, and what its templates are called in the browser."""
+
 Nodes = Sequence[type[io.ComfyNode]]
 
 
@@ -57,7 +60,7 @@ def folders(nodes: Nodes) -> dict[str, str]:
 
 def strings(nodes: Nodes) -> list[str]:
     """Every English string once, in the order of the menu."""
-    return list(dict.fromkeys([*_leaves(definitions(nodes)), *_leaves(folders(nodes))]))
+    return list(dict.fromkeys([*_leaves(definitions(nodes)), *_leaves(folders(nodes)), TEMPLATES]))
 
 
 def _leaves(tree: Any) -> Iterator[str]:
@@ -78,7 +81,8 @@ def files(nodes: Nodes) -> dict[Path, str]:
     texts = {}
     for language in ("en", *TRANSLATED):
         words = table(language) if language in TRANSLATED else {}
-        main = {"nodeCategories": _translated(folders(nodes), words)}
+        templates = {PACK: _plain(words.get(TEMPLATES, TEMPLATES))}
+        main = {"nodeCategories": _translated(folders(nodes), words), "templateWorkflows": {"category": templates}}
         for name, tree in (("main.json", main), ("nodeDefs.json", _translated(definitions(nodes), words))):
             text = json.dumps(tree, ensure_ascii=False, indent=1) + "\n"
             texts[FOLDER / language / name] = text

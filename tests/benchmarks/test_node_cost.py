@@ -9,8 +9,10 @@ import os
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/api/*.json"))
@@ -117,6 +119,24 @@ def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
         comfy.call("VitrineApplyGammaSchedule", model=xl.model, **settings)
 
     bench.compare(f"node: {name}", bare.label, run, {"bare forward": bare})
+
+
+def test_a_click_in_the_picker_becomes_a_map(bench, comfy):
+    """At most 0.3 s, for the most that is kept of a picture: 1280 channels at 64 x 64. Another point in each round."""
+    from vitrine.nodes.comfy import similarity
+
+    bare = bench.model("portraits")
+    picker, features = SimpleNamespace(unique_id="bench"), torch.Generator().manual_seed(0)
+    similarity.remember(picker, torch.randn(1280, similarity.SIDE, similarity.SIDE, generator=features))
+    places = itertools.count()
+
+    def click():
+        assert similarity.similarity_map("bench", 0.3 + 0.001 * next(places), 0.6)["values"]
+
+    row = bench.compare("picker: a click becomes a map", bare.label, click, {"bare forward": bare}, rounds=10)
+    seconds = sorted(bench.benchmark.stats.stats.data)
+    bench.say(f"a click becomes a map in {seconds[len(seconds) // 2]:.3f} s, at most {seconds[-1]:.3f} s")
+    bench.at_most("seconds", row["bare forward"].ours, 0.3)
 
 
 def test_a_drag_in_the_panel_becomes_a_picture(bench, comfy):

@@ -155,7 +155,7 @@ async def page(address):
                 await tab.send("Runtime.enable")
                 await tab.send("Log.enable")
                 await tab.send("Page.navigate", url=address)
-                await tab.wait_for("window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100")
+                await tab.wait_for("window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100", 300)
                 yield tab
     finally:
         browser.terminate()

@@ -96,10 +96,15 @@ async def _walk(driver, address, vue):
         return seen, tab.faults()
 
 
+@pytest.fixture(scope="module")
+def address(driver, tmp_path_factory):
+    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("choices") / "base") as found:
+        yield found
+
+
 @pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
-def test_fields_become_dropdowns_and_keep_their_values(driver, tmp_path, vue):
-    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
-        seen, faults = asyncio.run(_walk(driver, address, vue))
+def test_fields_become_dropdowns_and_keep_their_values(driver, address, vue):
+    seen, faults = asyncio.run(_walk(driver, address, vue))
     assert {"beard", "glasses", "bald"} <= set(seen["labels"]) and len(seen["labels"]) == 21, "none, 19, to type"
     assert seen["before"]["label_1"] == "beard" and seen["before"]["protect"] == ""
     chosen = {"label_1": "beard", "label_2": "glasses", "label_3": "of my own space", "protect": "beard"}
