@@ -19,7 +19,7 @@ from .records import Estimate, Figure, Measured, Need, Published
 
 SPAIR = Need(
     "SPair-71k", "1,800 pictures with keypoints, 12,234 test pairs", "cvlab.postech.ac.kr/research/SPair-71k",
-    "its page names none; pictures from PASCAL VOC and Flickr, for research",
+    "see its page",
 )  # fmt: skip
 TEST_PAIRS, PICTURES, GRID = 12_234, 1_800, 128
 """Of SPair-71k: its test pairs, and all its pictures, of which the test needs a part."""
