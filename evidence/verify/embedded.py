@@ -18,7 +18,7 @@ import torch
 from ...engine.activations.presets import PRESETS
 from ...engine.files import write_json, write_text, write_whole
 from ...engine.nemo.config import SearchConfig
-from ...engine.portraits.flow import FLOW_WEIGHTS, load_either
+from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ..activations.flow_claims import LEGACY
 from ..activations.world import TESTING, Model, draw_scene
@@ -38,7 +38,7 @@ SETTINGS = {
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH, search=SearchConfig(share=flow_claims.SHARE), steps=20,
-        guidance=1.0, seeds=4, usual=8, scheduler="",
+        guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
         places=LEGACY[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
