@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ...engine.files import write_json, write_text, write_whole
 from ...engine.nemo.config import SearchConfig
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
+from ...engine.portraits.shipped import student_file
 from ..activations.flow_claims import LEGACY
 from ..activations.world import TESTING, Model, draw_scene
 from ..nemo import flow_claims, world
@@ -73,6 +75,8 @@ def write_data(name: str, folder: Path) -> Path:
     for file, first, count in lists:
         _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(world.captions(first, count))])
     write_spair(folder / "SPair-71k", model)
+    if name == "portraits":
+        _copy(student_file("student"), folder / "students")
     write_json(folder / FILE, SETTINGS[name].to_dict())
     return folder
 
@@ -100,6 +104,11 @@ def _box(points: torch.Tensor, side: int) -> list[int]:
     """left, top, right, bottom around the points and a tenth of the picture more, inside it."""
     low, high = points.min(0).values - side / 10, points.max(0).values + side / 10
     return [round(float(v)) for v in torch.cat([low, high]).clamp(0, side)]
+
+
+def _copy(file: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, folder / file.name)
 
 
 def _table(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -68,7 +68,7 @@ def test_end_to_end(world, tmp_path, capsys):
     told, figures = report(out)
     status = {c["claim"]: c["status"] for c in told["claims"]}
     measured = {claim for claim, state in status.items() if state == "measured"}
-    own = {"nemo.attack", "gdf.spair"} if name == "portraits" else {"ditf.spair"}
+    own = {"nemo.attack", "gdf.spair", "students.pipeline"} if name == "portraits" else {"ditf.spair"}
     assert measured >= {"nemo.detection", "nemo.blocking", *own}
     assert all("not for this model" in status[claim] for claim in {"gdf.spair", "ditf.spair"} - own)
 
@@ -79,6 +79,8 @@ def test_end_to_end(world, tmp_path, capsys):
     assert blocked["value"] < copies["untouched"]["value"] and copies["random"]["value"] > 0.7
     assert figures["nemo.blocking"]["blocking.sscd.orig.blocked"]["why not"] == "needs --sscd"
     if name == "portraits":
+        same = figures["students.pipeline"]["students.difference"]
+        assert same["published"]["value"] == 0 and same["measured"]["value"] < 0.01 and same["measured"]["n"] == 8
         rates = [
             figures["nemo.attack"][f"attack.pixels.rate.{n}"]["measured"]["value"] for n in ("blocked", "attacked")
         ]
