@@ -26,15 +26,16 @@ from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
 
 FOLDER = Need(
-    "students", "students as .safetensors, under their authors' file names: SDXL-Lightning, SD(XL)-Turbo, DMD2, Hyper-SD, "
-    "LCM, TCD, PCM, each for this base", "their authors' model pages", "of each student",
+    "students", "students of this base as .safetensors, under their authors' file names: SDXL-Lightning, SD(XL)-Turbo, "
+    "DMD2, Hyper-SD, LCM, TCD, PCM", "their authors' model pages", "of each student",
 )  # fmt: skip
 PROMPTS = ("a photo of a cat", "a portrait of an old man", "a red car in a street", "a bowl of fruit on a table")
 SEEDS = (0, 1)
 KIND, VERSION = "vitrine-verify-students", 1
+_FIGURE = "largest difference between the two pictures of one seed (RMS at 64 px, 0..1)"
 PUBLISHED = (
-    Published("students.difference", "largest difference between the two pictures of one seed (RMS at 64 px, 0..1)", 0.0,
-              None, "any base", "equal prompts and seeds", "by construction: the authors' scheduler in diffusers"),
+    Published("students.difference", _FIGURE, 0.0, None, "any base", "equal prompts and seeds",
+              "by construction: the authors' scheduler in diffusers"),
 )  # fmt: skip
 
 
