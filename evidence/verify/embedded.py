@@ -1,7 +1,7 @@
 """The embedded models in the role of a checkpoint: ``--model portraits`` and ``--model flow``.
 
 Their data is written where a user's would lie, under the names that the authors' files have, so that what runs on a
-published checkpoint is what runs here. Planted pictures are those that chose no setting.
+published checkpoint is what runs here. Planted pictures are the half that chose nothing on the flow model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETTINGS = {
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
 }  # fmt: skip
-"""Searches and scores as these worlds' own claims have them; chosen on planted pictures that are not measured."""
+"""Searches and scores as these worlds' own claims have them."""
 
 
 def embedded(asked: Asked) -> Asked:

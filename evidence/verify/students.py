@@ -74,13 +74,13 @@ def students(context: Context) -> Measured:
             differs.append(f"{file.name} left out: {error}")
             continue
         key = f"students.{file.stem}"
-        figures[key] = Figure(f"{file.stem}: largest difference", round(float(away.max()), 5), None, len(away))
+        figures[key] = Figure(f"{file.stem}: largest difference", round(float(away.max()), 8), None, len(away))
         figures[f"{key}.apart"] = Figure(f"{file.stem}: of two seeds", round(apart, 4), None, len(PROMPTS))
         worst, count = max(worst, float(away.max())), count + len(away)
         bar(number + 1, len(files), None)
     missing = {} if count else {PUBLISHED[0].key: "no file in the folder is a student of this base"}
     if count:
-        figures[PUBLISHED[0].key] = Figure(PUBLISHED[0].figure, round(worst, 5), None, count)
+        figures[PUBLISHED[0].key] = Figure(PUBLISHED[0].figure, round(worst, 8), None, count)
     return Measured(figures, tuple(differs), missing)
 
 
