@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ...engine.files import named, parse_table, write_json
@@ -162,7 +161,7 @@ def _from_plain(table: dict[str, Any]) -> Measured:
 
 
 def _claim(
-    plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, waiting: str = "not published for it"
+    plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, waiting: str = "not measured"
 ) -> dict[str, Any]:
     """One claim of the JSON file: each published figure beside the measured one, then what has none published."""
     result, sums = outcome or (Measured({}), {})
@@ -193,14 +192,3 @@ def _print(row: dict[str, Any]) -> None:
 
 def _plain(figure: Figure | None) -> dict[str, Any] | None:
     return None if figure is None else asdict(figure)
-
-
-def read_report(folder: str | Path) -> dict[str, Any]:
-    """What :func:`verify` wrote into its out folder.
-
-    Raises:
-        VitrineError: If there is none.
-    """
-    path = Path(folder) / RESULTS
-    with named(path, "report", f"a folder with {RESULTS}", "run vitrine verify"):
-        return parse_table(path.read_text(encoding="utf-8"))
