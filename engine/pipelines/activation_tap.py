@@ -131,5 +131,9 @@ class ActivationTapTransformerPipeline(AroundPipeline, TapPipeline):
         super().__init__()
         self.register_modules(vae=vae, transformer=transformer, scheduler=scheduler)
 
+    def own_size(self) -> int:
+        """Side in pixels of the square pictures that the model's own pipeline draws."""
+        return max(self._usual_size())
+
 
 ActivationTapPipeline._forms = {"xl": ActivationTapXLPipeline, "transformer": ActivationTapTransformerPipeline}

@@ -149,7 +149,9 @@ class Context:
         """The NEMO tools around the pipeline."""
         from ...engine.pipelines import NEMOPipeline
 
-        pipe = NEMOPipeline.from_pipe(self.pipe)
+        side = self.settings.size
+        size = {"size": (side, side)} if side and self.kind != "SD" else {}
+        pipe = NEMOPipeline.from_pipe(self.pipe, **size)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 

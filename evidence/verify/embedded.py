@@ -1,13 +1,14 @@
 """The embedded models in the role of a checkpoint: ``--model portraits`` and ``--model flow``.
 
 Their data is written where a user's would lie, under the names that the authors' files have, so that what runs on a
-published checkpoint is what runs here. Planted pictures are those that chose no setting.
+published checkpoint is what runs here. Planted pictures are the half that chose nothing on the flow model.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,9 @@ import torch
 from ...engine.activations.presets import PRESETS
 from ...engine.files import write_json, write_text, write_whole
 from ...engine.nemo.config import SearchConfig
-from ...engine.portraits.flow import FLOW_WEIGHTS, load_either
+from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
+from ...engine.portraits.shipped import student_file
 from ..activations.flow_claims import LEGACY
 from ..activations.world import TESTING, Model, draw_scene
 from ..nemo import flow_claims, world
@@ -38,12 +40,12 @@ SETTINGS = {
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH, search=SearchConfig(share=flow_claims.SHARE), steps=20,
-        guidance=1.0, seeds=4, usual=8, scheduler="",
+        guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
         places=LEGACY[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
 }  # fmt: skip
-"""Searches and scores as these worlds' own claims have them; chosen on planted pictures that are not measured."""
+"""Searches and scores as these worlds' own claims have them."""
 
 
 def embedded(asked: Asked) -> Asked:
@@ -73,6 +75,8 @@ def write_data(name: str, folder: Path) -> Path:
     for file, first, count in lists:
         _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(world.captions(first, count))])
     write_spair(folder / "SPair-71k", model)
+    if name == "portraits":
+        _copy(student_file("student"), folder / "students")
     write_json(folder / FILE, SETTINGS[name].to_dict())
     return folder
 
@@ -100,6 +104,11 @@ def _box(points: torch.Tensor, side: int) -> list[int]:
     """left, top, right, bottom around the points and a tenth of the picture more, inside it."""
     low, high = points.min(0).values - side / 10, points.max(0).values + side / 10
     return [round(float(v)) for v in torch.cat([low, high]).clamp(0, side)]
+
+
+def _copy(file: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, folder / file.name)
 
 
 def _table(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

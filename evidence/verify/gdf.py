@@ -19,7 +19,7 @@ from .records import Estimate, Figure, Measured, Need, Published
 
 SPAIR = Need(
     "SPair-71k", "1,800 pictures with keypoints, 12,234 test pairs", "cvlab.postech.ac.kr/research/SPair-71k",
-    "its page names none; pictures from PASCAL VOC and Flickr, for research",
+    "see its page",
 )  # fmt: skip
 TEST_PAIRS, PICTURES, GRID = 12_234, 1_800, 128
 """Of SPair-71k: its test pairs, and all its pictures, of which the test needs a part."""
@@ -93,7 +93,7 @@ def _run(context: Context, changes: dict[str, Any]) -> SPairRun:
     if settings.places:
         tap = {"discard": settings.discard}
     tap |= {"timestep": settings.timestep or chosen.timestep, **changes}
-    return SPairRun(places, memory=context.budget, tap=tap)
+    return SPairRun(places, size=settings.size or None, memory=context.budget, tap=tap)
 
 
 def _measured(context: Context, changes: dict[str, Any], label: str) -> tuple[SPairScore, int]:
@@ -103,7 +103,7 @@ def _measured(context: Context, changes: dict[str, Any], label: str) -> tuple[SP
     pairs, whole = _pairs(context)
     run = _run(context, changes)
     sums = context.data_sums([SPAIR])
-    cache = context.state("spair", run.addresses, sorted(run.tap.items()), [p.name for p in pairs], sums)
+    cache = context.state("spair", run.addresses, run.size, sorted(run.tap.items()), [p.name for p in pairs], sums)
     pipe = CorrespondencePipeline.from_pipe(context.pipe)
     bars = (context.bar(f"pictures, {label}"), context.bar(f"pairs, {label}"))
     return spair_scores(pipe, pairs, cache, run, *bars)[0.1], whole

@@ -16,11 +16,11 @@ from .records import Need
 SSCD = Need(
     "sscd_disc_mixup.torchscript.pt", "SSCD's copy descriptor, which the published similarities are",
     "dl.fbaipublicfiles.com/sscd-copy-detection, linked from github.com/facebookresearch/sscd-copy-detection",
-    "MIT, as its repository states", optional=True, option="sscd",
+    "its README says CC-NC 4.0: read its LICENSE", optional=True, option="sscd",
 )  # fmt: skip
 CLIP = Need(
     "clip-vit-base-patch32", "CLIP ViT-B/32, for prompt alignment", "huggingface.co/openai/clip-vit-base-patch32",
-    "none stated on its page; the code is MIT", optional=True, option="clip",
+    "see its page", optional=True, option="clip",
 )  # fmt: skip
 VERBATIM = 0.7
 """NeMo, Appendix C.1: a prompt is memorized verbatim where the largest of ten SSCD similarities is above it."""

@@ -12,7 +12,7 @@ from ...engine.errors import refuse
 from .context import Context
 from .records import Estimate, Measured, Need, Published
 
-ROOMS = ("nemo", "blocking", "attack", "gdf")
+ROOMS = ("nemo", "blocking", "attack", "gdf", "students")
 """Modules of checks, in the order they are listed."""
 
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ...engine.files import named, parse_table, write_json
@@ -68,16 +67,25 @@ def verify(
         context = Context(asked, bar)
         plans = [_planned(check, context) for check in checks]
         _announce(context, plans)
-        write_json(asked.out / PLAN, _plan_table(context, plans))
-        rows = [_claim(plan, None if dry or plan.reason else _measured(plan.check, context), dry) for plan in plans]
-        report = {"model": _model(context), "subset": asked.subset, "claims": rows}
-        write_json(asked.out / RESULTS, report)
-        page = write_page(asked.out / PAGE, report, _plan_table(context, plans))
-    for row in rows:
-        _print(row)
-    print(f"-> {page}, {asked.out / RESULTS}")
+        rows = [_claim(plan, None, "dry run" if dry else "not measured yet") for plan in plans]
+        _write(context, plans, rows)
+        for i, plan in enumerate(plans):
+            if not dry and not plan.reason:
+                rows[i] = _claim(plan, _measured(plan.check, context))
+                _print(rows[i])
+                _write(context, plans, rows)  # after each claim, so that an interrupted run shows what it has
+    print(f"-> {asked.out / PAGE}, {asked.out / RESULTS}")
     ran = [row["status"] == "measured" for row in rows]
     return 0 if dry or (all(ran) if names else any(ran)) else 1
+
+
+def _write(context: Context, plans: Sequence[Planned], rows: list[dict[str, Any]]) -> None:
+    """The JSON file and the page as far as claims were measured."""
+    out, table = context.asked.out, _plan_table(context, plans)
+    report = {"model": _model(context), "subset": context.asked.subset, "claims": rows}
+    write_json(out / PLAN, table)
+    write_json(out / RESULTS, report)
+    write_page(out / PAGE, report, table)
 
 
 def _planned(check: Check, context: Context) -> Planned:
@@ -152,21 +160,22 @@ def _from_plain(table: dict[str, Any]) -> Measured:
     return Measured(figures, tuple(table["differs"]), table["missing"], table["details"])
 
 
-def _claim(plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, dry: bool) -> dict[str, Any]:
+def _claim(
+    plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, waiting: str = "not measured"
+) -> dict[str, Any]:
     """One claim of the JSON file: each published figure beside the measured one, then what has none published."""
     result, sums = outcome or (Measured({}), {})
     status = "measured" if outcome else plan.reason or "planned"
     printed = {p.key: p for p in plan.check.published}
     rows = [
         {"key": key, "figure": p.figure, "published": asdict(p), "measured": _plain(result.figures.get(key)),
-         "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or "dry run"}
+         "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or waiting}
         for key, p in printed.items()
     ]  # fmt: skip
     rows += [
         {"key": key, "figure": f.what, "published": None, "measured": _plain(f), "why not": ""}
         for key, f in result.figures.items() if key not in printed
     ]  # fmt: skip
-    assert not dry or outcome is None
     return {
         "claim": plan.check.name, "paper": plan.check.paper, "status": status, "figures": rows,
         "differs": list(result.differs), "data": sums, "details": result.details,
@@ -177,19 +186,9 @@ def _print(row: dict[str, Any]) -> None:
     """Each measured figure of a claim beside the published one."""
     for figure in row["figures"]:
         if figure["measured"] is not None:
-            print(f"{row['claim']}: {figure['figure']}: published {published(figure)}, measured {measured(figure)}")
+            values = f"published {published(figure)}, measured {measured(figure)}"
+            print(f"{row['claim']}: {figure['figure']}: {values}", flush=True)
 
 
 def _plain(figure: Figure | None) -> dict[str, Any] | None:
     return None if figure is None else asdict(figure)
-
-
-def read_report(folder: str | Path) -> dict[str, Any]:
-    """What :func:`verify` wrote into its out folder.
-
-    Raises:
-        VitrineError: If there is none.
-    """
-    path = Path(folder) / RESULTS
-    with named(path, "report", f"a folder with {RESULTS}", "run vitrine verify"):
-        return parse_table(path.read_text(encoding="utf-8"))

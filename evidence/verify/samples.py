@@ -44,7 +44,8 @@ class Samples:
         self.seeds = list(range(first, first + context.settings.seeds)) if seeds is None else list(seeds)
         self._arguments = arguments or (lambda row: {})
         mark = hashlib.sha256(json.dumps([self.prompts, facts], default=str).encode()).hexdigest()
-        sampling = [context.settings.steps, context.settings.guidance, dict(context.settings.call)]
+        chosen = context.settings
+        sampling = [chosen.steps, chosen.guidance, chosen.size, dict(chosen.call)]
         descriptors = context.data_sums_of("sscd", "clip")
         self.identity = [name, mark, self.seeds, sampling, context.settings.scheduler, descriptors]
         self.folder = context.state(f"samples-{name}", self.identity)
@@ -75,6 +76,7 @@ def sampled(context: Context, prompt: str, seeds: Sequence[int], arguments: Mapp
     """(S, 3, H, W) in [0, 1] on the CPU, as many together as the budget allows."""
     settings, images = context.settings, []
     together = context.pace.pictures_within(context.budget, len(seeds))
+    size = {"height": settings.size, "width": settings.size} if settings.size else {}
     with _scheduler(context):
         for start in range(0, len(seeds), together):
             part = list(seeds[start : start + together])
@@ -84,7 +86,7 @@ def sampled(context: Context, prompt: str, seeds: Sequence[int], arguments: Mapp
             own |= {k: v.expand(len(part), -1, -1) for k, v in own.items() if k == "prompt_embeds"}
             images.append(context.nemo(
                 generator=generators(part), output_type="pt", num_inference_steps=settings.steps,
-                guidance_scale=settings.guidance, **texts, **own,
+                guidance_scale=settings.guidance, **size, **texts, **own,
             ).images.float().cpu().clamp(0, 1))  # fmt: skip
     return torch.cat(images)
 

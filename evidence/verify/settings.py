@@ -28,6 +28,7 @@ class VerifySettings(Config):
         seeds, first_seed: samples of each prompt, and the seed of the first.
         usual: samples of ordinary captions, which say how far apart pictures usually are; where pixels judge.
         steps, guidance: of sampling.
+        size: side of the pictures in pixels; 0 takes the model's own.
         call: further arguments of the pipeline's call.
         scheduler: of the samples of a UNet; "" keeps the pipeline's own.
         places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
@@ -42,6 +43,7 @@ class VerifySettings(Config):
     usual: int = 16
     steps: int = 50
     guidance: float = 7.0
+    size: int = 0
     call: Mapping[str, Any] = field(default_factory=dict)
     scheduler: str = "DDIMScheduler"
     places: str = ""

@@ -19,6 +19,7 @@ JOBS = {
         "test_all_places_of_sdxl_at_1024_within_a_budget",
         "test_ranking_of_many_pictures_within_a_budget",
     ],
+    "test_verify_memory.py": ["test_scores_and_samples_of_a_verification"],
 }
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from vitrine.engine.activations.spair import SPairScore
 from vitrine.engine.cli.main import main
-from vitrine.engine.pipelines import ActivationTapPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 
@@ -165,3 +165,8 @@ def test_points_and_pictures_pooled_and_by_category():
         "per point, all": 0.5, "per point, mean of categories": 0.7, "per picture, all": 0.5,
         "per picture, mean of categories": 0.625,
     }  # fmt: skip
+
+
+def test_pictures_are_squeezed_to_what_a_transformers_pipeline_draws():
+    pipe = CorrespondencePipeline.from_pipe(load_flow_portraits().pipeline())
+    assert pipe.own_size() == 1024, "FluxPipeline's own size, whatever the network was trained on"
