@@ -23,7 +23,7 @@ from ..engine.w2w import (
     contents,
     described,
     edit,
-    in_deviations,
+    edit_step,
     map_of,
     map_picture,
     sample,
@@ -90,7 +90,7 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
         drawn = usual_map(space)
         rows = torch.stack([at_place(space, drawn, row, place) for row in rows])
         model = model.moved_to(rows, place=list(place))
-    return model.moved_to(edit(space, rows, strengths, config), edit=in_deviations(space, strengths, config))
+    return model.moved_to(edit(space, rows, strengths, config), **edit_step(space, strengths, config))
 
 
 def usual_map(space: Space) -> SpaceMap:
@@ -317,6 +317,9 @@ class ApplyW2W(io.ComfyNode):
                                tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "
                                "layout, 400 fine details only, -1 never."),
                 W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
+                io.Boolean.Input("calibrated_start", default=True, optional=True,
+                                 tooltip="A late model of calibrated sliders begins where they were calibrated to, "
+                                 "unless start_timestep is lower; off takes start_timestep alone."),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],
         )  # fmt: skip
@@ -324,9 +327,11 @@ class ApplyW2W(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, space: Space, w2w_model: W2WModel, strength: float, start: float,
-        late_model: W2WModel | None = None,
+        late_model: W2WModel | None = None, calibrated_start: bool = True,
     ) -> io.NodeOutput:  # fmt: skip
         """The first row of each."""
+        if late_model is not None and calibrated_start:
+            start = min(start, late_model.start)
         return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))
 
 

@@ -12,6 +12,7 @@ from ..engine.errors import refuse
 from ..engine.w2w import (
     BuildConfig,
     InvertConfig,
+    Posterior,
     Space,
     W2WModel,
     described,
@@ -25,12 +26,12 @@ from ..engine.w2w import (
     with_directions,
 )
 from ..engine.w2w.directions import METHODS
-from ..engine.w2w.inversion import preset
+from ..engine.w2w.invert_config import POSTERIORS, preset
 from ..engine.w2w.labels import parse_labels
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.conditioning import condition_of
-from .comfy.model import allow_gradients, denoiser_of, encode
+from .comfy.model import allow_gradients, denoiser_of, encode, encode_samples
 from .comfy.progress import progress, text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket
 from .w2w import CATEGORY, SPACE
@@ -176,6 +177,9 @@ class W2WInvert(io.ComfyNode):
                 io.Mask.Input("mask", optional=True, tooltip="White where the subject is; same size as the picture."),
                 io.Boolean.Input("together", default=False, optional=True,
                                  tooltip="All pictures of the batch show one subject: one model for all of them."),
+                io.Combo.Input("posterior", options=[*POSTERIORS], default="mean", optional=True,
+                               tooltip="mean trains on the latents that VAE Encode gives. sample draws them anew at "
+                               "each step, as the published code does; for VAEs with a Gaussian posterior."),
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
@@ -187,21 +191,23 @@ class W2WInvert(io.ComfyNode):
     def execute(
         cls, model: Any, vae: Any, positive: list, space: Space, image: torch.Tensor, preset: str, steps: int,
         lr: float, batch: int, components: int, prior: float, seed: int, mask: torch.Tensor | None = None,
-        together: bool = False,
+        together: bool = False, posterior: str = "mean",
     ) -> io.NodeOutput:  # fmt: skip
         """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
-        config = replace(_config(preset, steps, lr, batch, components, prior, seed), together=together)
+        config = _config(preset, steps, lr, batch, components, prior, seed)
+        config = replace(config, together=together, posterior=posterior)
         latents = encode(model, vae, image)
         if mask is not None and mask.shape[-2:] != image.shape[1:3]:
             shown, wanted = tuple(mask.shape[-2:]), tuple(image.shape[1:3])
             raise refuse("mask size", shown, wanted, "crop or resize picture and mask together")
         small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
         denoiser, cond = denoiser_of(model), condition_of(model, positive, latents[:1])
+        shown = latents if posterior == "mean" else _posterior(model, vae, image, latents)
         with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
             try:
                 inversion = invert_below(
-                    saved.folder(comfy_w2w.FOLDER), denoiser, space, latents.clone(),
+                    saved.folder(comfy_w2w.FOLDER), denoiser, space, shown.clone(),
                     cond.to(model.load_device, copy=True), config,
                     None if small is None else small.clone(), progress=progress(model),
                 )  # fmt: skip
@@ -218,6 +224,11 @@ class W2WInvert(io.ComfyNode):
         text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"
         text += described(space, inverted.coefficients)
         return io.NodeOutput(inverted, text, ui=text_on(cls.hidden, text))
+
+
+def _posterior(model: Any, vae: Any, image: torch.Tensor, means: torch.Tensor) -> Posterior:
+    """Scaled means and deviations; latents are scaled linearly, so that noise of 1 adds one deviation."""
+    return Posterior(means, encode_samples(model, vae, image, torch.ones) - means)
 
 
 def _config(name: str, steps: int, lr: float, batch: int, components: int, prior: float, seed: int) -> InvertConfig:

@@ -13,6 +13,7 @@ from tyro.conf import Positional
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
 from .options import Load
+from .w2w_calibrate import Calibrate, PairSlider
 from .w2w_map import Map
 from .w2w_models import Edit, Encode, Export, Invert, Sample, weights_at
 from .w2w_products import Blend, Sheet, SliderLora
@@ -300,5 +301,5 @@ class ImportOfficial:
 COMMANDS: dict[str, type] = {
     "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
     "invert": Invert, "encode": Encode, "export": Export, "map": Map, "slider": SliderLora, "blend": Blend,
-    "sheet": Sheet, "import-official": ImportOfficial,
+    "sheet": Sheet, "import-official": ImportOfficial, "calibrate": Calibrate, "pairs": PairSlider,
 }  # fmt: skip

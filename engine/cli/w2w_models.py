@@ -82,7 +82,7 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, W2WModel, conditioned, edit, in_deviations, sample, usual_sampling
+        from ..w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, usual_sampling
 
         space, strengths, wanted = space_at(self.space), sliders_of(self.edits), sliders_of(self.wanted)
         config = usual_sampling(
@@ -91,9 +91,9 @@ class Sample:
         )  # fmt: skip
         drawn = conditioned(space, sample(space, self.seeds, config), wanted)
         editing = EditConfig(self.protect, calibrated=self.calibrated)
-        rows, moved = edit(space, drawn, strengths, editing), in_deviations(space, strengths, editing)
+        rows, moved = edit(space, drawn, strengths, editing), edit_step(space, strengths, editing)
         history: list[dict[str, Any]] = [{"sample": {"seeds": list(self.seeds), **config.to_dict()}}]
-        history += [{"conditioned": wanted}] * bool(wanted) + [{"edit": moved}] * bool(moved)
+        history += [{"conditioned": wanted}] * bool(wanted) + [moved] * bool(strengths)
         names = [f"model-{seed:04d}{tail_of(strengths)}" for seed in self.seeds]
         self.files.write(space, W2WModel(rows, space.identity, tuple(history)), names)
         return 0
@@ -119,7 +119,7 @@ class Edit:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, edit, in_deviations
+        from ..w2w import EditConfig, edit, edit_step
 
         space, strengths = space_at(self.space), sliders_of(self.edits)
         if not strengths:
@@ -128,8 +128,10 @@ class Edit:
             model, name = model_of(space, source)
             config = EditConfig(self.protect, self.mode, calibrated=self.calibrated)
             rows = edit(space, model.coefficients, strengths, config)
-            moved = model.moved_to(rows, edit=in_deviations(space, strengths, config))
+            moved = model.moved_to(rows, **edit_step(space, strengths, config))
             self.files.write(space, moved, _named(name + tail_of(strengths), len(rows)))
+            if moved.start < 1000:
+                print(f"calibrated as a late model, from timestep {moved.start:g} on")
         return 0
 
 
@@ -160,6 +162,8 @@ class Invert:
     """How many to train, instead of the preset's."""
     prior: float | None = None
     """Pull towards the mean model; for drawings or hidden faces try 0.001."""
+    posterior: Literal["mean", "sample"] = "mean"
+    """Latents that are trained on: the VAE's mean, or another sample at each step, as in the published code."""
     seed: int = 0
     """Of noise levels and noise."""
     size: int | None = None
@@ -202,11 +206,12 @@ class Invert:
     def _config(self) -> Any:
         from dataclasses import replace
 
-        from ..w2w.inversion import preset
+        from ..w2w.invert_config import preset
 
         names = ("steps", "lr", "components", "prior")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return replace(preset(self.preset), seed=self.seed, together=self.together, **chosen)
+        settings = {"seed": self.seed, "together": self.together, "posterior": self.posterior}
+        return replace(preset(self.preset), **settings, **chosen)
 
     def _masks(self, side: int) -> Any:
         """(B, side, side) in [0, 1], cropped as the pictures are; None without masks."""

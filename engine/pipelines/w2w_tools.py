@@ -27,20 +27,26 @@ from ..w2w import (
     Lora,
     LoraLayer,
     Manifest,
+    PairConfig,
+    Pairs,
+    Posterior,
     SampleConfig,
     Space,
     W2WModel,
     blend,
+    blended,
     edit,
+    edit_step,
     edited_lora,
     encode,
-    in_deviations,
     invert,
     invert_in,
     latent_mask,
     member,
     read_lora,
     sample,
+    start_of,
+    train_pair_slider,
     usual_sampling,
 )
 from ..w2w.batched_lora import Clock, late_lora
@@ -91,13 +97,13 @@ class W2WTools(SharedPipeline):
     def edit_model(
         self, space: Space, model: W2WModel, strengths: Mapping[str, float], config: EditConfig | None = None
     ) -> W2WModel:
-        """The models with sliders applied; ``strengths`` in standard deviations of the training models.
+        """The models with sliders applied; ``strengths`` in standard deviations of the training models, or positions.
 
         Raises:
             VitrineError: As :func:`~vitrine.engine.w2w.edit`, and if the model is of another space.
         """
         coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
-        return model.moved_to(coefficients, edit=in_deviations(space, strengths, config))
+        return model.moved_to(coefficients, **edit_step(space, strengths, config))
 
     def blend_models(
         self, space: Space, models: Sequence[W2WModel], weights: Sequence[float] | None = None
@@ -143,14 +149,51 @@ class W2WTools(SharedPipeline):
         masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
         with self._in_use():
             with torch.no_grad():
-                latents = encode_pixels(self.vae, pixels, latent=latent)
+                means = encode_pixels(self.vae, pixels, latent=latent)
+                latents = (
+                    Posterior(means, self._deviations(pixels, means))
+                    if config is not None and config.posterior == "sample"
+                    else means
+                )
                 cond = self._condition([prompt], *pixels.shape[-2:])
-            latent_size = None if masks is None else latent_mask(masks, *latents.shape[-2:])
+            latent_size = None if masks is None else latent_mask(masks, *means.shape[-2:])
             with _frozen(self._network):
                 denoiser = Denoiser.from_diffusers(self)
                 run = invert if folder is None else partial(invert_in, folder)
                 result = run(denoiser, space, latents, cond, config, latent_size, progress)
         return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
+
+    def train_pair_slider(
+        self, space: Space, before: Any, after: Any, prompt: str, models: torch.Tensor,
+        config: PairConfig | None = None, folder: str | Path | None = None, progress: Progress = silent,
+    ) -> torch.Tensor:  # fmt: skip
+        """(K,) what turns pictures before into pictures after, for :func:`~vitrine.engine.w2w.with_pair_slider`.
+
+        Args:
+            before, after: pictures of one size, as :meth:`invert_image` takes them; pairs stand at the same places.
+            prompt: what the space was trained with, or what the pictures show beside the subject and the attribute.
+            models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
+            folder: keeps the run's state, from which the same call goes on.
+
+        Raises:
+            VitrineError: As :func:`~vitrine.engine.w2w.train_pair_slider`, and if the pictures do not pair.
+        """
+        latent = family_of(self._network).latent
+        sides = [to_pixels(v, None, self.vae_scale_factor * latent.patch) for v in (before, after)]
+        shown = blended(*sides)
+        with self._in_use():
+            with torch.no_grad():
+                latents = torch.stack([encode_pixels(self.vae, row, latent=latent) for row in shown])
+                cond = self._condition([prompt], *shown.shape[-2:])
+            with _frozen(self._network):
+                pairs = Pairs(latents, cond, models.to(latents.device))
+                denoiser = Denoiser.from_diffusers(self)
+                return train_pair_slider(denoiser, space, pairs, config, None, folder, progress)
+
+    def _deviations(self, pixels: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+        """Of the VAE's posterior; latents are scaled linearly, so that noise of 1 adds one deviation."""
+        latent, ones = family_of(self._network).latent, torch.ones_like(means)
+        return encode_pixels(self.vae, pixels, "sample", noise=ones, latent=latent) - means
 
     def _draw(
         self, run: Callable[..., Any], wanted: Wanted, texts: dict[str, Any], kwargs: dict[str, Any],
@@ -185,10 +228,11 @@ class W2WTools(SharedPipeline):
             raise refuse("models", len(model), f"1 or {pictures}", "give one model, or one for each picture")
         config = wanted.config or EditConfig()
         before, after, manifest = self._weights(space, model.belongs(space), wanted.edits or {}, config)
+        start = start_of(space, wanted.edits or {}, config)
         # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
         repeats = 1 if now is not None and len(model) == 1 else pictures // len(model)
         before, after = (w.repeat_interleave(repeats, 0).to(self._execution_device) for w in (before, after))
-        with self._in_use(), late_lora(self._network, manifest, before, after, config.start, now):
+        with self._in_use(), late_lora(self._network, manifest, before, after, start, now):
             return run(**texts, **kwargs)
 
     def _weights(

@@ -10,6 +10,8 @@ from .directions import (
     direction,
     direction_named,
     joint_directions,
+    listed,
+    one_deviation,
     quality,
     reach,
     score,
@@ -22,17 +24,21 @@ from .editing import (
     change_kept,
     difference,
     edit,
+    edit_step,
     edited_lora,
     in_deviations,
     materialise,
     share_inside,
     shift,
+    start_of,
 )
 from .encoding import Encoded, encode, member, official_model
 from .export import usual_dialect, write_lora
 from .folder_look import FolderLook, look_at_folder
 from .gauge import Gauge, gauge_test
-from .inversion import Inversion, InvertConfig, invert, invert_below, invert_in, partial_inversion
+from .inversion import Inversion, invert, invert_below, invert_in, partial_inversion
+from .inversion_space import Posterior
+from .invert_config import InvertConfig
 from .layout import SpaceMap, at_place, map_of, mapped, neighbours_of, place_of, with_map
 from .lora_files import LoraFile, read_header, read_lora
 from .lora_folders import FolderScan, scan_folder
@@ -41,6 +47,7 @@ from .manifest import Layer, Lora, LoraLayer, Manifest
 from .map_page import map_page, map_picture
 from .masks import latent_mask
 from .model_file import W2WModel
+from .pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
 from .pca import PCAConfig, principal_components
 from .report import contents, described
 from .sampling import (
@@ -61,15 +68,15 @@ from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 __all__ = [
     "BaseWeights", "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig",
     "Encoded", "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile",
-    "LoraLayer", "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "Quality", "SampleConfig",
-    "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel", "WeightSpace", "at_place", "blend",
-    "build_space", "change_kept", "closeness", "conditioned", "contents", "described", "difference", "direction",
-    "direction_named", "edit", "edited_lora", "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora",
-    "invert", "invert_below", "invert_in", "joint_directions", "labels_in", "latent_mask", "load_space",
-    "look_at_folder", "map_of", "map_page", "map_picture", "mapped", "materialise", "member", "member_names",
-    "near_copies", "nearest",
-    "neighbours_of", "official_model", "partial_inversion", "place_of", "principal_components", "quality", "reach",
+    "LoraLayer", "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "PairConfig", "Pairs",
+    "Posterior", "Quality", "SampleConfig", "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel",
+    "WeightSpace", "at_place", "blend", "blended", "build_space", "change_kept", "closeness", "conditioned",
+    "contents", "described", "difference", "direction", "direction_named", "edit", "edit_step", "edited_lora",
+    "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "invert_below", "invert_in",
+    "joint_directions", "labels_in", "latent_mask", "listed", "load_space", "look_at_folder", "map_of", "map_page",
+    "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest", "neighbours_of",
+    "official_model", "one_deviation", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",
-    "slider_lora", "strength_map", "train_loras", "usual_dialect", "usual_sampling", "with_directions", "with_map",
-    "with_sampling", "with_strength_maps", "without", "write_lora",
+    "slider_lora", "start_of", "strength_map", "train_loras", "train_pair_slider", "usual_dialect", "usual_sampling",
+    "with_directions", "with_map", "with_pair_slider", "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip

@@ -56,10 +56,10 @@ def direction(
         raise refuse("labels", shown, "two classes or more", "label models on both sides")
     used = min(used, space.coefficients.shape[1])
     if method == "least_squares" and bool(known.all()):
-        return _unit(space, published_direction(space, y, used))
+        return one_deviation(space, published_direction(space, y, used))
     p, y = _coefficients(space)[known][:, :used], y[known]
     fit = {"logistic": _logistic, "means": _means, "least_squares": _least_squares}[method]
-    return _unit(space, _padded(space, fit(p, y)))
+    return one_deviation(space, _padded(space, fit(p, y)))
 
 
 def joint_directions(
@@ -97,7 +97,7 @@ def joint_directions(
         rivals = {other for group in exclusive if label in group for other in group} - {label}
         constant = [y for other, y in columns.items() if other not in rivals and other != label]
         pattern = _pattern(p, torch.stack([columns[label], *constant], 1)).float()
-        directions[label] = _unit(space, _padded(space, pattern))
+        directions[label] = one_deviation(space, _padded(space, pattern))
     return directions
 
 
@@ -140,7 +140,8 @@ def spread_along(space: Space, vector: torch.Tensor) -> float:
     return float((unit * space.deviations[: len(vector)]).norm())
 
 
-def _unit(space: Space, vector: torch.Tensor) -> torch.Tensor:
+def one_deviation(space: Space, vector: torch.Tensor) -> torch.Tensor:
+    """A direction (K,) at the length that all directions of a space have: one deviation of its models along it."""
     return vector / vector.norm().clamp_min(1e-30) * spread_along(space, vector)
 
 
@@ -237,6 +238,22 @@ def _held_out(
 def with_directions(space: S, directions: Mapping[str, torch.Tensor]) -> S:
     """The space with these directions added; existing labels are replaced."""
     return replace(space, directions={**space.directions, **{k: v.float() for k, v in directions.items()}})
+
+
+def listed(space: Space) -> dict[str, torch.Tensor]:
+    """The directions that lists name: all but those that ``space.info["retired"]`` names.
+
+    Retired ones still work where a saved workflow names them, and still take part in how models are drawn, so that a
+    seed stays the model that it is.
+    """
+    retired = space.info.get("retired", ())
+    return {label: d for label, d in space.directions.items() if label not in retired}
+
+
+def labelled(space: Space) -> dict[str, torch.Tensor]:
+    """The directions that tell the training models apart: all but sliders trained from pairs (``pair_slider.py``)."""
+    trained = space.info.get("pair_sliders", {})
+    return {label: d for label, d in space.directions.items() if label not in trained}
 
 
 def direction_named(space: Space, label: str) -> torch.Tensor:

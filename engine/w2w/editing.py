@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ class EditConfig(Config):
         protect: labels whose scores an edit must not change.
         mode: how they are protected, ``joint`` or ``official_sequential``.
         start: the edit acts from this timestep down (weights2weights, appendix I): 1000 is the whole run, 700 keeps the
-            layout, -1 is never.
+            layout, -1 is never. Calibrated sliders begin no earlier than they were calibrated for, see ``start_of``.
         blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
         calibrated: strengths are positions 0 .. 1 of the space's own maps (see ``strengths.py``), even in what is seen;
             off, they are deviations.
@@ -78,6 +79,31 @@ def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConf
     if config is None or not config.calibrated:
         return dict(strengths)
     return {label: strength_map(space, label).at(position) for label, position in strengths.items()}
+
+
+def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> float:
+    """The timestep from which an edit acts: ``config.start``, or for calibrated sliders what maps were fitted for.
+
+    Of several sliders the earliest start counts: there is one edited model.
+
+    Raises:
+        VitrineError: If the space has no map for a calibrated label.
+    """
+    config = config or EditConfig()
+    moved = [label for label, position in strengths.items() if position]
+    if not config.calibrated or not moved:
+        return config.start
+    return min(config.start, max(strength_map(space, label).start for label in moved))
+
+
+def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
+    """What :meth:`W2WModel.moved_to` records of an edit: strengths in deviations, and where it begins if not at 1000.
+
+    Raises:
+        VitrineError: As :func:`in_deviations`.
+    """
+    start = start_of(space, strengths, config)
+    return {"edit": in_deviations(space, strengths, config)} | ({"start": start} if start < 1000 else {})
 
 
 def edit(

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 
 from ..compiled import uncompiled
 from ..condition import Condition
-from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
@@ -29,67 +28,11 @@ from ..progress import Progress, silent
 from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
-from .inversion_space import Products, placed, spread
+from .inversion_space import Posterior, Products, latents_of, placed, spread
+from .invert_config import InvertConfig
 from .masks import mask_for
 from .stopped_runs import drop_old_states
 from .train import learning_rate
-
-
-@dataclass(frozen=True)
-class InvertConfig(Config):
-    """How a picture is inverted. ``photo()`` and ``out_of_distribution()`` are the paper's two presets.
-
-    Attributes:
-        components: how many to train, the first ones; None trains all.
-        steps, lr: of Adam.
-        batch: noise levels in each step; one in the paper.
-        weight_decay: L2 in Adam, as in the published code.
-        prior: weight of mean((beta / sigma)^2), which pulls towards the mean model; 0 in the paper. Where a published
-            space does not know a deviation, it is at most the last one known, and counts as that.
-        schedule: of the learning rate, ``constant`` as in the paper, or ``cosine``.
-        low, high: range of the timesteps drawn, 0 .. 999.
-        antithetic: spread a batch's timesteps evenly over the range, for less noise in the gradient.
-        seed: of timesteps and noise.
-        check_every: steps between measurements of the loss on held-out noise, which decide what is best so far.
-        together: all pictures show one subject and give one model; else each gives its own.
-
-    Raises:
-        VitrineError: If a value is outside its range.
-    """
-
-    components: int | None = None
-    steps: int = 400
-    lr: float = 0.1
-    batch: int = 1
-    weight_decay: float = 1e-10
-    prior: float = 0.0
-    schedule: str = "constant"
-    low: int = 0
-    high: int = 999
-    antithetic: bool = False
-    seed: int = 0
-    check_every: int = 25
-    together: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "check_every"):
-            if getattr(self, name) < 1:
-                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if not 0 <= self.low < self.high <= 999:
-            raise refuse("timesteps", (self.low, self.high), "0 <= low < high <= 999", "0 and 999 are the paper's")
-        if self.lr <= 0 or self.prior < 0 or self.schedule not in ("constant", "cosine"):
-            shown = (self.lr, self.prior, self.schedule)
-            raise refuse("lr, prior, schedule", shown, "lr > 0, prior >= 0, constant or cosine", "0.1, 0, constant")
-
-    @classmethod
-    def photo(cls) -> InvertConfig:
-        """Published settings for real photos: 10,000 components, lr 0.1, 400 steps."""
-        return cls(10_000, 400, 0.1, weight_decay=1e-10)
-
-    @classmethod
-    def out_of_distribution(cls) -> InvertConfig:
-        """Published settings for paintings, cartoons, animals: 1,000 components, lr 1, 800 steps."""
-        return cls(1_000, 800, 1.0, weight_decay=0.0)
 
 
 @dataclass(frozen=True)
@@ -110,8 +53,8 @@ class Inversion:
 
 
 def invert(
-    model: Denoiser, space: Space, latents: torch.Tensor, cond: Condition, config: InvertConfig | None = None,
-    mask: torch.Tensor | None = None, progress: Progress = silent,
+    model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
+    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
     partial_on: tuple[type[BaseException], ...] = (),
 ) -> Inversion:  # fmt: skip
     """Coefficients for B pictures at once, each as if it were alone, or one for all of them.
@@ -119,15 +62,15 @@ def invert(
     In a delta space every model takes up all training LoRAs' factors: memory grows with pictures times LoRAs.
 
     Args:
-        latents: (B, C, H, W) scaled posterior means.
+        latents: (B, C, H, W) scaled posterior means, or the posterior for ``config.posterior`` "sample".
         cond: the prompt, one row for all or one per picture.
         mask: (B, 1, H, W) or (1, 1, H, W) weights in [0, 1] at latent size; 0 leaves a place out.
         partial_on: exceptions, such as ``KeyboardInterrupt``, at which the best result so far is returned, marked as
             interrupted.
 
     Raises:
-        VitrineError: If the mask is empty, outside [0, 1] or of another size, a prior is asked of a space without
-            deviations, or a picture's loss never was a number.
+        VitrineError: If samples are wanted of means alone, the mask is empty, outside [0, 1] or of another size, a
+            prior is asked of a space without deviations, or a picture's loss never was a number.
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
@@ -135,7 +78,7 @@ def invert(
 
 
 def invert_in(
-    folder: str | Path, model: Denoiser, space: Space, latents: torch.Tensor, cond: Condition,
+    folder: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
     config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
 ) -> Inversion:  # fmt: skip
     """:func:`invert` with its state in a folder: the same call goes on where a killed one stopped, bit for bit.
@@ -153,7 +96,7 @@ def invert_in(
 
 
 def invert_below(
-    parent: str | Path, model: Denoiser, space: Space, latents: torch.Tensor, cond: Condition,
+    parent: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
     config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
 ) -> Inversion:  # fmt: skip
     """:func:`invert_in` with a folder below ``parent`` for each different run, which a finished run takes away.
@@ -212,9 +155,10 @@ class _Run:
     """
 
     def __init__(
-        self, model: Denoiser, whole: Space, latents: torch.Tensor, cond: Condition, config: InvertConfig,
+        self, model: Denoiser, whole: Space, latents: torch.Tensor | Posterior, cond: Condition, config: InvertConfig,
         mask: torch.Tensor | None,
     ) -> None:  # fmt: skip
+        latents, self.deviations = latents_of(latents, config.posterior)
         device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
         space = placed(whole.first(k), device)  # what is not trained stays where it is
         self.model, self.space, self.config, self.cond = model, space, config, cond
@@ -264,7 +208,7 @@ class _Run:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x0, t and noise of ``each`` rows per picture; ``even`` spreads the times over their range."""
         config, device, shape = self.config, self.latents.device, self.latents.shape[1:]
-        span, noises, times = config.high + 1 - config.low, [], []
+        span, noises, times, samples = config.high + 1 - config.low, [], [], []
         for generator in random:
             noises.append(torch.randn(each, *shape, generator=generator))
             if even:
@@ -272,7 +216,11 @@ class _Run:
                 times.append(config.low + ((torch.arange(each) + offset) * span / each).long())
             else:
                 times.append(torch.randint(config.low, config.high + 1, (each,), generator=generator))
+            if self.deviations is not None:
+                samples.append(torch.randn(each, *shape, generator=generator))
         x0 = self.latents.repeat_interleave(each, 0)
+        if self.deviations is not None:
+            x0 = x0 + self.deviations.repeat_interleave(each, 0) * torch.cat(samples).to(device)
         return x0, torch.cat(times).to(device), torch.cat(noises).to(device)
 
     @torch.no_grad()
@@ -294,12 +242,16 @@ class _Run:
         """What makes two runs the same."""
         digest, cond = hashlib.sha256(), self.cond
         parts = {"latents": self.latents, "mask": self.mask, "text": cond.text, "pooled": cond.pooled, **cond.extra}
+        parts |= {"deviations": self.deviations}
         for name, part in sorted(parts.items()):
             if part is not None:
                 digest.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())
                 digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         network = fingerprint_of(uncompiled(self.model.backbone))
-        return {"config": self.config.to_dict(), "space": self._name, "inputs": digest.hexdigest(), "model": network}
+        config = self.config.to_dict()
+        if self.deviations is None:  # as in states from before there was a choice
+            del config["posterior"]
+        return {"config": config, "space": self._name, "inputs": digest.hexdigest(), "model": network}
 
     def save(self, folder: str | Path) -> None:
         """Writes the state, whole or not at all."""
@@ -332,19 +284,3 @@ class _Run:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
         unit = self.space.unit if isinstance(self.space, Products) else 1.0
         return Inversion(self.best.cpu() * unit, self.losses, self.done, interrupted)
-
-
-def preset(name: str) -> InvertConfig:
-    """``photo``, ``out_of_distribution``, or ``quick``: fewer steps, larger batches, evenly spread timesteps.
-
-    Raises:
-        VitrineError: If there is no such preset.
-    """
-    presets = {
-        "photo": InvertConfig.photo(),
-        "out_of_distribution": InvertConfig.out_of_distribution(),
-        "quick": replace(InvertConfig.photo(), steps=100, batch=8, antithetic=True, schedule="cosine", lr=1.0),
-    }
-    if name not in presets:
-        raise refuse("preset", name, sorted(presets), "photo is the paper's")
-    return presets[name]

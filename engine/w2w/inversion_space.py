@@ -58,6 +58,31 @@ class Products:
         return torch.cat(parts, 1)
 
 
+@dataclass(frozen=True)
+class Posterior:
+    """What the VAE says of B pictures: scaled means and deviations, both (B, C, H, W)."""
+
+    means: torch.Tensor
+    deviations: torch.Tensor
+
+    def clone(self) -> Posterior:
+        """A copy, outside inference mode if made there."""
+        return Posterior(self.means.clone(), self.deviations.clone())
+
+
+def latents_of(latents: torch.Tensor | Posterior, posterior: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(means, deviations) for ``posterior`` "sample", (means, None) for "mean".
+
+    Raises:
+        VitrineError: If samples are wanted of means alone.
+    """
+    if isinstance(latents, Posterior):
+        return latents.means, latents.deviations if posterior == "sample" else None
+    if posterior == "sample":
+        raise refuse("posterior", "sample, of latents without deviations", "a Posterior", "give both, or take the mean")
+    return latents, None
+
+
 def placed(space: Space, device: torch.device) -> WeightSpace | Products:
     """The space where the inversion runs, in float32: each step decodes with the whole basis."""
 

@@ -48,6 +48,11 @@ class W2WModel:
         """These models moved to other coefficients (B, K), with one more step of history, such as ``edit={...}``."""
         return W2WModel(coefficients, self.space, (*self.history, step))
 
+    @property
+    def start(self) -> float:
+        """The timestep from which its last step acts, an edit by calibrated sliders; else 1000, the whole run."""
+        return float(self.history[-1].get("start", 1000.0)) if self.history else 1000.0
+
     def belongs(self, space: Space) -> W2WModel:
         """The model itself, if it was made in this space.
 

@@ -7,8 +7,8 @@ one person's picture should become and what should stay, so that the direction i
 
 with theta_i a model of the space, s a strength of 0 .. 1 and a(c) the change that coefficients c make: the objective
 that trained the space's LoRAs (DreamBooth's), on the paper's edit theta + a n (weights2weights, section 3.3).
-Other trained sliders take a pair's two ends at strengths +1 and -1 (Concept Sliders, Gandikota et al. 2024, section 5.2);
-here the strengths between have pictures of their own, so that the slider is even.
+Concept Sliders (Gandikota et al. 2024, section 5.2) take a pair's two ends at strengths +1 and -1; here the strengths
+between have pictures of their own, so that the slider is even.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,8 +33,11 @@ from ..progress import Progress, silent
 from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
+from .directions import one_deviation, with_directions
 from .inversion_space import Products, placed
 from .train import learning_rate
+
+S = TypeVar("S", bound=Space)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def blended(before: torch.Tensor, after: torch.Tensor, levels: int = 4) -> torch
         VitrineError: If the two differ in shape.
     """
     if before.shape != after.shape:
-        raise refuse("pictures after", tuple(after.shape), tuple(before.shape), "one after for each before, of its size")
+        raise refuse("pictures after", tuple(after.shape), tuple(before.shape), "one for each before, of its size")
     shares = torch.arange(1, levels + 1, device=before.device) / levels
     return torch.stack([torch.lerp(before, after, float(s)) for s in shares], 1)
 
@@ -111,7 +114,7 @@ def train_pair_slider(
 ) -> torch.Tensor:  # fmt: skip
     """(K,) what coefficients gain at strength 1.
 
-    ``directions.one_deviation`` makes a direction of it, for ``with_directions``.
+    :func:`with_pair_slider` makes a direction of it.
 
     Args:
         start: (K,) the change to begin with, such as a label's direction at the strength where it is seen; None: none.
@@ -131,6 +134,17 @@ def train_pair_slider(
             save=lambda: None if folder is None else run.save(folder),
         )  # fmt: skip
     return run.change.detach().cpu() * run.unit
+
+
+def with_pair_slider(space: S, name: str, change: torch.Tensor) -> S:
+    """The space with a direction for a trained change (K,), one deviation long as all are.
+
+    ``info["pair_sliders"]`` keeps the strength at which it is that change. It tells no models apart, so that drawing
+    models (``sample``) leaves it alone: seeds stay the models that they are.
+    """
+    direction = one_deviation(space, change)
+    strengths = {**space.info.get("pair_sliders", {}), name: float(change.norm() / direction.norm().clamp_min(1e-30))}
+    return replace(with_directions(space, {name: direction}), info={**space.info, "pair_sliders": strengths})
 
 
 class _Training:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .delta import Space
-from .directions import reach, score
+from .directions import listed, reach, score
 from .sampling import closeness, nearest
 
 
@@ -21,7 +21,7 @@ def described(space: Space, coefficients: torch.Tensor) -> str:
         if near and near[0].cosine > close:
             lines.append(f"  closer to {near[0].name} than 95 % of the training models are to each other")
         k = coefficients.shape[-1]
-        scores = {label: float(score(d[:k], coefficients[i])) for label, d in space.directions.items()}
+        scores = {label: float(score(d[:k], coefficients[i])) for label, d in listed(space).items()}
         strong = sorted(scores.items(), key=lambda item: -abs(item[1]))[:6]
         if strong:
             lines.append("  " + ", ".join(f"{label} {value:+.1f}" for label, value in strong))
@@ -36,5 +36,5 @@ def contents(space: Space) -> str:
         f"the first {known} with {held}, the others unknown")  # fmt: skip
     models = f"{space.count} models" if known else "an unknown number of models"
     lines = [f"{models}, {space.dimension} components {spread}, {space.mode}"]
-    lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in space.directions.items()]
+    lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in listed(space).items()]
     return "\n".join(lines)

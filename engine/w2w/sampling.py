@@ -13,7 +13,7 @@ from ..config import Config
 from ..errors import refuse
 from ..noise import generators
 from .delta import Space, member_names
-from .directions import direction_named
+from .directions import direction_named, labelled
 
 S = TypeVar("S", bound=Space)
 RNGS, ATTRIBUTES = ("vector", "official"), ("auto", "joined", "gaussian")
@@ -82,7 +82,7 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     for row, random in enumerate(generators(seeds)):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
         drawn[row, :used] = config.factor * space.deviations[:used] * _normal(used, random, config)
-    named = bool(space.directions) and len(space.coefficients) > 0 and config.rng == "vector"
+    named = bool(labelled(space)) and len(space.coefficients) > 0 and config.rng == "vector"
     joined = config.attributes == "joined" or (config.attributes == "auto" and named)
     return _joined(space, drawn, seeds, config) if joined else drawn
 
@@ -107,9 +107,9 @@ def with_sampling(space: S, config: SampleConfig) -> S:
 
 def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: SampleConfig) -> torch.Tensor:
     """Replaces each row by a random training model's in the span of the named directions; elsewhere mixes a little."""
-    if not space.directions or not len(space.coefficients):
+    if not labelled(space) or not len(space.coefficients):
         raise refuse("attributes", "joined", "a space with directions and its models' coefficients", "use gaussian")
-    basis, _ = torch.linalg.qr(torch.stack([d.float() for d in space.directions.values()], 1))
+    basis, _ = torch.linalg.qr(torch.stack([d.float() for d in labelled(space).values()], 1))
     random = generators([int(seed) ^ 0x5EED for seed in seeds])
     donors = space.coefficients[
         [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in random]

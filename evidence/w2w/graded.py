@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -10,15 +10,20 @@ import torch
 
 from ...engine.w2w.directions import direction_named, joint_directions, with_directions
 from ...engine.w2w.space import WeightSpace
-from ...engine.w2w.strengths import POSITIONS, StrengthMap, fit_strengths
+from ...engine.w2w.strengths import LEAST_RISE, POSITIONS, StrengthMap, fit_strengths
 from ..portraits.identities import identity_similarity
-from .edits import EDITS, WORDS, draw_once, surroundings, with_word
+from .edits import WORDS, draw_once, surroundings, with_word
+from .pair_sliders import lacking, usual
 from .world import EXCLUSIVE, LABELS, Studio, labels, people_space, subspace
 
 IN_SPACE, TUNING = 400, 200
 """The first 400 people make the space; the last 200 of them tune its sliders; people from 400 on are measured."""
 GRID = 6
 """Strengths at which a slider is read for its map, up to the end that ``EDITS`` names."""
+MANY = 80
+"""Of the measured people, at most so many see what counts."""
+FARTHEST, ENOUGH = 1.25, 0.9
+"""A trained change is read up to so many times itself, and used up to where it has risen by this share of the most."""
 ANOTHER = 10_000
 """Seeds of pictures that show what chance alone changes begin here."""
 OTHERS = 0.08
@@ -43,13 +48,43 @@ class Graded:
 
     Attributes:
         probability: (5, M) of the label for each person.
-        others: (5,) largest change of any other attribute's distribution, in total variation.
-        identity: (5,) mean cosine of identity features to position 0.
+        shifts: other attribute -> (5, M, values) change of each person's distribution.
+        likeness: (5, M) cosine of each person's identity features to position 0.
     """
 
     probability: torch.Tensor
-    others: list[float]
-    identity: list[float]
+    shifts: Mapping[str, torch.Tensor]
+    likeness: torch.Tensor
+
+    @property
+    def others(self) -> list[float]:
+        """(5,) largest change of any other attribute's distribution over all people, in total variation."""
+        return torch.stack([v.mean(1).abs().sum(1) / 2 for v in self.shifts.values()]).amax(0).tolist()
+
+    @property
+    def identity(self) -> list[float]:
+        """(5,) mean over people."""
+        return self.likeness.mean(1).tolist()
+
+    def first(self, count: int) -> Graded:
+        """Of the first people alone, who sit under the same seeds and prompts however many sit beside them."""
+        shifts = {name: v[:, :count] for name, v in self.shifts.items()}
+        return Graded(self.probability[:, :count], shifts, self.likeness[:, :count])
+
+    def most_others(self, resamples: int = 1000) -> tuple[float, float, float, str]:
+        """The largest of ``others``, its 95 % interval over people (percentile bootstrap), and which attribute it is.
+
+        The largest of several absolute means is above 0 by chance alone, the more so in resamples: compare
+        ``Sitting.chance`` of as many people.
+        """
+        people = self.probability.shape[1]
+        drawn = torch.randint(people, (resamples, people), generator=torch.Generator().manual_seed(0))
+        share = torch.zeros(resamples, people).scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float32))
+        each = [torch.einsum("rp,spv->rsv", share / people, v).abs().sum(2) / 2 for v in self.shifts.values()]
+        low, high = torch.quantile(torch.stack(each).amax((0, 2)), torch.tensor([0.025, 0.975])).tolist()
+        most = {name: float((v.mean(1).abs().sum(1) / 2).max()) for name, v in self.shifts.items()}
+        name = max(most, key=most.__getitem__)
+        return most[name], low, high, name
 
     @property
     def mean(self) -> list[float]:
@@ -82,11 +117,35 @@ class Graded:
     def described(self) -> str:
         """One line of the table."""
         step, low, high = self.largest_step()
+        most, least, last, name = self.most_others()
         shown = " ".join(f"{v:.2f}" for v in self.mean)
         return (
             f"{shown}, largest step {step:.2f} ({low:.2f} to {high:.2f}), of single pictures {self.single:.2f}, "
-            f"others {max(self.others):.3f}, identity {self.identity[-1]:.3f}"
+            f"others {most:.3f} ({least:.3f} to {last:.3f}; {name}), identity {self.identity[-1]:.3f}, "
+            f"{self.probability.shape[1]} people"
         )
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A slider as the tuning people see it.
+
+    Attributes:
+        whole: the map as far as the attribute rises (of a trained change: as far as ``ENOUGH`` of that).
+        short: only until others have changed by ``OTHERS``.
+        rise, others: of the reading up to the end of ``whole``, and the largest change of others on the way.
+        change: (D,) where the slider is not the space's own direction.
+    """
+
+    whole: StrengthMap
+    short: StrengthMap
+    rise: float
+    others: float
+    change: torch.Tensor | None = None
+
+    def better_than(self, other: Tuned) -> bool:
+        """Rises far enough, and changes less beside the attribute (or the other one does not rise)."""
+        return self.rise >= LEAST_RISE and (self.others < other.others or other.rise < LEAST_RISE)
 
 
 @dataclass(frozen=True)
@@ -105,7 +164,7 @@ class Sitting:
     @classmethod
     def open(cls, studio: Studio, label: str, people: range, count: int, steps: int) -> Sitting:
         """``count`` of the shipped people numbered ``people``, with all of their own weights, in the space or not."""
-        return cls.of(studio, people_space(), label, people, count, steps, EDITS.get(label, (4.5, 1000.0))[1])
+        return cls.of(studio, people_space(), label, people, count, steps, usual(label)[1])
 
     @classmethod
     def of(
@@ -113,11 +172,8 @@ class Sitting:
         start: float = 1000.0,
     ) -> Sitting:  # fmt: skip
         """As :meth:`open`, of another space's people."""
-        table = labels(shipped.names)
-        lacking = table[label] == 0
-        if LABELS[label][0] == "hair_color":
-            lacking &= table["bald"] == 0
-        who = [i for i in people if bool(lacking[i])][:count]
+        lacks = lacking(shipped.names, label)
+        who = [i for i in people if bool(lacks[i])][:count]
         return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps, start)
 
     @cached_property
@@ -132,16 +188,18 @@ class Sitting:
         )
         return self.graded(lambda draw: again if draw else self.unmoved, (0.0, 1.0)).others[1]
 
-    def moved(self, strength: float) -> torch.Tensor:
-        """Their pictures, edited by the space's direction from the label's usual timestep on."""
+    def moved(self, strength: float, change: torch.Tensor | None = None) -> torch.Tensor:
+        """Their pictures, edited by the space's direction, or a (D,) change, from the label's usual timestep on."""
         space = self.studio.space
         assert isinstance(space, WeightSpace)
         prompts = surroundings(len(self.weights))
         if strength == 0:
             return self.unmoved
         # weights2weights, section 3.3: theta + a n, also for people who are not in the space
-        change = space.scale * (strength * direction_named(space, self.label) @ space.components.float())
-        return draw_once(self.studio, self.weights, prompts, self.weights + change, self.start, self.steps)
+        if change is None:
+            change = space.scale * (direction_named(space, self.label) @ space.components.float())
+        edited = self.weights + strength * change
+        return draw_once(self.studio, self.weights, prompts, edited, self.start, self.steps)
 
     def worded(self, weight: float) -> torch.Tensor:
         """Their pictures with text states between those of the prompt without (0) and with (1) the attribute's word."""
@@ -153,13 +211,17 @@ class Sitting:
             full = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in prompts])
         return draw_once(self.studio, self.weights, plain.lerp(full, weight), steps=self.steps)
 
-    def fitted(self) -> tuple[StrengthMap, StrengthMap]:
-        """The slider's map from these people: as far as it rises, and only until others have changed by ``OTHERS``."""
-        top, start = EDITS.get(self.label, (4.5, 1000.0))
-        strengths = [top * i / GRID for i in range(GRID + 1)]
-        seen = self.graded(self.moved, strengths)
-        short = fit_strengths(strengths, seen.mean, start, others=seen.others, limit=OTHERS)
-        return fit_strengths(strengths, seen.mean, start), short
+    def tuned(self, change: torch.Tensor | None = None) -> Tuned:
+        """What these people make of the space's direction, or of a trained (D,) change."""
+        top, start = usual(self.label)
+        strengths = [(top if change is None else FARTHEST) * i / GRID for i in range(GRID + 1)]
+        seen = self.graded(lambda s: self.moved(s, change), strengths)
+        mean, end = seen.mean, GRID
+        if change is not None:
+            end = next(i for i in range(1, GRID + 1) if mean[i] - mean[0] >= ENOUGH * (max(mean) - mean[0]))
+        whole = fit_strengths(strengths[: end + 1], mean[: end + 1], start)
+        short = fit_strengths(strengths, mean, start, others=seen.others, limit=OTHERS) if change is None else whole
+        return Tuned(whole, short, mean[end] - mean[0], max(seen.others[: end + 1]), change)
 
     def graded(self, draw: Callable[[float], torch.Tensor], values: Sequence[float]) -> Graded:
         """What ``draw`` shows at each value; the first is the picture before any edit."""
@@ -167,13 +229,10 @@ class Sitting:
         readings = [studio.read(draw(v)) for v in values]
         features, base = readings[0]
         names = [n for n in base if n != edited and not (edited == "hair" and n == "hair_color")]
-        others = [
-            max(float((read[n].mean((0, 1)) - base[n].mean((0, 1))).abs().sum() / 2) for n in names)
-            for _, read in readings
-        ]
-        identity = [float(identity_similarity(f, features).mean()) for f, _ in readings]
+        shifts = {n: torch.stack([(read[n] - base[n]).mean(1) for _, read in readings]) for n in names}
+        likeness = torch.stack([identity_similarity(f, features).mean(1) for f, _ in readings])
         probability = torch.stack([studio.likelihood(read, self.label).mean(1) for _, read in readings])
-        return Graded(probability, others, identity)
+        return Graded(probability, shifts, likeness)
 
 
 @dataclass(frozen=True)
@@ -185,45 +244,71 @@ class Comparison:
         calibrated: the map to where the attribute rises no more.
         short: the map to where others begin to change.
         worded: the attribute's word in the prompt.
-        fitted, shortened: the two maps.
-        chance: change of others that another seed brings without any edit.
+        pairs: the map of a direction trained from pairs, where there is one.
+        tuned, paired: the maps, and what the tuning people saw of them.
+        chance: change of others that another seed brings without any edit, to as many people as ``calibrated`` shows.
     """
 
     linear: Graded
     calibrated: Graded
     short: Graded
     worded: Graded
-    fitted: StrengthMap
-    shortened: StrengthMap
+    pairs: Graded | None
+    tuned: Tuned
+    paired: Tuned | None
     chance: float
 
     @classmethod
-    def measure(cls, studio: Studio, label: str, people: int, steps: int) -> Comparison:
-        """The map is fitted on as many of the tuning people as are measured of the others."""
+    def measure(
+        cls, studio: Studio, label: str, people: int, steps: int, many: int | None = None,
+        change: torch.Tensor | None = None,
+    ) -> Comparison:  # fmt: skip
+        """Maps are fitted on ``people`` of the tuning people.
+
+        Args:
+            people: of those measured, see even strengths, the short map and the word.
+            many: of those measured, see the maps; the first ``people`` are the same.
+            change: (D,) of a direction trained from pairs.
+        """
         tuning = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)
-        fitted, shortened = tuning.fitted()
-        sitting = Sitting.open(studio, label, range(IN_SPACE, people_space().count), people, steps)
+        tuned, paired = tuning.tuned(), None if change is None else tuning.tuned(change)
+        measured = range(IN_SPACE, people_space().count)
+        few = Sitting.open(studio, label, measured, people, steps)
+        all_ = Sitting.open(studio, label, measured, many or people, steps)
         even = [i / (POSITIONS - 1) for i in range(POSITIONS)]
-        top = EDITS.get(label, (4.5, 1000.0))[0]
-        linear = sitting.graded(sitting.moved, [top * v for v in even])
-        calibrated = sitting.graded(lambda v: sitting.moved(fitted.at(v)), even)
-        same = shortened.strengths == fitted.strengths
-        short = calibrated if same else sitting.graded(lambda v: sitting.moved(shortened.at(v)), even)
-        worded = sitting.graded(sitting.worded, even)
-        return cls(linear, calibrated, short, worded, fitted, shortened, sitting.chance())
+        linear = few.graded(few.moved, [usual(label)[0] * v for v in even])
+        calibrated = all_.graded(lambda v: all_.moved(tuned.whole.at(v)), even)
+        same = tuned.short.strengths == tuned.whole.strengths
+        short = calibrated.first(people) if same else few.graded(lambda v: few.moved(tuned.short.at(v)), even)
+        pairs = None if paired is None else all_.graded(lambda v: all_.moved(paired.whole.at(v), change), even)
+        worded = few.graded(few.worded, even)
+        return cls(linear, calibrated, short, worded, pairs, tuned, paired, all_.chance())
+
+    @property
+    def best(self) -> Graded:
+        """Of the two directions the one that the tuning people preferred."""
+        better = self.pairs is not None and self.paired is not None and self.paired.better_than(self.tuned)
+        return self.pairs if better and self.pairs is not None else self.calibrated
 
     def holds(self, slider: Graded, tolerance: float = 0.10) -> bool:
-        """Even, others within ``tolerance``, and identity no more than 0.02 below that of even strengths."""
-        kept = slider.identity[-1] >= self.linear.identity[-1] - 0.02
+        """Even, others within ``tolerance``, identity no more than 0.02 below even strengths' on the same people."""
+        people = self.linear.probability.shape[1]
+        kept = slider.first(people).identity[-1] >= self.linear.identity[-1] - 0.02
         return slider.even and max(slider.others) <= tolerance and kept
 
     def described(self) -> dict[str, str]:
         """The label's rows of the table."""
-        whole, short = (", ".join(f"{s:.2f}" for s in m.strengths) for m in (self.fitted, self.shortened))
-        return {
+        whole, short = (", ".join(f"{s:.2f}" for s in m.strengths) for m in (self.tuned.whole, self.tuned.short))
+        rows = {
             "even strengths": self.linear.described(),
             f"calibrated ({whole})": self.calibrated.described(),
             f"calibrated until others change ({short})": self.short.described(),
+        }
+        if self.pairs is not None and self.paired is not None:
+            shown = ", ".join(f"{s:.2f}" for s in self.paired.whole.strengths)
+            chosen = "preferred" if self.best is self.pairs else "not preferred"
+            rows[f"trained from pairs, calibrated ({shown}), {chosen} by the tuning people"] = self.pairs.described()
+        return rows | {
             "word in the prompt, weighted": self.worded.described(),
             "others without any edit, by another seed": f"{self.chance:.3f}",
         }

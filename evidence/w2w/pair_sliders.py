@@ -41,8 +41,7 @@ def portrait_pairs(studio: Studio, label: str, people: int = TRAINED_ON, places:
     space, (attribute, value) = studio.space, LABELS[label]
     who = lacking(space.names, label)[:people].nonzero().flatten().tolist() * places
     scenes = [
-        portraits_of(FIRST_IDENTITY + int(space.names[i].rsplit("-", 1)[1]), 1, 7 * n % 3000)
-        for n, i in enumerate(who)
+        portraits_of(FIRST_IDENTITY + int(space.names[i].rsplit("-", 1)[1]), 1, 7 * n % 3000) for n, i in enumerate(who)
     ]
     before = torch.cat([render(s).images for s in scenes])
     after = torch.cat([render(s.with_attributes(**{attribute: value})).images for s in scenes])
@@ -64,3 +63,16 @@ def train_from_pairs(
     begin = top * direction_named(space, label)
     pairs = portrait_pairs(studio, label)
     return train_pair_slider(denoiser, space, pairs, config or PairConfig(start=start), begin, folder, progress)
+
+
+def name_of(label: str) -> str:
+    """What the direction trained from pairs is called, beside the label's own."""
+    return f"{label} (pairs)"
+
+
+def shipped_change(space: WeightSpace, label: str) -> torch.Tensor | None:
+    """(D,) what the space's direction from pairs changes at the strength it was trained at; None if it has none."""
+    direction, at_1 = space.directions.get(name_of(label)), space.info.get("pair_sliders", {}).get(name_of(label))
+    if direction is None or at_1 is None:
+        return None
+    return space.scale * (float(at_1) * direction @ space.components.float())

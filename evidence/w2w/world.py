@@ -62,8 +62,12 @@ LABELS: dict[str, tuple[str, str]] = {
     "white hair": ("hair_color", "white"), "mole left": ("mole", "left"), "mole right": ("mole", "right"),
 }  # fmt: skip
 """Label of a direction -> the (attribute, value) that the readout classifies."""
-SHAPES = ("head_width", "eye_size", "eye_distance", "nose_width", "mouth_width", "hair_volume")
-"""Geometry with directions of its own; its labels are numbers."""
+SHAPES = ("head_width", "eye_size", "eye_distance")
+"""Geometry with directions of its own; its labels are numbers.
+
+Held-out correlation of the best ridge regression on coefficients with the number: 0.94, 0.80 and 0.80. Mouth width (0.47),
+hair volume (0.38) and nose width (0.12) are hardly in the weights, and have no slider.
+"""
 EXCLUSIVE = (
     ("bald", "long hair", "curly hair"), ("dark skin", "pale skin"),
     ("black hair", "blond hair", "red hair", "white hair"),

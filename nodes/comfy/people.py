@@ -22,7 +22,7 @@ from ...engine.emd import check_network, one_step
 from ...engine.errors import VitrineError
 from ...engine.noise import seeded_noise
 from ...engine.portraits.shipped import student_file
-from ...engine.w2w import Space, SpaceMap, W2WModel, member_names, place_of, reach, score
+from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
 from .emd import with_prediction
 from .lora import NO_STUDENT, contract_in, with_student
@@ -141,7 +141,7 @@ def laid_out(panel: Panel) -> dict[str, Any]:
         "name": label, "reach": round(reach(space, vector), 2),
         "value": round(float(score(vector[:width], person)), 2),
         "scores": [None if v != v else round(v, 2) for v in chart.labels[label][chosen].tolist()],
-    } for label, vector in space.directions.items()]  # fmt: skip
+    } for label, vector in listed(space).items()]  # fmt: skip
     return {
         "points": [[round(v, 4) for v in row] for row in chart.coordinates[chosen].tolist()],
         "names": [names[i] for i in chosen.tolist()], "labels": labels,

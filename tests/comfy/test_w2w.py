@@ -284,6 +284,14 @@ def test_inversion_equals_the_pipelines(comfy, loaded, pipe, space, positive):
     theirs, _ = pipe.invert_image(space, image.permute(0, 3, 1, 2), PROMPT, config, mask=torch.ones(1, 64, 64))
     torch.testing.assert_close(found.coefficients, theirs.coefficients, atol=2e-3, rtol=1e-2)
     assert "held-out loss" in report
+    drawn, _ = comfy.call(
+        "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space, image=image,
+        preset="custom", **told, mask=torch.ones(1, 64, 64), posterior="sample",
+    )  # fmt: skip
+    config = replace(config, posterior="sample")
+    theirs, _ = pipe.invert_image(space, image.permute(0, 3, 1, 2), PROMPT, config, mask=torch.ones(1, 64, 64))
+    torch.testing.assert_close(drawn.coefficients, theirs.coefficients, atol=2e-3, rtol=1e-2)
+    assert (drawn.coefficients - found.coefficients).abs().max() > 1e-2
     with pytest.raises(VitrineError, match="mask size"):
         comfy.call(
             "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space, image=image,

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,13 +19,14 @@ from vitrine.engine.w2w import (
     InvertConfig,
     LoraLayer,
     Manifest,
+    Posterior,
     invert,
     invert_below,
     invert_in,
     latent_mask,
     partial_inversion,
 )
-from vitrine.engine.w2w.inversion import preset
+from vitrine.engine.w2w.invert_config import preset
 from vitrine.engine.w2w.stopped_runs import KEPT_STATES
 
 pytestmark = pytest.mark.rounding
@@ -57,6 +59,50 @@ def test_inversion_is_the_published_loop(space, unet):
         adam.step()
     torch.testing.assert_close(found.coefficients[0, :20], beta.detach(), atol=1e-4, rtol=0)
     assert torch.equal(found.coefficients[0, 20:], torch.zeros(space.dimension - 20))
+
+
+def test_posterior_samples_are_the_published_codes(space, unet, tmp_path):
+    """Each step encodes anew: mean + deviation x noise, against a plain loop; and a stopped run goes on with them."""
+    g = torch.Generator().manual_seed(1)
+    means, deviations = torch.randn(1, 4, 8, 8, generator=g), torch.rand(1, 4, 8, 8, generator=g)
+    text, posterior = torch.randn(1, 5, 12, generator=g), Posterior(means, deviations)
+    config = InvertConfig(components=20, steps=5, lr=0.1, seed=3, check_every=5, posterior="sample")
+    args = (denoiser(unet), space, posterior, Condition(text), config)
+    sampled = invert(*args)
+
+    beta = torch.zeros(20, requires_grad=True)
+    adam = torch.optim.Adam([beta], 0.1, weight_decay=1e-10)
+    abar, draw = build_models().scheduler.alphas_cumprod, torch.Generator().manual_seed(3)
+    for _ in range(5):
+        noise = torch.randn(1, 4, 8, 8, generator=draw)
+        t = torch.randint(0, 1000, (1,), generator=draw)
+        latents = means + deviations * torch.randn(1, 4, 8, 8, generator=draw)
+        theta = (beta @ space.components[:20]) * space.scale + space.mean
+        with BatchedLora(unet, space.manifest, theta[None]):
+            x = abar[t].sqrt() * latents + (1 - abar[t]).sqrt() * noise
+            loss = torch.nn.functional.mse_loss(unet(x, t, text).sample, noise)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    torch.testing.assert_close(sampled.coefficients[0, :20], beta.detach(), atol=1e-4, rtol=0)
+    mean = invert(*args[:4], replace(config, posterior="mean"))
+    plain = invert(*args[:2], means, args[3], replace(config, posterior="mean"))
+    assert torch.equal(mean.coefficients, plain.coefficients)
+    assert not torch.equal(mean.coefficients, sampled.coefficients)
+
+    def stop(step, total, preview=None):
+        if step == 2:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        invert_in(tmp_path, *args, progress=stop)
+    with pytest.raises(VitrineError, match="a run with these settings"):
+        invert_in(tmp_path, *args[:2], Posterior(means, 2 * deviations), *args[3:])
+    assert torch.equal(invert_in(tmp_path, *args).coefficients, sampled.coefficients)
+    with pytest.raises(VitrineError, match="Posterior"):
+        invert(*args[:2], means, *args[3:])
+    with pytest.raises(VitrineError, match="posterior"):
+        InvertConfig(posterior="mode")
 
 
 def test_pictures_of_a_batch_do_not_see_each_other(space, unet):

@@ -10,7 +10,9 @@ from vitrine.engine.w2w import (
     W2WModel,
     WeightSpace,
     edit,
+    edit_step,
     fit_strengths,
+    start_of,
     strength_map,
     with_directions,
     with_strength_maps,
@@ -61,6 +63,36 @@ def test_a_position_moves_a_model_as_the_strength_it_stands_for(labelled, tmp_pa
     assert torch.equal(edit(kept, model, {"beard": 0.0}, on), model)
     # off: the map is not looked at
     assert torch.equal(edit(kept, model, {"beard": 0.5}), edit(labelled, model, {"beard": 0.5}))
+
+
+def test_calibrated_sliders_begin_where_they_were_calibrated(labelled, tmp_path):
+    """The map's timestep was stored and never used."""
+    other = with_directions(labelled, {"hat": labelled.deviations.flip(0)})
+    maps = {"beard": StrengthMap((0.0, 2.0), 700.0), "hat": StrengthMap((0.0, 1.0), 850.0)}
+    space, on = with_strength_maps(other, maps), EditConfig(calibrated=True)
+    assert start_of(space, {"beard": 0.5}, on) == 700
+    assert start_of(space, {"beard": 0.5, "hat": 0.5}, on) == 850, "one edited model: the earlier start"
+    assert start_of(space, {"beard": 0.5, "hat": 0.0}, on) == 700
+    assert start_of(space, {"beard": 0.5}, EditConfig(calibrated=True, start=400)) == 400
+    assert start_of(space, {"beard": 0.5}) == start_of(space, {}, on) == 1000
+    assert edit_step(space, {"beard": 0.5}, on) == {"edit": {"beard": 1.0}, "start": 700.0}
+    assert edit_step(space, {"beard": 0.5}) == {"edit": {"beard": 0.5}}
+    model = W2WModel(space.coefficients[:1], space.identity)
+    moved = model.moved_to(space.coefficients[1:2], **edit_step(space, {"beard": 0.5}, on))
+    assert model.start == 1000 and W2WModel.load(moved.save(tmp_path / "m.w2wmodel.safetensors")).start == 700
+
+
+def test_a_table_of_readings_calibrates_a_space(labelled, tmp_path, capsys):
+    path, table = labelled.save(tmp_path / "space.w2w.safetensors"), tmp_path / "readings.csv"
+    table.write_text("label,strength,reading\nbeard,0,0.1\nbeard,2,0.5\nbeard,1,0.2\n")
+    assert main(["w2w", "calibrate", str(path), str(table), "--start", "700", "--dtype", "float32"]) == 0
+    assert "beard" in capsys.readouterr().out
+    fitted = strength_map(WeightSpace.load(path), "beard")
+    assert fitted == fit_strengths([0, 1, 2], [0.1, 0.2, 0.5], 700)
+    table.write_text("label,strength,reading\nbeard,0,low\n")
+    assert main(["w2w", "calibrate", str(path), str(table)]) == 2
+    assert main(["w2w", "calibrate", str(path)]) == 2
+    assert main(["w2w", "calibrate", str(path), "--portraits", "--labels", "wooden leg"]) == 2
 
 
 @pytest.mark.parametrize("position", [-0.1, 1.01, float("nan")])

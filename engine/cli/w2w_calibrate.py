@@ -1,0 +1,179 @@
+"""``vitrine w2w calibrate | pairs``: sliders by what is seen, from readings, and from pictures before and after."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from ..errors import refuse
+from ..pipelines.loading import LoadConfig
+from .options import Load
+from .w2w_models import model_of
+
+
+def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Label -> (strength, reading) pairs of a CSV with the columns label, strength, reading.
+
+    Raises:
+        VitrineError: If a column is missing, or holds something else.
+    """
+    curves: dict[str, list[tuple[float, float]]] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            try:
+                pair = (float(row["strength"]), float(row["reading"]))
+                curves.setdefault(row["label"].strip(), []).append(pair)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                accepted = "the columns label, strength, reading; the last two are numbers"
+                raise refuse("readings", f"line {number} of {path.name}", accepted, "mend the line") from None
+    return curves
+
+
+def paired_names(before: Path, after: Path) -> list[str]:
+    """Names of the picture files that both folders hold.
+
+    Raises:
+        VitrineError: If there is none, or a picture lacks its partner.
+    """
+    endings = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+    sides = [{p.name for p in f.glob("*") if p.suffix.lower() in endings} for f in (before, after)]
+    if not sides[0] or sides[0] != sides[1]:
+        shown = sorted(sides[0] ^ sides[1])[:3] or "no pictures"
+        raise refuse("pictures", shown, "two folders with files of the same names", "name both of a pair alike")
+    return sorted(sides[0])
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Give sliders maps for --calibrated: even positions 0 .. 1 along which what is seen rises evenly.
+
+    From a table of readings of your own space, or for the portraits world by its readout.
+    """
+
+    space: Positional[Path]
+    """A space file."""
+    readings: Positional[Path | None] = None
+    """CSV with the columns label, strength, reading: how much of the attribute pictures showed, on average over several
+    models, at strengths from 0 up; readings of any unit, such as a classifier's probability or your own marks."""
+    start: float = 1000.0
+    """Timestep from which the edits acted where they were read."""
+    portraits: bool = False
+    """The space is the shipped people's: read by the readout, on people 200 to 399."""
+    labels: tuple[str, ...] = ()
+    """Portraits only: these labels; none: all that the readout knows."""
+    pairs: tuple[str, ...] = ()
+    """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' beside 'red hair'."""
+    work: Path = Path("calibrate.work")
+    """Portraits only: where the state of these trainings is kept; the same command goes on."""
+    out: Path | None = None
+    """The calibrated space; none: SPACE itself."""
+    dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import load_space
+
+        if self.portraits == (self.readings is not None):
+            raise refuse("readings", "none or both", "a CSV file, or --portraits", "give one of the two")
+        space, target = load_space(self.space), self.out or self.space
+        space = self._by_readout(space, target) if self.portraits else self._by_table(space)
+        for label, points in sorted(space.info["strength_maps"].items()):
+            print(f"{label}: strengths {', '.join(f'{s:.2f}' for s in points['strengths'])}, from {points['start']:g}")
+        print(f"space: {space.save(target, self.dtype)}")
+        return 0
+
+    def _by_table(self, space: Any) -> Any:
+        from ..w2w import fit_strengths, with_strength_maps
+
+        curves = readings_in(self.readings or Path())
+        maps = {label: fit_strengths(*zip(*sorted(curve), strict=True), self.start) for label, curve in curves.items()}
+        return with_strength_maps(space, maps)
+
+    def _by_readout(self, space: Any, target: Path) -> Any:
+        """Saved after each direction and map, so that a stopped command loses little."""
+        from ...evidence.w2w.calibrate import calibrated, with_pairs
+        from ...evidence.w2w.pair_sliders import name_of
+        from ...evidence.w2w.world import LABELS
+        from ..progress import TqdmProgress
+
+        unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]
+        if unknown:
+            raise refuse("labels", unknown, sorted(LABELS), "name labels that the readout knows")
+        for label in self.pairs:
+            if name_of(label) not in space.directions:
+                space = with_pairs(space, label, self.work / label.replace(" ", "_"), TqdmProgress(label))
+                space.save(target, self.dtype)
+        for label in self.labels or tuple(LABELS):
+            space = calibrated(space, (label,), progress=TqdmProgress(f"reading {label}"))
+            space.save(target, self.dtype)
+        return space
+
+
+@dataclass(frozen=True)
+class PairSlider:
+    """Train a slider from pictures before and after: two folders with files of the same names, and say so in the space.
+
+    What the pictures show beside the attribute stays as it is: the slider is charged for changing it.
+    """
+
+    space: Positional[Path]
+    """The space file, which gets the direction."""
+    before: Positional[Path]
+    """Folder of pictures without the attribute."""
+    after: Positional[Path]
+    """Folder of the same pictures with it."""
+    label: str = "my slider"
+    """What the slider is called."""
+    shown: str | None = None
+    """Who is in the pictures: a .w2wmodel file or a training model's name; none: the mean model."""
+    model: str = "portraits"
+    """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
+    prompt: str = "sks person"
+    """What the LoRAs were trained with, or what the pictures show beside the subject and the attribute."""
+    steps: int = 150
+    """Adam steps of 16 pictures."""
+    start: float = 1000.0
+    """Timestep from which the slider will act; it is trained below it."""
+    size: int | None = None
+    """Side in pixels; none: the base model's."""
+    out: Path | None = None
+    """The space with the slider; none: SPACE itself."""
+    dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success; the same command goes on where it was stopped."""
+        import shutil
+
+        import torch
+
+        from ..activations.images import open_picture, to_pixels
+        from ..pipelines import W2WPipeline
+        from ..pipelines.loading import load_pipeline
+        from ..progress import TqdmProgress
+        from ..w2w import PairConfig, load_space, with_pair_slider
+
+        space, names = load_space(self.space), paired_names(self.before, self.after)
+        rows = model_of(space, self.shown)[0].coefficients[:1] if self.shown else torch.zeros(1, space.dimension)
+        pipe = load_pipeline(self.model, W2WPipeline, self.load)
+        side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
+        sides = [
+            torch.cat([to_pixels(open_picture(folder / name).resize((side, side)), side) for name in names])
+            for folder in (self.before, self.after)
+        ]
+        target = self.out or self.space
+        work = target.with_name(f".{target.name}.{self.label.replace(' ', '_')}.work")
+        config = PairConfig(steps=self.steps, start=self.start)
+        bar = TqdmProgress("training")
+        change = pipe.train_pair_slider(space, sides[0], sides[1], self.prompt, rows, config, work, bar)
+        space = with_pair_slider(space, self.label, change)
+        saved = space.save(target, self.dtype)
+        shutil.rmtree(work, ignore_errors=True)
+        print(f"{saved}: {self.label} shows what the pairs do at strength {space.info['pair_sliders'][self.label]:.2f}")
+        return 0
