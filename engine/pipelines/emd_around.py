@@ -61,7 +61,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         remedy = "give the other pipeline the transformer: from_pretrained(..., transformer=...)"
         raise refuse("student", f"{name}, which is no LoRA", "a LoRA", remedy)
 
-    def _prompted(
+    def prompted(
         self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: Any = None,
         pooled: torch.Tensor | None = None, **masks: torch.Tensor,
     ) -> Condition:  # fmt: skip
@@ -78,7 +78,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
             raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
         return self._condition([], *size, texts)
 
-    def _unprompted(self, size: tuple[int, int]) -> Condition:
+    def unprompted(self, size: tuple[int, int]) -> Condition:
         self._refuse_without_encoder("guidance of the repair")
         return self._condition([""], *size)
 

@@ -82,6 +82,10 @@ def _one_step(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
     return pipe(prompt, **{"output_type": "latent", **arguments})
 
 
+def _one_step_sized(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
+    return _one_step(pipe, prompt, **{"height": SIDE, "width": SIDE, **arguments})
+
+
 def _tap(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
     return pipe(image, "" if prompt is None else prompt, RESIDUAL, **{"output_type": "none", **arguments})
@@ -176,6 +180,8 @@ DOORS = {
         Door("W2W", "sd", ours.W2WPipeline, _person, True, _inverted, _inverted_within, refused=PERSON),
         Door("EMD", "sd", ours.EMDOneStepPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
         Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
+        Door("EMD, transformers", "flux", ours.EMDOneStepTransformerPipeline, _one_step_sized, refused=STUDENT,
+             absent=NO_PICTURES, lent=True),
         Door("Control", "sd", ours.ControlConditionedPipeline, _checkpointed, refused=CONTROL, absent=NO_PICTURES),
         Door("Control XL", "sdxl", ours.ControlConditionedXLPipeline, _sized, refused=CONTROL, absent=NO_PICTURES),
         Door("PixArt", "pixart-1024", ours.ControlConditionedPixArtPipeline, _sized, refused=CONTROL,
