@@ -45,7 +45,6 @@ from vitrine.engine.pipelines import (
     CorrespondenceTransformerPipeline,
     CorrespondenceXLPipeline,
     EMDOneStepPipeline,
-    EMDOneStepTransformerPipeline,
     EMDOneStepXLPipeline,
     NEMOPipeline,
     ResolutionTransferPipeline,
@@ -103,7 +102,7 @@ def around(kind: type, pipe: Any) -> Any:
 
     One that has prompts encoded by the other is made by ``from_pipe``, for only so does it know it.
     """
-    if issubclass(kind, (ActivationTapTransformerPipeline, EMDOneStepTransformerPipeline)):
+    if issubclass(kind, ActivationTapTransformerPipeline):
         made = kind.from_pipe(pipe)
         made.set_progress_bar_config(disable=True)
         return made
@@ -347,26 +346,19 @@ def control_with_checkpoint(pipe: Any, steps: int = 2) -> Tensors:
 
 
 # --- EMD ----------------------------------------------------------------------------------------------------------
-EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepXLPipeline} | dict.fromkeys(
-    ("sd3", "flux"), EMDOneStepTransformerPipeline
-)
+EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepXLPipeline}
 
 
 @_call("emd.one_step", EMD)
 def emd_one_step(pipe: Any) -> Tensors:
-    return [pipe(PROMPT, [0, 1], output_type="pt", **_portrait(pipe)).images]
-
-
-def _portrait(pipe: Any) -> dict[str, int]:
-    """FluxPipeline's own size is 1024 pixels, whatever the network's."""
-    return {"height": 64, "width": 64} if isinstance(pipe, EMDOneStepTransformerPipeline) else {}
+    return [pipe(PROMPT, [0, 1], output_type="pt").images]
 
 
 @_call("emd.correct", EMD, steps=2)
 def emd_correct(pipe: Any, steps: int = 2) -> Tensors:
     role = Denoiser.from_diffusers(pipe)
     told = {"teacher": role, "score": role, "output_type": "latent"}
-    return [pipe(PROMPT, [0, 1], correction=CorrectConfig(steps, gz=0.004), **told, **_portrait(pipe)).images]
+    return [pipe(PROMPT, [0, 1], correction=CorrectConfig(steps, gz=0.004), **told).images]
 
 
 # --- resolution ---------------------------------------------------------------------------------------------------

@@ -141,6 +141,7 @@ def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
     torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="latent").images, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="pt").images, shown, rtol=0, atol=1e-5)
     assert (plain - wanted).abs().max() > 1e-3
+    run.roles.remove()
     second = parts.trainer(EMDTrainConfig(2, 1, **settings), tmp_path / "second")
     second.start_from(file, tmp_path / "score_diffusers.safetensors")
     for name, value in second.roles.parameters("generator").items():
