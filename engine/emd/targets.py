@@ -37,10 +37,9 @@ def adapted_layers(backbone: nn.Module) -> list[str]:
         return list(UNET)
     matches = (re.match(r".*?\.\d+(?=\.|$)", getattr(site, "path", "")) for site in layout_of(backbone))
     blocks = tuple({f"{match[0]}." for match in matches if match})
-    return [
-        path
+    layers = {  # peft keeps a layer that it adapts as base_layer, beside its factors
+        path.removesuffix(".base_layer"): (layer.out_features, layer.in_features)
         for path, layer in backbone.named_modules()
-        if isinstance(layer, nn.Linear)
-        and path.startswith(blocks)
-        and not comfyui_place(family.weights, path).swapped((layer.out_features, layer.in_features))
-    ]
+        if isinstance(layer, nn.Linear) and path.startswith(blocks) and ".lora_" not in path
+    }
+    return [path for path, shape in layers.items() if not comfyui_place(family.weights, path).swapped(shape)]

@@ -120,15 +120,19 @@ class OneStepTools(SharedPipeline):
         return contract
 
     def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
-        unet = copy.deepcopy(self.unet)  # this one may be shared with the pipeline that ``from_pipe`` took it from
-        shapes = {key: value.shape for key, value in unet.state_dict().items()}
+        net = copy.deepcopy(self._network)  # this one may be shared with the pipeline that ``from_pipe`` took it from
+        shapes = {key: value.shape for key, value in net.state_dict().items()}
         keys = shapes.keys() | tensors.keys()
         differing = [key for key in keys if key not in tensors or tensors[key].shape != shapes.get(key)]
         if differing:
-            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's UNet"
-            raise refuse("student UNet", shown, accepted, "load the matching base")
-        unet.load_state_dict(tensors)
-        self.register_modules(unet=unet)
+            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's network"
+            raise refuse("student network", shown, accepted, "load the matching base")
+        net.load_state_dict(tensors)
+        self._take(net)
+
+    def _take(self, network: Any) -> None:
+        """Draw with another network."""
+        self.register_modules(unet=network)
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]

@@ -13,6 +13,7 @@ from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
 from ...engine.files import write_whole
 from ...engine.noise import seeded_noise
+from ...engine.pipelines.loading import FLOW, SHIPPED
 from ...engine.progress import Progress
 from .saved import lora_file
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def bases() -> list[str]:
-    """The portraits model and the folders in models/diffusers."""
+    """The two portraits models and the folders in models/diffusers."""
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
-    return ["portraits", *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
+    return [SHIPPED, FLOW, *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
 
 
 def distil(
