@@ -161,7 +161,7 @@ class Roles:
         if self._adapters:
             self.net.enable_adapters()
             self.net.delete_adapters(list(self._adapters))
-            if not self.net.peft_config:  # no adapters of others: not even wrappers stay
+            if not getattr(self.net, "peft_config", None):  # no adapters of others: not even wrappers stay
                 self.net.unload_lora()
 
 
