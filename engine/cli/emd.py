@@ -31,7 +31,8 @@ def _read(path: Path) -> dict[str, Any]:
 class Train:
     """Distil a one-step student; the same command resumes an interrupted run, bit for bit.
 
-    CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "train": {settings}}.
+    CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "size": [height, width],
+    "train": {settings}}.
     Without one, a student of the portraits model is trained. Under ``accelerate launch`` (on CPU cores ``torchrun``),
     with ``-m vitrine.engine.cli.main emd train``, processes share each batch.
     """
@@ -64,9 +65,9 @@ class Train:
         from ..progress import TqdmProgress
 
         settings = _read(self.config) if self.config else {"train": PORTRAITS}
-        unknown = set(settings) - {"model", "prompts", "base", "train"}
+        unknown = set(settings) - {"model", "prompts", "base", "size", "train"}
         if unknown:
-            raise refuse("config", sorted(unknown), "model, prompts, base, train", "remove them")
+            raise refuse("config", sorted(unknown), "model, prompts, base, size, train", "remove them")
         config = EMDTrainConfig.from_dict(settings.pop("train", {}))
         for path in filter(None, (self.start, self.start_score)):
             if not path.is_file():

@@ -133,12 +133,12 @@ def read_student(
 
 
 def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None:
-    """Refuse LoRA names that ComfyUI drops with no more than a line in its log.
+    """Refuse LoRA names that ComfyUI drops with no more than a line in its log: those of a UNet but kohya's.
 
     Raises:
         VitrineError: The names are those of PEFT or diffusers.
     """
-    peft = [k for k in tensors if ".lora_A." in k or ".lora_B." in k]
+    peft = [k for k in tensors if (".lora_A." in k or ".lora_B." in k) and not k.startswith("transformer.")]
     if peft:
         accepted = "kohya names, lora_unet_....lora_down.weight with .alpha"
         raise refuse("LoRA names", f"{peft[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")

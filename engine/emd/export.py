@@ -1,4 +1,4 @@
-"""A trained student as a file: a LoRA in kohya names (ComfyUI) and in diffusers names, or a whole UNet."""
+"""A trained student as a file: a LoRA in the names that ComfyUI and diffusers read, or a whole network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .contract import StudentContract
 
 
 def kohya(weights: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha`` (equal to the rank: scale 1)."""
+    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha`` (equal to the rank: scale 1): of a UNet."""
     out: dict[str, torch.Tensor] = {}
     for key, value in weights.items():
         module, matrix = _split(key, name)
@@ -25,10 +25,12 @@ def kohya(weights: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Ten
     return out
 
 
-def from_kohya(
+def from_file(
     tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], name: str
 ) -> dict[str, torch.Tensor]:
-    """The inverse of :func:`kohya` for adapters of the names and shapes of ``like``; alpha goes into lora_B.
+    """The inverse of :func:`kohya` and :func:`diffusers_names` for adapters of the names and shapes of ``like``.
+
+    kohya's alpha goes into lora_B.
 
     Raises:
         VitrineError: The file lacks a layer, or its rank is another.
@@ -37,23 +39,26 @@ def from_kohya(
     for key, weight in like.items():
         module, matrix = _split(key, name)
         stem = _stem(module)
-        value = tensors.get(f"{stem}.lora_{_DIRECTION[matrix]}.weight")
+        spelt = (f"{stem}.lora_{_DIRECTION[matrix]}.weight", *(f"{p}.{module}.lora_{matrix}.weight" for p in PARTS))
+        value = next((tensors[k] for k in spelt if k in tensors), None)
         if value is None or value.shape != weight.shape:
             shape = "nothing" if value is None else tuple(value.shape)
             remedy = "set rank to the file's, and take a student of the same model"
             raise refuse(f"LoRA layer {module}", shape, tuple(weight.shape), remedy)
-        rank = len(tensors[f"{stem}.lora_down.weight"])
+        rank = weight.shape[0 if matrix == "A" else 1]
         scale = float(tensors.get(f"{stem}.alpha", torch.tensor(float(rank)))) / rank
         out[key] = value.float() * (scale if matrix == "B" else 1.0)
     return out
 
 
-def diffusers_names(weights: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    """``unet.<module>.lora_A|B.weight``; without alpha diffusers takes the rank, which is right here."""
+def diffusers_names(weights: Mapping[str, torch.Tensor], name: str, part: str = "unet") -> dict[str, torch.Tensor]:
+    """``<part>.<module>.lora_A|B.weight``; without alpha diffusers takes the rank, which is right here."""
     split = ((*_split(key, name), value) for key, value in weights.items())
-    return {f"unet.{module}.lora_{matrix}.weight": value for module, matrix, value in split}
+    return {f"{part}.{module}.lora_{matrix}.weight": value for module, matrix, value in split}
 
 
+PARTS = ("unet", "transformer")
+"""Of a pipeline: what stands before module names in diffusers' files."""
 _DIRECTION = {"A": "down", "B": "up"}
 
 
@@ -68,19 +73,29 @@ def _split(key: str, name: str) -> tuple[str, str]:
 
 
 def export(
-    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
-) -> tuple[Path, ...]:
-    """Write ``<name>_kohya.safetensors`` and ``<name>_diffusers.safetensors``, both with the contract."""
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True,
+    part: str = "unet",
+) -> tuple[Path, ...]:  # fmt: skip
+    """Write ``<name>_diffusers.safetensors``, and before it ``<name>_kohya.safetensors`` for a UNet, with the contract.
+
+    ComfyUI reads the one file of a transformer as well; under kohya's names with diffusers' modules nobody would.
+    """
     weights = _narrowed(weights, half)
-    files = {"kohya": kohya(weights, name), "diffusers": diffusers_names(weights, name)}
+    files = {"kohya": kohya(weights, name)} if part == "unet" else {}
+    files["diffusers"] = diffusers_names(weights, name, part)
     return tuple(_write(Path(folder) / f"{name}_{k}.safetensors", t, name, contract) for k, t in files.items())
 
 
 def export_full(
-    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True
-) -> tuple[Path, ...]:
-    """Write ``<name>_unet.safetensors``: the whole network in diffusers names, with the contract."""
-    return (_write(Path(folder) / f"{name}_unet.safetensors", _narrowed(weights, half), name, contract),)
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True,
+    part: str = "unet",
+) -> tuple[Path, ...]:  # fmt: skip
+    """Write ``<name>_<part>.safetensors``: the whole network in diffusers names, with the contract.
+
+    ``<name>.`` before the weights' names, as a trainer tells two networks apart, is left out.
+    """
+    own = {key.removeprefix(f"{name}."): value for key, value in weights.items()}
+    return (_write(Path(folder) / f"{name}_{part}.safetensors", _narrowed(own, half), name, contract),)
 
 
 def _narrowed(weights: Mapping[str, torch.Tensor], half: bool) -> Mapping[str, torch.Tensor]:

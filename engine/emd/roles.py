@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,64 +13,65 @@ from torch.utils.checkpoint import checkpoint
 
 from ..condition import Condition
 from ..denoiser import Denoiser
-from ..errors import refuse
-from ..families import call_of, family_of
+from ..families import call_of
 from ..placement import refuse_offloaded
+from .targets import adapted_layers, part_of
 
 GENERATOR, SCORE = "generator", "score"
-TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2",
-           "conv1", "conv2", "conv_shortcut", "time_emb_proj")  # fmt: skip
-"""Layers that get an adapter: DMD2's list for one-step LoRA students."""
 
 
 class Roles:
-    """Three denoisers over one UNet. Each call switches the adapters first.
+    """Three denoisers over one network. Each call switches the adapters first.
 
     Args:
-        base: the teacher, a Denoiser over a diffusers UNet; its weights are frozen here and never change.
-        rank: LoRA rank; alpha is the same, so the scale is 1.
+        base: the teacher, a Denoiser over a diffusers UNet or transformer; its weights are frozen here.
+        rank: LoRA rank of the generator; alpha is the same, so the scale is 1.
         seed: of the adapters' first weights.
-        full: the generator is a float32 copy of the UNet instead of an adapter.
-        dtype: what the frozen UNet computes in; where that is not its own, a copy does. Adapters stay float32.
+        full: roles that are a float32 copy of the network instead of an adapter: ``generator``, ``score`` or both.
+        dtype: what the frozen network computes in; where that is not its own, a copy does. Adapters stay float32.
         checkpointing: recompute activations in the backward pass.
+        score_rank: LoRA rank of the score network; the generator's by default.
 
     Attributes:
         teacher, score, generator: the roles as denoisers.
-        full: the generator with all weights of its own, or None.
+        full: those with all weights of their own, by role.
+        part: ``unet`` or ``transformer``.
 
     Raises:
-        VitrineError: The backbone is no diffusers UNet, or is offloaded.
+        VitrineError: The backbone is of no known family, has no adapters in diffusers, or is offloaded.
     """
 
     def __init__(
-        self, base: Denoiser, rank: int, seed: int = 0, full: bool = False, dtype: torch.dtype = torch.float32,
-        checkpointing: bool = False,
+        self, base: Denoiser, rank: int, seed: int = 0, full: Collection[str] = (),
+        dtype: torch.dtype = torch.float32, checkpointing: bool = False, score_rank: int = 0,
     ) -> None:  # fmt: skip
-        if getattr(base.backbone, "add_adapter", None) is None or family_of(base.backbone).name != "UNet":
-            remedy = "pass pipe.unet; students of transformers have no file format yet that others read"
-            raise refuse("backbone", type(base.backbone).__name__, "a diffusers UNet", remedy)
+        layers = adapted_layers(base.backbone)
         refuse_offloaded(base.backbone)
-        self.dtype = dtype
-        self.full = copy_of(base, torch.float32) if full else None
+        self.dtype, self.part = dtype, part_of(base.backbone)
+        self.full = {name: copy_of(base, torch.float32) for name in (GENERATOR, SCORE) if name in full}
         self.base = base if base.backbone.dtype == dtype else copy_of(base, dtype)
-        self.unet: Any = self.base.backbone
-        self.unet.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
-        self._add_adapters((SCORE,) if full else (GENERATOR, SCORE), rank, seed)
+        self.net: Any = self.base.backbone
+        self.net.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
+        ranks = {GENERATOR: rank, SCORE: score_rank or rank}
+        self._adapters = {name: r for name, r in ranks.items() if name not in full}
+        self._add_adapters(layers, seed)
         self._active: str | None = ""
-        self.teacher, self.score = self._role(None), self._role(SCORE)
-        self.generator = self._role(GENERATOR) if self.full is None else self._full_generator(self.full)
+        self.teacher = self._role(None)
+        self.generator, self.score = (
+            self._full_role(self.full[name]) if name in full else self._role(name) for name in (GENERATOR, SCORE)
+        )
         self._checkpointing = checkpointing
         if checkpointing:
             self._enable_checkpointing()
 
-    def _add_adapters(self, names: tuple[str, ...], rank: int, seed: int) -> None:
+    def _add_adapters(self, layers: list[str], seed: int) -> None:
         from peft import LoraConfig
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for name in names:
-                config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(TARGETS))
-                self.unet.add_adapter(config, adapter_name=name)
+            for name, rank in self._adapters.items():
+                config = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers)
+                self.net.add_adapter(config, adapter_name=name)
                 for parameter in self.parameters(name).values():
                     parameter.data = parameter.data.float()  # peft gives them the backbone's dtype
 
@@ -81,7 +82,7 @@ class Roles:
 
         return self.base.with_call(call)
 
-    def _full_generator(self, full: Denoiser) -> Denoiser:
+    def _full_role(self, full: Denoiser) -> Denoiser:
         """Its weights are float32; it computes in ``dtype`` (autocast keeps the weights wide)."""
         full.backbone.requires_grad_(False).eval()
 
@@ -102,45 +103,45 @@ class Roles:
 
             return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-        self.unet.enable_gradient_checkpointing(recomputed)
-        if self.full is not None:
-            full: Any = self.full.backbone
+        self.net.enable_gradient_checkpointing(recomputed)
+        for role in self.full.values():
+            full: Any = role.backbone
             full.enable_gradient_checkpointing()
 
     def to(self, device: torch.device) -> Roles:
         """Move every network."""
-        for role in (self.base, self.full):
-            if role is not None:
-                role.backbone.to(device)
+        for role in (self.base, *self.full.values()):
+            role.backbone.to(device)
         return self
 
     def switch(self, name: str | None) -> None:
         """Make one adapter the active one, or none; :meth:`train_only` decides on gradients, not this."""
-        if name == self._active:
+        if name == self._active or not self._adapters:
             return
-        gradients = {n: p.requires_grad for n, p in self.unet.named_parameters() if ".lora_" in n}
+        gradients = {n: p.requires_grad for n, p in self.net.named_parameters() if ".lora_" in n}
         if name is None:
-            self.unet.disable_adapters()
+            self.net.disable_adapters()
         else:
-            self.unet.enable_adapters()
-            self.unet.set_adapter(name)
-        for key, parameter in self.unet.named_parameters():
+            self.net.enable_adapters()
+            self.net.set_adapter(name)
+        for key, parameter in self.net.named_parameters():
             if key in gradients:  # peft turns them on for the active adapter and off for the others
                 parameter.requires_grad_(gradients[key])
         self._active = name
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
-        """What a role trains, by name: its adapter, or the whole network of a full generator."""
-        if name == GENERATOR and self.full is not None:
-            return dict(self.full.backbone.named_parameters())
-        return {k: p for k, p in self.unet.named_parameters() if ".lora_" in k and f".{name}." in k}
+        """What a role trains, by name: its adapter, or its whole network (a score's behind ``score.``)."""
+        if name in self.full:
+            ahead = f"{SCORE}." if name == SCORE else ""
+            return {ahead + key: p for key, p in self.full[name].backbone.named_parameters()}
+        return {k: p for k, p in self.net.named_parameters() if ".lora_" in k and f".{name}." in k}
 
     def train_only(self, name: str | None) -> None:
         """Let only this role's weights take gradients; None: no weight does."""
-        for key, parameter in self.unet.named_parameters():
+        for key, parameter in self.net.named_parameters():
             parameter.requires_grad_(name is not None and ".lora_" in key and f".{name}." in key)
-        if self.full is not None:
-            self.full.backbone.requires_grad_(name == GENERATOR)
+        for role, full in self.full.items():
+            full.backbone.requires_grad_(name == role)
 
     @contextmanager
     def with_weights(self, name: str, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -158,15 +159,18 @@ class Roles:
     def remove(self) -> None:
         """Take the adapters out; the teacher is again what it was, bit for bit."""
         if self._checkpointing:
-            self.unet.disable_gradient_checkpointing()
-        self.unet.enable_adapters()
-        self.unet.delete_adapters([SCORE] if self.full is not None else [GENERATOR, SCORE])
+            self.net.disable_gradient_checkpointing()
+        if self._adapters:
+            self.net.enable_adapters()
+            self.net.delete_adapters(list(self._adapters))
+            if not getattr(self.net, "peft_config", None):  # no adapters of others: not even wrappers stay
+                self.net.unload_lora()
 
 
 def copy_of(base: Denoiser, dtype: torch.dtype) -> Denoiser:
     """A copy of the network in ``dtype``; ``base`` is left as it is."""
-    unet = copy.deepcopy(base.backbone)
-    for tensor in (*unet.parameters(), *unet.buffers()):
+    net = copy.deepcopy(base.backbone)
+    for tensor in (*net.parameters(), *net.buffers()):
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(dtype)
-    return replace(base, backbone=unet, call=call_of(unet))
+    return replace(base, backbone=net, call=call_of(net))

@@ -1,4 +1,4 @@
-"""Train a one-step student: a generator and a LoRA score network beside one frozen teacher.
+"""Train a one-step student: a generator and a score network beside one frozen teacher.
 
 Xie et al. 2024 (EM Distillation). ``step`` reads like the algorithm: student score, E-step, M-step, average.
 Under ``accelerate launch`` the processes share each batch: each draws the random numbers of the whole batch, so that
@@ -26,7 +26,7 @@ from ..training import MovingAverage, Tensors, finite, load_state, mean_gradient
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import StudentContract, read_student
-from .export import export, export_full, from_kohya, keep_last
+from .export import export, export_full, from_file, keep_last
 from .grids import write_grid
 from .logs import TrainLog
 from .losses import bias, calibrate_gz, draw_times, m_step_loss, score_gap, score_loss, z_drifts
@@ -42,7 +42,7 @@ class Trainer:
     """One run, resumable to the bit from ``folder/state.safetensors``.
 
     Args:
-        teacher: a Denoiser over a diffusers UNet; adapters are added to it.
+        teacher: a Denoiser over a diffusers UNet or transformer; adapters are added to it.
         conditions: N rows, in memory or on disk; each training row draws one.
         shape: latent size (C, H, W).
         null: the empty prompt, one row; needed when guidance is not 1.
@@ -66,16 +66,17 @@ class Trainer:
     ) -> None:  # fmt: skip
         from accelerate import Accelerator
 
-        self.config, self.folder, self.shape, self.decode = config, Path(folder), tuple(shape), decode
+        config = self.config = config.beginning(teacher.schedule.last)
+        self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
         self.conditions, self.base_contract = conditions, contract or StudentContract()
         self.condition_count = conditions.count
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
         self.device = self.accelerator.device
         self.null = None if null is None else null.to(self.device)
         self._check()
-        rare, full = config.advanced, config.student == "full"
-        roles = Roles(teacher, config.rank, config.seed, full, DTYPES[rare.dtype], rare.checkpointing)
-        self.roles = roles.to(self.device)
+        rare = config.advanced
+        how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
+        self.roles = Roles(teacher, config.rank, *how).to(self.device)
         self.random = torch.Generator().manual_seed(config.seed)
         rates = {GENERATOR: config.lr_generator, SCORE: config.lr_score}
         self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
@@ -107,7 +108,7 @@ class Trainer:
         )  # fmt: skip
 
     def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
-        """Begin with the weights of an exported LoRA (kohya names) and of the score adapter trained beside it.
+        """Begin with the weights of an exported LoRA and of the score adapter trained beside it.
 
         Does nothing in a run that has begun already; its weights come from its state.
 
@@ -116,12 +117,12 @@ class Trainer:
         """
         if self.done:
             return
-        if self.config.student == "full":
-            raise refuse("start", "a LoRA", "a run with student = lora", "start a full student from its base model")
+        if self.config.full:
+            raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
         for name, path in ((GENERATOR, student), (SCORE, score)):
             if path is not None:
                 parameters = self.roles.parameters(name)
-                for key, value in from_kohya(read_student(path)[1], parameters, name).items():
+                for key, value in from_file(read_student(path, any_names=True)[1], parameters, name).items():
                     parameters[key].data.copy_(value)
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
 
@@ -147,7 +148,7 @@ class Trainer:
         """Train to the end (or to ``until``) and export. Saved every ``save_every`` steps and when stopped.
 
         Returns:
-            The generator's files, written by the first process: a LoRA in kohya and in diffusers names, or a UNet.
+            The generator's files, written by the first process: a LoRA, first as ComfyUI reads it, or a network.
 
         Raises:
             VitrineError: If another run trains in the folder.
@@ -163,14 +164,17 @@ class Trainer:
     def _export(self) -> tuple[Path, ...]:
         files: tuple[Path, ...] = ()
         if self.accelerator.is_main_process:
-            export(self.folder, self.roles.parameters(SCORE), SCORE, self.contract)
+            self._write(self.folder, SCORE, self.roles.parameters(SCORE))
             files = self._export_generator(self.folder)
         self.accelerator.wait_for_everyone()
         return files
 
     def _export_generator(self, folder: Path) -> tuple[Path, ...]:
-        export_generator = export_full if self.config.student == "full" else export
-        return export_generator(folder, self.average.values, GENERATOR, self.contract)
+        return self._write(folder, GENERATOR, self.average.values)
+
+    def _write(self, folder: Path, role: str, weights: Tensors) -> tuple[Path, ...]:
+        write = export_full if role in self.config.full else export
+        return write(folder, weights, role, self.contract, part=self.roles.part)
 
     def _grid(self) -> torch.Tensor | None:
         """Every ``grid_every`` steps: write OUT/grids/step_N.png and return its pictures."""
@@ -185,18 +189,16 @@ class Trainer:
     def step(self) -> None:
         """One pass of the algorithm box."""
         self._set_rates()
-        batches = self._draws()
+        counts = range(self.config.advanced.accumulate)
+        batches = [self._draw() for _ in counts]
         self._score_update(batches)  # A. student score, on uncorrected samples
         for _ in range(self.config.score_updates - 1):
-            self._score_update(self._draws())
+            self._score_update([self._draw() for _ in counts])
         self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
         self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
         self.done += 1
         rates = {f"rate {name}": adam.param_groups[0]["lr"] for name, adam in self.optimizers.items()}
         self.log.row(self.done, rates | {"gz": self.chain.gz, "skipped": self.skipped})
-
-    def _draws(self) -> list[Batch]:
-        return [self._draw() for _ in range(self.config.advanced.accumulate)]
 
     def _generator_loss(self, cond: Condition, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor | None:
         self.roles.train_only(None)
@@ -257,7 +259,7 @@ class Trainer:
                 learned = True
                 self.log.read(f"loss {name}", loss)
                 self.accelerator.backward(loss / self.config.advanced.accumulate)
-        if name == GENERATOR and not self._in_any_process(torch.tensor([learned])):
+        if name == GENERATOR and not self._in_any_process(learned):
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
@@ -292,11 +294,10 @@ class Trainer:
     def _rows(self, batch: torch.Tensor) -> torch.Tensor:
         return batch[self.accelerator.process_index :: self.accelerator.num_processes].contiguous()
 
-    def _in_any_process(self, flags: torch.Tensor) -> bool:
-        """True if a flag is set in any process: either all of them take part in an update, or none."""
-        if self.accelerator.num_processes == 1:
-            return bool(flags.any())
-        return bool(self.accelerator.reduce(flags.sum().to(self.device), "sum") > 0)
+    def _in_any_process(self, flag: bool) -> bool:
+        """True if it is in any process: either all of them take part in an update, or none."""
+        alone = self.accelerator.num_processes == 1
+        return flag if alone else bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.device), "sum") > 0)
 
     def _calibrate(self) -> tuple[float, float]:
         """gz and clip from the z drift at the start; five score updates come first, since the scores coincide there."""

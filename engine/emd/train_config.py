@@ -80,20 +80,22 @@ class EMDTrainConfig(Config):
     Attributes:
         steps: generator updates.
         batch: rows of each update, shared by all processes.
-        timestep: t*, where the generator starts from the teacher.
+        timestep: t*, where the generator starts from the teacher; 0 is where all is noise: 999, of a flow 1000.
         rank: of both adapters.
         chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
         score_updates: score updates before each generator update.
         lr_generator, lr_score: Adam with betas (0, 0.99). 1e-4 suits a LoRA generator, 2e-6 a full one.
         guidance: of the teacher.
         seed: of the whole run.
-        student: ``lora``, or ``full`` for a generator with all weights of its own; the score network is a LoRA in both.
+        student: ``lora``, or ``full`` for a generator with all weights of its own.
+        score: the same for the score network.
+        score_rank: of its adapter; 0 takes ``rank``.
         advanced: what rarely changes. In a dict (a training file, say) its settings may stand beside the others.
     """
 
     steps: int = 2000
     batch: int = 16
-    timestep: float = 999.0
+    timestep: float = 0.0
     rank: int = 16
     chain: EStepConfig = EStepConfig()
     score_updates: int = 1
@@ -102,14 +104,28 @@ class EMDTrainConfig(Config):
     guidance: float = 1.0
     seed: int = 0
     student: str = "lora"
+    score: str = "lora"
+    score_rank: int = 0
     advanced: EMDAdvancedConfig = EMDAdvancedConfig()
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rank", "score_updates"):
             if getattr(self, name) < 1:
                 raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if self.student not in STUDENTS:
-            raise refuse("student", self.student, STUDENTS, "lora is the small one")
+        for name in ("student", "score"):
+            if getattr(self, name) not in STUDENTS:
+                raise refuse(name, getattr(self, name), STUDENTS, "lora is the small one")
+        if self.score_rank < 0:
+            raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """The roles that have all weights of their own."""
+        return tuple(role for role, kind in (("generator", self.student), ("score", self.score)) if kind == "full")
+
+    def beginning(self, last: float) -> EMDTrainConfig:
+        """The same with t* said: where it is not, ``last``, the schedule's timestep of most noise."""
+        return self if self.timestep else replace(self, timestep=float(last))
 
     def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
         """What keeps a run begun with ``other`` from going on with these: settings that its weights depend on.

@@ -3,6 +3,7 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -50,18 +51,17 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
             VitrineError: If it loads no LoRAs.
         """
         if not hasattr(self._source, "load_lora_weights"):
-            shown, remedy = (
-                f"a LoRA for {type(self._source).__name__}",
-                "load it into the transformer: load_lora_adapter",
-            )
-            raise refuse("student", shown, "a pipeline that loads LoRAs", remedy)
+            shown, accepted = f"a LoRA for {type(self._source).__name__}", "a pipeline that loads LoRAs"
+            raise refuse("student", shown, accepted, "load a student that is a whole network")
         self._source.load_lora_weights(tensors, adapter_name=adapter_name)
 
-    def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
-        remedy = "give the other pipeline the transformer: from_pretrained(..., transformer=...)"
-        raise refuse("student", f"{name}, which is no LoRA", "a LoRA", remedy)
+    def _take(self, network: Any) -> None:
+        source = copy.copy(self._source)  # the other pipeline keeps its own
+        source.register_modules(transformer=network)
+        self.__dict__["source"] = source
+        self.register_modules(transformer=network)
 
-    def _prompted(
+    def prompted(
         self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: Any = None,
         pooled: torch.Tensor | None = None, **masks: torch.Tensor,
     ) -> Condition:  # fmt: skip
@@ -78,7 +78,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
             raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
         return self._condition([], *size, texts)
 
-    def _unprompted(self, size: tuple[int, int]) -> Condition:
+    def unprompted(self, size: tuple[int, int]) -> Condition:
         self._refuse_without_encoder("guidance of the repair")
         return self._condition([""], *size)
 

@@ -73,14 +73,14 @@ class OneStepTools(SharedPipeline):
     def _processor(self) -> Any:
         return self.image_processor
 
-    def _prompted(
+    def prompted(
         self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
         pooled: torch.Tensor | None = None, **masks: torch.Tensor,
     ) -> Condition:  # fmt: skip
         """One row for each prompt, for pictures of ``size`` (height, width) in pixels."""
         return encoded(self, prompts, size, embeds, pooled)
 
-    def _unprompted(self, size: tuple[int, int]) -> Condition:
+    def unprompted(self, size: tuple[int, int]) -> Condition:
         """What guidance starts from, one row."""
         return empty_prompt(self, size)
 
@@ -89,7 +89,7 @@ class OneStepTools(SharedPipeline):
     ) -> Condition | None:
         """The same for a repair that is guided; a pipeline without text encoders can do the others."""
         guidance = correction.guidance or contract.trained_guidance or 1.0
-        return None if guidance == 1 else self._unprompted(size)
+        return None if guidance == 1 else self.unprompted(size)
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
@@ -120,15 +120,19 @@ class OneStepTools(SharedPipeline):
         return contract
 
     def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
-        unet = copy.deepcopy(self.unet)  # this one may be shared with the pipeline that ``from_pipe`` took it from
-        shapes = {key: value.shape for key, value in unet.state_dict().items()}
+        net = copy.deepcopy(self._network)  # this one may be shared with the pipeline that ``from_pipe`` took it from
+        shapes = {key: value.shape for key, value in net.state_dict().items()}
         keys = shapes.keys() | tensors.keys()
         differing = [key for key in keys if key not in tensors or tensors[key].shape != shapes.get(key)]
         if differing:
-            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's UNet"
-            raise refuse("student UNet", shown, accepted, "load the matching base")
-        unet.load_state_dict(tensors)
-        self.register_modules(unet=unet)
+            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's network"
+            raise refuse("student network", shown, accepted, "load the matching base")
+        net.load_state_dict(tensors)
+        self._take(net)
+
+    def _take(self, network: Any) -> None:
+        """Draw with another network."""
+        self.register_modules(unet=network)
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]
@@ -196,7 +200,7 @@ class OneStepTools(SharedPipeline):
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
             z = z.to(self._execution_device)
             size = (shape[-2] * self.vae_scale_factor, shape[-1] * self.vae_scale_factor)
-            cond = self._prompted(prompts, size, prompt_embeds, pooled_prompt_embeds, **masks)
+            cond = self.prompted(prompts, size, prompt_embeds, pooled_prompt_embeds, **masks)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
             student = Denoiser.from_diffusers(self)
             if correction is None or teacher is None or score is None:
@@ -207,7 +211,7 @@ class OneStepTools(SharedPipeline):
                     x0, _ = correct(
                         networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress
                     )
-            images = self._decoded(x0, output_type)
+            images = self.decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 
     @torch.no_grad()
@@ -231,17 +235,31 @@ class OneStepTools(SharedPipeline):
         check_student(sampling, self._network)
         prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
         noise_sources(seeds, None, None, len(prompts))
-        shape = self._shape(StudentContract(), None, None)
+        shape = self.latent_shape()
         size = (shape[1] * self.vae_scale_factor, shape[2] * self.vae_scale_factor)
         with self._in_use():
             z = seeded_noise(seeds, shape).to(self._execution_device)
-            cond = self._prompted(prompts, size)
-            begin = None if base is None else Base(base, cond, self._unprompted(size), first or FirstSteps())
+            cond = self.prompted(prompts, size)
+            begin = None if base is None else Base(base, cond, self.unprompted(size), first or FirstSteps())
             x0 = few_steps(Denoiser.from_diffusers(self), z, cond, sampling, seeds, begin, progress)
-            images = self._decoded(x0, output_type)
+            images = self.decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None)
 
-    def _decoded(self, x0: torch.Tensor, output_type: str) -> Any:
+    @property
+    def network(self) -> Any:
+        """The UNet or transformer."""
+        return self._network
+
+    def latent_shape(self, height: int | None = None, width: int | None = None) -> tuple[int, ...]:
+        """(C, h, w) of a picture's latents, by default of a picture of the usual size.
+
+        Raises:
+            VitrineError: A side is no multiple of what a token covers.
+        """
+        return self._shape(StudentContract(), height, width)
+
+    def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
+        """Pictures, or with ``"latent"`` the latents as they are."""
         if output_type == "latent":
             return x0
         with upcast_vae(self.vae) as vae:

@@ -13,16 +13,16 @@ import torch
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..emd import StudentContract
+from ..emd.targets import adapted_layers
 from ..errors import refuse
 from ..files import named
 from ..fingerprint import fingerprint_of, short
 from ..footprint import memory_bytes
-from ..placement import upcast_vae
 from ..processes import ALONE, Workers, processes
 from ..progress import Progress, silent
 from ..stored_text import StoredText, in_memory, row_bytes
-from .encoding import empty_prompt, encoded
-from .loading import LoadConfig, load_pipeline
+from .emd import EMDOneStepPipeline
+from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..emd.train import Trainer
     from ..emd.train_config import EMDTrainConfig
 
-PORTRAITS = "portraits"
+PORTRAITS = SHIPPED
 TEXTS = "texts"
 """Folder, in a run's folder, of text states that are not held in memory."""
 PORTRAIT_SCENES = range(200_000, 202_000)
@@ -49,9 +49,10 @@ class TrainingParts(NamedTuple):
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
-        with upcast_vae(self.pipeline.vae) as vae:
-            pixels = vae.decode(latents.to(vae.device, vae.dtype) / vae.config.scaling_factor).sample
-        return (pixels / 2 + 0.5).clamp(0, 1)
+        pixels: torch.Tensor = EMDOneStepPipeline.from_pipe(self.pipeline).decoded(
+            latents.to(self.pipeline.vae.device), "pt"
+        )
+        return pixels
 
     def trainer(self, config: EMDTrainConfig, folder: str | Path) -> Trainer:
         """A run in ``folder``, new or resumed.
@@ -73,34 +74,38 @@ def training_parts(
     memory: int | str = "1GB",
     progress: Progress = silent,
     workers: Workers = ALONE,
+    size: Sequence[int] | None = None,
 ) -> TrainingParts:
     """Load the teacher and encode the prompts on the run's device, empty lines left out.
 
     Args:
-        model: ``"portraits"``, a diffusers folder, or a hub id.
+        model: ``"portraits"``, ``"flow portraits"``, a diffusers folder, or a hub id.
         prompts: a text file with one prompt a line, or the prompts; by default captions of portraits.
         base: the model's name in the student's contract; its own by default.
         load: precision and version of the model. Its device must be this process's, which accelerate decides on.
         folder: of the run; text states larger than ``memory`` go into its folder ``texts``.
         memory: what text states may take in memory, in bytes or as "2GB"; room for the encoding of 64 prompts at least.
         workers: processes that share the encoding of such a list.
+        size: (height, width) of the student's pictures in pixels; the pipeline's own by default.
 
     Raises:
-        VitrineError: The prompts cannot be read, there are none for another model than portraits, it has no UNet, or
-            the prompts' states are larger than the memory and there is no folder, or another device is asked for.
+        VitrineError: The prompts cannot be read, there are none for another model than portraits, diffusers has no
+            adapters for its network, or the prompts' states are larger than the memory and there is no folder, or
+            another device is asked for.
     """
     load = load or LoadConfig()
     _check_device(load)
     pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
-    side = pipe.unet.config.sample_size
-    shape = (pipe.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
-    size = (shape[1] * pipe.vae_scale_factor, shape[2] * pipe.vae_scale_factor)
+    drawn = EMDOneStepPipeline.from_pipe(pipe)
+    shape = drawn.latent_shape(*(size or (None, None)))
+    pixels = (shape[1] * drawn.vae_scale_factor, shape[2] * drawn.vae_scale_factor)
     pipe.to(processes().device)
     with torch.no_grad():
-        null, row = empty_prompt(pipe, size).to("cpu"), encoded(pipe, texts[:1], size)
+        null, row = drawn.unprompted(pixels).to("cpu"), drawn.prompted(texts[:1], pixels)
 
         def encode(some: Sequence[str]) -> Condition:
-            return encoded(pipe, some, size)
+            cond: Condition = drawn.prompted(some, pixels)
+            return cond
 
         if row_bytes(row) * len(texts) <= memory_bytes(memory):
             conditions: Condition | StoredText = in_memory(texts, encode)
@@ -108,10 +113,10 @@ def training_parts(
             shown = f"{len(texts)}, {row_bytes(row) * len(texts) / 2**20:.0f} MiB of text states"
             raise refuse("prompts", shown, f"{memory}, or a folder for them", "give a folder, or allow more memory")
         else:
-            identity = hashlib.sha256("\n".join([short(fingerprint_of(pipe.unet)), *texts]).encode()).hexdigest()
+            identity = hashlib.sha256("\n".join([short(fingerprint_of(drawn.network)), *texts]).encode()).hexdigest()
             conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, identity, progress, workers)
     pipe.to("cpu")
-    contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.scaling_factor))
+    contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
     return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
 
 
@@ -132,15 +137,12 @@ def _check_device(load: LoadConfig) -> None:
 
 
 def _pipeline_and_prompts(model: str, prompts: list[str], load: LoadConfig) -> tuple[Any, list[str]]:
-    if model == PORTRAITS and not prompts:
+    if model in (PORTRAITS, FLOW) and not prompts:
         from ..portraits import caption, sample_scenes
 
         prompts = caption(sample_scenes(PORTRAIT_SCENES))
     if not prompts:
         raise refuse("prompts", "none", "one prompt a line", "the student learns the prompts it is trained on")
     pipe = load_pipeline(model, None, replace(load, device="cpu"))
-    if getattr(pipe, "unet", None) is None:
-        shown = f"{type(pipe).__name__}, a transformer"
-        remedy = "students of transformers have no file format yet that others read"
-        raise refuse("model", shown, "Stable Diffusion 1.x, 2.x or SDXL", remedy)
+    adapted_layers(EMDOneStepPipeline.from_pipe(pipe).network)
     return pipe, prompts

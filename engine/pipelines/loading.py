@@ -13,8 +13,8 @@ from ..files import named
 if TYPE_CHECKING:
     import torch
 
-SHIPPED = "portraits"
-ACCEPTED = "'portraits', a pipeline folder, a .safetensors file, or a hub id"
+SHIPPED, FLOW = "portraits", "flow portraits"
+ACCEPTED = "'portraits', 'flow portraits', a pipeline folder, a .safetensors file, or a hub id"
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -70,10 +70,12 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
             is not there.
     """
     config = config or LoadConfig()
-    if model == SHIPPED:
-        from ..portraits import load_portraits
+    if model in (SHIPPED, FLOW):
+        from ..portraits.flow import load_either
+        from ..portraits.shipped import shipped_models
 
-        pipe = formed(load_portraits().pipeline(), kind)
+        folder = next(path for name, path in shipped_models().items() if name.startswith(f"{model},"))
+        pipe = formed(load_either(folder).pipeline(), kind)
     elif model.endswith(".safetensors"):
         pipe = _from_file(Path(model), kind, config)
     else:

@@ -13,6 +13,7 @@ from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
 from ...engine.files import write_whole
 from ...engine.noise import seeded_noise
+from ...engine.pipelines.loading import FLOW, SHIPPED
 from ...engine.progress import Progress
 from .saved import lora_file
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def bases() -> list[str]:
-    """The portraits model and the folders in models/diffusers."""
+    """The two portraits models and the folders in models/diffusers."""
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
-    return ["portraits", *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
+    return [SHIPPED, FLOW, *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
 
 
 def distil(
@@ -43,11 +44,12 @@ def distil(
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
     teacher = next((str(root / base) for root in roots if (root / base / "model_index.json").is_file()), base)
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
+    scores = [folder / f"score_{names}.safetensors" for names in ("kohya", "diffusers")]  # the latter of a transformer
     with torch.inference_mode(False), torch.enable_grad():
         parts = training_parts(teacher, prompts, base, folder=folder)
         trainer = parts.trainer(config, folder)
         file = _listed(trainer.run(progress)[0], name)
-        _listed(folder / "score_kohya.safetensors", f"{name}-score")
+        _listed(next(f for f in scores if f.is_file()), f"{name}-score")
         with torch.no_grad():
             z = seeded_noise([0, 1, 2, 3], parts.shape).to(trainer.device)
             cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)

@@ -85,7 +85,8 @@ def with_student(model: Any, name: str) -> Any:
         return model
     tensors = comfy.utils.load_torch_file(folder_paths.get_full_path_or_raise("loras", name), safe_load=True)
     check_names(tensors, os.path.basename(name))
-    layers = {k.split(".")[0] for k in tensors if k.endswith("lora_down.weight")}
+    ups = [k for k in tensors if k.endswith((".lora_up.weight", ".lora_B.weight"))]
+    layers = {k.rsplit(".lora_", 1)[0] for k in ups}
     clone, fitting = _patched(model, tensors, 1.0)
     if not fitting or fitting < len(layers):
         shown = f"{fitting} of {len(layers)} layers of {os.path.basename(name)} fit"

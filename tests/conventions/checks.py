@@ -148,6 +148,9 @@ def _embeds(pipe: Any, door: Door) -> dict[str, torch.Tensor]:
         text, mask, empty, empty_mask = lender.encode_prompt([PROMPT] * 2, device="cpu")
         masks = {"prompt_attention_mask": mask, "negative_prompt_attention_mask": empty_mask}
         return {"prompt_embeds": text, "negative_prompt_embeds": empty, **masks}
+    if door.family == "flux":
+        text, pooled, _ = lender.encode_prompt([PROMPT] * 2, None)
+        return {"prompt_embeds": text, "pooled_prompt_embeds": pooled}
     text, empty = lender.encode_prompt([PROMPT] * 2, "cpu", 1, True)
     return {"prompt_embeds": text} | ({"negative_prompt_embeds": empty} if both else {})
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from vitrine.engine import pipelines as ours
 from vitrine.engine.control.entropy import EntropyConfig
-from vitrine.engine.emd import StudentContract
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, fingerprint_of, value_sites
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import InvertConfig
@@ -103,13 +102,12 @@ def _person_sdxl(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
     return _sized(pipe, prompt, space=space, model=pipe.sample_models(space, [0]), **arguments)
 
 
-def _one_step_around(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
-    how = {"output_type": "latent", "contract": StudentContract(timestep=999.0), "height": SIDE, "width": SIDE}
-    return pipe(prompt, **how | arguments)
-
-
 def _one_step(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
     return pipe(prompt, **{"output_type": "latent", **arguments})
+
+
+def _one_step_sized(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
+    return _one_step(pipe, prompt, **{"height": SIDE, "width": SIDE, **arguments})
 
 
 def _tap(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
@@ -186,9 +184,6 @@ STUDENT = {
     "cross_attention_kwargs": (ADAPTERS, "set_adapters"),
 }
 PERSON = {"cross_attention_kwargs": (ADAPTERS, "its strength is its coefficients'")}
-TRANSFORMER_STUDENT = STUDENT | {
-    "prompt_embeds": ({"prompt": None, "prompt_embeds": torch.zeros(1, 7, 64)}, "pass prompts")
-}
 ENTROPY = {"guidance_scale": ({"guidance_scale": 2.0}, "the config's scale")}
 NO_PICTURES = ("pictures", "masks")
 
@@ -210,14 +205,14 @@ DOORS = {
         Door("W2W", "sd", ours.W2WPipeline, _person, True, _inverted, _inverted_within, refused=PERSON),
         Door("EMD", "sd", ours.EMDOneStepPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
         Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
+        Door("EMD, transformers", "flux", ours.EMDOneStepTransformerPipeline, _one_step_sized, refused=STUDENT,
+             absent=NO_PICTURES, lent=True),
         Door("Control", "sd", ours.ControlConditionedPipeline, _checkpointed, refused=CONTROL, absent=NO_PICTURES),
         Door("Control XL", "sdxl", ours.ControlConditionedXLPipeline, _sized, refused=CONTROL, absent=NO_PICTURES),
         Door("PixArt", "pixart-1024", ours.ControlConditionedPixArtPipeline, _sized, refused=CONTROL,
              absent=NO_PICTURES),
         Door("NEMO XL", "sdxl", ours.NEMOAroundPipeline, _blocked_sdxl, absent=NO_PICTURES, lent=True),
         Door("W2W XL", "sdxl", ours.W2WAroundPipeline, _person_sdxl, absent=NO_PICTURES, lent=True, refused=PERSON),
-        Door("EMD, transformers", "pixart", ours.EMDOneStepTransformerPipeline, _one_step_around,
-             refused=TRANSFORMER_STUDENT, absent=NO_PICTURES, lent=True),
         Door("Entropy", "sd", ours.EntropyGuidedPipeline, _sized, refused=ENTROPY, absent=NO_PICTURES,
              config=(EntropyConfig(scale=2.0, tau=0.01),)),
         Door("Resolution", "sd", ours.ResolutionTransferPipeline, _plain, absent=NO_PICTURES, config=(WIDE,)),

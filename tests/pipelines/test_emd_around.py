@@ -7,6 +7,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, Networks, StudentContract, correct, known, one_step
+from vitrine.engine.emd.export import export_full
 from vitrine.engine.emd.few_steps import few_steps
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
@@ -142,9 +143,24 @@ def test_a_student_in_a_file(tmp_path):
         z = seeded_noise([3], tuple(found.shape[1:]))
         wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), contract)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    whole = save_safetensors(tmp_path / "whole.safetensors", {"proj_out.bias": up}, contract.to_metadata())
-    with pytest.raises(VitrineError, match="which is no LoRA"):
-        pipe.load_student(whole)
+    short = save_safetensors(tmp_path / "short.safetensors", {"proj_out.bias": up}, contract.to_metadata())
+    with pytest.raises(VitrineError, match="tensors of short.safetensors differ"):
+        pipe.load_student(short)
+
+
+def test_a_whole_transformer_as_the_student_leaves_the_source_alone(tmp_path):
+    stock, _ = source("flux")
+    pipe, changed = EMDOneStepPipeline.from_pipe(stock), copy.deepcopy(stock.transformer)
+    with torch.no_grad():
+        changed.proj_out.bias += 0.5
+    contract, before = StudentContract("mine", 1000.0), latents(pipe, {"prompt": PROMPT}, [3])
+    (file,) = export_full(tmp_path, dict(changed.named_parameters()), "generator", contract, False, "transformer")
+    assert file.name == "generator_transformer.safetensors" and pipe.load_student(file, "mine") == contract
+    drawn, z = latents(pipe, {"prompt": PROMPT}, [3], contract), seeded_noise([3], tuple(before.shape[1:]))
+    with torch.no_grad():
+        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), contract)
+    assert torch.equal(drawn, wanted)
+    assert torch.equal(latents(EMDOneStepPipeline.from_pipe(stock), {"prompt": PROMPT}, [3]), before)
 
 
 def test_several_steps_and_refusals():

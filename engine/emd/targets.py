@@ -1,0 +1,45 @@
+"""Which layers of a network a student's LoRA adapts, and how others call the network."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from ..errors import refuse
+from ..families import family_of, layout_of
+from ..families.weights import comfyui_place
+
+UNET = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2",
+        "conv1", "conv2", "conv_shortcut", "time_emb_proj")  # fmt: skip
+"""Of a UNet: DMD2's list for one-step LoRA students, by the ends of their paths."""
+
+
+def part_of(backbone: nn.Module) -> str:
+    """``unet`` or ``transformer``: the network's name in a pipeline, and before its layers' names in files."""
+    return "unet" if family_of(backbone).name == "UNet" else "transformer"
+
+
+def adapted_layers(backbone: nn.Module) -> list[str]:
+    """Paths, or their ends, of the layers that get an adapter; of a transformer all linear ones of its blocks.
+
+    Left out are those whose halves stand the other way round in ComfyUI (the last modulation of SD3's text), where a
+    LoRA's factors would have to be turned; and whatever all blocks share, such as Chroma's small network.
+
+    Raises:
+        VitrineError: The network is of no known family, or diffusers has no adapters for it.
+    """
+    family = family_of(backbone)
+    if not hasattr(backbone, "add_adapter"):
+        shown = f"{type(backbone).__name__}, which diffusers has no adapters for"
+        raise refuse("backbone", shown, "a diffusers UNet or transformer with add_adapter", "EMD trains through LoRAs")
+    if family.name == "UNet":
+        return list(UNET)
+    matches = (re.match(r".*?\.\d+(?=\.|$)", getattr(site, "path", "")) for site in layout_of(backbone))
+    blocks = tuple({f"{match[0]}." for match in matches if match})
+    layers = {  # peft keeps a layer that it adapts as base_layer, beside its factors
+        path.removesuffix(".base_layer"): (layer.out_features, layer.in_features)
+        for path, layer in backbone.named_modules()
+        if isinstance(layer, nn.Linear) and path.startswith(blocks) and ".lora_" not in path
+    }
+    return [path for path, shape in layers.items() if not comfyui_place(family.weights, path).swapped(shape)]
