@@ -18,8 +18,8 @@ from .graded import MANY, Comparison, smaller_space
 from .likeness import BARE, Sitters
 from .measures import interval, subjects_without
 from .pair_sliders import shipped_change
-from .sampled import measure_sampling
-from .world import DIRECTION_COMPONENTS, LABELS, PAPER, SHAPES, Studio, labels, people_space, subspace
+from .spaces import measure_directions, measure_sampling
+from .world import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_space, subspace
 
 QUICK_LABELS = ("glasses", "long hair")
 """Attributes whose edits ``quick`` measures; the whole claim measures all of ``WORDS``."""
@@ -45,14 +45,7 @@ def sampling(model: str | None = None, progress: Progress = silent, quick: bool 
 )  # fmt: skip
 def directions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five-fold accuracy of each label's direction, and how much directions share; quick is the same."""
-    space = people_space()
-    result = quality(space, labels(space.names), components=DIRECTION_COMPONENTS)
-    worst = min(LABELS, key=lambda k: result.balanced[k])
-    off_diagonal = result.entanglement[~torch.eye(len(result.labels), dtype=torch.bool)]
-    details: dict[str, Any] = {k: f"{result.accuracy[k]:.3f} (balanced {result.balanced[k]:.3f})" for k in LABELS}
-    details |= {k: f"above or below average: {result.balanced[k.replace('_', ' ')]:.3f}" for k in SHAPES}
-    details["mean |cosine| between directions"] = round(float(off_diagonal.mean()), 3)
-    return ClaimResult(round(result.balanced[worst], 3), None, result.balanced[worst] >= 0.9, details)
+    return measure_directions(people_space(), DIRECTION_COMPONENTS)
 
 
 @claim(

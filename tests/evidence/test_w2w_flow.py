@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 from vitrine.engine.cli.main import main
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE
@@ -58,5 +57,5 @@ def test_measured_people_are_in_neither_the_space_nor_the_tuning():
 def test_directions_in_the_quick_form():
     (claim,) = pick_claims(["w2w.directions.flow"])
     result = claim.measure(quick=True)
-    assert result.details["shuffled labels, balanced, mean and largest"][0] == pytest.approx(0.5, abs=0.1)
-    assert result.value > result.details["shuffled labels, balanced, mean and largest"][1]
+    assert result.holds and result.details["people, components"] == [244, 115]
+    assert 0.4 < float(result.details["shuffled labels, balanced"].split()[1].strip(",")) < 0.6

@@ -1,4 +1,4 @@
-"""Sampled models of a space: one person in every picture, nobody in particular, and with the people's attributes."""
+"""What any space of people is measured by: sampled models, and the directions of labels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from ...engine.progress import Progress, silent
+from ...engine.w2w.directions import quality
 from ...engine.w2w.sampling import SampleConfig, closeness, nearest, sample
+from ...engine.w2w.space import WeightSpace
 from ..registry import ClaimResult, Curves
 from .measures import PEOPLE, consistent, distances, distributions, shares, spread
-from .world import LABELS, Studio, labels
+from .world import LABELS, SHAPES, Studio, labels
 
 
 def measure_sampling(
@@ -71,3 +73,24 @@ def _gaps(
     progress(3, 4, None)
     gaps = {k: round(sampled_shares[k] - wanted[k], 3) for k in LABELS}
     return gaps, {k: round(trained_shares[k] - wanted[k], 3) for k in LABELS}
+
+
+def measure_directions(space: WeightSpace, components: int | None = None) -> ClaimResult:
+    """Five-fold accuracy of each label's direction, and how much directions share; of shuffled labels beside.
+
+    Args:
+        components: how many to use; None takes a third of the number of models.
+    """
+    known = labels(space.names)
+    result = quality(space, known, components=components)
+    worst = min(LABELS, key=lambda k: result.balanced[k])
+    off_diagonal = result.entanglement[~torch.eye(len(result.labels), dtype=torch.bool)]
+    order = torch.randperm(space.count, generator=torch.Generator().manual_seed(0))
+    chance = list(quality(space, {k: known[k][order] for k in LABELS}, components=components).balanced.values())
+    details: dict[str, Any] = {k: f"{result.accuracy[k]:.3f} (balanced {result.balanced[k]:.3f})" for k in LABELS}
+    details |= {k: f"above or below average: {result.balanced[k.replace('_', ' ')]:.3f}" for k in SHAPES}
+    details["mean |cosine| between directions"] = round(float(off_diagonal.mean()), 3)
+    details["shuffled labels, balanced"] = f"mean {sum(chance) / len(chance):.3f}, at most {max(chance):.3f}"
+    details["people, components"] = [space.count, space.dimension]
+    details["variance held"] = round(float(space.explained.sum()), 3)
+    return ClaimResult(round(result.balanced[worst], 3), None, result.balanced[worst] >= 0.9, details)
