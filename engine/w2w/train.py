@@ -162,7 +162,8 @@ class BatchedTrainer:
             return torch.ones(len(t), device=t.device)
         signal, level = self.model.schedule.scales(t)
         weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which outputs enlarge by:
-        enlarged = {"eps": 1.0, "x0": (signal / level).square()}.get(self.model.prediction, signal.square())
+        square = signal.square()
+        enlarged = {"eps": torch.ones_like(square), "x0": square / level.square()}.get(self.model.prediction, square)
         return (weight * enlarged).to(t.device, torch.float32)
 
     def _clip(self) -> None:
