@@ -89,17 +89,17 @@ def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
 
 
 def weakened(
-    backbone: nn.Module, sites: list[Site], tau: float, rows: Callable[[int], torch.Tensor]
+    backbone: nn.Module, sites: list[Site], tau: float, rows: Callable[[int, torch.device], torch.Tensor]
 ) -> AbstractContextManager:
     """The network with flat attention in some rows while the block is open.
 
     Args:
         sites: of :func:`query_sites`.
-        rows: batch size B -> (B,) bool, the weakened rows of the running forward.
+        rows: (batch size B, device) -> (B,) bool there, the weakened rows of the running forward; called at each site.
     """
 
     def flat(query: torch.Tensor) -> torch.Tensor:
-        mask = rows(len(query)).to(query.device).reshape(-1, *[1] * (query.ndim - 1))
+        mask = rows(len(query), query.device).reshape(-1, *[1] * (query.ndim - 1))
         # Berrada et al. 2025: softmax(tau beta Q K^T) V
         return torch.where(mask, tau * query, query)
 
@@ -119,7 +119,7 @@ def first_half_weakened(backbone: nn.Module, config: EntropyConfig) -> Iterator[
     try:
         with weakened(
             backbone, query_sites(backbone, config), config.tau,
-            lambda count: (torch.arange(count) < count // 2) & weak[0],
+            lambda count, device: (torch.arange(count, device=device) < count // 2) & weak[0],
         ):  # fmt: skip
             yield
     finally:

@@ -117,9 +117,9 @@ class AroundPipeline(SharedPipeline):
     def _usual_size(self) -> tuple[int, int]:
         """(height, width) in pixels that the other pipeline draws by default, or that its network was trained on."""
         parameters = inspect.signature(type(self._source).__call__).parameters
-        named = tuple(parameters[side].default if side in parameters else None for side in ("height", "width"))
-        if all(isinstance(side, int) for side in named):  # Wan and Krea 2 name pixels
-            return int(named[0]), int(named[1])
+        named = [parameters[side].default if side in parameters else None for side in ("height", "width")]
+        if isinstance(named[0], int) and isinstance(named[1], int):  # Wan and Krea 2 name pixels
+            return named[0], named[1]
         return native_size(self._network, self.vae, self.vae_scale_factor, self.vae_scale_factor * self._latent.patch)
 
     def _condition(

@@ -161,12 +161,10 @@ class BatchedTrainer:
         if self.config.weighting == "uniform":
             return torch.ones(len(t), device=t.device)
         signal, level = self.model.schedule.scales(t)
-        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which is that of the output times:
-        if self.model.prediction == "x0":
-            weight = weight * (signal / level).square()
-        elif self.model.prediction != "eps":
-            weight = weight * signal.square()
-        return weight.to(t.device, torch.float32)
+        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which outputs enlarge by:
+        square = signal.square()
+        enlarged = {"eps": torch.ones_like(square), "x0": square / level.square()}.get(self.model.prediction, square)
+        return (weight * enlarged).to(t.device, torch.float32)
 
     def _clip(self) -> None:
         """Clips each model's own gradient norm: a huge one must not scale the others down."""

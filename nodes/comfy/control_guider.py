@@ -110,7 +110,7 @@ class EntropyGuider(comfy.samplers.CFGGuider):
             rows = ~forward.positive_rows
             if not (config.weakens(forward.timestep) and bool(rows.any())):
                 return nullcontext()
-            return weakened(forward.network, sites, config.tau, lambda count: rows)
+            return weakened(forward.network, sites, config.tau, lambda count, device: rows.to(device))
 
         super().__init__(around_forwards(model, _ENTROPY, flattening))
         self.config, self.same_text = config, weak is None

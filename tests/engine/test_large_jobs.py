@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import ProbeConfig
-from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.nemo import CheckConfig, ProbeConfig
+from vitrine.engine.nemo.pull import PullConfig
+from vitrine.engine.pipelines import NEMOPipeline, copy_check
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.rows import RowFile
@@ -83,6 +84,20 @@ def test_scores_and_statistics_go_on_after_kill_9(pipe, tmp_path):
     for job in (lambda: pipe.statistics(texts[:-1], state=sums), lambda: pipe.score(texts, 0.9, SMALL, state=state)):
         with pytest.raises(VitrineError, match="state: given"):
             job()
+
+
+@needs_peak
+def test_copy_check_of_many_samples(pipe, tmp_path):
+    """All 64 samples of a prompt at once, as without a budget, take more; this is measured too."""
+    config, budget = CheckConfig(seeds=64, usual=2, ordinary=("a hat",)), 24 * MiB
+
+    def check(folder, memory):
+        how = {"config": config, "probe": SMALL, "pulls": PullConfig(noises=1), "num_inference_steps": 1}
+        return copy_check(pipe, ["a face"], tmp_path / folder, memory=memory, **how)
+
+    check("warm", budget)
+    bounded("a copy check of 64 samples", held(lambda: check("bounded", budget)), budget)
+    assert held(lambda: check("wide", "4GB")) > 1.25 * budget
 
 
 # --- EMD ----------------------------------------------------------------------------------------------------------

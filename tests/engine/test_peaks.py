@@ -12,6 +12,7 @@ JOBS = {
     "test_large_jobs.py": [
         "test_statistics_of_many_prompts",
         "test_scores_of_many_prompts",
+        "test_copy_check_of_many_samples",
         "test_prompts_of_a_distillation",
         "test_thousands_of_loras",
     ],

@@ -81,6 +81,7 @@ class Call:
         steps: how many steps it does unless told otherwise; 0 where there is no such number. ``run`` takes ``steps``.
         trains: a training: of models that are loaded whole.
         slow: takes seconds; run with ``VITRINE_MACHINE=full`` alone.
+        lent: the stock pipeline is kept and gone around; ``pipe.__dict__["family"]`` says which it is.
     """
 
     name: str
@@ -89,11 +90,17 @@ class Call:
     steps: int = 0
     trains: bool = False
     slow: bool = False
+    lent: bool = False
 
     def pipeline(self, family: str) -> Any:
         """A fresh pipeline, float32 on the CPU, as the user would load it."""
         pipe = stock(family)
         kind = self.kinds[family]
+        if self.lent:
+            made = kind.from_pipe(pipe)
+            made.set_progress_bar_config(disable=True)
+            made.__dict__["family"] = family
+            return made
         return pipe if kind is None else around(kind, pipe)
 
 
@@ -117,7 +124,9 @@ def around(kind: type, pipe: Any) -> Any:
 CALLS: dict[str, Call] = {}
 
 
-def _call(name: str, kinds: dict[str, type | None], steps: int = 0, **facts: bool) -> Callable:
+def entered(name: str, kinds: dict[str, type | None], steps: int = 0, **facts: bool) -> Callable:
+    """Enters a call into the table."""
+
     def keep(run: Callable[..., Tensors]) -> Callable[..., Tensors]:
         CALLS[name] = Call(name, kinds, run, steps, **facts)
         return run
@@ -138,8 +147,11 @@ def drawn() -> Any:
 # --- activations --------------------------------------------------------------------------------------------------
 TAPS = {"sd": ActivationTapPipeline, "sdxl": ActivationTapXLPipeline}
 TRANSFORMERS = dict.fromkeys(("pixart-1024", "sd3", "flux"), ActivationTapTransformerPipeline)
-MATCHING = {"sd": CorrespondencePipeline, "sdxl": CorrespondenceXLPipeline, "flux": CorrespondenceTransformerPipeline}
-LABELS = {"sd": SegmentationPipeline, "sdxl": SegmentationXLPipeline, "flux": SegmentationTransformerPipeline}
+MATCHING: dict[str, type | None] = {"sd": CorrespondencePipeline, "sdxl": CorrespondenceXLPipeline}
+MATCHING |= dict.fromkeys(("flux", "sd3", "pixart-1024"), CorrespondenceTransformerPipeline)
+LABELS: dict[str, type | None] = {"sd": SegmentationPipeline, "sdxl": SegmentationXLPipeline}
+RANKED = LABELS | {"flux": SegmentationTransformerPipeline}
+LABELS |= dict.fromkeys(("flux", "sd3", "pixart-1024"), SegmentationTransformerPipeline)
 
 
 def _place(pipe: Any) -> str:
@@ -147,27 +159,27 @@ def _place(pipe: Any) -> str:
     return RESIDUAL if type(backbone(pipe)).__name__.startswith("UNet") else "vit-block1-out"
 
 
-@_call("tap", TAPS)
+@entered("tap", TAPS)
 def tap(pipe: Any) -> Tensors:
     out = pipe(drawn().images[:2], ["a face", "a hat"], addresses=PLACES, seeds=[0, 1], output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 
-@_call("tap.transformer", TRANSFORMERS)
+@entered("tap.transformer", TRANSFORMERS)
 def tap_transformer(pipe: Any) -> Tensors:
     """Prompts are encoded by the pipeline that it was made from."""
     out = pipe(drawn().images[:2], ["a face", "a hat"], "vit-block1-out", seeds=[0, 1], output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 
-@_call("tap.pictures", {"sd": ActivationTapPipeline})
+@entered("tap.pictures", {"sd": ActivationTapPipeline})
 def tap_pictures(pipe: Any) -> Tensors:
     out = pipe(drawn().images[:1], addresses=RESIDUAL, generator=generator(), posterior="sample", size=32)
     assert len(out.pictures) == 1
     return [a.tensor for a in out.activations.values()]
 
 
-@_call("tap.latents", {"sd": None, "pixart": None, "sd3": None, "flux": None})
+@entered("tap.latents", {"sd": None, "pixart": None, "sd3": None, "flux": None})
 def tap_of_latents(pipe: Any) -> Tensors:
     """The engine's function, on every family."""
     net, place = backbone(pipe), _place(pipe)
@@ -181,33 +193,33 @@ def tap_of_latents(pipe: Any) -> Tensors:
         return [a.tensor for a in tap_latents(Denoiser.from_diffusers(pipe), latents, cond, TapConfig(place)).values()]
 
 
-@_call("tap_steps", {"sd": None}, steps=2)
+@entered("tap_steps", {"sd": None}, steps=2)
 def tap_while_sampling(pipe: Any, steps: int = 2) -> Tensors:
     with tap_steps(pipe.unet, RESIDUAL, steps=(1,), rows=("uncond", "cond")) as record:
         images = pipe(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images
     return [images, record[1]["cond"][RESIDUAL].tensor, record.contrast(1)[RESIDUAL]]
 
 
-@_call("edit", {"sd": None}, steps=2)
+@entered("edit", {"sd": None}, steps=2)
 def edit_while_sampling(pipe: Any, steps: int = 2) -> Tensors:
     with edit(pipe.unet, {VALUES: lambda values: values * 0.5}):
         return [pipe(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images]
 
 
-@_call("correspondence", MATCHING)
+@entered("correspondence", MATCHING)
 def correspondence(pipe: Any) -> Tensors:
     pictures = drawn().images
     found = pipe(pictures[:1], pictures[1:3], drawn().keypoints[0, :3], addresses=_place(pipe), flip=True)
     return [t for m in found for t in (m.points, m.similarity)]
 
 
-@_call("segmentation", LABELS)
+@entered("segmentation", LABELS)
 def segmentation(pipe: Any) -> Tensors:
     pictures, masks = drawn().images, (drawn().parts == 0).long()
     return [pipe(pictures[:2], masks[:2], pictures[2:], addresses=_place(pipe)).float()]
 
 
-@_call("rank", LABELS)
+@entered("rank", RANKED)
 def rank(pipe: Any) -> Tensors:
     masks = (drawn().parts == 0).long()
     rule = FilterRule(None, None, (None, None))
@@ -240,24 +252,24 @@ def _neurons() -> NeuronSet:
     return NeuronSet({VALUES: tuple(range(40))}, _statistics().fingerprint)
 
 
-@_call("nemo.statistics", NEMO)
+@entered("nemo.statistics", NEMO)
 def nemo_statistics(pipe: Any) -> Tensors:
     made = pipe.statistics(_captions(24))
     return [t for table in (made.means, made.stds) for t in table.values()]
 
 
-@_call("nemo.score", NEMO)
+@entered("nemo.score", NEMO)
 def nemo_score(pipe: Any) -> Tensors:
     prompts = [plants()[2].captions[0], _captions(1)[0]]
     return [torch.tensor([s.value for s in pipe.score(prompts, 0.5, PROBE)])]
 
 
-@_call("nemo.calibrate", NEMO)
+@entered("nemo.calibrate", NEMO)
 def nemo_calibrate(pipe: Any) -> Tensors:
     return [torch.tensor([pipe.calibrate(_captions(4), PROBE)])]
 
 
-@_call("nemo.find", NEMO)
+@entered("nemo.find", NEMO)
 def nemo_find(pipe: Any) -> Tensors:
     config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0)
     (found,) = pipe.find([plants()[2].captions[0]], _statistics(), config, PROBE)
@@ -265,13 +277,13 @@ def nemo_find(pipe: Any) -> Tensors:
     return [torch.tensor([found.before.value, found.after.value])]
 
 
-@_call("nemo.verify", NEMO)
+@entered("nemo.verify", NEMO)
 def nemo_verify(pipe: Any) -> Tensors:
     found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
 
 
-@_call("nemo.attack", NEMO, slow=True)
+@entered("nemo.attack", NEMO, slow=True)
 def nemo_attack(pipe: Any) -> Tensors:
     """Verification with a picture: 50 steps of gradients through the network, and the VAE."""
     found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
@@ -279,7 +291,7 @@ def nemo_attack(pipe: Any) -> Tensors:
     return [torch.tensor([found.untouched.value, found.blocked.value, found.attacked.value])]
 
 
-@_call("nemo.call", NEMO, steps=2)
+@entered("nemo.call", NEMO, steps=2)
 def nemo_call(pipe: Any, steps: int = 2) -> Tensors:
     told = {"num_inference_steps": steps, "generator": generator(), "output_type": "latent"}
     return [pipe(PROMPT, neurons=_neurons(), **told).images]
@@ -294,7 +306,7 @@ def _space() -> WeightSpace:
     return WeightSpace.load(PEOPLE_SPACE)
 
 
-@_call("w2w.call", W2W, steps=2)
+@entered("w2w.call", W2W, steps=2)
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     person = pipe.sample_models(_space(), [0, 1])
     told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4]}
@@ -302,14 +314,14 @@ def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     return [pipe(PROMPT, space=_space(), model=person, **edits, **told).images]
 
 
-@_call("w2w.sample_models", W2W)
+@entered("w2w.sample_models", W2W)
 def w2w_models(pipe: Any) -> Tensors:
     person = pipe.sample_models(_space(), [0])
     edited = pipe.edit_model(_space(), person, {"beard": 1.0})
     return [person.coefficients, edited.coefficients, pipe.blend_models(_space(), [person, edited]).coefficients]
 
 
-@_call("w2w.invert_image", W2W, steps=2)
+@entered("w2w.invert_image", W2W, steps=2)
 def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
     config = InvertConfig(steps=steps, check_every=1000)
     model, _ = pipe.invert_image(_space(), drawn().images[:2], PROMPT, config, mask=torch.ones(2, 64, 64))
@@ -325,7 +337,7 @@ def _controlled(pipe: Any, steps: int, **more: Any) -> Tensors:
     return [pipe(PROMPT, guidance=GuidanceConfig(3.0), height=64, width=64, **told, **more).images]
 
 
-@_call("control", {"sdxl": ControlConditionedXLPipeline, "pixart-1024": ControlConditionedPixArtPipeline}, steps=2)
+@entered("control", {"sdxl": ControlConditionedXLPipeline, "pixart-1024": ControlConditionedPixArtPipeline}, steps=2)
 def control(pipe: Any, steps: int = 2) -> Tensors:
     return _controlled(pipe, steps, gamma=GammaConfig())
 
@@ -340,7 +352,7 @@ def _checkpoint_file() -> Path:
     return save_control(folder / "control.safetensors", made.state_dict(), about)
 
 
-@_call("control.checkpoint", {"sd": ControlConditionedPipeline}, steps=2)
+@entered("control.checkpoint", {"sd": ControlConditionedPipeline}, steps=2)
 def control_with_checkpoint(pipe: Any, steps: int = 2) -> Tensors:
     return _controlled(pipe, steps, checkpoint=load_control(_checkpoint_file()))
 
@@ -349,12 +361,12 @@ def control_with_checkpoint(pipe: Any, steps: int = 2) -> Tensors:
 EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepXLPipeline}
 
 
-@_call("emd.one_step", EMD)
+@entered("emd.one_step", EMD)
 def emd_one_step(pipe: Any) -> Tensors:
     return [pipe(PROMPT, [0, 1], output_type="pt").images]
 
 
-@_call("emd.correct", EMD, steps=2)
+@entered("emd.correct", EMD, steps=2)
 def emd_correct(pipe: Any, steps: int = 2) -> Tensors:
     role = Denoiser.from_diffusers(pipe)
     told = {"teacher": role, "score": role, "output_type": "latent"}
@@ -362,24 +374,24 @@ def emd_correct(pipe: Any, steps: int = 2) -> Tensors:
 
 
 # --- resolution ---------------------------------------------------------------------------------------------------
-@_call("resolution", dict.fromkeys(("sd", "sdxl", "pixart", "sd3", "flux")), steps=2)
+@entered("resolution", dict.fromkeys(("sd", "sdxl", "pixart", "sd3", "flux")), steps=2)
 def resolution(pipe: Any, steps: int = 2) -> Tensors:
     wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
     return [wide(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images]
 
 
 # --- training -----------------------------------------------------------------------------------------------------
-@_call("emd.train", {"sd": None}, steps=1, trains=True)
+@entered("emd.train", {"sd": None}, steps=1, trains=True)
 def train_emd(pipe: Any, steps: int = 1) -> Tensors:
     return emd_training(pipe, PROMPT, steps)
 
 
-@_call("w2w.train", {"sd": None}, steps=1, trains=True)
+@entered("w2w.train", {"sd": None}, steps=1, trains=True)
 def train_loras(pipe: Any, steps: int = 1) -> Tensors:
     return lora_training(pipe, PROMPT, steps)
 
 
-@_call("control.train", {"sd": None}, steps=1, trains=True)
+@entered("control.train", {"sd": None}, steps=1, trains=True)
 def train_control(pipe: Any, steps: int = 1) -> Tensors:
     return control_training(pipe, PROMPT, steps)
 

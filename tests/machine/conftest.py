@@ -19,6 +19,11 @@ def page_is_written():
 
 @pytest.fixture(autouse=True)
 def nothing_lingers():
-    """Pipelines hold circles of hooks; collected at once, a whole run stays small."""
+    """Pipelines hold circles of hooks; collected at once, a whole run stays small. Figures are kept test by test: a run
+    of an hour may be stopped."""
     yield
+    from vitrine_tests.machine import measure, table
+
+    if table.WRITE:
+        measure.write()
     gc.collect(1)

@@ -10,7 +10,7 @@ from typing import Any
 from . import measure
 from .calls import CALLS
 from .modes import MODES, pairs
-from .table import BUDGETS, DTYPES_OF_FORWARDS, LEFT_OUT, PENDING, PENDING_TRAFFIC, bound, equal
+from .table import BUDGETS, DTYPES_OF_FORWARDS, LEFT_OUT, PENDING, PENDING_TRAFFIC, STOCK, bound, equal, promised
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "machine.md"
@@ -43,7 +43,7 @@ PLACING = """
 
 Each call once under each of diffusers' ways to place a pipeline. `✓`: the result of the plain pipeline (to {equal:g} in float32, to
 {wider:g} for `rank`, whose probes magnify rounding), and every module where it was, in its precision, when the call has ended.
-*Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
+*Refused* and – have their reasons below; "not run yet" waits for the run of the night. *Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
 *Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
 network. *Compiled*: `unet.compile()` in place. `†` marks what raised an error, or left a module elsewhere, before.
 """
@@ -55,11 +55,18 @@ Each wait of the host (`.item()`, `.cpu()`, an index by a mask) stops the device
 training step beyond what the scheduler does itself in the stock pipeline; a forward; or a call, beyond the places it hands over.
 """
 
+UNMEASURED = "not run yet"
+"""Of rows that were added since the night's run."""
+
 SHORT = {
     "on the device": "device", "model offload": "model", "sequential offload": "sequential", "groups, leaves": "leaves",
     "groups, blocks": "blocks", "slicing, tiling": "sliced", "LoRA loaded": "LoRA", "compiled": "compiled",
 }  # fmt: skip
 FAMILIES = {"sd": "SD", "sdxl": "SDXL", "pixart": "PixArt", "pixart-1024": "PixArt 1024", "sd3": "SD3", "flux": "Flux"}
+FAMILIES |= {
+    "z_image": "Z-Image", "klein": "Klein", "wan": "Wan", "qwen_image": "Qwen-Image", "krea2": "Krea 2",
+    "lumina2": "Lumina 2", "chroma": "Chroma", "anima": "Anima", "flux2": "Flux.2",
+}  # fmt: skip
 
 
 def render(figures: dict[str, dict[str, Any]]) -> str:
@@ -73,7 +80,7 @@ def render(figures: dict[str, dict[str, Any]]) -> str:
             FORWARDS,
             *_forwards(figures),
             head,
-            *_placing(),
+            *_placing(figures),
             *_left_out(),
             WAITS,
             *_waits(figures),
@@ -100,9 +107,14 @@ def _precision(figures: dict[str, dict[str, Any]]) -> list[str]:
             if (name, dtype) in PENDING:
                 cells.append(f"no: {PENDING[name, dtype]}")
                 continue
+            if not promised(name, family, dtype):
+                cells.append("–")
+                continue
             figure = figures.get(row, {}).get(dtype)
-            shown = "?" if figure is None else f"{figure:.1g}"
-            cells.append(f"{shown} ({bound(name, dtype):g}){' †' if _broke(row, dtype) else ''}")
+            if figure is None:
+                cells.append(UNMEASURED)
+                continue
+            cells.append(f"{figure:.1g} ({bound(name, dtype):g}){' †' if _broke(row, dtype) else ''}")
         rows.append([f"`{name}`", FAMILIES[family], *cells])
     return _table(["call", "family", "fp16", "bf16"], rows)
 
@@ -116,14 +128,16 @@ def _forwards(figures: dict[str, dict[str, Any]]) -> list[str]:
     return _table(["family", *DTYPES_OF_FORWARDS], rows)
 
 
-def _placing() -> list[str]:
+def _placing(figures: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for name, family in pairs():
         row = f"{name} {family}"
         cells = []
         for mode in MODES:
-            if (name, mode) in LEFT_OUT:
-                cells.append("–")
+            if not promised(name, family, mode):
+                cells.append("refused" if (name, mode) in LEFT_OUT else "–")
+            elif mode not in figures.get(row, {}):
+                cells.append(UNMEASURED)
             else:
                 cells.append("no" if (name, mode) in PENDING else f"✓{' †' if _broke(row, mode) else ''}")
         rows.append([f"`{name}`", FAMILIES[family], *cells])
@@ -132,6 +146,8 @@ def _placing() -> list[str]:
 
 def _left_out() -> list[str]:
     reasons: dict[str, list[str]] = {}
+    for (name, family, column), reason in STOCK.items():
+        reasons.setdefault(reason, []).append(f"`{name}` {FAMILIES[family]} {SHORT.get(column, column)}")
     for (name, mode), reason in {**LEFT_OUT, **PENDING}.items():
         reasons.setdefault(reason, []).append(f"`{name}` {SHORT.get(mode, mode)}")
     return ["", *(f"- {', '.join(cells)}: {reason}." for reason, cells in reasons.items())]
@@ -143,7 +159,7 @@ def _waits(figures: dict[str, dict[str, Any]]) -> list[str]:
         row, (unit, syncs, uploads) = f"{name} {family}", BUDGETS[name]
         before, now = BEFORE.get(row, {}).get("traffic"), figures.get(row, {}).get("traffic")
         budget = "being mended" if name in PENDING_TRAFFIC else f"{syncs:g}, {uploads:g}"
-        rows.append([f"`{name}`", FAMILIES[family], unit, _pair(before), _pair(now), budget])
+        rows.append([f"`{name}`", FAMILIES[family], unit, _pair(before), _now(now), budget])
     header = ["call", "family", "a", "before: waits, uploads", "now: waits, uploads", "most"]
     return _table(header, rows)
 
@@ -152,6 +168,10 @@ def _pair(value: Any) -> str:
     if isinstance(value, str):
         return "error"
     return "" if value is None else ", ".join(f"{v:.3g}" for v in value)
+
+
+def _now(value: Any) -> str:
+    return UNMEASURED if value is None else _pair(value)
 
 
 def verdicts(page: str) -> list[str]:

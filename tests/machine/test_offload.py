@@ -2,19 +2,20 @@
 
 import pytest
 import torch
-from vitrine.engine.placement import upcast_vae
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.placement import copied, upcast_vae
 from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
-from vitrine_tests.machine.modes import MODES, OFFLOADED, difference, pairs, placed, plain
+from vitrine_tests.machine.modes import MODES, OFFLOADED, difference, pairs, placed, plain, where
 from vitrine_tests.machine.pretend import NAME, Accelerator, DeviceTensor
 from vitrine_tests.machine.stock import stock
-from vitrine_tests.machine.table import FULL, PENDING, equal, modes_of
+from vitrine_tests.machine.table import FULL, LEFT_OUT, PENDING, bound, equal, modes_of, promised
 
 
 def cells():
     """All cells, or of each call and family one mode in turn, model offload among every call's."""
     for number, (name, family) in enumerate(pairs()):
-        modes = [m for m in modes_of(name) if m != "on the device"]
+        modes = [m for m in modes_of(name, family) if m != "on the device"]
         if not FULL:
             first = family == next(iter(CALLS[name].kinds))
             turn = modes[number % len(modes)]
@@ -34,6 +35,48 @@ def test_offloading_changes_nothing(name, family, mode):
     error = difference(placed(name, family, mode), plain(name, family))
     measure.note(name, family, mode, error)
     assert error <= equal(name), f"{error:.3g}"
+
+
+HALVED = [
+    (name, family, mode)
+    for name, family in pairs()
+    for mode in ("model offload", "sequential offload")
+    if promised(name, family, mode) and promised(name, family, "fp16")
+]
+
+
+@pytest.mark.skipif(not FULL, reason="VITRINE_MACHINE=full: a run of the night")
+@pytest.mark.parametrize(("name", "family", "mode"), HALVED)
+def test_offloading_changes_nothing_in_half_precision(name, family, mode):
+    error = difference(placed(name, family, mode, "fp16"), plain(name, family, "fp16"))
+    assert error <= bound(name, "fp16"), f"{error:.3g}"
+
+
+@pytest.mark.parametrize(("name", "mode"), [pair for pair in LEFT_OUT if FULL or pair[1] == "model offload"])
+def test_trainings_refuse_a_network_that_is_offloaded(name, mode):
+    """They ended in errors of torch, or left the network on the device."""
+    with pytest.raises(VitrineError, match=r"its weights offloaded; accepted: one to train .*\.to\(device\)"):
+        placed(name, "sd", mode)
+
+
+@pytest.mark.parametrize("mode", OFFLOADED)
+def test_a_copy_is_whole_and_without_hooks(mode):
+    """A deep copy of an offloaded network kept hooks that were bound to the original, and weights on no device."""
+    wanted = {k: v.clone() for k, v in stock("sdxl").unet.state_dict().items()}
+    with Accelerator():
+        pipe = stock("sdxl")
+        MODES[mode](pipe)
+        before = where(pipe)
+        made = copied(pipe.unet, torch.float64)
+        assert where(pipe) == before and {p.device.type for p in made.parameters()} == {NAME}
+        assert not any("_hf_hook" in vars(m) or "_diffusers_hook" in vars(m) for m in made.modules())
+        assert made.state_dict().keys() == wanted.keys()
+        assert all(torch.equal(v.cpu(), wanted[k].double()) for k, v in made.state_dict().items())
+
+
+@pytest.mark.parametrize("mode", OFFLOADED)
+def test_pictures_are_erased_where_the_network_is_offloaded(mode):
+    assert difference(placed("nemo.erase", "sd", mode), plain("nemo.erase", "sd")) <= equal("nemo.erase")
 
 
 @pytest.mark.parametrize("name", ["w2w.invert_image", "emd.correct"])

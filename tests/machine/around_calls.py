@@ -1,0 +1,168 @@
+"""Calls of the pipelines that go around another one, on the families they serve; entered beside :mod:`.calls`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from vitrine.engine.control.entropy import EntropyConfig
+from vitrine.engine.emd import StudentContract
+from vitrine.engine.fingerprint import width_of
+from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
+from vitrine.engine.pipelines import (
+    ActivationTapPipeline,
+    EMDOneStepPipeline,
+    EntropyGuidedPipeline,
+    NEMOPipeline,
+    W2WPipeline,
+)
+from vitrine.engine.w2w import EditConfig, InvertConfig
+from vitrine_tests.pipelines.encoded import READING, SOURCES, source
+from vitrine_tests.pipelines.test_w2w_around import space_on
+
+from .calls import Tensors, drawn, entered, generator
+from .stock import MAKERS, backbone, modules, stock
+
+PROBE = ProbeConfig(seeds=2, timestep_index=1)
+SEARCH = SearchConfig(tau=1e-6, theta=0.5, theta_step=0.5, theta_min=0.1)
+CAPTIONS = ["a cat", "a horse", "a photo of a hat"]
+
+
+@functools.cache
+def _neurons(family: str) -> NeuronSet:
+    net = backbone(stock(family))
+    chosen = {s.address: tuple(range(min(3, width_of(net, s)))) for s in value_sites(net, "all")}
+    return NeuronSet(chosen, fingerprint_of(net))
+
+
+@functools.cache
+def _space(family: str) -> Any:
+    return space_on(backbone(stock(family)))
+
+
+@functools.cache
+def _statistics(family: str) -> Any:
+    """Gathered on the float32 model on the CPU, as a file that a user was given."""
+    return NEMOPipeline.from_pipe(stock(family)).statistics(CAPTIONS)
+
+
+def _family(pipe: Any) -> str:
+    return pipe.__dict__["family"]
+
+
+def _how(pipe: Any, steps: int) -> dict[str, Any]:
+    """A short call; PixArt's positions are built for 128 px."""
+    pixart = _family(pipe).startswith("pixart")
+    side = 128 if pixart else 64
+    size = {"height": side, "width": side} | ({"use_resolution_binning": False} if pixart else {})
+    return {"num_inference_steps": steps, "output_type": "latent", **size}
+
+
+# --- NEMO, W2W and EMD around SDXL and transformers -----
+AROUND = dict.fromkeys(("sdxl", "sd3", "flux", "pixart"), NEMOPipeline)
+
+
+@entered("nemo.around.call", AROUND, steps=2, lent=True)
+def nemo_call(pipe: Any, steps: int = 2) -> Tensors:
+    return [pipe(prompt="a cat", neurons=_neurons(_family(pipe)), generator=generator(3), **_how(pipe, steps)).images]
+
+
+@entered("nemo.around.statistics", AROUND, lent=True, slow=True)
+def nemo_statistics(pipe: Any) -> Tensors:
+    made = pipe.statistics(CAPTIONS)
+    return [*made.means.values(), *made.stds.values()]
+
+
+@entered("nemo.around.score", AROUND, lent=True, slow=True)
+def nemo_score(pipe: Any) -> Tensors:
+    return [torch.tensor([s.value for s in pipe.score(CAPTIONS[:2], 0.5, PROBE)])]
+
+
+@entered("nemo.around.find", AROUND, lent=True, slow=True)
+def nemo_find(pipe: Any) -> Tensors:
+    (result,) = pipe.find(["a cat"], _statistics(_family(pipe)), SEARCH, PROBE)
+    return [torch.tensor([result.before.value, result.after.value])]
+
+
+PEOPLE = dict.fromkeys(("sdxl", "sd3", "flux"), W2WPipeline)
+
+
+@entered("w2w.around.call", PEOPLE, steps=2, lent=True)
+def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
+    space = _space(_family(pipe))
+    person = {"space": space, "model": pipe.sample_models(space, [0]), "edits": {"beard": 1.0}, "seeds": [3]}
+    return [pipe("a cat", **person, edit_config=EditConfig(start=600), **_how(pipe, steps)).images]
+
+
+@entered("w2w.around.invert_image", PEOPLE, steps=2, lent=True, slow=True)
+def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
+    config = InvertConfig(steps=steps, check_every=1000)
+    return [pipe.invert_image(_space(_family(pipe)), drawn().images[:1], "a cat", config)[0].coefficients]
+
+
+@entered("emd.transformer", dict.fromkeys(("sd3", "flux", "pixart"), EMDOneStepPipeline), lent=True)
+def emd_one_step(pipe: Any) -> Tensors:
+    contract = StudentContract(timestep=999.0 if _family(pipe) == "pixart" else 1000.0)
+    return [pipe("a cat", [0, 1], contract, height=64, width=64, output_type="latent").images]
+
+
+@entered("entropy", dict.fromkeys(("sd", "sdxl", "pixart")), steps=2)
+def entropy(pipe: Any, steps: int = 2) -> Tensors:
+    guided = EntropyGuidedPipeline.from_pipe(pipe, EntropyConfig(scale=2.0, tau=0.01))
+    binning = {"use_resolution_binning": False} if getattr(pipe, "unet", None) is None else {}
+    size = {"height": 64, "width": 64} | binning
+    return [guided("a cat", seeds=[0], num_inference_steps=steps, output_type="latent", **size).images]
+
+
+# --- the families whose networks came later -----
+LATER = [name for name in SOURCES if name not in MAKERS]
+
+
+@functools.cache
+def _arguments(family: str) -> dict[str, Any]:
+    return source(family)[1]
+
+
+def _lent(pipe: Any) -> dict[str, Any]:
+    """Arguments of a short call: prompts, or encoded ones where the reader is not tiny, in place and precision."""
+    inner = pipe.__dict__["source"]
+    place, dtype = inner._execution_device, backbone(inner).dtype
+    arguments = dict(_arguments(_family(pipe)))
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            arguments[name] = value.to(place, dtype if value.is_floating_point() else None)
+    return arguments
+
+
+def later(family: str) -> Any:
+    """A fresh stock pipeline of such a family; its network is shared among tests, and copied."""
+    pipe, _ = source(family)
+    name = "transformer" if getattr(pipe, "unet", None) is None else "unet"
+    setattr(pipe, name, copy.deepcopy(getattr(pipe, name)))
+    for part in modules(pipe).values():
+        part.requires_grad_(False)
+    return pipe
+
+
+MAKERS.update({name: functools.partial(later, name) for name in LATER})
+
+
+@entered("tap.later", dict.fromkeys((n for n in LATER if n in READING), ActivationTapPipeline), lent=True, slow=True)
+def tap(pipe: Any) -> Tensors:
+    out = pipe(drawn().images[:1], "a photo of a cat", "vit-block1-out", seeds=[0], size=64, output_type="none")
+    return [a.tensor for a in out.activations.values()]
+
+
+@entered("nemo.later.call", dict.fromkeys(LATER, NEMOPipeline), lent=True, slow=True)
+@torch.no_grad()
+def nemo_of_later(pipe: Any) -> Tensors:
+    return [pipe(**_lent(pipe), generator=generator(3), neurons=_neurons(_family(pipe)))[0]]
+
+
+@entered("w2w.later.call", dict.fromkeys(LATER, W2WPipeline), lent=True, slow=True)
+@torch.no_grad()
+def w2w_of_later(pipe: Any) -> Tensors:
+    space = _space(_family(pipe))
+    return [pipe(**_lent(pipe), seeds=[3], space=space, model=pipe.sample_models(space, [0]))[0]]
