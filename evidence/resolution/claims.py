@@ -133,7 +133,7 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
     figure="portraits UNet of 64 px at 128 and 192 px: heads counted, share of the prompt's attributes that are shown",
     target="at both sizes dilate shows more attributes than untouched (95 % interval of the paired difference above 0) "
     "under each of three seeds, and one head in more pictures",
-    minutes=7, quick_minutes=0.25,
+    minutes=7, quick_minutes=0.24,
 )  # fmt: skip
 def receptive_field(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five arms on the same prompts and seeds; ``quick`` draws one seed of 3 prompts at 128 px in three arms.
