@@ -31,12 +31,12 @@ def inner_convolutions(net: nn.Module) -> list[str]:
     For SD1.x these are the ones that ScaleCrafter spreads at twice the size (He et al. 2024, arXiv 2310.07702: down
     1-3, middle, up 0-2); it takes fewer of SDXL.
     """
-    found = []
+    paths = []
     for prefix in _inner_blocks(net):
         for path, module in net.get_submodule(prefix).named_modules(prefix=prefix):
             if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3) and module.stride == (1, 1):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def _inner_blocks(net: Any) -> Iterator[str]:

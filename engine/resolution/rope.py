@@ -94,7 +94,8 @@ def _dynamic(mode: str, dim: int, theta: float, scale: float, length: int, tau: 
         return inverse_frequencies(dim, theta)
     # Issachar et al. 2025 (DyPE): kappa(t) = lambda_s t^lambda_t with lambda_t = 2; lambda_s is 2 for NTK, 1 for YaRN,
     # and, which is ours, 1 for PI: at full noise it is then the static one.
-    kappa = tau**2
+    # The noise level to six digits: behind them the libraries, which hand it around in float32, differ.
+    kappa = round(tau, 6) ** 2
     if mode == "rope_pi":
         return interpolated(inverse_frequencies(dim, theta), scale**kappa)
     if mode == "rope_ntk":

@@ -92,7 +92,7 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     from ...engine.portraits.scenes import sample_scenes
 
     flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else 32
-    heads = head_counter(net)
+    heads = head_counter(net, 40 if quick else 120)
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
     arms, sizes = (QUICK_ARMS, SIZES[:1]) if quick else ((positions.ENLARGED, *positions.ARMS), SIZES)
     looks: dict[tuple[int, int], dict[str, positions.Look]] = {size: {} for size in sizes}
@@ -133,10 +133,10 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
     figure="portraits UNet of 64 px at 128 and 192 px: heads counted, share of the prompt's attributes that are shown",
     target="at both sizes dilate shows more attributes than untouched (95 % interval of the paired difference above 0) "
     "under each of three seeds, and one head in more pictures",
-    minutes=7, quick_minutes=0.7,
+    minutes=7, quick_minutes=0.24,
 )  # fmt: skip
 def receptive_field(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Five arms on the same prompts and seeds; ``quick`` draws one seed of 4 prompts at 128 px, without *shrink*.
+    """Five arms on the same prompts and seeds; ``quick`` draws one seed of 3 prompts at 128 px in three arms.
 
     Heads are counted by a layer on the readout's convolutions, whose share of right counts on held-out renders stands
     beside them; the rest is read as by ``resolution.positions``.
@@ -145,9 +145,9 @@ def receptive_field(model: str | None = None, progress: Progress = silent, quick
     from ...engine.portraits.scenes import sample_scenes
 
     portraits, net = load_portraits(model), load_readout()
-    count = head_counter(net)
-    prompts, runs, sides = (4, 1, SIDES[:1]) if quick else (PROMPTS, RUNS, SIDES)
-    arms = tuple(a for a in receptive.ARMS if not quick or a != receptive.SHRUNK)
+    count = head_counter(net, 40 if quick else 120)
+    prompts, runs, sides = (3, 1, SIDES[:1]) if quick else (PROMPTS, RUNS, SIDES)
+    arms = receptive.ARMS if not quick else (receptive.ENLARGED, receptive.UNTOUCHED, receptive.DILATED)
     scenes = sample_scenes(range(receptive.FIRST, receptive.FIRST + prompts))
     repeated = sample_scenes([receptive.FIRST + k for _ in range(runs) for k in range(prompts)])
     looks: dict[int, dict[str, positions.Look]] = {side: {} for side in sides}

@@ -68,7 +68,8 @@ def _pasted(first: int, count: int, side: int = 128) -> list[tuple[torch.Tensor,
     made = []
     for k in range(count):
         wanted = (1, 2, 4, 6)[k % 4]
-        picture, placed = tiles.images[k, :, :2, :2].mean((1, 2))[:, None, None].repeat(1, side, side), []
+        picture = tiles.images[k, :, :2, :2].mean((1, 2))[:, None, None].repeat(1, side, side)
+        placed: list[torch.Tensor] = []
         for _ in range(40):
             low, high = (0.75, 1.0) if wanted == 1 else (0.34, 0.58) if wanted < 6 else (0.33, 0.42)
             size = round(side * (low + (high - low) * float(torch.rand((), generator=g))))

@@ -147,3 +147,34 @@ def test_the_model_says_the_size_it_was_trained_at(parts):
     from vitrine.nodes.comfy.resolution import facts_of
 
     assert facts_of(parts[0]).train_size == (128, 128), "not Flux's own 1024"
+
+
+@pytest.mark.parametrize("mode", ["auto", "rope_yarn", "rope_yarn_dynamic"])
+def test_a_whole_run_at_another_size_is_one_picture_through_both_doors(comfy, ours, folder, parts, mode):
+    """Wide, over twice the area; both axes scaled by another number, the shift by the root of the area's."""
+    if folder != FLOW_WEIGHTS:
+        pytest.skip("random weights magnify what float32 rounds")
+    import comfy.sample as core
+    from vitrine.engine.pipelines import ResolutionTransferPipeline
+    from vitrine.engine.resolution import ResolutionTransferConfig
+
+    model, clip, _ = parts
+    told = {"train_width": 0, "train_height": 0, "target_width": 320, "target_height": 192, "schedule": "resample",
+            "top": "renorm", "align": "step", "aspect": "per_axis", "guidance_law": False, "guidance": 3.0,
+            "override": False, "pos_embed": mode}  # fmt: skip
+    moved, _, report = comfy.call("VitrineResolutionTransferLoader", model=model, **told)
+    pipe = ours.pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((320, 192), pos_embed=mode))
+    assert wide.plan.lines[0] == report.splitlines()[0]
+    how = {"max_sequence_length": 24, "num_inference_steps": 5, "true_cfg_scale": 3.0, "negative_prompt": "",
+           "output_type": "latent"}  # fmt: skip
+    wanted = pipe._unpack_latents(wide(PROMPT, generator=torch.manual_seed(5), **how).images, 192, 320, 8)
+    latent = torch.zeros(1, 16, 24, 40)
+    with torch.inference_mode():
+        found = core.sample(
+            moved, core.prepare_noise(latent, 5), 5, 3.0, "euler", "simple", encode(clip, PROMPT), encode(clip, ""),
+            latent, disable_pbar=True, seed=5,
+        )  # fmt: skip
+    worst = float((found - wanted).abs().max() / wanted.abs().max())
+    assert worst < 1e-5, worst
