@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 from comfy_api.latest import io, ui
+from PIL import Image, ImageDraw
 
 from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
 from ..engine.activations.gdf_protocol import PROTOCOLS
@@ -22,12 +24,6 @@ from .tap_inputs import HELP, protocol_input, remedy_inputs, selection_config, s
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_activations"
-_OVER_ALL, _EACH = "the same in all pictures", "in each picture by itself"
-LEGEND = (
-    "Equal colours: what the model takes for alike, {}. Red, green and blue are the three directions in which this "
-    "place varies most."
-)
-"""What the colours of an activation mean, on the node that shows them."""
 
 
 def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
@@ -49,6 +45,20 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     if shared:
         return pca_rgb(maps, PCABasis.fit(maps), target).permute(0, 2, 3, 1)
     return torch.cat([pca_rgb(row[None], None, target) for row in maps]).permute(0, 2, 3, 1)
+
+
+def with_legend(pictures: torch.Tensor) -> torch.Tensor:
+    """(B, H + 18, W, 3): a line below says what the colours mean, where there is room for it; for the page alone."""
+    width = pictures.shape[2]
+    if width < 200:
+        return pictures
+    strip = Image.new("RGB", (width, 18), "black")
+    pen = ImageDraw.Draw(strip)
+    for place, (colour, name) in enumerate({"red": "1st", "lime": "2nd", "blue": "3rd component"}.items()):
+        pen.rectangle((4 + 36 * place, 5, 11 + 36 * place, 12), fill=colour)
+        pen.text((14 + 36 * place, 3), name, "white", font_size=10)
+    line = torch.from_numpy(np.asarray(strip) / 255).to(pictures)
+    return torch.cat([pictures, line.expand(len(pictures), -1, -1, -1)], 1)
 
 
 def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
@@ -108,8 +118,7 @@ class ActivationTap(io.ComfyNode):
         resolve(backbone, list(config.addresses))
         taps = tap_images(model, vae, image, positive, config, protocol)
         drawn = picture(taps)
-        text_on(cls.hidden, LEGEND.format(_OVER_ALL))
-        return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(drawn, cls=cls))
+        return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(with_legend(drawn), cls=cls))
 
 
 def describe(taps: Activations) -> str:
@@ -192,7 +201,6 @@ class CollectTaps(io.ComfyNode):
             category=CATEGORY,
             description="Gives the activations of one recorded step. The sampler's LATENT makes this node wait for it.",
             search_aliases=["recorded activations", "read taps"],
-            hidden=[io.Hidden.unique_id],
             inputs=[
                 RecorderSocket.Input(
                     "recorder", optional=True,
@@ -219,8 +227,7 @@ class CollectTaps(io.ComfyNode):
             return io.NodeOutput(nothing_recorded(), nothing_recorded(), latent)
         taps = recorder.activations(step, half)
         drawn = picture(taps)
-        text_on(cls.hidden, LEGEND.format(_OVER_ALL))
-        return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(drawn, cls=cls))
+        return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
 
 
 class ActivationPicture(io.ComfyNode):
@@ -252,8 +259,7 @@ class ActivationPicture(io.ComfyNode):
         """Fit and draw."""
         choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
         drawn = picture(activations, address, shared, size)
-        text_on(cls.hidden, LEGEND.format(_OVER_ALL if shared else _EACH))
-        return io.NodeOutput(drawn, ui=ui.PreviewImage(drawn, cls=cls))
+        return io.NodeOutput(drawn, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
 
 
 class SaveActivations(io.ComfyNode):

@@ -111,7 +111,7 @@ def normal_from(generator: torch.Generator) -> Draw:
 
 def e_step(
     rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: Draw,
-    after_step: Callable[[int, torch.Tensor], None] = lambda done, x0: None,
+    after_step: Callable[[int, torch.Tensor | None], None] = lambda done, x0: None,
 ) -> ChainEnd:  # fmt: skip
     """K Langevin steps on (eps, z) for rho(x, z) = q(x) p(z | x), x = alpha g(z) + sigma eps.
 
@@ -119,7 +119,8 @@ def e_step(
         rho: generator, score gap and noise levels.
         z, eps: (B, ...) float32 or float64 starts, usually standard normal.
         draw: where the chain's noise comes from.
-        after_step: called with the number of steps done and the teacher's clean picture there; may raise to stop.
+        after_step: called with the number of steps done and the teacher's clean picture there, if the gap knows it; may
+            raise to stop.
 
     Returns:
         Everything detached; no weight has received a gradient.

@@ -97,6 +97,6 @@ def text_on(hidden: Any, text: str) -> ui.PreviewText:
 
     server = getattr(PromptServer, "instance", None)
     client = getattr(server, "client_id", None)
-    if hidden is not None and client is not None:  # without a page, None would tell all of them
+    if server is not None and hidden is not None and client is not None:  # None would tell every open page
         server.send_progress_text(text, str(hidden.unique_id), client)
     return ui.PreviewText(text)

@@ -58,6 +58,8 @@ def test_comfyui_serves_every_node_input_and_output(comfy, locales, nodes, tmp_p
     assert set(served) == set(LANGUAGES), "ComfyUI takes every folder in locales for a language"
     for language in LANGUAGES:
         table, menu = served[language]["nodeDefs"], served[language]["nodeCategories"]
+        (category,) = served[language]["templateWorkflows"]["category"].values()
+        assert "Vitrine" in category and (language == "en") == (category == locales.TEMPLATES)
         for node in nodes:
             schema = node.define_schema()
             entry = table[schema.node_id]

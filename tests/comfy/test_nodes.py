@@ -204,3 +204,22 @@ def test_rendered_portraits_come_with_captions(comfy):
     assert images.shape == (3, 64, 64, 3) and text == caption(sample_scenes([100_000]))[0]
     person = comfy.call("VitrineRenderPortrait", seed=100_000, count=3, size=64)[2]
     assert mask.shape == (3, 64, 64) and bool((mask <= person).all()) and 0 < float(mask.mean()) < float(person.mean())
+
+
+def test_colours_have_a_legend_on_the_node_and_not_in_the_image(comfy, loaded):
+    """Red, green and blue stand below the picture that the page shows; the IMAGE output is the picture alone."""
+    from vitrine.nodes.activations import with_legend
+
+    pictures = torch.rand(2, 64, 256, 3)
+    shown = with_legend(pictures)
+    assert torch.equal(shown[:, :64], pictures) and shown.shape == (2, 82, 256, 3) and torch.equal(*shown[:, 64:])
+    for place, colour in enumerate(torch.eye(3)):
+        assert torch.equal(shown[0, 64 + 8, 7 + 36 * place], colour)
+    assert torch.equal(with_legend(pictures[:, :, :100]), pictures[:, :, :100]), "too small for words"
+    model, clip, vae = loaded
+    tap = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineActivationTap"]
+    with torch.inference_mode():
+        told = {"image": torch.rand(1, 64, 64, 3), "addresses": ADDRESSES, "selection": "addresses below"}
+        settings = {"timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
+        made = tap.execute(model=model, vae=vae, positive=encode(clip, PROMPT), **told, **settings)
+    assert made.result[1].shape == (1, 256, 256, 3)

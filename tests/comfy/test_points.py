@@ -120,6 +120,12 @@ CORNER = """(() => {
     const at = [c.width / 2 + 0.2 * side, c.height / 2 - 0.45 * side, 0.2 * side, 0.2 * side].map(Math.round)
     return Array.from(c.getContext('2d').getImageData(...at).data)
 })()"""  # a part of the picture that no point touches
+LEGEND = """(() => {
+    const c = document.querySelector('canvas.vitrine-points'), side = Math.min(c.width, c.height), r = devicePixelRatio
+    const left = (c.width - side) / 2 + 6 * r, wide = Math.min(110 * r, side / 2), y = (c.height + side) / 2 - 11 * r
+    return [left + 2 * r, left + wide - 2 * r].map(
+        x => Array.from(c.getContext('2d').getImageData(Math.round(x), Math.round(y), 1, 1).data))
+})()"""  # both ends of the bar that says what the colours mean
 LOOKED = "document.querySelector('canvas.vitrine-points').dataset"
 COPIED = """(() => { const old = app.graph._nodes.find(n => n.comfyClass === 'NODE')
     app.canvas.copyToClipboard([old]); app.canvas.pasteFromClipboard()
@@ -153,6 +159,7 @@ async def _clicked(tab, text):
     seen["click"] = await tab.evaluate(text)
     await tab.wait_for(f"{LOOKED}.turn")
     seen["map"], seen["milliseconds"] = await tab.evaluate(CORNER), int(await tab.evaluate(f"{LOOKED}.milliseconds"))
+    seen["legend"] = await tab.evaluate(LEGEND)
     await mouse.drag((0.75, 0.75), shift=True)
     seen["shift"] = await tab.evaluate(text)
     await mouse.drag((0.25, 0.75), (0.3, 0.6), (0.4, 0.5))
@@ -216,6 +223,8 @@ def test_points_are_clicked_dragged_undone_and_saved(driver, address, node, vue,
     assert unwanted or lines == [1, 3], "the edited points were looked for"
     changed = sum(abs(a - b) for a, b in zip(seen["bare"], seen["map"], strict=True)) / len(seen["bare"])
     assert changed > 10, "the map covers the picture"
+    (red, _, blue, _), (hot, _, cold, _) = seen["legend"]
+    assert red < 60 and blue > 190 and hot > 190 and cold < 60, "from blue, least alike, to yellow"
     record_property("milliseconds", seen["milliseconds"])
     assert seen["milliseconds"] >= 0 and not faults
 
