@@ -86,8 +86,6 @@ def _add_plan(page: Report, plan: dict[str, Any]) -> None:
     for claim in plan["claims"]:
         estimate = claim["estimate"]
         if estimate is not None:
-            size = f"{estimate['bytes'] / 2**30:.2f}"
-            rows.append(
-                (claim["claim"], f"{estimate['rows']:.0f}", duration(estimate["seconds"]), size, estimate["why"])
-            )
+            size, seconds = f"{estimate['bytes'] / 2**30:.2f}", duration(estimate["seconds"])
+            rows.append((claim["claim"], f"{estimate['rows']:.0f}", seconds, size, estimate["why"]))
     page.add_table(rows)
