@@ -28,7 +28,7 @@ class Verify:
     sscd: Path | None = None
     """SSCD's TorchScript file. It is a program, which this option runs; without it pixels judge copies."""
     clip: Path | None = None
-    """Folder of a CLIP vision model (transformers, safetensors)."""
+    """Folder of a CLIPModel with its processor (transformers): prompt alignment."""
     subset: int | None = None
     """At most so many prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"

@@ -65,26 +65,3 @@ def sscd_descriptor(path: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:
         return described.float()
 
     return describe
-
-
-def clip_texts(folder: str | Path) -> Callable[[list[str]], torch.Tensor]:
-    """Text embeddings (n, D) beside :func:`clip_descriptor`'s, from the same folder with its tokenizer.
-
-    Raises:
-        VitrineError: If there is no such model.
-    """
-    from transformers import AutoTokenizer, CLIPTextModelWithProjection
-
-    with named(folder, "CLIP folder", "a CLIP model of transformers, as safetensors", "check the folder"):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        model = CLIPTextModelWithProjection.from_pretrained(
-            str(folder), local_files_only=True, use_safetensors=True
-        ).eval()
-
-    @torch.no_grad()
-    def describe(texts: list[str]) -> torch.Tensor:
-        words = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-        embeds: torch.Tensor = model(**words).text_embeds
-        return embeds
-
-    return describe

@@ -68,7 +68,7 @@ def blocking(context: Context) -> Measured:
     pictures = originals(context, rows)
     figures, details = _figures(judge, {n: d[0] for n, d in described.items()}, rows, pictures, usual)
     if judge.texts is not None:
-        figures |= _alignment(judge.texts(prompts), {n: d[1] for n, d in described.items()})
+        figures |= _alignment(judge.texts(prompts).float(), {n: d[1] for n, d in described.items()})
     counts = torch.tensor([float(len(s)) for s in sets])
     figures["blocking.neurons"] = median_figure("neurons blocked for a prompt", counts)
     verdicts = [str(s.info.get("verdict")) for s in sets]

@@ -81,8 +81,8 @@ class Checksums:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    told = path.stat()
-    return told.st_size, told.st_mtime_ns
+    entry = path.stat()
+    return entry.st_size, entry.st_mtime_ns
 
 
 def _name(path: Path, root: Path) -> str:

@@ -90,14 +90,14 @@ def write_spair(folder: Path, model: Model, count: int = FACES) -> None:
     for number in range(count):
         ends = (number, (number + 1) % count)
         seen = ~torch.isnan(scene.keypoints[list(ends)]).any(0).any(1)
-        told: dict[str, Any] = {"category": "face"}
+        annotation: dict[str, Any] = {"category": "face"}
         for prefix, end in zip(("src", "trg"), ends, strict=True):
             points = scene.keypoints[end][seen] * side
-            told |= {
+            annotation |= {
                 f"{prefix}_imname": f"{end:03d}.png", f"{prefix}_imsize": [side, side, 3],
                 f"{prefix}_kps": points.round().int().tolist(), f"{prefix}_bndbox": _box(points, side),
             }  # fmt: skip
-        write_json(folder / "PairAnnotation" / "test" / f"{number:06d}-face.json", told)
+        write_json(folder / "PairAnnotation" / "test" / f"{number:06d}-face.json", annotation)
 
 
 def _box(points: torch.Tensor, side: int) -> list[int]:

@@ -9,7 +9,8 @@ import torch
 
 from ...engine.nemo.copies import THIRD
 from ...engine.nemo.nearest import LENGTH, thumbnails
-from ...engine.pipelines.descriptors import clip_descriptor, clip_texts, sscd_descriptor
+from ...engine.pipelines.descriptors import sscd_descriptor
+from ..emd.clip_score import Clip
 from .context import Context
 from .records import Need
 
@@ -65,7 +66,8 @@ def judge_of(context: Context) -> Judge:
     """SSCD and CLIP where the user named them."""
     image, texts = None, None
     if (folder := context.path(CLIP)) is not None:
-        image, texts = clip_descriptor(folder), clip_texts(folder)
+        clip = Clip.load(str(folder))
+        image, texts = clip.pictures, clip.texts
     if (path := context.path(SSCD)) is not None:
         return Judge("sscd", "SSCD", VERBATIM, False, sscd_descriptor(path), image, texts)
     return Judge("pixels", "1 - distance / usual distance at 64 px", 1 - THIRD, True, _flat, image, texts)

@@ -84,8 +84,8 @@ def _add_plan(page: Report, plan: dict[str, Any]) -> None:
     )
     rows: list[tuple[object, ...]] = [("claim", "rows", "about", "GiB beyond the weights", "counted as")]
     for claim in plan["claims"]:
-        told = claim["estimate"]
-        if told is not None:
-            size = f"{told['bytes'] / 2**30:.2f}"
-            rows.append((claim["claim"], f"{told['rows']:.0f}", duration(told["seconds"]), size, told["why"]))
+        estimate = claim["estimate"]
+        if estimate is not None:
+            size, seconds = f"{estimate['bytes'] / 2**30:.2f}", duration(estimate["seconds"])
+            rows.append((claim["claim"], f"{estimate['rows']:.0f}", seconds, size, estimate["why"]))
     page.add_table(rows)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import CLIPConfig, CLIPModel
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 from vitrine.engine.cli.main import main
 from vitrine.engine.nemo.verify import AttackConfig
 from vitrine.engine.portraits import load_portraits
@@ -144,7 +144,7 @@ def test_sscd_and_clip_stand_beside_the_published_figures(portraits_data, tmp_pa
     text = sizes | {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "max_position_embeddings": 24}
     vision = sizes | {"image_size": 32, "patch_size": 8}
     CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(clip)
-    tokenizer.save_pretrained(clip)
+    CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32), tokenizer).save_pretrained(clip)
     asked = Asked("portraits", portraits_data, sscd, clip, subset=2, out=tmp_path / "out")
     assert verify(asked, ["nemo.blocking"], bar=lambda label: silent) == 0
     figures = report(asked.out)[1]["nemo.blocking"]
