@@ -9,6 +9,7 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
+from ..engine.activations.correspondence import feature_maps
 from ..engine.activations.gdf_protocol import PROTOCOLS
 from ..engine.addresses import AUTO, resolve
 from ..engine.errors import VitrineError, refuse
@@ -18,7 +19,16 @@ from .comfy.progress import show_on
 from .comfy.recording import Recorder, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
-from .tap_inputs import HELP, protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
+from .tap_inputs import (
+    HELP,
+    added_selection,
+    protocol_input,
+    published_places,
+    remedy_inputs,
+    selection_config,
+    selection_inputs,
+    tap_images,
+)
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_activations"
@@ -37,8 +47,16 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
         raise refuse("address", address, places, "text tokens and attention maps have no picture")
-    maps = activation.tensor.float()
-    height, width = activation.grid
+    return coloured(activation.tensor.float(), shared, size)
+
+
+def coloured(maps: torch.Tensor, shared: bool, size: int) -> torch.Tensor:
+    """IMAGE (B, size, width, 3) of features (B, C, h, w): three principal components as colours.
+
+    Of videos (B, C, T, h, w), one picture for each frame, those of a video together.
+    """
+    maps = maps.movedim(2, 1).flatten(0, 1) if maps.ndim == 5 else maps
+    height, width = maps.shape[-2:]
     target = (size, round(size * width / height))
     if shared:
         return pca_rgb(maps, PCABasis.fit(maps), target).permute(0, 2, 3, 1)
@@ -54,8 +72,7 @@ def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
     activation = next((taps[a] for a in taps if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
         raise refuse("places", list(taps), "one with a grid", "text tokens and attention maps have no picture")
-    height, width = activation.grid
-    return pca_rgb(activation.tensor[:1].float(), None, (size, round(size * width / height))).permute(0, 2, 3, 1)
+    return coloured(activation.tensor[:1].float(), True, size)[:1]
 
 
 class ActivationTap(io.ComfyNode):
@@ -129,6 +146,7 @@ class TapDuringSampling(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
                 io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
                 io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps of the run to keep, from 0; or 'all'."),
+                added_selection("The places of a published selection, or the addresses typed above."),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
@@ -138,16 +156,17 @@ class TapDuringSampling(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model: Any, addresses: str, steps: str) -> io.NodeOutput:
+    def execute(cls, model: Any, addresses: str, steps: str, selection: str = "addresses above") -> io.NodeOutput:
         """Clone and wrap; places are checked now, not in the middle of sampling."""
-        resolve(backbone_of(model), addresses)
+        wanted: Any = published_places(selection) or addresses
+        resolve(backbone_of(model), wanted)
         hidden = cls.hidden
 
         def watch(taps: Activations) -> None:
             with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
                 show_on(hidden, first_picture(taps))
 
-        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps), watch))
+        return io.NodeOutput(*record_sampling(model, wanted, parse_steps(steps), watch))
 
 
 def parse_steps(text: str) -> Any:
@@ -219,14 +238,22 @@ class ActivationPicture(io.ComfyNode):
                     "shared", default=True, tooltip="One basis for the whole batch: equal colours mean equal features."
                 ),
                 io.Int.Input("size", default=256, min=16, max=2048, tooltip="Height of the picture in pixels."),
+                added_selection("All places of a published selection joined, or the one typed above."),
             ],
             outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture a row.")],
         )
 
     @classmethod
-    def execute(cls, activations: Activations, address: str, shared: bool, size: int) -> io.NodeOutput:
+    def execute(
+        cls, activations: Activations, address: str, shared: bool, size: int, selection: str = "addresses above"
+    ) -> io.NodeOutput:
         """Fit and draw."""
-        drawn = picture(activations, address, shared, size)
+        places = published_places(selection)
+        drawn = (
+            picture(activations, address, shared, size)
+            if places is None
+            else coloured(feature_maps(activations.select(list(places))), shared, size)
+        )
         return io.NodeOutput(drawn, ui=ui.PreviewImage(drawn, cls=cls))
 
 

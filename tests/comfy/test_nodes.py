@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from vitrine.engine.activations import TapConfig, encode_pixels, tap_latents
+from vitrine.engine.activations import PRESETS, PCABasis, TapConfig, encode_pixels, pca_rgb, tap_latents
+from vitrine.engine.activations.correspondence import feature_maps
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
@@ -122,6 +123,25 @@ def test_taps_leave_the_model_bit_exact(comfy, loaded):
     latent = {"samples": during}
     taps, drawn, passed = comfy.call("VitrineCollectTaps", recorder=recorder, latent=latent, step=-1, half="cond")
     assert taps.rows == 2 and passed["samples"] is during and drawn.shape[-1] == 3
+
+
+def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
+    model, clip, _ = loaded
+    positive, negative = encode(clip, PROMPT), encode(clip, "")
+    watched, recorder = comfy.call(
+        "VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="portraits"
+    )
+    latent = {"samples": sample(watched, positive, negative, steps=2)[0]}
+    taps, *_ = comfy.call("VitrineCollectTaps", recorder=recorder, latent=latent, step=-1, half="cond")
+    assert set(taps) == set(PRESETS["portraits"].addresses)
+    told = {"activations": taps, "address": "", "shared": True, "size": 64}
+    (joined,) = comfy.call("VitrineActivationPicture", **told, selection="portraits")
+    maps = feature_maps(taps)
+    expected = pca_rgb(maps, PCABasis.fit(maps), (64, 64)).permute(0, 2, 3, 1)
+    assert torch.equal(joined, expected)
+    assert not torch.equal(joined, comfy.call("VitrineActivationPicture", **told)[0])
+    with pytest.raises(VitrineError, match="Did you mean|addresses of this model"):
+        comfy.call("VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="Ours-XL")
 
 
 def test_clones_never_see_each_others_hooks(comfy, loaded):
