@@ -5,73 +5,33 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-import torch
 from comfy_api.latest import io, ui
-from PIL import Image, ImageDraw
 
-from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
+from ..engine.activations import Activations, massive_channels
+from ..engine.activations.correspondence import feature_maps
 from ..engine.activations.gdf_protocol import PROTOCOLS
 from ..engine.addresses import AUTO, resolve, sites_of
 from ..engine.errors import VitrineError, refuse
+from .activation_pictures import coloured, first_picture, picture, with_legend
 from .comfy import choices, saved
 from .comfy.model import backbone_of
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket
-from .tap_inputs import HELP, protocol_input, remedy_inputs, selection_config, selection_inputs, tap_images
+from .tap_inputs import (
+    HELP,
+    added_selection,
+    protocol_input,
+    published_places,
+    remedy_inputs,
+    selection_config,
+    selection_inputs,
+    tap_images,
+)
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_activations"
-
-
-def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
-    """IMAGE (B, size, width, 3): three principal components of one place as colours.
-
-    ``shared`` fits one basis on the whole batch, so that equal colours mean equal features.
-
-    Raises:
-        VitrineError: The address is not among the taps, or has no picture.
-    """
-    places = [a for a in taps if taps[a].grid is not None]
-    chosen = taps.select(address) if address else taps.select(places[:1])
-    activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
-    if activation is None or activation.grid is None:
-        raise refuse("address", address, places, "text tokens and attention maps have no picture")
-    maps = activation.tensor.float()
-    height, width = activation.grid
-    target = (size, round(size * width / height))
-    if shared:
-        return pca_rgb(maps, PCABasis.fit(maps), target).permute(0, 2, 3, 1)
-    return torch.cat([pca_rgb(row[None], None, target) for row in maps]).permute(0, 2, 3, 1)
-
-
-def with_legend(pictures: torch.Tensor) -> torch.Tensor:
-    """(B, H + 18, W, 3): a line below says what the colours mean, where there is room for it; for the page alone."""
-    width = pictures.shape[2]
-    if width < 200:
-        return pictures
-    strip = Image.new("RGB", (width, 18), "black")
-    pen = ImageDraw.Draw(strip)
-    for place, (colour, name) in enumerate({"red": "1st", "lime": "2nd", "blue": "3rd component"}.items()):
-        pen.rectangle((4 + 36 * place, 5, 11 + 36 * place, 12), fill=colour)
-        pen.text((14 + 36 * place, 3), name, "white", font_size=10)
-    line = torch.from_numpy(np.asarray(strip) / 255).to(pictures)
-    return torch.cat([pictures, line.expand(len(pictures), -1, -1, -1)], 1)
-
-
-def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
-    """IMAGE (1, size, width, 3) of the first row at the first place that has a grid, in colours of its own.
-
-    Raises:
-        VitrineError: No place has a grid, or values are not finite.
-    """
-    activation = next((taps[a] for a in taps if taps[a].grid is not None), None)
-    if activation is None or activation.grid is None:
-        raise refuse("places", list(taps), "one with a grid", "text tokens and attention maps have no picture")
-    height, width = activation.grid
-    return pca_rgb(activation.tensor[:1].float(), None, (size, round(size * width / height))).permute(0, 2, 3, 1)
 
 
 class ActivationTap(io.ComfyNode):
@@ -153,6 +113,7 @@ class TapDuringSampling(io.ComfyNode):
                     tooltip="The number of the sampler's first step: start_at_step of KSampler (Advanced), so that "
                     "steps mean the same here.",
                 ),
+                added_selection("The places of a published selection, or the addresses typed above."),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
@@ -162,17 +123,20 @@ class TapDuringSampling(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, model: Any, addresses: str, steps: str, first_step: int = 0) -> io.NodeOutput:
+    def execute(
+        cls, model: Any, addresses: str, steps: str, first_step: int = 0, selection: str = "addresses above"
+    ) -> io.NodeOutput:
         """Clone and wrap; places are checked now, not in the middle of sampling."""
         backbone, hidden = backbone_of(model), cls.hidden
         choices.remember(hidden, sites_of(backbone))
-        resolve(backbone, addresses)
+        wanted: Any = published_places(selection) or addresses
+        resolve(backbone, wanted)
 
         def watch(taps: Activations) -> None:
             with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
                 show_on(hidden, first_picture(taps))
 
-        return io.NodeOutput(*record_sampling(model, addresses, parse_steps(steps), watch, first_step))
+        return io.NodeOutput(*record_sampling(model, wanted, parse_steps(steps), watch, first_step))
 
 
 def parse_steps(text: str) -> Any:
@@ -249,16 +213,24 @@ class ActivationPicture(io.ComfyNode):
                     "shared", default=True, tooltip="One basis for the whole batch: equal colours mean equal features."
                 ),
                 io.Int.Input("size", default=256, min=16, max=2048, tooltip="Height of the picture in pixels."),
+                added_selection("All places of a published selection joined, or the one typed above."),
             ],
             outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture a row.")],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
-    def execute(cls, activations: Activations, address: str, shared: bool, size: int) -> io.NodeOutput:
+    def execute(
+        cls, activations: Activations, address: str, shared: bool, size: int, selection: str = "addresses above"
+    ) -> io.NodeOutput:
         """Fit and draw."""
         choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
-        drawn = picture(activations, address, shared, size)
+        places = published_places(selection)
+        drawn = (
+            picture(activations, address, shared, size)
+            if places is None
+            else coloured(feature_maps(activations.select(list(places))), shared, size)
+        )
         return io.NodeOutput(drawn, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
 
 

@@ -17,6 +17,7 @@ from .comfy.model import denoiser_of, encode, encode_samples, is_sdxl
 from .comfy.progress import progress
 
 _OWN = "addresses below"
+_TYPED = "addresses above"
 HELP = (
     "One address or glob a line, e.g. up-level*-cross-q; auto: a place that every model has. A wrong one is refused "
     "with the nearest valid names."
@@ -53,6 +54,18 @@ def remedy_inputs() -> list[io.Input]:
             "Activation Tap's report finds them.",
         ),
     ]  # fmt: skip
+
+
+def added_selection(tooltip: str) -> io.Input:
+    """A published selection instead of the addresses typed above it, where it was added later."""
+    return io.Combo.Input(
+        "selection", options=[_TYPED, *PRESETS], default=_TYPED, optional=True, tooltip=tooltip
+    )  # fmt: skip
+
+
+def published_places(choice: str) -> tuple[str, ...] | None:
+    """The places of a published selection; None where the addresses above count."""
+    return None if choice == _TYPED else preset(choice).addresses
 
 
 def protocol_input() -> io.Input:

@@ -27,6 +27,14 @@ FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if has
 """Told apart by their classes: modules of one name mean other things in another family."""
 
 
+_LTX2 = (
+    "LTX-2 denoises a video and its sound in one pass, and diffusers and ComfyUI mix the two in another order: an "
+    "address would not be one tensor"
+)
+_REFUSED = {"LTX2VideoTransformer3DModel": _LTX2, "LTXAVModel": _LTX2}
+"""Class of either library -> why it has no family."""
+
+
 def _found(backbone: nn.Module) -> tuple[Family, Side]:
     """The family of a backbone, and its side."""
     backbone = uncompiled(backbone)
@@ -35,7 +43,9 @@ def _found(backbone: nn.Module) -> tuple[Family, Side]:
         if side is not None:
             return family, side
     known = ", ".join(f"{library} {family.name}" for family in FAMILIES for library in ("diffusers", "ComfyUI"))
-    raise refuse("backbone", type(backbone).__name__, known, "pass the UNet or transformer itself, not a pipeline")
+    name = type(backbone).__name__
+    remedy = _REFUSED.get(name, "pass the UNet or transformer itself, not a pipeline")
+    raise refuse("backbone", name, known, remedy)
 
 
 def family_of(backbone: nn.Module) -> Family:
@@ -81,13 +91,13 @@ def call_of(backbone: Any) -> Call:
     moves to where it computes at the moment of the call. Sizes and masks keep their dtype: half precision rounds sizes.
 
     Raises:
-        VitrineError: a class of no known family.
+        VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.
     """
-    kinds = {kind.__name__ for kind in type(backbone).__mro__}
-    make = next((family.call for family in FAMILIES if family.diffusers.kind in kinds), None)
-    if make is None:
+    family = family_of(backbone)
+    if family.diffusers.kind not in {kind.__name__ for kind in type(backbone).__mro__}:
         accepted = sorted(family.diffusers.kind for family in FAMILIES)
         raise refuse("backbone", type(backbone).__name__, accepted, "pass a pipeline of one of these families")
+    make = family.call
 
     def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         device, dtype = device_of(backbone), dtype_of(backbone)

@@ -7,7 +7,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from safetensors.torch import save_file
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.addresses import sites_of
+from vitrine.engine.addresses import resolve, sites_of
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.fingerprint import fingerprint_of
 from vitrine.engine.nemo import NeuronSet, value_sites
@@ -80,6 +80,28 @@ def test_taps_while_comfyui_samples(comfy, loaded):
     assert torch.equal(loaded.sample(watched), before)
     taps = recorder.record[1]["cond"][loaded.place]
     assert list(recorder.record) == [0, 1] and taps.grid is not None and taps.tensor.shape[0] == 1
+
+
+def untouched(comfy, node_id):
+    """The inputs of a node freshly added, as ComfyUI fills them."""
+    schema = comfy.nodes.NODE_CLASS_MAPPINGS[node_id].define_schema()
+    return {i.id: i.default for i in schema.inputs if getattr(i, "default", None) is not None}
+
+
+def test_nodes_freshly_added_run(comfy, loaded):
+    """``auto`` is one place in both libraries; recorder, collector and picture run as they are added."""
+    (site,), (other,) = resolve(loaded.ours, "auto"), resolve(loaded.model.model.diffusion_model, "auto")
+    assert site.address == other.address and site.kind == "tokens"
+    watched, recorder = comfy.call(
+        "VitrineTapDuringSampling", model=loaded.model, **untouched(comfy, "VitrineTapDuringSampling")
+    )
+    latent = {"samples": loaded.sample(watched)}
+    taps, drawn, _ = comfy.call(
+        "VitrineCollectTaps", recorder=recorder, latent=latent, **untouched(comfy, "VitrineCollectTaps")
+    )
+    assert list(taps) == [site.address]
+    (again,) = comfy.call("VitrineActivationPicture", activations=taps, **untouched(comfy, "VitrineActivationPicture"))
+    assert torch.equal(again, drawn) and drawn.shape[1] == 256
 
 
 def test_neurons_are_blocked_while_comfyui_samples(comfy, loaded):

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from vitrine.engine.activations import TapConfig, encode_pixels, tap_latents
+from vitrine.engine.activations import PRESETS, PCABasis, TapConfig, encode_pixels, pca_rgb, tap_latents
+from vitrine.engine.activations.correspondence import feature_maps
 from vitrine.engine.addresses import sites_of
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
@@ -124,6 +125,25 @@ def test_taps_leave_the_model_bit_exact(comfy, loaded):
     assert taps.rows == 2 and passed["samples"] is during and drawn.shape[-1] == 3
 
 
+def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
+    model, clip, _ = loaded
+    positive, negative = encode(clip, PROMPT), encode(clip, "")
+    watched, recorder = comfy.call(
+        "VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="portraits"
+    )
+    latent = {"samples": sample(watched, positive, negative, steps=2)[0]}
+    taps, *_ = comfy.call("VitrineCollectTaps", recorder=recorder, latent=latent, step=-1, half="cond")
+    assert set(taps) == set(PRESETS["portraits"].addresses)
+    told = {"activations": taps, "address": "", "shared": True, "size": 64}
+    (joined,) = comfy.call("VitrineActivationPicture", **told, selection="portraits")
+    maps = feature_maps(taps)
+    expected = pca_rgb(maps, PCABasis.fit(maps), (64, 64)).permute(0, 2, 3, 1)
+    assert torch.equal(joined, expected)
+    assert not torch.equal(joined, comfy.call("VitrineActivationPicture", **told)[0])
+    with pytest.raises(VitrineError, match="Did you mean|addresses of this model"):
+        comfy.call("VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="Ours-XL")
+
+
 def test_clones_never_see_each_others_hooks(comfy, loaded):
     model, clip, _ = loaded
     positive, negative = encode(clip, PROMPT), encode(clip, "")
@@ -208,7 +228,7 @@ def test_rendered_portraits_come_with_captions(comfy):
 
 def test_colours_have_a_legend_on_the_node_and_not_in_the_image(comfy, loaded):
     """Red, green and blue stand below the picture that the page shows; the IMAGE output is the picture alone."""
-    from vitrine.nodes.activations import with_legend
+    from vitrine.nodes.activation_pictures import with_legend
 
     pictures = torch.rand(2, 64, 256, 3)
     shown = with_legend(pictures)

@@ -5,7 +5,10 @@ import torch
 from diffusers import (
     AuraFlowTransformer2DModel,
     DDIMScheduler,
+    HunyuanImageTransformer2DModel,
+    HunyuanVideoTransformer3DModel,
     LatteTransformer3DModel,
+    LTX2VideoTransformer3DModel,
     UNet2DModel,
 )
 from vitrine.engine.activations.during import tap_steps
@@ -34,6 +37,33 @@ def latte():
     return LatteTransformer3DModel(**config)
 
 
+def hunyuan_video():
+    config = {
+        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
+        "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 16, "pooled_projection_dim": 8,
+        "rope_axes_dim": (4, 6, 6),
+    }  # fmt: skip
+    return HunyuanVideoTransformer3DModel(**config)
+
+
+def hunyuan_image():
+    config = {
+        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
+        "num_single_layers": 1, "num_refiner_layers": 1, "patch_size": (1, 1), "text_embed_dim": 16,
+        "text_embed_2_dim": 16, "rope_axes_dim": (8, 8),
+    }  # fmt: skip
+    return HunyuanImageTransformer2DModel(**config)
+
+
+def ltx2():
+    config = {
+        "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "audio_num_attention_heads": 2,
+        "audio_attention_head_dim": 8, "cross_attention_dim": 32, "audio_cross_attention_dim": 16,
+        "caption_channels": 20,
+    }  # fmt: skip
+    return LTX2VideoTransformer3DModel(**config)
+
+
 def unconditional():
     kinds = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
     return UNet2DModel(sample_size=16, block_out_channels=(16, 32), norm_num_groups=8, layers_per_block=1, **kinds)
@@ -54,7 +84,10 @@ def fused():
     return unet
 
 
-@pytest.mark.parametrize("make", [aura_flow, latte, unconditional, kandinsky, fused])
+OTHERS = [aura_flow, latte, hunyuan_video, hunyuan_image, ltx2, unconditional, kandinsky, fused]
+
+
+@pytest.mark.parametrize("make", OTHERS)
 def test_look_alikes_are_refused_at_every_door(make, no_hooks_left):
     network = make()
     no_hooks_left(network)
@@ -66,10 +99,15 @@ def test_look_alikes_are_refused_at_every_door(make, no_hooks_left):
         pass
 
 
-@pytest.mark.parametrize("make", [aura_flow, latte, unconditional])
+@pytest.mark.parametrize("make", OTHERS)
 def test_and_by_the_denoiser(make):
     with pytest.raises(VitrineError, match="backbone: given"):
         Denoiser.from_diffusers(make(), DDIMScheduler())
+
+
+def test_ltx2_is_refused_with_the_reason():
+    with pytest.raises(VitrineError, match="a video and its sound in one pass"):
+        sites_of(ltx2())
 
 
 def test_subclasses_are_of_the_family():
@@ -86,3 +124,12 @@ def test_inpainting_is_refused_before_the_forward():
     denoiser = Denoiser.from_diffusers(models.unet(in_channels=9), DDIMScheduler())
     with pytest.raises(VitrineError, match="9 for this UNet"):
         denoiser.forward(torch.randn(1, 4, 16, 16), 50.0, Condition(torch.randn(1, 5, models.TEXT)))
+
+
+def test_an_ip_adapter_is_refused_before_the_forward():
+    unet = models.unet()
+    unet.register_to_config(encoder_hid_dim_type="ip_image_proj")  # what load_ip_adapter() writes
+    with pytest.raises(VitrineError, match="unload_ip_adapter"):
+        Denoiser.from_diffusers(unet, DDIMScheduler()).forward(
+            torch.randn(1, 4, 16, 16), 50.0, Condition(torch.randn(1, 5, models.TEXT))
+        )
