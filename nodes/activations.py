@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+import torch
 from comfy_api.latest import io, ui
 
 from ..engine.activations import Activations, massive_channels

@@ -65,6 +65,8 @@ class Calibrate:
     """The space is the shipped people's: read by the readout, on people 200 to 399."""
     labels: tuple[str, ...] = ()
     """Portraits only: these labels; none: all that the readout knows."""
+    people: int = 24
+    """Portraits only: how many people see each slider."""
     pairs: tuple[str, ...] = ()
     """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' beside 'red hair'."""
     work: Path = Path("calibrate.work")
@@ -109,7 +111,7 @@ class Calibrate:
                 space = with_pairs(space, label, self.work / label.replace(" ", "_"), TqdmProgress(label))
                 space.save(target, self.dtype)
         for label in self.labels or tuple(LABELS):
-            space = calibrated(space, (label,), progress=TqdmProgress(f"reading {label}"))
+            space = calibrated(space, (label,), self.people, progress=TqdmProgress(f"reading {label}"))
             space.save(target, self.dtype)
         return space
 
@@ -143,7 +145,7 @@ class PairSlider:
     """Side in pixels; none: the base model's."""
     out: Path | None = None
     """The space with the slider; none: SPACE itself."""
-    dtype: str = "float16"
+    save_dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
     load: Load = LoadConfig()
 
@@ -173,7 +175,7 @@ class PairSlider:
         bar = TqdmProgress("training")
         change = pipe.train_pair_slider(space, sides[0], sides[1], self.prompt, rows, config, work, bar)
         space = with_pair_slider(space, self.label, change)
-        saved = space.save(target, self.dtype)
+        saved = space.save(target, self.save_dtype)
         shutil.rmtree(work, ignore_errors=True)
         print(f"{saved}: {self.label} shows what the pairs do at strength {space.info['pair_sliders'][self.label]:.2f}")
         return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ...engine.progress import Progress, silent
@@ -13,10 +12,8 @@ from ...engine.w2w.strengths import StrengthMap, with_strength_maps
 from ..portraits.readout import load_readout
 from .graded import IN_SPACE, TUNING, Sitting, smaller_space
 from .pair_sliders import name_of, shipped_change, train_from_pairs
-from .world import LABELS, Studio, frozen
+from .world import LABELS, Studio, frozen, retired
 
-INERT = ("nose width", "hair volume", "mouth width")
-"""Sliders that do nothing, see ``world.SHAPES``: retired, see ``directions.listed``."""
 TUNING_PEOPLE = 24
 """Of the people who tune, so many see each slider."""
 
@@ -43,11 +40,11 @@ def calibrated(
     space: WeightSpace, labels: Sequence[str] = tuple(LABELS), people: int = TUNING_PEOPLE, steps: int = 10,
     progress: Progress = silent,
 ) -> WeightSpace:  # fmt: skip
-    """The shipped space, its ``INERT`` sliders retired, with maps of these labels' directions, those from pairs too.
+    """The shipped space, with inert sliders retired, with maps of these labels' directions, those from pairs too.
 
     The maps are fitted on people who tune.
     """
-    space = replace(space, info={**space.info, "retired": list(INERT)})
+    space = retired(space)
     studio = Studio(frozen()[0], space, load_readout())
     for i, label in enumerate(labels):
         sitting = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)

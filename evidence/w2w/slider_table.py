@@ -22,9 +22,9 @@ Does an attribute rise evenly along five positions, and what changes beside it? 
 (about {minutes} minutes of one core for each label; the same command goes on where it was stopped).
 
 Read by the readout on people who are in neither the space (the first 400) nor the tuning: up to {many} of the 68 to 98
-who lack a label see the maps, {people} of them even strengths and the word in the prompt. Maps are fitted on {people} of
-the people 200 to 399, directions from pairs are trained on people 0 to 199, and which of the two counts the tuning people
-decide. In brackets: 95 % intervals over people. *Others* is the largest change of any other attribute's distribution;
+who lack a label see the maps, {people} of them even strengths and the word in the prompt. Maps are fitted on {people}
+of the people 200 to 399, directions from pairs are trained on people 0 to 199, and which of the two counts the tuning
+people decide. In brackets: 95 % intervals over people. *Others* is the largest change of any other attribute;
 the last line says what another seed changes without any edit. *Identity* is 1 for the same person. A slider holds if it
 rises by 30 points, no step of the mean is above 0.4, others stay within 0.10, and identity within 0.02 of even
 strengths'.

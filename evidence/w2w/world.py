@@ -65,9 +65,11 @@ LABELS: dict[str, tuple[str, str]] = {
 SHAPES = ("head_width", "eye_size", "eye_distance")
 """Geometry with directions of its own; its labels are numbers.
 
-Held-out correlation of the best ridge regression on coefficients with the number: 0.94, 0.80 and 0.80. Mouth width (0.47),
-hair volume (0.38) and nose width (0.12) are hardly in the weights, and have no slider.
+Held-out correlation of the best ridge regression on coefficients with the number: 0.94, 0.80 and 0.80. Mouth width
+(0.47), hair volume (0.38) and nose width (0.12) are hardly in the weights, and have no slider.
 """
+INERT = ("nose_width", "mouth_width", "hair_volume")
+"""Geometry that has a label, for other directions to leave alone, and a retired direction (``directions.listed``)."""
 EXCLUSIVE = (
     ("bald", "long hair", "curly hair"), ("dark skin", "pale skin"),
     ("black hair", "blond hair", "red hair", "white hair"),
@@ -122,7 +124,7 @@ def train_people(
 
 
 def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Label -> (N,) of 0 / 1, or the number for ``SHAPES``; NaN where a bald head shows no hair."""
+    """Label -> (N,) of 0 / 1, or the number for geometry; NaN where a bald head shows no hair."""
     from ...engine.portraits import sample_scenes
     from ...engine.portraits.scenes import ATTRIBUTES, GEOMETRY_NAMES
 
@@ -132,7 +134,7 @@ def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:
     for label, (attribute, value) in LABELS.items():
         column = torch.from_numpy(scenes.column(attribute) == ATTRIBUTES[attribute].index(value)).float()
         table[label] = torch.where(bald, torch.nan, column) if attribute == "hair_color" else column
-    for shape in SHAPES:
+    for shape in (*SHAPES, *INERT):
         table[shape.replace("_", " ")] = torch.from_numpy(scenes.geometry[:, GEOMETRY_NAMES.index(shape)])
     return table
 
@@ -143,7 +145,12 @@ def build_people(folder: str | Path, components: int = 300, progress: Progress =
     assert isinstance(space, WeightSpace)
     flow = any(layer.path.startswith("transformer_blocks") for layer in space.manifest)
     space = replace(space, info={**space.info, "base": f"vitrine {'flow ' * flow}portraits"})
-    return with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE))
+    return retired(with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE)))
+
+
+def retired(space: Space) -> Space:
+    """The space with the directions of ``INERT`` in no list; they work as before where a workflow names them."""
+    return replace(space, info={**space.info, "retired": [shape.replace("_", " ") for shape in INERT]})
 
 
 @lru_cache(maxsize=1)
