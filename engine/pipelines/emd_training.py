@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,12 +102,8 @@ def training_parts(
     pixels = (shape[1] * drawn.vae_scale_factor, shape[2] * drawn.vae_scale_factor)
     pipe.to(processes().device)
     with torch.no_grad():
-        null, row = drawn.unprompted(pixels).to("cpu"), drawn.prompted(texts[:1], pixels)
-
-        def encode(some: Sequence[str]) -> Condition:
-            cond: Condition = drawn.prompted(some, pixels)
-            return cond
-
+        encode = partial(_encoded, drawn, pixels)
+        null, row = drawn.unprompted(pixels).to("cpu"), encode(texts[:1])
         if row_bytes(row) * len(texts) <= memory_bytes(memory):
             conditions: Condition | StoredText = in_memory(texts, encode)
         elif folder is None:
@@ -118,6 +115,11 @@ def training_parts(
     pipe.to("cpu")
     contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
     return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
+
+
+def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condition:
+    cond: Condition = drawn.prompted(texts, pixels)
+    return cond
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:

@@ -22,6 +22,15 @@ TWINS = {
     "Wan": ("wan", "WanPipeline", "wan"),
 }
 """Family -> its twin, its pipeline in diffusers, and the tiny stock pipeline that is drawn with."""
+SIZES = {
+    "sd35": {"depth": 1, "num_blocks": 2},
+    "z_image": {"n_layers": 2, "dim": 256, "n_refiner_layers": 1},
+    "klein": {"depth": 1, "depth_single_blocks": 1, "hidden_size": 64},
+    "chroma": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 32},
+    "krea2": {"layers": 2},
+    "lumina2": {"n_layers": 2, "dim": 96, "n_refiner_layers": 1},
+}
+"""What core's loader reads off a checkpoint, and its names of LoRA layers need."""
 LEGACY = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 
 
@@ -71,6 +80,7 @@ def with_parts(kind, scheduler, part="transformer"):
 def of_twin(name, kind):
     net, scheduler = copy.deepcopy(network(name)), diffusers.FlowMatchEulerDiscreteScheduler()
     model = comfyui_model(name, comfyui_twin(name, net))
+    model.model.model_config.unet_config |= SIZES.get(name, {})
     x, _, cond = inputs(name, 1)
     frames = model.get_model_object("latent_format").latent_dimensions == 3 and x.ndim == 4
     latents, prompt = x[:, :, None] if frames else x, conditioning(name, cond)

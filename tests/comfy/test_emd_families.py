@@ -13,7 +13,7 @@ from vitrine.engine.emd import EStepConfig, StudentContract, one_step, read_stud
 from vitrine.engine.emd.export import _narrowed
 from vitrine.engine.emd.roles import GENERATOR, SCORE, Roles
 from vitrine.engine.emd.train import Trainer
-from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine_tests.comfy.emd_families import TWINS, teacher
@@ -47,8 +47,9 @@ class Student:
         self.family, self.teacher, self.folder = family, teacher, folder / family.replace(" ", "_")
         before = {name: value.clone() for name, value in teacher.net.state_dict().items()}
         config = EMDTrainConfig(
-            2, 1, rank=3, score_rank=2, chain=EStepConfig(1, gz=0.01), lr_generator=0.02, lr_score=0.02
-        )
+            2, 1, rank=3, score_rank=2, chain=EStepConfig(1, gz=0.01), lr_generator=0.02, lr_score=0.02,
+            advanced=EMDAdvancedConfig(auto_gz=False, ema=0.0),
+        )  # fmt: skip
         with teacher.epsilon(teacher.net):
             self.run = Trainer(teacher.denoiser, teacher.cond, teacher.shape, config, self.folder)
             start = {role: self._weights(role) for role in (GENERATOR, SCORE)}
@@ -169,12 +170,11 @@ def test_comfyuis_load_lora(student):
     keys = comfy.lora.model_lora_keys_unet(student.teacher.model.model, {})
     known = comfy.lora.load_lora(comfy.lora_convert.convert_lora(dict(tensors)), keys)
     count, total = len(known), len(layers_of(tensors))
+    note(student, "Load LoRA of ComfyUI", "✓" if count == total else f"{count} of {total} layers")
+    assert (count == total) == (student.family not in CORE_KNOWS_NOT)
     if count == total:
         model, _ = comfy.sd.load_lora_for_models(student.teacher.model, None, dict(tensors), 1.0, 0.0)
         student.same(in_comfyui(student, model))
-    else:
-        assert student.family in CORE_KNOWS_NOT, f"{count} of {total}"
-    note(student, "Load LoRA of ComfyUI", "✓" if count == total else f"{count} of {total} layers")
 
 
 def test_emds_nodes_in_comfyui(student, folder):
@@ -201,9 +201,8 @@ def test_pixart_is_refused():
 
 
 def test_the_page_has_the_table():
-    unfinished = [row for row in rows.values() if row["train"] == "✓" and "–" in row.values()]
-    if set(rows) != {*FAMILIES, "PixArt"} or unfinished:
-        pytest.skip("not all families were tested, or a cell failed")
+    if set(rows) != {*FAMILIES, "PixArt"}:
+        pytest.skip("not all families were tested")
     lines = [f"| family | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     lines += [f"| {family} | {' | '.join(row.values())} |" for family, row in rows.items()]
     before, _, behind = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")

@@ -116,13 +116,14 @@ def test_a_student_of_sdxl_is_trained_from_its_folder(xl, tmp_path):
 def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
     """Transformers were refused; before that, what they exported nobody read, since its names began with ``unet``."""
     from vitrine.engine.emd import EStepConfig
-    from vitrine.engine.emd.train_config import EMDTrainConfig
+    from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
     from vitrine.engine.files import read_safetensors
     from vitrine.engine.pipelines.emd_training import training_parts
     from vitrine.engine.portraits.flow import load_flow_portraits
 
     parts = training_parts("flow portraits", ["a face", PROMPT], size=(128, 128))
-    settings = {"rank": 4, "score_rank": 2, "chain": EStepConfig(1), "guidance": 2.0, "lr_generator": 0.01}
+    settings = {"rank": 4, "score_rank": 2, "chain": EStepConfig(1, gz=0.01), "guidance": 2.0, "lr_generator": 0.01}
+    settings["advanced"] = EMDAdvancedConfig(auto_gz=False, ema=0.0)
     run = parts.trainer(EMDTrainConfig(2, 1, **settings), tmp_path)
     assert run.contract.timestep == 1000.0
     ranks = {name: min(next(iter(run.roles.parameters(name).values())).shape) for name in ("generator", "score")}
