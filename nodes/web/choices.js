@@ -91,6 +91,7 @@ function chooser(node, name) {
   };
   const combo = node.addWidget("combo", title, "", add, { values, serialize: false });
   combo.serialize = false;
+  if (text.options) text.options.getMinHeight ??= () => 28; // room for this row, so that a saved node need not grow
   return (fresh) => values.splice(0, values.length, "", ...fresh);
 }
 
