@@ -80,11 +80,12 @@ def call_of(backbone: Any) -> Call:
     Raises:
         VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.
     """
-    family = family_of(backbone)
-    if family.diffusers.kind not in {kind.__name__ for kind in type(backbone).__mro__}:
+    kinds, name = {kind.__name__ for kind in type(backbone).__mro__}, type(backbone).__name__
+    if not any(family.diffusers.kind in kinds for family in FAMILIES):
         accepted = sorted(family.diffusers.kind for family in FAMILIES)
-        raise refuse("backbone", type(backbone).__name__, accepted, "pass a pipeline of one of these families")
-    make = family.call
+        remedy = _REFUSED.get(name, "pass a pipeline of one of these families")
+        raise refuse("backbone", name, accepted, remedy)
+    make = family_of(backbone).call  # refuses what has other modules
 
     def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         device, dtype = device_of(backbone), dtype_of(backbone)
