@@ -24,7 +24,7 @@ def test_claims_are_found_by_name_and_glob():
 
 def test_all_claims_together_are_quick_enough():
     table = claims.all_claims().values()
-    assert sum(c.quick_minutes for c in table) <= 20
+    assert sum(c.quick_minutes for c in table) <= 22
     assert all(0 < c.quick_minutes <= c.minutes for c in table)
 
 
