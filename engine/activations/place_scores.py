@@ -49,9 +49,10 @@ def judge_by_masks(pictures: Pictures, split: str, folds: int) -> Judge:
                 chosen = search(scored(features, inner), f"{name}-without-{number}.json").chosen
                 table += confusion_of(features, pictures, [held], classes, size)(chosen)
             return result, iou(table)[0]
-        choosing, held = zip(*(choosing_and_held_out(fold, present) for fold in whole), strict=True)
-        result = search(scored(features, choosing), f"{name}-held-out.json")
-        return result, scored(features, held)(result.chosen) if all(fold.judged for fold in held) else None
+        parts = [choosing_and_held_out(fold, present) for fold in whole]
+        result = search(scored(features, [choosing for choosing, _ in parts]), f"{name}-held-out.json")
+        unseen = [fold for _, fold in parts if fold.judged]
+        return result, scored(features, unseen)(result.chosen) if unseen else None
 
     return judge
 

@@ -44,8 +44,9 @@ def _found(backbone: nn.Module) -> tuple[Family, Side]:
             return family, side
     known = ", ".join(f"{library} {family.name}" for family in FAMILIES for library in ("diffusers", "ComfyUI"))
     name = type(backbone).__name__
-    remedy = _REFUSED.get(name, "pass the UNet or transformer itself, not a pipeline")
-    raise refuse("backbone", name, known, remedy)
+    if name in _REFUSED:
+        raise refuse("backbone", name, known, _REFUSED[name])
+    raise refuse("backbone", name, known, "pass the UNet or transformer itself, not a pipeline")
 
 
 def family_of(backbone: nn.Module) -> Family:
@@ -93,11 +94,13 @@ def call_of(backbone: Any) -> Call:
     Raises:
         VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.
     """
-    family = family_of(backbone)
-    if family.diffusers.kind not in {kind.__name__ for kind in type(backbone).__mro__}:
+    kinds, name = {kind.__name__ for kind in type(backbone).__mro__}, type(backbone).__name__
+    if not any(family.diffusers.kind in kinds for family in FAMILIES):
         accepted = sorted(family.diffusers.kind for family in FAMILIES)
-        raise refuse("backbone", type(backbone).__name__, accepted, "pass a pipeline of one of these families")
-    make = family.call
+        if name in _REFUSED:
+            raise refuse("backbone", name, accepted, _REFUSED[name])
+        raise refuse("backbone", name, accepted, "pass a pipeline of one of these families")
+    make = family_of(backbone).call  # refuses what has other modules
 
     def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         device, dtype = device_of(backbone), dtype_of(backbone)

@@ -78,7 +78,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     target="every place of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of places are dropped; a "
     "random rule that keeps as many would do so less than one time in twenty",
     minutes=2,
-    quick_minutes=1,
+    quick_minutes=0.5,
 )
 def filtering(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As gdf.filter: scores from 16 pictures without labels; then all places are measured on 60 others."""

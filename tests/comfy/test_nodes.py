@@ -144,6 +144,31 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
         comfy.call("VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="Ours-XL")
 
 
+def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
+    """AuraFlow: joint attention in double and single blocks, as Flux and SD3 have, under other names."""
+    vitrine = comfy  # the module takes the name
+    import comfy.model_patcher
+    import comfy.ops
+    import comfy.supported_models
+    from comfy.ldm.aura.mmdit import MMDiT
+
+    network = MMDiT(
+        dim=32, n_layers=2, n_double_layers=1, n_heads=2, global_conddim=32, cond_seq_dim=16, max_seq=64,
+        device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init,
+    )  # fmt: skip
+    config = comfy.supported_models.AuraFlow({"disable_unet_model_creation": True})
+    config.set_inference_dtype(torch.float32, None)
+    base = config.get_model({}, "")
+    base.diffusion_model = network
+    model = comfy.model_patcher.ModelPatcher(base, torch.device("cpu"), torch.device("cpu"))
+    for node, more in (
+        ("VitrineTapDuringSampling", {"addresses": "auto", "steps": "0"}),
+        ("VitrineTapDuringSampling", {"addresses": "", "steps": "0", "selection": "Ours-v1.5"}),
+    ):
+        with pytest.raises(VitrineError, match="backbone: given 'MMDiT'|backbone: given MMDiT"):
+            vitrine.call(node, model=model, **more)
+
+
 def test_clones_never_see_each_others_hooks(comfy, loaded):
     model, clip, _ = loaded
     positive, negative = encode(clip, PROMPT), encode(clip, "")
