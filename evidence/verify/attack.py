@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ...engine.nemo import NeuronSet, adversarial_embedding
 from ...engine.nemo.copies import share_interval
-from .blocking import NEEDS, REMEDIES, WORDS, median_figure, remedies, usual_samples
+from .blocking import NEEDS, READS, REMEDIES, WORDS, median_figure, remedies, usual_samples
 from .context import Context
 from .judge import Judge, judge_of
 from .nemo import MEMORIZED, SD14
@@ -71,7 +71,7 @@ def attack(context: Context) -> Measured:
     for name, described in samples.items():
         pairs = zip(described, references, strict=True)
         figures |= _figures(judge, name, torch.stack([judge.similarity(s, r, usual) for s, r in pairs]))
-    differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes()]
+    differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes(*READS, "attack")]
     if len(there) < len(rows):
         differs.append(f"{len(rows) - len(there)} of {len(rows)} prompts left out: no readable training picture")
     missing = {p.key: "pixels judged: name SSCD's file with --sscd" for p in PUBLISHED if p.key not in figures}

@@ -19,6 +19,8 @@ from .records import Estimate, Figure, Measured, Published
 from .samples import ORIGINALS, Samples, originals
 from .searching import CAPTIONS, ROWS_OF_A_SEARCH, STATISTICS, neurons_of, verbatim_rows
 
+READS = ("probe", "search", "seeds", "first_seed", "usual", "steps", "guidance", "size", "call", "scheduler")
+"""Settings that decide the figures."""
 REMEDIES = ("untouched", "blocked", "random")
 WORDS = {
     "untouched": "nothing blocked",
@@ -73,7 +75,7 @@ def blocking(context: Context) -> Measured:
     figures["blocking.neurons"] = median_figure("neurons blocked for a prompt", counts)
     verdicts = [str(s.info.get("verdict")) for s in sets]
     details["verdicts of the search"] = {v: verdicts.count(v) for v in sorted(set(verdicts))}
-    differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes()]
+    differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes(*READS)]
     differs.append("every sample has a seed of its own, the authors draw ten from one generator")
     if len(pictures) < len(rows):
         differs.append(f"{len(rows) - len(pictures)} of {len(rows)} prompts without a readable training picture")

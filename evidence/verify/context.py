@@ -208,16 +208,17 @@ class Context:
         """A sentence where not all rows were measured."""
         return [] if count == whole else [f"{count} of {whole} {what}, drawn by a fixed permutation"]
 
-    def usual_notes(self, autocast: bool = True) -> list[str]:
+    def usual_notes(self, *relevant: str, autocast: bool = True) -> list[str]:
         """What differs in every check: the model, the precision, the settings.
 
         Args:
+            relevant: names of the settings that the check reads.
             autocast: whether the authors computed in float16 autocast of float32 weights, as NeMo's did.
         """
         notes = [f"the embedded model {self.asked.world!r} stands in the checkpoint's role"] if self.asked.world else []
         if autocast:
             notes.append(f"computed in {self.dtype}, the authors in float16 (autocast of float32 weights)")
-        return notes + self.settings.changed()
+        return notes + self.settings.changed(*relevant)
 
     # --- the work -------------------------------------------------------------------------------------------------
     def state(self, name: str, *facts: object) -> Path:

@@ -121,7 +121,11 @@ def _figure(what: str, each: torch.Tensor, points: Sequence[int]) -> Figure:
 
 def _notes(context: Context, count: int, whole: int) -> list[str]:
     squeezed = "every picture squeezed to the model's square, as GDF does"
-    return [*context.subset_note(count, whole, "test pairs"), squeezed, *context.usual_notes(autocast=False)]
+    return [
+        *context.subset_note(count, whole, "test pairs"),
+        squeezed,
+        *context.usual_notes("places", "timestep", "discard", "size", autocast=False),
+    ]
 
 
 @check(

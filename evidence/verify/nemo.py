@@ -73,7 +73,7 @@ def detection(context: Context) -> Measured:
     differs = [
         *context.subset_note(len(first), len(memorized), "memorized prompts"),
         *context.subset_note(len(second), len(ordinary), "other prompts"),
-        *context.usual_notes(),
+        *context.usual_notes("detect"),
     ]  # fmt: skip
     missing = (
         {} if len(verbatim) > 1 else {p.key: "fewer than two VM prompts among those measured" for p in PUBLISHED[3:]}

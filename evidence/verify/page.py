@@ -31,7 +31,7 @@ def _add_claim(page: Report, row: dict[str, Any]) -> None:
     head = ("figure", "published", "on", "measured [95 %]", "n")
     page.add_table([head, *(_row(figure) for figure in row["figures"])])
     if row["differs"]:
-        page.add_paragraph("What differs: " + "; ".join(row["differs"]) + ".")
+        page.add_table([("What differs",), *((line,) for line in row["differs"])])
     notes = dict.fromkeys(f["published"]["note"] for f in row["figures"] if f["published"] and f["published"]["note"])
     for note in notes:
         page.add_paragraph(note)

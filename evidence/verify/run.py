@@ -129,7 +129,7 @@ def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
 
 def _model(context: Context) -> dict[str, Any]:
     return {
-        "name": context.model.name,
+        "name": context.asked.world or context.model.name,
         "class": type(context.pipe).__name__,
         "family": context.kind,
         "dtype": context.dtype,

@@ -55,11 +55,12 @@ class VerifySettings(Config):
             shown = (self.seeds, self.usual, self.steps)
             raise refuse("seeds, usual, steps", shown, "2, 2 and 1 or more", "10, 16 and 50 are the usual ones")
 
-    def changed(self) -> list[str]:
-        """What is not as published, one sentence each."""
+    def changed(self, *relevant: str) -> list[str]:
+        """What is not as published, one sentence each, of the ``relevant`` settings or of all."""
         mine, theirs = _leaves(self.to_dict()), _leaves(VerifySettings().to_dict())
         names = sorted(name for name in mine | theirs if mine.get(name) != theirs.get(name))
-        return [f"{FILE}: {name} is {mine.get(name)}, by default {theirs.get(name)}" for name in names]
+        names = [name for name in names if not relevant or name.split(".")[0] in relevant]
+        return [f"{FILE}: {name} is {mine.get(name)!r}, by default {theirs.get(name)!r}" for name in names]
 
 
 def _leaves(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -71,7 +72,7 @@ def _leaves(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def read_settings(path: Path | None) -> VerifySettings:
-    """Settings from a JSON file; the papers' where there is none.
+    """Settings from a JSON file; the papers' where there is none, and for all that it leaves out.
 
     Raises:
         VitrineError: If the file is no JSON object, or names an unknown setting.
@@ -79,4 +80,14 @@ def read_settings(path: Path | None) -> VerifySettings:
     if path is None:
         return VerifySettings()
     with named(path, "settings", "a JSON object with settings of vitrine verify", "see docs/verify.md"):
-        return VerifySettings.from_dict(parse_table(path.read_text(encoding="utf-8")))
+        table = parse_table(path.read_text(encoding="utf-8"))
+        return VerifySettings.from_dict(_over(VerifySettings().to_dict(), table))
+
+
+def _over(defaults: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with what it leaves out, also in the tables inside it, from the defaults."""
+    merged = dict(defaults)
+    for name, value in table.items():
+        inner = defaults.get(name)
+        merged[name] = _over(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
+    return merged

@@ -65,7 +65,7 @@ def students(context: Context) -> Measured:
     """Each student's pictures both ways; files that are no students of this base are named and left out."""
     folder = context.path(FOLDER)
     assert folder is not None  # a check does not run without what it needs
-    figures, differs, worst, count = {}, context.usual_notes(autocast=False), 0.0, 0
+    figures, differs, worst, count = {}, context.usual_notes("size", autocast=False), 0.0, 0
     bar, files = context.bar("students"), sorted(folder.glob("*.safetensors"))
     for number, file in enumerate(files):
         try:

@@ -216,6 +216,7 @@ def test_settings(tmp_path):
     settings = read_settings(path)
     assert isinstance(settings, VerifySettings) and settings.steps == 25 and settings.guidance == 7
     assert any("steps is 25, by default 50" in line for line in settings.changed())
+    assert [line.split()[1] for line in settings.changed("detect")] == ["detect.seeds"]
     assert any("detect.seeds is 4, by default 10" in line for line in settings.changed())
 
 
