@@ -135,8 +135,10 @@ def refuse_offloaded(module: nn.Module) -> None:
         away = any(hasattr(hook, "prev_module_hook") or getattr(hook, "offload", False) for hook in _offloading(child))
         if away or _group_hook(child) is not None:
             shown = f"{type(module).__name__} with its weights offloaded"
-            remedy = "load the model again without offloading, and move it with .to(device)"
-            raise refuse("network", shown, "one to train that is whole on its device", remedy)
+            raise refuse(
+                "network", shown, "one to train that is whole on its device",
+                "load the model again without offloading, and move it with .to(device)",
+            )  # fmt: skip
 
 
 def put_back(module: nn.Module) -> None:

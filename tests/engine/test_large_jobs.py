@@ -89,7 +89,7 @@ def test_scores_and_statistics_go_on_after_kill_9(pipe, tmp_path):
 @needs_peak
 def test_copy_check_of_many_samples(pipe, tmp_path):
     """All 64 samples of a prompt at once, as without a budget, take more; this is measured too."""
-    config, budget = CheckConfig(seeds=64, usual=2, ordinary=("a hat",)), 24 * MiB
+    config, budget = CheckConfig(seeds=64, usual=2, ordinary=("a hat", "glasses")), 24 * MiB
 
     def check(folder, memory):
         how = {"config": config, "probe": SMALL, "pulls": PullConfig(noises=1), "num_inference_steps": 1}

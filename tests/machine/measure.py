@@ -48,5 +48,7 @@ def exchanged(name: str, family: str) -> tuple[float, float]:
     return syncs, uploads
 
 
-LONE = ("w2w.invert_image", "w2w.train", "emd.train", "emd.correct", "control.train")
+LONE = (
+    "w2w.invert_image", "w2w.around.invert_image", "w2w.train", "emd.train", "emd.correct", "control.train",
+)  # fmt: skip
 """Calls whose steps are no sampler's."""

@@ -97,6 +97,7 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "resolution": (STEP, 0, 3),  # Flux: the stretched rotary positions
     "emd.correct": (STEP, 0, 13),
     "w2w.invert_image": (STEP, 1, 8),
+    "w2w.around.invert_image": (STEP, 1, 8),
     "w2w.train": (STEP, 1, 8),
     "emd.train": (STEP, 4, 32),
     "control.train": (STEP, 3, 10),
@@ -110,7 +111,7 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "emd.one_step": (CALL, 0, 7),
     "emd.transformer": (CALL, 0, 9),
     "nemo.around.statistics": (CALL, 2, 12),
-    "nemo.around.score": (FORWARD, 1, 14),
+    "nemo.around.score": (FORWARD, 1, 18),
     "nemo.around.find": (FORWARD, 1, 14),
     "nemo.statistics": (CALL, 2, 1),
     "nemo.score": (FORWARD, 1, 8),
@@ -124,6 +125,7 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
 OUTPUTS = {
     "tap": 3, "tap.transformer": 1, "tap.pictures": 1, "tap.latents": 1, "correspondence": 2, "segmentation": 1,
     "nemo.verify": 1, "nemo.find": 7, "tap.transformer pixart-1024": 2,
+    "emd.transformer pixart": 1,
 }  # fmt: skip
 """Waits a call makes once: for each place it hands over; for NEMO, the model's fingerprint (1) and what a search begins
 and ends with (6); the T5 of transformers looks at its mask."""
