@@ -78,7 +78,7 @@ def _setting_inputs() -> list[Any]:
         io.Combo.Input(
             "receptive_field", options=list(RECEPTIVE), default="none", optional=True,
             tooltip="dilate: a UNet (SD1.5, SD2, SDXL) looks as far across a larger picture as in training, which ends "
-            "repeated heads at two or three times the side; a little softer. none: unchanged. Transformers need none.",
+            "repeated heads at two or three times the side; detail is softer. none: unchanged. Transformers need none.",
         ),
     ]  # fmt: skip
 

@@ -310,7 +310,7 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
      r"(?:, joined by Batch Images and Batch Masks \(sixteen pictures of 512 px\))?", swap_renders),
     (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
     (r"set (timestep_index|schedule) to (\w+) and (share|pos_embed) to (\w+)", set_both),
-    (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto)", lambda f, name, value: f.set_everywhere(name, value)),
+    (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto) and (receptive_field) to (dilate)", set_both),
     (r"set timestep_index to (\d+)", lambda f, value: f.set_everywhere("timestep_index", int(value))),
     (r"set train_width and train_height to (\d+)(?: \(the family's usual size\))?", train_sizes),
     (r"set target_width and target_height to (\d+)", target_sizes),
