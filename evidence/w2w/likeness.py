@@ -111,7 +111,9 @@ class Sitters:
         trainer = BatchedTrainer(self.denoiser, subjects, recipe)
         for _ in range(recipe.steps):
             trainer.step()
-        return trainer.weights.detach(), (time.perf_counter() - began) / len(self.who)
+        # the space may count a LoRA's scale into its factors
+        weights = torch.stack([self.studio.manifest.flatten(lora) for lora in trainer.loras()])
+        return weights, (time.perf_counter() - began) / len(self.who)
 
     def likeness(self, weights: torch.Tensor, pictures: int = 8) -> torch.Tensor:
         """(M,) cosine between identity features of drawn pictures and of the person's renders, mean over pictures."""
