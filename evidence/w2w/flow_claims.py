@@ -143,7 +143,7 @@ def _compared(
     "w2w.inversion.flow", paper=PAPER, figure="w2w.inversion on the flow model: one picture against trained LoRAs",
     target="identity above that of a LoRA trained on the one picture, 95 % interval of the difference over people "
     "above 0, one prompt for every picture",
-    minutes=5, quick_minutes=0.7,
+    minutes=6, quick_minutes=0.7,
 )  # fmt: skip
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """8 people of no space: inversion, LoRA on 20 pictures, LoRA on one; and with prompts that say the surroundings.
