@@ -6,6 +6,7 @@ from the last ``TUNING`` of these, and are measured on the people after them, wh
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 
 from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.progress import Progress, silent
-from ...engine.w2w.inversion import InvertConfig
 from ...engine.w2w.space import WeightSpace
 from ..registry import ClaimResult, claim
 from .edits import WORD_WEIGHTS, Sweep, measure_sweep, measured_at
@@ -30,8 +30,6 @@ EDITED, QUICK_EDITED = ("glasses", "beard", "long hair", "bald", "dark skin", "m
 """Attributes whose edits are measured, named before any was tried."""
 STRENGTHS = (0.0, 1.5, 3.0, 4.5, 6.0)
 """Among which a slider's end is chosen on the tuning people: where the attribute has risen by 90 % of its most."""
-INVERSION = InvertConfig(steps=120, lr=0.6, batch=4, schedule="cosine", antithetic=True, check_every=30, prior=2e-4)
-"""As on the 64 px model."""
 
 
 @lru_cache(maxsize=1)
@@ -81,12 +79,14 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
     """Sliders and the attribute's word at five strengths on 24 held-out people, one picture and prompt each.
 
     Edits act from the first step on. Another seed without any edit shows what chance changes in others. Quick:
-    ``QUICK_EDITED`` on 6 people.
+    ``QUICK_EDITED`` on 6 people,
+    of whom others may change by two standard errors more.
     """
     studio, chosen, people = studio_of(model, first_people()), QUICK_EDITED if quick else EDITED, 6 if quick else 24
+    tolerance = 0.10 + (2 * math.sqrt(0.10 * 0.90 / people) if quick else 0.0)
     details, good, harder = dict[str, Any](), list[str](), list[str]()
     for done, label in enumerate(chosen):
-        details[label], holds, holds_weighted = _edited(studio, label, people)
+        details[label], holds, holds_weighted = _edited(studio, label, people, tolerance)
         good, harder = good + [label] * holds, harder + [label] * holds_weighted
         progress(done + 1, len(chosen), None)
     details |= {"all conditions": good, "with the prompt's word weighted to the same rise": harder}
@@ -107,7 +107,7 @@ def held_out(studio: Studio, label: str, people: int) -> Sitting:
     return Sitting.of(studio, shipped, label, range(IN_SPACE, shipped.count), people, STEPS)
 
 
-def _edited(studio: Studio, label: str, people: int) -> tuple[dict[str, Any], bool, bool]:
+def _edited(studio: Studio, label: str, people: int, tolerance: float) -> tuple[dict[str, Any], bool, bool]:
     """The table of one attribute, whether the edit holds, and whether it does against weighted words too."""
     top, sitting = end_of(studio, label, people), held_out(studio, label, people)
     strengths = [top * i / 4 for i in range(5)]
@@ -115,18 +115,18 @@ def _edited(studio: Studio, label: str, people: int) -> tuple[dict[str, Any], bo
     own = measure_sweep(studio, label, strengths, pictures)
     word = measure_sweep(studio, label, WORD_WEIGHTS, [sitting.worded(w) for w in WORD_WEIGHTS])
     before, after = (studio.likelihood(studio.read(p)[1], label).mean(1) for p in (pictures[0], pictures[-1]))
-    return _compared(own, word, interval(after - before), sitting.chance())
+    return _compared(own, word, interval(after - before), sitting.chance(), tolerance)
 
 
 def _compared(
-    own: Sweep, word: Sweep, rise: tuple[float, float], chance: float
+    own: Sweep, word: Sweep, rise: tuple[float, float], chance: float, tolerance: float
 ) -> tuple[dict[str, Any], bool, bool]:  # fmt: skip
     """Slider and word where both have risen by 60 points, or as far as the weaker reaches; the word as written too."""
     common = max(0.05, min(0.6, own.rise, word.rise))
     ours, weighted, at_60 = own.at(common), word.at(common), own.at(0.6)
     written = word.identity[-1], word.others[-1], word.pixels[-1]
     steady = all(b >= a - 0.01 for a, b in zip(own.target, own.target[1:], strict=False))
-    holds = steady and at_60 is not None and at_60[1] <= 0.10 and at_60[0] > written[0]
+    holds = steady and at_60 is not None and at_60[1] <= tolerance and at_60[0] > written[0]
     harder = holds and (weighted is None or ours is None or ours[0] > weighted[0])
     table = {
         "target by strength": [round(v, 3) for v in own.target],
@@ -146,15 +146,19 @@ def _compared(
     "w2w.inversion.flow", paper=PAPER, figure="w2w.inversion on the flow model: one picture against trained LoRAs",
     target="identity above that of a LoRA trained on the one picture, 95 % interval of the difference over people "
     "above 0, one prompt for every picture",
-    minutes=5, quick_minutes=0.7,
+    minutes=6, quick_minutes=0.7,
 )  # fmt: skip
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """8 people of no space: inversion, LoRA on 20 pictures, LoRA on one; and with prompts that say the surroundings.
 
+    Inversions are made as on the 64 px model; on three other people and a space of 96 a rate of 2, a prior of 3e-3 and
+    40 components came to no more (0.40, 0.44 and 0.40, against 0.44).
+
     Quick: 2 people, one prompt for every picture.
     """
     studio = studio_of(model, flow_people_space())
-    sitters = Sitters.open(studio, 2 if quick else 8, INVERSION)
+    assert isinstance(studio.space, WeightSpace)
+    sitters = Sitters.open(studio, 2 if quick else 8)
     judged = sitters.three_ways(BARE)
     ours, many, single = judged.values()
     low, high = interval(ours.scores - single.scores)
@@ -168,6 +172,8 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
     progress(1, 2, None)
     if not quick:
         worded = sitters.three_ways(None)
+        held = studio.space.decode(studio.space.encode(sitters.trained(20)[0]))
+        details["LoRA, 20 pictures, as the space holds it"] = round(float(sitters.likeness(held).mean()), 3)
         details["surroundings in the prompt"] = {name: way.described() for name, way in worded.items()}
         first, _, last = worded.values()
         low_worded, high_worded = interval(first.scores - last.scores)

@@ -55,7 +55,6 @@ class Sitters:
     Attributes:
         images: (M, 3, S, S) in [0, 1]; ``captions`` say their surroundings.
         who: their identities.
-        inversion: how their pictures are inverted.
     """
 
     studio: Studio
@@ -63,16 +62,13 @@ class Sitters:
     who: list[int]
     images: torch.Tensor
     captions: list[str]
-    inversion: InvertConfig = INVERSION
 
     @classmethod
-    def open(
-        cls, studio: Studio, count: int, inversion: InvertConfig = INVERSION, first: int = FRESH
-    ) -> Sitters:  # fmt: skip
+    def open(cls, studio: Studio, count: int) -> Sitters:
         """The first ``count`` people that are in no space."""
-        who = [FIRST_IDENTITY + first + i for i in range(count)]
+        who = [FIRST_IDENTITY + FRESH + i for i in range(count)]
         images, captions = pictures_of(studio.portraits, who)
-        return cls(studio, Denoiser.from_diffusers(studio.portraits), who, images, captions, inversion)
+        return cls(studio, Denoiser.from_diffusers(studio.portraits), who, images, captions)
 
     def first(self, count: int) -> Sitters:
         """The first so many of them."""
@@ -83,14 +79,13 @@ class Sitters:
         return replace(self, who=self.who[which], images=self.images[which], captions=self.captions[which])
 
     def inverted(
-        self, config: InvertConfig | None = None, space: WeightSpace | None = None, prompt: str | None = None,
+        self, config: InvertConfig = INVERSION, space: WeightSpace | None = None, prompt: str | None = None,
         images: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, float]:  # fmt: skip
         """(M, K) coefficients from the one picture of each person, and seconds a picture.
 
         ``prompt`` is said of every picture; None says each picture's surroundings.
         """
-        config = config or self.inversion
         latents = self.studio.latents(self.images if images is None else images)
         with torch.no_grad():
             prompts = self.captions if prompt is None else [prompt] * len(self.who)
@@ -111,7 +106,9 @@ class Sitters:
         trainer = BatchedTrainer(self.denoiser, subjects, recipe)
         for _ in range(recipe.steps):
             trainer.step()
-        return trainer.weights.detach(), (time.perf_counter() - began) / len(self.who)
+        # the space may count a LoRA's scale into its factors
+        weights = torch.stack([self.studio.manifest.flatten(lora) for lora in trainer.loras()])
+        return weights, (time.perf_counter() - began) / len(self.who)
 
     def likeness(self, weights: torch.Tensor, pictures: int = 8) -> torch.Tensor:
         """(M,) cosine between identity features of drawn pictures and of the person's renders, mean over pictures."""
@@ -151,7 +148,7 @@ class Sitters:
         """Number of components -> mean likeness of inversions."""
         scores = {}
         for count in counts:
-            coefficients, _ = self.inverted(replace(self.inversion, components=count))
+            coefficients, _ = self.inverted(replace(INVERSION, components=count))
             scores[count] = round(self.likeness_of(coefficients), 3)
         return scores
 
@@ -160,7 +157,7 @@ class Sitters:
         gray = self.images.mean(1, keepdim=True)
         edges = (gray - torch.nn.functional.avg_pool2d(gray, 3, 1, 1)).abs().clamp(max=0.15) * 4
         drawing = (gray - edges).clamp(0, 1).expand(-1, 3, -1, -1)
-        studio, config = self.studio, replace(self.inversion, prior=0.1)
+        studio, config = self.studio, replace(INVERSION, prior=0.1)
         coefficients, _ = self.inverted(config, images=drawing)
         length = (coefficients / studio.space.deviations).square().mean(1).sqrt()
         usual = (studio.space.coefficients / studio.space.deviations).square().mean(1).sqrt()

@@ -5,9 +5,10 @@ import json
 import torch
 from vitrine.engine.cli.main import main
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE
-from vitrine.engine.w2w import read_header, read_lora, sample
+from vitrine.engine.w2w import BatchedTrainer, read_header, read_lora, sample
 from vitrine.evidence.registry import pick_claims
 from vitrine.evidence.w2w import flow_claims, world
+from vitrine.evidence.w2w.likeness import Sitters
 from vitrine.evidence.w2w.measures import PEOPLE, distances
 from vitrine.evidence.w2w.world import FLOW_RECIPE, LABELS, Studio, flow_people_space, labels
 
@@ -52,6 +53,21 @@ def test_measured_people_are_in_neither_the_space_nor_the_tuning():
     table = labels(shipped.names)["glasses"]
     lacking = [i for i in range(flow_claims.IN_SPACE, shipped.count) if table[i] == 0][:4]
     torch.testing.assert_close(sitting.weights, shipped.decode(shipped.coefficients[lacking]))
+
+
+def test_loras_that_inversions_are_compared_with_are_drawn_whole(monkeypatch):
+    """The space holds factors with the scale counted in: trained ones were drawn at a quarter of their strength."""
+    short = FLOW_RECIPE.__class__(**FLOW_RECIPE.to_dict() | {"steps": 2})
+    monkeypatch.setattr(world, "FLOW_RECIPE", short)
+    sitters = Sitters.open(flow_claims.studio_of(None, flow_people_space()), 1)
+    weights, _ = sitters.trained(1)
+    trainer = BatchedTrainer(sitters.denoiser, [world.subject(sitters.studio.portraits, sitters.who[0], 1)], short)
+    for _ in range(short.steps):
+        trainer.step()
+    drawn, trained = sitters.studio.manifest.lora(weights[0]), trainer.loras()[0]
+    for path, layer in trained.items():
+        assert float(layer.up.abs().max()) > 0
+        torch.testing.assert_close(drawn[path].delta(), layer.delta())
 
 
 def test_directions_in_the_quick_form():
