@@ -112,7 +112,7 @@ class AroundPipeline(SharedPipeline):
         return height * source.vae_scale_factor, width * source.vae_scale_factor
 
     def _condition(
-        self, prompts: list[str], height: int, width: int, texts: Mapping[str, Any] | None = None
+        self, prompts: list[str], height: int, width: int, *, texts: Mapping[str, Any] | None = None
     ) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels.
 

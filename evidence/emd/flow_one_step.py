@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,13 @@ def judged(
         rounded["agreement"] = sum(shown.values()) / len(shown)
         return {name: round(value, 3) for name, value in rounded.items()}
 
+    def sampled(number: int, texts: list[str], own: list[int]) -> torch.Tensor:
+        return decode(model, sample_latents(model, texts, own, steps=number))
+
     pipe = EMDOneStepPipeline.from_pipe(model.pipeline())
     ways: dict[str, Callable[[list[str], list[int]], torch.Tensor]] = {
         "teacher, 1 step": lambda p, s: pipe(p, s, output_type="pt").images,
-        **{f"teacher, {n} steps": lambda p, s, n=n: decode(model, sample_latents(model, p, s, steps=n)) for n in steps},
+        **{f"teacher, {n} steps": partial(sampled, n) for n in steps},
     }  # fmt: skip
     rows = {}
     for done, (name, draw) in enumerate(ways.items()):
