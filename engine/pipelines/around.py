@@ -104,9 +104,9 @@ class AroundPipeline(SharedPipeline):
         """(height, width) in pixels that the other pipeline draws by default."""
         source = self._source
         parameters = inspect.signature(type(source).__call__).parameters
-        named = tuple(parameters[side].default if side in parameters else None for side in ("height", "width"))
-        if all(isinstance(side, int) for side in named):  # Wan and Krea 2 name pixels
-            return int(named[0]), int(named[1])
+        named: list[Any] = [parameters[side].default for side in ("height", "width") if side in parameters]
+        if len(named) == 2 and all(isinstance(side, int) for side in named):  # Wan and Krea 2 name pixels
+            return named[0], named[1]
         side = getattr(source, "default_sample_size", None) or getattr(self._network.config, "sample_size", None) or 128
         height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
         return height * source.vae_scale_factor, width * source.vae_scale_factor
