@@ -25,19 +25,19 @@ from ..portraits.sampling import decode, sample_latents
 RECIPE: dict[str, Any] = {
     "model": "flow portraits", "base": "flow portraits",
     "train": {
-        "batch": 8, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.98, "lr_generator": 2e-4,
+        "steps": 100, "batch": 8, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.98, "lr_generator": 2e-4,
         "lr_score": 5e-4, "weight": "dmd", "auto_gz": False,
         "chain": {"steps": 2, "ge": 0.16, "gz": 0.01, "clip": 20.0},
     },
 }  # fmt: skip
-"""A training file but for its number of steps; none of it was tuned."""
+"""The training file; none of it was tuned."""
 FIRST, BATCH = 7_330_000, 20
 """First of the scenes whose captions are drawn; the next twice as many are the real pictures."""
 
 
 @torch.no_grad()
 def judged(
-    student: str | Path | None, count: int = 200, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
+    student: str | Path | None, count: int = 100, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
 ) -> dict[str, dict[str, float]]:
     """Name of a way to draw -> Frechet distance to renders, precision, recall, agreement with the prompts.
 
