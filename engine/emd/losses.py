@@ -62,8 +62,7 @@ def _guided_eps(
     rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
     null = null.take(rows)
     if not cond.alike(null):  # a shorter text would have to be padded, and not every network can be told so
-        eps = (teacher.predict(x, t, text).eps for text in (null, cond))
-        return guide(*eps, guidance)
+        return guide(teacher.predict(x, t, null).eps, teacher.predict(x, t, cond).eps, guidance)
     both = Condition.batch([cond, null])
     conditional, unconditional = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
     return guide(unconditional, conditional, guidance)

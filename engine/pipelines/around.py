@@ -123,7 +123,7 @@ class AroundPipeline(SharedPipeline):
         return native_size(self._network, self.vae, self.vae_scale_factor, self.vae_scale_factor * self._latent.patch)
 
     def _condition(
-        self, prompts: list[str], height: int, width: int, texts: Mapping[str, Any] | None = None
+        self, prompts: list[str], height: int, width: int, *, texts: Mapping[str, Any] | None = None
     ) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels.
 

@@ -41,9 +41,10 @@ class EMDOneStepPipeline(OneStepTools, StableDiffusionPipeline):
         return super().from_pipe(pipeline, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, path: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
         """From a folder or hub repository, as :meth:`from_pipe` of the pipeline that it holds."""
         hub = ("cache_dir", "force_download", "proxies", "token", "local_files_only", "revision")
+        path = pretrained_model_name_or_path
         parts = cls.load_config(path, **{name: kwargs[name] for name in hub if name in kwargs})
         if "transformer" in parts or "text_encoder_2" in parts:
             return cls.from_pipe(DiffusionPipeline.from_pretrained(path, **kwargs))

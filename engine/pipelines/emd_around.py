@@ -76,7 +76,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         if set(texts) - set(takes) or missing:
             remedy = "as its encode_prompt gives them"
             raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
-        return self._condition([], *size, texts)
+        return self._condition([], *size, texts=texts)
 
     def unprompted(self, size: tuple[int, int]) -> Condition:
         self._refuse_without_encoder("guidance of the repair")

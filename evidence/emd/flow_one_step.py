@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,19 @@ from ..portraits.sampling import decode, sample_latents
 RECIPE: dict[str, Any] = {
     "model": "flow portraits", "base": "flow portraits",
     "train": {
-        "batch": 8, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.98, "lr_generator": 2e-4,
+        "steps": 100, "batch": 8, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.98, "lr_generator": 2e-4,
         "lr_score": 5e-4, "weight": "dmd", "auto_gz": False,
         "chain": {"steps": 2, "ge": 0.16, "gz": 0.01, "clip": 20.0},
     },
 }  # fmt: skip
-"""A training file but for its number of steps; none of it was tuned."""
+"""The training file; none of it was tuned."""
 FIRST, BATCH = 7_330_000, 20
 """First of the scenes whose captions are drawn; the next twice as many are the real pictures."""
 
 
 @torch.no_grad()
 def judged(
-    student: str | Path | None, count: int = 200, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
+    student: str | Path | None, count: int = 100, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
 ) -> dict[str, dict[str, float]]:
     """Name of a way to draw -> Frechet distance to renders, precision, recall, agreement with the prompts.
 
@@ -60,10 +61,13 @@ def judged(
         rounded["agreement"] = sum(shown.values()) / len(shown)
         return {name: round(value, 3) for name, value in rounded.items()}
 
+    def sampled(number: int, texts: list[str], own: list[int]) -> torch.Tensor:
+        return decode(model, sample_latents(model, texts, own, steps=number))
+
     pipe = EMDOneStepPipeline.from_pipe(model.pipeline())
     ways: dict[str, Callable[[list[str], list[int]], torch.Tensor]] = {
         "teacher, 1 step": lambda p, s: pipe(p, s, output_type="pt").images,
-        **{f"teacher, {n} steps": lambda p, s, n=n: decode(model, sample_latents(model, p, s, steps=n)) for n in steps},
+        **{f"teacher, {n} steps": partial(sampled, n) for n in steps},
     }  # fmt: skip
     rows = {}
     for done, (name, draw) in enumerate(ways.items()):

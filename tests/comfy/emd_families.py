@@ -23,9 +23,8 @@ TWINS = {
 }
 """Family -> its twin, its pipeline in diffusers, and the tiny stock pipeline that is drawn with."""
 SIZES = {
-    "sd35": {"depth": 1, "num_blocks": 2},
     "z_image": {"n_layers": 2, "dim": 256, "n_refiner_layers": 1},
-    "klein": {"depth": 1, "depth_single_blocks": 1, "hidden_size": 64},
+    "klein": {"depth": 1, "depth_single_blocks": 2, "hidden_size": 64},
     "chroma": {"depth": 19, "depth_single_blocks": 38, "hidden_size": 32},
     "krea2": {"layers": 2},
     "lumina2": {"n_layers": 2, "dim": 96, "n_refiner_layers": 1},

@@ -25,7 +25,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "emd_families.md"
 DRAWN = {"SD1 (portraits)": "sd", "SDXL": "sdxl", "Flux (flow portraits)": "flux"} | {
     family: drawn for family, (*_, drawn) in TWINS.items()
 }
-CORE_KNOWS_NOT = {"Flux.2 Klein": "its single blocks", "Lumina 2": "", "Wan": ""}
+CORE_KNOWS_NOT = ("Lumina 2", "Wan")
+"""Families whose diffusers names core's loader does not know."""
+UNTESTED = {"SD3, SD3.5 medium": "core takes SD3's width for 64 times its depth, which the tiny one's is not"}
 LIMIT = 1e-4
 rows = {}
 
@@ -161,6 +163,9 @@ def in_comfyui(student, model):
 
 
 def test_comfyuis_load_lora(student):
+    if student.family in UNTESTED:
+        note(student, "Load LoRA of ComfyUI", "not tested (1)")
+        pytest.skip(UNTESTED[student.family])
     import comfy.lora
     import comfy.lora_convert
     import comfy.sd

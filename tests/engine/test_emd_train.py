@@ -244,6 +244,22 @@ def test_a_full_student_has_weights_of_its_own(tmp_path):
 
 
 # --- grids --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("student", ["lora", "full"])
+def test_a_full_score_network_trains_resumes_and_is_exported(tmp_path, student):
+    how = {"student": student, "score": "full", "steps": 2, "auto_gz": False}
+    run, base = trainer(tmp_path, **how), teacher().backbone.state_dict()
+    start = {name: value.detach().clone() for name, value in run.roles.parameters(SCORE).items()}
+    assert set(start) == {f"score.{name}" for name in base}
+    run.run(until=1)
+    run = trainer(tmp_path, **how)
+    run.run()
+    assert run.done == 2 and any(not torch.equal(p, start[name]) for name, p in run.roles.parameters(SCORE).items())
+    assert not run.roles.parameters(SCORE).keys() & run.roles.parameters(GENERATOR).keys()
+    assert set(load_file(tmp_path / "score_unet.safetensors")) == set(base)
+    run.roles.remove()
+    assert set(run.roles.net.state_dict()) == set(base)
+
+
 def test_grids_are_written_and_change_nothing(tmp_path):
     from PIL import Image
 
