@@ -409,6 +409,21 @@ def test_doras_join_with_their_base_model(comfy, loaded, pipe, tmp_path):
         folder_paths.folder_names_and_paths.update(kept)
 
 
+def test_a_calibrated_late_model_begins_where_it_was_calibrated(comfy, loaded, space, positive, person):
+    """Above the map's timestep the person is unedited, though start_timestep says 1000; off, that alone counts."""
+    calibrated = with_strength_maps(space, {"beard": StrengthMap((0.0, 3.0), 700.0)})
+    late, _ = comfy.call("VitrineW2WEdit", space=calibrated, w2w_model=person, **sliders(beard=1.0), calibrated=True)
+    assert late.start == 700
+    told = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
+    (plain,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, **told)
+    (whole,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, late_model=late, calibrated_start=False, **told)
+    (begun,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, late_model=late, **told)
+    for t, like, unlike in ((900, plain, whole), (500, whole, plain)):
+        drawn, same, other = (network(m, positive, t)[1] for m in (begun, like, unlike))
+        torch.testing.assert_close(drawn, same, atol=1e-4, rtol=1e-4)
+        assert (drawn - other).abs().max() > 1e-2
+
+
 def test_blend_and_wanted_attributes(comfy, space, person):
     other, report = comfy.call(
         "VitrineW2WSample",

@@ -4,10 +4,8 @@ import json
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.files import KEY
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import DeltaSpace, W2WModel, WeightSpace, load_space, sample, with_directions
 
@@ -85,7 +83,8 @@ def test_a_model_in_the_old_form(space, tmp_path):
         W2WModel.load(later)
 
 
-def test_the_shipped_people_are_in_the_old_form_and_load():
-    with safe_open(str(PEOPLE_SPACE), "pt") as file:
-        assert KEY not in file.metadata() and file.metadata()["kind"] == "vitrine.w2w.space"
-    assert load_space(PEOPLE_SPACE).count == 520
+def test_the_shipped_people_load_in_either_form(tmp_path):
+    """As they ship, and in the form in which they shipped before they had maps."""
+    shipped = load_space(PEOPLE_SPACE)
+    assert shipped.count == 520 and {"red hair", "red hair (pairs)"} <= shipped.info["strength_maps"].keys()
+    same(load_space(old_space(tmp_path / "old.safetensors", shipped)), shipped)
