@@ -202,12 +202,12 @@ class W2WInvert(io.ComfyNode):
             raise refuse("mask size", shown, wanted, "crop or resize picture and mask together")
         small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
         denoiser, cond = denoiser_of(model), condition_of(model, positive, latents[:1])
-        shown = latents if posterior == "mean" else _posterior(model, vae, image, latents)
+        trained = latents if posterior == "mean" else _posterior(model, vae, image, latents)
         with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
             try:
                 inversion = invert_below(
-                    saved.folder(comfy_w2w.FOLDER), denoiser, space, shown.clone(),
+                    saved.folder(comfy_w2w.FOLDER), denoiser, space, trained.clone(),
                     cond.to(model.load_device, copy=True), config,
                     None if small is None else small.clone(), progress=progress(model),
                 )  # fmt: skip

@@ -141,7 +141,12 @@ def _by_protocol(
     tap: Any = ActivationTapPipeline.from_pipe(pipe)
     places = None if settings.addresses is None else list(settings.addresses)
     config = tap_config(
-        places, settings.preset, settings.timestep, settings.seeds, None, {"size": settings.size, **settings.asked}
+        places,
+        settings.preset,
+        settings.timestep,
+        None if settings.seeds is None else list(settings.seeds),
+        None,
+        {"size": settings.size, **settings.asked},
     )
     with ActivationWriter(folder, tap.as_gdf(config)) as writer:
         for number, (name, file) in enumerate(files.items()):

@@ -179,8 +179,8 @@ class W2WTools(SharedPipeline):
             VitrineError: As :func:`~vitrine.engine.w2w.train_pair_slider`, and if the pictures do not pair.
         """
         latent = family_of(self._network).latent
-        sides = [to_pixels(v, None, self.vae_scale_factor * latent.patch) for v in (before, after)]
-        shown = blended(*sides)
+        step = self.vae_scale_factor * latent.patch
+        shown = blended(to_pixels(before, None, step), to_pixels(after, None, step))
         with self._in_use():
             with torch.no_grad():
                 latents = torch.stack([encode_pixels(self.vae, row, latent=latent) for row in shown])

@@ -44,7 +44,9 @@ def calibrated(
 
     The maps are fitted on people who tune.
     """
-    space = retired(space)
+    listed = retired(space)
+    assert isinstance(listed, WeightSpace)
+    space = listed
     studio = Studio(frozen()[0], space, load_readout())
     for i, label in enumerate(labels):
         sitting = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)
