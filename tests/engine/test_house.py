@@ -31,6 +31,11 @@ def test_files_stay_in_their_room(path):
     assert not imported & {"pickle", "dill"}
 
 
+def test_tests_stay_within_four_hundred_lines():
+    long = [p.name for p in ROOT.glob("tests/**/*.py") if len(p.read_text(encoding="utf-8").splitlines()) > 400]
+    assert not long
+
+
 @pytest.mark.parametrize("path", CODE, ids=lambda p: str(p.relative_to(ROOT)))
 def test_public_functions_are_documented(path):
     for node in ast.walk(ast.parse(path.read_text())):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import EditConfig, InvertConfig, WeightSpace
 
-from .stock import backbone, stock
+from .stock import backbone, stock, used
 from .training import control_training, emd_training, lora_training
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -189,7 +188,7 @@ def tap_of_latents(pipe: Any) -> Tensors:
     text = torch.randn(1, 7, width, generator=g)
     cond = Condition(text, None if pooled is None else torch.randn(1, pooled, generator=g))
     latents = torch.randn(2, 4, 16, 16, generator=g)
-    with _used(pipe):
+    with used(pipe):
         return [a.tensor for a in tap_latents(Denoiser.from_diffusers(pipe), latents, cond, TapConfig(place)).values()]
 
 
@@ -394,12 +393,3 @@ def train_loras(pipe: Any, steps: int = 1) -> Tensors:
 @entered("control.train", {"sd": None}, steps=1, trains=True)
 def train_control(pipe: Any, steps: int = 1) -> Tensors:
     return control_training(pipe, PROMPT, steps)
-
-
-@contextmanager
-def _used(pipe: Any) -> Iterator[None]:
-    """Engine functions run a network themselves; a user frees the pipeline's models afterwards."""
-    try:
-        yield
-    finally:
-        pipe.maybe_free_model_hooks()

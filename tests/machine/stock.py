@@ -5,6 +5,8 @@ SD is the portraits model, with its trained weights; the others are random.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,3 +113,12 @@ def modules(pipe: Any) -> dict[str, torch.nn.Module]:
 def backbone(pipe: Any) -> torch.nn.Module:
     """Its UNet or transformer."""
     return pipe.unet if getattr(pipe, "unet", None) is not None else pipe.transformer
+
+
+@contextmanager
+def used(pipe: Any) -> Iterator[None]:
+    """Engine functions run a network themselves; a user frees the pipeline's models afterwards."""
+    try:
+        yield
+    finally:
+        pipe.maybe_free_model_hooks()
