@@ -93,7 +93,10 @@ class Calibrate:
         from ..w2w import fit_strengths, with_strength_maps
 
         curves = readings_in(self.readings or Path())
-        maps = {label: fit_strengths(*zip(*sorted(curve), strict=True), self.start) for label, curve in curves.items()}
+        maps = {}
+        for label, curve in curves.items():
+            strengths, seen = ([pair[i] for pair in sorted(curve)] for i in (0, 1))
+            maps[label] = fit_strengths(strengths, seen, self.start)
         return with_strength_maps(space, maps)
 
     def _by_readout(self, space: Any, target: Path) -> Any:

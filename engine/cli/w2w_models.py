@@ -210,7 +210,7 @@ class Invert:
 
         names = ("steps", "lr", "components", "prior")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
-        settings = {"seed": self.seed, "together": self.together, "posterior": self.posterior}
+        settings: dict[str, Any] = {"seed": self.seed, "together": self.together, "posterior": self.posterior}
         return replace(preset(self.preset), **settings, **chosen)
 
     def _masks(self, side: int) -> Any:

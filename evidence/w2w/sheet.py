@@ -48,7 +48,7 @@ class Sheet:
             top = EDITS.get(label, (4.5, 1000.0))[0]
             strengths = [top * v for v in positions]
             if calibrated:
-                fitted = Sitting.open(studio, label, range(IN_SPACE // 2, IN_SPACE), tuning, steps).fitted()[0]
+                fitted = Sitting.open(studio, label, range(IN_SPACE // 2, IN_SPACE), tuning, steps).tuned().whole
                 strengths = [fitted.at(v) for v in positions]
             sitting = Sitting.open(studio, label, range(IN_SPACE, people_space().count), people, steps)
             drawn = torch.cat([sitting.moved(s) for s in strengths], 1)

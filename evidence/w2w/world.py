@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -40,6 +41,7 @@ PEOPLE, PICTURES = 520, 16
 RECIPE = LoraTrainConfig(rank=1, alpha=4.0, steps=160, batch=2, lr=1e-2, schedule="cosine", weighting="debiased")
 """The paper's layers and rank; shorter, with a higher rate, as the network is small. Each LoRA sees 320 pictures."""
 Model = Portraits | FlowPortraits
+S = TypeVar("S", bound=Space)
 DIRECTION_COMPONENTS = 120
 """For directions that read attributes (the paper's least squares); the paper uses 1,000 for 65,000 models."""
 GUIDANCE, STEPS = 2.0, 20
@@ -129,7 +131,7 @@ def build_people(folder: str | Path, components: int = 300, progress: Progress =
     return retired(with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE)))
 
 
-def retired(space: Space) -> Space:
+def retired(space: S) -> S:
     """The space with the directions of ``INERT`` in no list; they work as before where a workflow names them."""
     return replace(space, info={**space.info, "retired": [shape.replace("_", " ") for shape in INERT]})
 
