@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffusionPipeline, UNet2DConditionModel
 
 from ..condition import Condition
 from ..errors import refuse
 from ..families import Latent, family_of
 from ..families.family import vae_factor
 from ..forward_clock import Timesteps
-from .encoding import encoded
+from .encoding import encoded, reads_sizes
 from .shared import SharedPipeline, native_size
 
 
@@ -149,6 +149,31 @@ class _Encoded:
 
     def encode_prompt(self, *prompts: Any, **how: Any) -> Any:
         return self._source.encode_prompt(*[None for _ in prompts], **how, **self._texts)
+
+
+class AroundAnyPipeline(AroundPipeline):
+    """Base of those for UNets and transformers alike."""
+
+    model_cpu_offload_seq = "vae->unet->transformer"
+    _optional_components = ["unet", "transformer"]
+
+    def __init__(
+        self,
+        vae: ModelMixin,
+        scheduler: SchedulerMixin,
+        unet: UNet2DConditionModel | None = None,
+        transformer: ModelMixin | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_modules(vae=vae, scheduler=scheduler, unet=unet, transformer=transformer)
+
+
+def kept_whole(pipeline: DiffusionPipeline) -> bool:
+    """Whether a pipeline samples in a way of its own: SDXL, a transformer, image to image, inpainting, a ControlNet."""
+    unet = getattr(pipeline, "unet", None)
+    if getattr(pipeline, "transformer", None) is not None or (unet is not None and reads_sizes(unet)):
+        return True
+    return not isinstance(pipeline, (StableDiffusionPipeline, SharedPipeline))
 
 
 def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:

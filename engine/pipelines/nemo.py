@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
 
 from ..condition import Condition
 from ..errors import refuse
 from ..families import family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
-from .around import AroundPipeline, clock_of
+from .around import AroundAnyPipeline, clock_of, kept_whole
 from .conventions import refuse_unknown
-from .encoding import reads_sizes
 from .nemo_erase import ErasingPart
 from .nemo_tools import NEMOTools
 
@@ -40,14 +39,13 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
 
-        SDXL, and every pipeline with a transformer of a known family, is kept whole, and becomes a
-        :class:`NEMOAroundPipeline`.
+        SDXL, image to image, inpainting, ControlNets, and every pipeline with a transformer of a known family, are
+        kept whole, and become a :class:`NEMOAroundPipeline`.
 
         Raises:
             VitrineError: If the other pipeline lacks a component, or its model is of no known family.
         """
-        unet = getattr(pipeline, "unet", None)
-        if getattr(pipeline, "transformer", None) is not None or (unet is not None and reads_sizes(unet)):
+        if kept_whole(pipeline):
             return NEMOAroundPipeline.from_pipe(pipeline, **kwargs)
         return super().from_pipe(pipeline, **kwargs)
 
@@ -69,7 +67,7 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
             return super().__call__(*args, **kwargs)
 
 
-class NEMOAroundPipeline(AroundPipeline, NEMOTools):
+class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
     """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
 
     Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. Nobody has
@@ -80,19 +78,7 @@ class NEMOAroundPipeline(AroundPipeline, NEMOTools):
         pipe = NEMOPipeline.from_pipe(StableDiffusion3Pipeline.from_pretrained("path/to/sd3"), size=(1024, 1024))
     """
 
-    model_cpu_offload_seq = "vae->unet->transformer"
-    _optional_components = ["unet", "transformer"]
     _choices = ("size",)
-
-    def __init__(
-        self,
-        vae: ModelMixin,
-        scheduler: SchedulerMixin,
-        unet: UNet2DConditionModel | None = None,
-        transformer: ModelMixin | None = None,
-    ) -> None:
-        super().__init__()
-        self.register_modules(vae=vae, scheduler=scheduler, unet=unet, transformer=transformer)
 
     @classmethod
     def from_pipe(cls, pipeline: DiffusionPipeline, *, size: tuple[int, int] | None = None, **kwargs: Any) -> Any:
@@ -125,7 +111,7 @@ class NEMOAroundPipeline(AroundPipeline, NEMOTools):
             return self._source(*args, **kwargs)
 
     def _condition(self, prompts: list[str], *size: int) -> Condition:  # type: ignore[override]
-        return AroundPipeline._condition(self, prompts, *(size or self._pixels()))
+        return AroundAnyPipeline._condition(self, prompts, *(size or self._pixels()))
 
     def _pixels(self) -> tuple[int, int]:
         """(height, width) of what is predicted."""

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffusionPipeline, UNet2DConditionModel
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
 
 from ..w2w import EditConfig, Space, W2WModel
-from .around import AroundPipeline, clock_of
+from .around import AroundAnyPipeline, clock_of, kept_whole
 from .conventions import refuse_unknown
-from .encoding import reads_sizes
 from .w2w_tools import W2WTools, Wanted
 
 
@@ -30,14 +29,13 @@ class W2WPipeline(W2WTools, StableDiffusionPipeline):
     def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
 
-        SDXL, and every pipeline with a transformer of a known family, is kept whole, and becomes a
-        :class:`W2WAroundPipeline`.
+        SDXL, image to image, inpainting, ControlNets, and every pipeline with a transformer of a known family, are
+        kept whole, and become a :class:`W2WAroundPipeline`.
 
         Raises:
             VitrineError: If the other pipeline lacks a component, or its model is of no known family.
         """
-        unet = getattr(pipeline, "unet", None)
-        if getattr(pipeline, "transformer", None) is not None or (unet is not None and reads_sizes(unet)):
+        if kept_whole(pipeline):
             return W2WAroundPipeline.from_pipe(pipeline, **kwargs)
         return super().from_pipe(pipeline, **kwargs)
 
@@ -71,7 +69,7 @@ class W2WPipeline(W2WTools, StableDiffusionPipeline):
         return self._draw(run, wanted, {"prompt": prompt} | _texts(kwargs), kwargs)
 
 
-class W2WAroundPipeline(AroundPipeline, W2WTools):
+class W2WAroundPipeline(AroundAnyPipeline, W2WTools):
     """The same around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
 
     ::
@@ -79,19 +77,6 @@ class W2WAroundPipeline(AroundPipeline, W2WTools):
         pipe = W2WPipeline.from_pipe(ZImagePipeline.from_pretrained("Tongyi-MAI/Z-Image-Turbo"))
         images = pipe("sks person", space=space, model=pipe.sample_models(space, seeds=[0])).images
     """
-
-    model_cpu_offload_seq = "vae->unet->transformer"
-    _optional_components = ["unet", "transformer"]
-
-    def __init__(
-        self,
-        vae: ModelMixin,
-        scheduler: SchedulerMixin,
-        unet: UNet2DConditionModel | None = None,
-        transformer: ModelMixin | None = None,
-    ) -> None:
-        super().__init__()
-        self.register_modules(vae=vae, scheduler=scheduler, unet=unet, transformer=transformer)
 
     def __call__(
         self, prompt: str | list[str] | None = None, *, space: Space | None = None,

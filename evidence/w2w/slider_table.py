@@ -18,8 +18,9 @@ from .world import LABELS, Studio, people_space
 PEOPLE, STEPS = 24, 10
 HEAD = """# Sliders of the portraits, label by label
 
-Does an attribute rise evenly along five positions, and what changes beside it? Written by `{command}`
-(about {minutes} minutes of one core for each label; the same command goes on where it was stopped).
+Does an attribute rise evenly along five positions, and what changes beside it? Written by
+`{command}` (about {minutes} minutes of one core
+for each label; the same command goes on where it was stopped).
 
 Read by the readout on people who are in neither the space (the first 400) nor the tuning: up to {many} of the 68 to 98
 who lack a label see the maps, {people} of them even strengths and the word in the prompt. Maps are fitted on {people}

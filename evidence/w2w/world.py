@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -50,6 +51,7 @@ FLOW_RECIPE = LoraTrainConfig(
 Chosen on four people that nothing else uses, after 160 steps at 1e-2 (2e-2): the paper's queries and values, with the
 text's, come to an identity of 0.54, with keys to 0.63 (0.62), these to 0.80 (0.80), all linear layers to 0.80.
 """
+S = TypeVar("S", bound=Space)
 DIRECTION_COMPONENTS = 120
 """For directions that read attributes (the paper's least squares); the paper uses 1,000 for 65,000 models."""
 GUIDANCE, STEPS = 2.0, 20
@@ -148,7 +150,7 @@ def build_people(folder: str | Path, components: int = 300, progress: Progress =
     return retired(with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE)))
 
 
-def retired(space: Space) -> Space:
+def retired(space: S) -> S:
     """The space with the directions of ``INERT`` in no list; they work as before where a workflow names them."""
     return replace(space, info={**space.info, "retired": [shape.replace("_", " ") for shape in INERT]})
 

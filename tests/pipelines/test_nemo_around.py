@@ -2,6 +2,12 @@
 
 import pytest
 import torch
+from diffusers import (
+    ControlNetModel,
+    StableDiffusionControlNetPipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionInpaintPipeline,
+)
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
@@ -119,3 +125,45 @@ def test_rows_that_cannot_be_told_are_refused_before_sampling(source):
             sampled(pipe, neurons=neurons, block_config=config)
     with pytest.raises(VitrineError, match="arguments"):
         sampled(pipe, neurones=neurons)
+
+
+PICTURE = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def _with_pictures(kind):
+    """A Stable Diffusion pipeline that takes pictures, on the portraits, and what it is called with."""
+    parts = stock.sd().components
+    if kind == "img2img":
+        return StableDiffusionImg2ImgPipeline(**parts), {"image": PICTURE, "strength": 1.0}
+    if kind == "inpaint":
+        mask = torch.zeros(1, 1, 64, 64)
+        mask[..., 32:] = 1
+        return StableDiffusionInpaintPipeline(**parts), {"image": PICTURE, "mask_image": mask}
+    net = ControlNetModel.from_unet(parts["unet"], conditioning_embedding_out_channels=(8, 16, 32))  # a factor of 4
+    return StableDiffusionControlNetPipeline(**parts, controlnet=net), {"image": PICTURE}
+
+
+@pytest.mark.parametrize("kind", ["img2img", "inpaint", "controlnet"])
+def test_a_pipeline_that_takes_pictures_goes_on_taking_them(kind, no_hooks_left):
+    source, pictures = _with_pictures(kind)
+    source.set_progress_bar_config(disable=True)
+    no_hooks_left(source.unet)
+    pipe = NEMOPipeline.from_pipe(source)
+    assert type(pipe) is NEMOAroundPipeline
+
+    def drawn(pipe, **more):
+        g = torch.Generator().manual_seed(3)
+        return pipe("a smiling face", generator=g, height=64, width=64, **STEPS, **pictures, **more).images
+
+    def img2img(pipe, **more):
+        g = torch.Generator().manual_seed(3)
+        return pipe("a smiling face", generator=g, **STEPS, **pictures, **more).images
+
+    draw = img2img if kind == "img2img" else drawn
+    plain, neurons = draw(source), some_neurons(source, 32)
+    assert torch.equal(draw(pipe), plain)
+    away = draw(pipe, neurons=neurons)
+    assert torch.isfinite(away).all() and not torch.equal(away, plain)
+    with block(source.unet, neurons, BlockConfig()):
+        assert torch.equal(draw(source), away)
+    assert torch.equal(draw(source), plain)
