@@ -44,9 +44,7 @@ def calibrated(
 
     The maps are fitted on people who tune.
     """
-    listed = retired(space)
-    assert isinstance(listed, WeightSpace)
-    space = listed
+    space = retired(space)
     studio = Studio(frozen()[0], space, load_readout())
     for i, label in enumerate(labels):
         sitting = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)

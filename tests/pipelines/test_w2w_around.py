@@ -4,12 +4,14 @@ import copy
 
 import pytest
 import torch
-from diffusers import DDIMScheduler, DiTPipeline
+from diffusers import DDIMScheduler, DiTPipeline, StableDiffusionImg2ImgPipeline
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
 from vitrine.engine.pipelines import W2WAroundPipeline, W2WPipeline
 from vitrine.engine.pipelines.encoding import encoded
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (
     EditConfig,
     InvertConfig,
@@ -17,6 +19,7 @@ from vitrine.engine.w2w import (
     WeightSpace,
     initial_lora,
     invert,
+    load_space,
     materialise,
 )
 from vitrine.engine.w2w.batched_lora import target_layers
@@ -144,3 +147,21 @@ def test_refusals():
     unknown = DiTPipeline(models.dit(), models.vae(), DDIMScheduler())
     with pytest.raises(VitrineError, match="given DiTTransformer2DModel"):
         W2WPipeline.from_pipe(unknown)
+
+
+def test_image_to_image_draws_each_picture_with_its_model():
+    source = StableDiffusionImg2ImgPipeline(**load_portraits().pipeline().components)
+    source.set_progress_bar_config(disable=True)
+    pipe, space = W2WPipeline.from_pipe(source), load_space(PEOPLE_SPACE)
+    assert type(pipe) is W2WAroundPipeline
+    pictures = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+    def drawn(seeds):
+        how = {"image": pictures[seeds], "strength": 1.0, "num_inference_steps": 2, "output_type": "latent"}
+        people = pipe.sample_models(space, seeds=seeds)
+        return pipe("a smiling face", space=space, model=people, seeds=seeds, **how).images
+
+    both = drawn([0, 1])
+    assert (both[0] - both[1]).abs().max() > 0.1
+    for i in (0, 1):
+        torch.testing.assert_close(both[i : i + 1], drawn([i]), atol=1e-4, rtol=1e-4)
