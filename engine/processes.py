@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -111,6 +111,22 @@ def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
             raise
+
+
+def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> Iterator[T]:
+    """job(item) of each item as it ends, ``count`` at a time, each process with one thread.
+
+    If one raises, the error is raised here, and no further item is begun. ``job`` and items are pickled.
+    """
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(job, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager

@@ -3,37 +3,64 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..engine.errors import refuse
 from ..engine.files import write_json, write_whole
-from ..engine.progress import TqdmProgress
+from ..engine.processes import each_in_turn
+from ..engine.progress import TqdmProgress, silent
 from .registry import Claim, pick_claims
 
 
-def reproduce(names: list[str], out: Path | None, model: str | None, quick: bool = False) -> int:
+def reproduce(
+    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1
+) -> int:  # fmt: skip
     """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
 
     Args:
         out: JSON file for the results, rewritten after each claim; charts go beside it.
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
+        workers: so many claims side by side, each in a process of one thread.
+
+    Raises:
+        VitrineError: There is no such claim, or no worker.
 
     Returns:
         0 if all claims hold, else 1. A claim that does not hold stays in the list.
     """
+    if workers < 1:
+        raise refuse("workers", workers, "1 or more", "2 suits two cores")
     results = []
-    for claim in pick_claims(names):
-        print(f"{claim.name}: about {duration(claim, quick)} on two CPU cores", flush=True)
-        results.append(measure(claim, model, quick))
-        print(row(results[-1]), flush=True)
+    for result in _measured(pick_claims(names), model, quick, workers):
+        results.append(result)
+        print(row(result), flush=True)
         if out is not None:  # after each claim, so that an interrupted run keeps what it has
             write_json(out, results)
-            for path in draw_curves(results[-1], out):
+            for path in draw_curves(result, out):
                 print(f"    curves: {path}", flush=True)
     return 0 if all(r["holds"] for r in results) else 1
+
+
+def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
+    """Results one after another, or as they come."""
+    if workers == 1:
+        for claim in claims:
+            print(f"{claim.name}: about {duration(claim, quick)} on two CPU cores", flush=True)
+            yield measure(claim, model, quick)
+        return
+    minutes = sum(c.quick_minutes if quick else c.minutes for c in claims)
+    print(f"{len(claims)} claims: about {minutes / workers:.0f} min, {workers} side by side", flush=True)
+    slowest_first = sorted(claims, key=lambda c: -(c.quick_minutes if quick else c.minutes))
+    yield from each_in_turn(partial(_named, model=model, quick=quick), [c.name for c in slowest_first], workers)
+
+
+def _named(name: str, model: str | None, quick: bool) -> dict[str, Any]:
+    return measure(pick_claims([name])[0], model, quick, bar=False)
 
 
 def duration(claim: Claim, quick: bool) -> str:
@@ -42,11 +69,12 @@ def duration(claim: Claim, quick: bool) -> str:
     return f"{max(1, round(60 * minutes))} s" if minutes < 1 else f"{minutes:g} min"
 
 
-def measure(claim: Claim, model: str | None, quick: bool = False) -> dict[str, Any]:
+def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:
     """One claim as {claim, paper, figure, value, interval, target, holds, quick, command, seconds, details, curves}."""
-    bar, began = TqdmProgress(claim.name), time.perf_counter()
-    result = claim.measure(model=model, progress=bar, quick=quick)
-    bar.close()
+    shown, began = TqdmProgress(claim.name) if bar else None, time.perf_counter()
+    result = claim.measure(model=model, progress=shown or silent, quick=quick)
+    if shown is not None:
+        shown.close()
     options = (" --quick" if quick else "") + (f" --model {model}" if model else "")
     return {
         "claim": claim.name,
