@@ -123,23 +123,7 @@ def _remedies(
         return lambda: world.sample([text] * n, seeds, blocked)
 
     def tokens(count: int) -> Sampler:
-        return lambda: world.sample([random_tokens(prompt, words, count, s) for s in seeds], seeds)
-
-    def adjusted() -> torch.Tensor:
-        cond, empty = world.conditions([prompt, ""])
-        config = AdjustConfig(target=_usual_pull(world), steps=50)
-        moved = adjusted_embedding(world.denoiser, cond, empty, _noise(), config)
-        assert moved.text is not None
-        return world.sample(moved.text.expand(n, -1, -1), seeds)
-
-    def scaled() -> torch.Tensor:
-        length = len(world.model.tokenizer(prompt).input_ids)
-        (cond,) = world.conditions([prompt])
-        text = without_padding(cond, length).text
-        assert text is not None
-        # The sampler puts the conditional rows first
-        with attention_scaling(unet, rows=torch.arange(2 * n) < n):
-            return world.sample(text.expand(n, -1, -1), seeds)
+        return lambda: with_tokens(world, prompt, seeds, words, count)
 
     return {
         "untouched": plain(prompt),
@@ -149,23 +133,48 @@ def _remedies(
         "1 random token": tokens(1),
         "4 random tokens": tokens(4),
         "10 random tokens": tokens(10),
-        "prompt embedding adjustment": adjusted,
-        "attention scaling": scaled,
+        "prompt embedding adjustment": lambda: adjusted(world, prompt, seeds),
+        "attention scaling": lambda: scaled(world, prompt, seeds),
         "control": plain(plant.controls[0]),
     }
+
+
+def with_tokens(world: World, prompt: str, seeds: Sequence[int], words: Sequence[str], count: int) -> torch.Tensor:
+    """Samples with random words added, other ones for each seed."""
+    return world.sample([random_tokens(prompt, words, count, s) for s in seeds], seeds)
+
+
+def adjusted(world: World, prompt: str, seeds: Sequence[int], share: float = 1.0, t: float = 981.0) -> torch.Tensor:
+    """Samples of an embedding moved until guidance pulls no more than a share of what ordinary captions' does at t."""
+    cond, empty = world.conditions([prompt, ""])
+    config = AdjustConfig(target=share * _usual_pull(world, t=t), steps=50, t=t)
+    moved = adjusted_embedding(world.denoiser, cond, empty, _noise(), config)
+    assert moved.text is not None
+    return world.sample(moved.text.expand(len(seeds), -1, -1), seeds)
+
+
+def scaled(world: World, prompt: str, seeds: Sequence[int], factor: float = 1.25) -> torch.Tensor:
+    """Samples with the start token louder and the padding hidden."""
+    length = len(world.model.tokenizer(prompt).input_ids)
+    (cond,) = world.conditions([prompt])
+    text, n = without_padding(cond, length).text, len(seeds)
+    assert text is not None
+    # The sampler puts the conditional rows first
+    with attention_scaling(world.model.unet, factor, rows=torch.arange(2 * n) < n):
+        return world.sample(text.expand(n, -1, -1), seeds)
 
 
 def _noise() -> torch.Tensor:
     return torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0))
 
 
-def _usual_pull(world: World, count: int = 32) -> float:
-    """||eps_c - eps_u|| of ordinary captions at the first step: what Wen's target stands for, at this size."""
+def _usual_pull(world: World, count: int = 32, t: float = 981.0) -> float:
+    """||eps_c - eps_u|| of ordinary captions at a step: what Wen's target stands for, at this size."""
     conds, (empty,) = world.conditions(captions(ORDINARY, count)), world.conditions([""])
     both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
     noise = _noise()[:1].expand(count, *SHAPE)
     with torch.no_grad():
-        full, null = (world.denoiser.predict(noise, AdjustConfig().t, cond).eps for cond in both)
+        full, null = (world.denoiser.predict(noise, t, cond).eps for cond in both)
     return float((full - null).flatten(1).norm(dim=1).median())
 
 
