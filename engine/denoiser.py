@@ -38,12 +38,15 @@ class Denoiser:
         schedule: its sigmas, alpha-bars and timesteps.
         prediction: ``"eps" | "v" | "x0" | "flow"``, what ``call`` returns.
         call: (x_t (B, C, H, W), t (B,), Condition) -> (B, C, H, W), the bare network.
+        learned: what the network itself was trained to put out, where ``call`` turns that into something else, as
+            ComfyUI does; empty where it is ``prediction``.
     """
 
     backbone: nn.Module
     schedule: NoiseSchedule
     prediction: str
     call: Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]
+    learned: str = ""
 
     def __post_init__(self) -> None:
         if self.prediction not in PREDICTIONS:
@@ -95,14 +98,20 @@ class Denoiser:
             return Prediction(signal * y + noise * x, signal * x - noise * y)
         return Prediction(x + signal * y, x - noise * y)  # flow: the velocity is eps - x0
 
-    def target(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
-        """What the network should put out for the input made of x0 and noise (B, ...) at t; of ``noise``'s dtype.
+    def error(
+        self, output: torch.Tensor, x_t: torch.Tensor, x0: torch.Tensor, noise: torch.Tensor, t: Number
+    ) -> torch.Tensor:
+        """How far a call's output for the input x_t made of x0 and noise (B, ...) at t is from what was learned.
 
-        Training compares the output itself with it: in eps, an error of v counts signal^2 times, and so does that of a
+        Training compares in the network's own terms: in eps, an error of v counts signal^2 times, and so does that of a
         flow's velocity, (1 - s)^2 times, next to nothing at high noise.
         """
         signal, level = (append_dims(s.to(noise.device, noise.dtype), noise.ndim) for s in self.schedule.scales(t))
-        return training_target(self.prediction, x0.to(noise.dtype), noise, signal, level)
+        learned = self.learned or self.prediction
+        if learned != self.prediction:
+            eps, clean = self.split(output, x_t, t)
+            output = training_target(learned, clean, eps, signal, level)
+        return output.to(noise.dtype) - training_target(learned, x0.to(noise.dtype), noise, signal, level)
 
     def with_call(self, call: Callable) -> Denoiser:
         """The same denoiser with another bare call (a wrapper, an offloaded copy)."""

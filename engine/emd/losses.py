@@ -94,9 +94,8 @@ def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.T
     The square of the error in what the network itself puts out, as its teacher was trained.
     """
     y, levels = y.detach().to(noise.dtype), NoiseLevels.at(score.schedule, t, noise)
-    target = score.target(y, noise, t)
-    output = score.forward(levels.noisy(y, noise), t, cond)
-    return (output.to(target.dtype) - target).square().mean()
+    noisy = levels.noisy(y, noise)
+    return score.error(score.forward(noisy, t, cond), noisy, y, noise, t).square().mean()
 
 
 def calibrate_gz(drifts: torch.Tensor, ge: float) -> tuple[float, float]:

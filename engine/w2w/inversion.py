@@ -200,7 +200,7 @@ class _Run:
         least = t.argmin().reshape(1)  # this row says most about the picture; its number stays on the device
         self.seen = self.model.split(output, x_t, t).x0.detach().index_select(0, least)
         # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, for any network what it should put out
-        error = ((output - self.model.target(x0, noise, t)) * self.mask[picture]).square()
+        error = (self.model.error(output, x_t, x0, noise, t) * self.mask[picture]).square()
         return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)
 
     def _draw(

@@ -199,8 +199,9 @@ class _Training:
         rows = self.models[who if len(self.models) > 1 else torch.zeros_like(who)] + share[:, None] * self.change
         cond = self.pairs.cond.take(who if self.pairs.cond.count > 1 else torch.zeros_like(who)).to(x0.device)
         with BatchedLora(self.model.backbone, self.space.manifest, self.space.decode(rows)):
-            output = self.model.forward(self.model.network_input(x0, noise, t), t, cond)
-        return (output - self.model.target(x0, noise, t)).square().mean()
+            x_t = self.model.network_input(x0, noise, t)
+            output = self.model.forward(x_t, t, cond)
+        return self.model.error(output, x_t, x0, noise, t).square().mean()
 
     @property
     def identity(self) -> dict[str, Any]:

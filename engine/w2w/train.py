@@ -152,8 +152,9 @@ class BatchedTrainer:
         x0, t, noise = (torch.cat(tensors).to(self.device) for tensors in list(zip(*draws, strict=True))[:3])
         cond = Condition.batch([draw[3] for draw in draws]).to(self.device)
         with BatchedLora(self.model.backbone, self.manifest, self.weights), NarrowHeads():
-            output = self.model.forward(self.model.network_input(x0, noise, t), t, cond)
-        error = (output - self.model.target(x0, noise, t)).square().flatten(1).mean(1)
+            x_t = self.model.network_input(x0, noise, t)
+            output = self.model.forward(x_t, t, cond)
+        error = self.model.error(output, x_t, x0, noise, t).square().flatten(1).mean(1)
         error = error * self._loss_weight(t)
         return error.view(len(self.subjects), -1).mean(1)
 

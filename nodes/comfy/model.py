@@ -8,6 +8,7 @@ from typing import Any
 
 import comfy.model_base
 import comfy.model_management
+import comfy.model_sampling
 import comfy.sample
 import torch
 
@@ -31,7 +32,8 @@ def backbone_of(model: Any) -> torch.nn.Module:
 def denoiser_of(model: Any) -> Denoiser:
     """A Denoiser over a ComfyUI MODEL with its LoRAs, patches and wrappers applied.
 
-    ComfyUI turns every prediction into x0, so the convention here is ``x0`` (``flow`` for rectified flows).
+    ComfyUI turns every prediction into x0, so the convention here is ``x0`` (``flow`` for rectified flows). What the
+    network learned is kept beside it, for losses.
     """
     comfy.model_management.load_models_gpu([model])
     schedule = schedule_of(model)
@@ -43,7 +45,14 @@ def denoiser_of(model: Any) -> Denoiser:
         x0 = clean_prediction(model, x_t if flow else x_t * torch.sqrt(1 + wide**2), sigma, cond)
         return (x_t - x0) / wide if flow else x0
 
-    return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call)
+    return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call, _learned(model))
+
+
+def _learned(model: Any) -> str:
+    """What the network puts out before ComfyUI converts it."""
+    sampling = model.get_model_object("model_sampling")
+    kinds = {"V_PREDICTION": "v", "X0": "x0", "EPS": "eps", "CONST": "flow"}  # the first two are kinds of EPS there
+    return next((k for name, k in kinds.items() if isinstance(sampling, getattr(comfy.model_sampling, name))), "")
 
 
 def loading_denoiser_of(model: Any) -> Denoiser:
