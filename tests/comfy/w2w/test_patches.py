@@ -92,7 +92,7 @@ def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, o
     before = ddim(alone, positive)
     for strength, wanted in edited.items():
         with torch.inference_mode():
-            slid, _ = nodes.LoraLoader().load_lora(alone, loaded[1](path), strength, 0.0)
+            slid, _ = nodes.LoraLoader().load_lora(alone, loaded[1], _listed(path), strength, 0.0)
         after = ddim(comfy.call("VitrineApplyW2WModel", **apply, w2w_model=wanted)[0], positive)
         missed = (ddim(slid, positive) - after).norm() / (after - before).norm()
         assert missed < (1e-3 if one_sided and strength > 0 else 0.4), (strength, missed)
