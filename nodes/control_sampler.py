@@ -34,7 +34,7 @@ _STRENGTHS = [
 
 
 _NEGATIVE_SIZES = io.Combo.Input(
-    "negative_sizes", options=list(NEGATIVES), default="picture",
+    "negative_sizes", options=list(NEGATIVES), default="picture", optional=True,
     tooltip="Sizes the negative prompt is told. picture: its own, as ComfyUI does; positive: those of the prompt, as "
     "diffusers' SDXL does.",
 )  # fmt: skip

@@ -24,6 +24,7 @@ from ..engine.w2w import (
     described,
     edit,
     edit_step,
+    listed,
     map_of,
     map_picture,
     sample,
@@ -260,7 +261,7 @@ class W2WEdit(io.ComfyNode):
         vae: Any = None, student: str = NO_STUDENT, **inputs: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``moved``; the panel on the page is told what the sliders act on."""
-        choices.remember(cls.hidden, sorted(space.directions))
+        choices.remember(cls.hidden, sorted(listed(space)))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
         easel = people.easel(space, model, positive, vae, student)
         people.remember(cls.hidden, people.Panel(space, usual_map, w2w_model, partial(moved, space, w2w_model), easel))

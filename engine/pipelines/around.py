@@ -120,6 +120,10 @@ class AroundPipeline(SharedPipeline):
         named = [parameters[side].default if side in parameters else None for side in ("height", "width")]
         if isinstance(named[0], int) and isinstance(named[1], int):  # Wan and Krea 2 name pixels
             return named[0], named[1]
+        side = getattr(self._source, "default_sample_size", None)
+        if side is not None:
+            height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
+            return height * self._source.vae_scale_factor, width * self._source.vae_scale_factor
         return native_size(self._network, self.vae, self.vae_scale_factor, self.vae_scale_factor * self._latent.patch)
 
     def _condition(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -147,16 +148,16 @@ def load_space(path: str | Path) -> Space:
 
 
 def labels_in(path: str | Path) -> list[str]:
-    """Labels of the directions in a space's file, sorted, without reading any tensor.
+    """Labels of the directions that lists name in a space's file, sorted, without reading any tensor.
 
     Raises:
         VitrineError: As :meth:`WeightSpace.load`.
     """
-    from safetensors import safe_open
-
-    open_artefact(path, KIND, LINKED_VERSION)
-    with safe_open(str(path), "pt") as file:
-        return sorted(key[4:] for key in file.keys() if key.startswith("dir."))  # noqa: SIM118  no mapping
+    file, header = open_artefact(path, KIND, LINKED_VERSION)
+    retired = json.loads(header.get("info") or "{}").get("retired", ())
+    with file:
+        labels = (key[4:] for key in file.keys() if key.startswith("dir."))  # noqa: SIM118  no mapping
+        return sorted(label for label in labels if label not in retired)
 
 
 def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.w2w import at_place, map_of, place_of
+from vitrine.engine.w2w import at_place, listed, map_of, place_of
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -111,7 +111,7 @@ def test_what_the_page_is_told(comfy, people, space, person):
     chart = map_of(space, method="components")
     assert len(shown["points"]) == len(shown["names"]) == 520 and shown["draws"]
     assert np.allclose(shown["points"], chart.coordinates, atol=1e-4)
-    assert [entry["name"] for entry in shown["labels"]] == list(space.directions)
+    assert [entry["name"] for entry in shown["labels"]] == list(listed(space))
     assert shown["person"] == pytest.approx(place_of(space, chart, person.coefficients[0]).tolist())
     assert all(entry["reach"] > 0 and len(entry["scores"]) == 520 for entry in shown["labels"])
 

@@ -44,7 +44,7 @@ OLD_CONFIG = {
 def test_settings_of_old_runs_are_read():
     config = EMDTrainConfig.from_dict(OLD_CONFIG)
     assert config == EMDTrainConfig(
-        4, 2, rank=2, chain=EStepConfig(2, gz=0.0), guidance=2.0, seed=3,
+        4, 2, rank=2, chain=EStepConfig(2, gz=0.0), guidance=2.0, seed=3, timestep=999.0,
         advanced=EMDAdvancedConfig(False, "uniform", 0.9, 0.5, save_every=1, meter_every=2),
     )  # fmt: skip
     assert EMDTrainConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config

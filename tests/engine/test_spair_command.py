@@ -167,6 +167,6 @@ def test_points_and_pictures_pooled_and_by_category():
     }  # fmt: skip
 
 
-def test_pictures_are_squeezed_to_what_a_transformers_pipeline_draws():
+def test_pictures_are_squeezed_to_what_a_transformer_was_trained_on():
     pipe = CorrespondencePipeline.from_pipe(load_flow_portraits().pipeline())
-    assert pipe.own_size() == 1024, "FluxPipeline's own size, whatever the network was trained on"
+    assert pipe.own_size() == 128, "not the 1024 of FluxPipeline"
