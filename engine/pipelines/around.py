@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffu
 
 from ..condition import Condition
 from ..errors import refuse
-from ..families import Latent, family_of
+from ..families import Latent, family_of, trained_size
 from ..families.family import vae_factor
 from ..forward_clock import Timesteps
 from .encoding import encoded, reads_sizes
@@ -124,6 +124,9 @@ class AroundPipeline(SharedPipeline):
         if side is not None:
             height, width = (side, side) if isinstance(side, int) else list(side)[-2:]
             return height * self._source.vae_scale_factor, width * self._source.vae_scale_factor
+        known = None if self._network.config.get("sample_size") else trained_size(self._network)
+        if known is not None:
+            return known[1], known[0]
         return native_size(self._network, self.vae, self.vae_scale_factor, self.vae_scale_factor * self._latent.patch)
 
     def _condition(

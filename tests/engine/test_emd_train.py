@@ -215,7 +215,7 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
         assert run.skipped == 0 and run.done == 3
         assert {v.dtype for k, v in state.items() if not k.startswith("random/")} == {torch.float32}
         assert all(bool(torch.isfinite(v).all()) for k, v in state.items() if k != "random")
-    assert run.roles.unet.conv_in.weight.dtype == torch.bfloat16 and base.backbone.conv_in.weight.dtype == torch.float32
+    assert run.roles.net.conv_in.weight.dtype == torch.bfloat16 and base.backbone.conv_in.weight.dtype == torch.float32
     assert digest(base.backbone) == kept, "the caller's own network is left alone"
     assert samples["bfloat16"].dtype == torch.float32
     gap = (samples["bfloat16"] - samples["float32"]).norm() / samples["float32"].norm()
