@@ -11,7 +11,12 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/*.json"))
-LOOSER = {("rank_and_use_activations", 9): 0.001, ("resolution_transfer", 18): 0.05}
+LOOSER = {
+    # two of nine places have one score but for rounding: they stand in either order
+    ("rank_and_use_activations", 7): 0.25,
+    ("rank_and_use_activations", 9): 0.001,
+    ("resolution_transfer", 18): 0.05,
+}
 """(workflow, node) -> share of numbers that may differ by more than 2 of 255 levels; elsewhere none may.
 
 A mask's edge pixels flip from 0 to 255; where the noise steps are moved to
