@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.errors import refuse
+
+T = TypeVar("T")
 
 ROOMS = ("portraits", "activations", "nemo", "w2w", "control", "resolution", "emd")
 """Rooms in the order their claims are listed."""
@@ -95,8 +97,16 @@ def pick_claims(names: list[str]) -> list[Claim]:
     Raises:
         VitrineError: If a name matches nothing.
     """
-    table = all_claims()
-    picked: dict[str, Claim] = {}
+    return named_in(all_claims(), names)
+
+
+def named_in(table: dict[str, T], names: Sequence[str]) -> list[T]:
+    """Entries of a registry by name or glob, each once; all of them for no names.
+
+    Raises:
+        VitrineError: If a name matches nothing.
+    """
+    picked: dict[str, T] = {}
     for name in names or ["*"]:
         matches = fnmatch.filter(table, name)
         if not matches:

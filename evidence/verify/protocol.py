@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
-from ...engine.errors import refuse
+from ..registry import named_in
 from .context import Context
 from .records import Estimate, Measured, Need, Published
 
@@ -68,12 +66,4 @@ def pick_checks(names: Sequence[str]) -> list[Check]:
     Raises:
         VitrineError: If a name matches nothing.
     """
-    table = all_checks()
-    picked: dict[str, Check] = {}
-    for name in names or ["*"]:
-        matches = fnmatch.filter(table, name)
-        if not matches:
-            near = get_close_matches(name, table, n=3, cutoff=0.3) or list(table)
-            raise refuse("claim", name, sorted(table), f"Did you mean {', '.join(near)}?")
-        picked.update({n: table[n] for n in matches})
-    return list(picked.values())
+    return named_in(all_checks(), names)
