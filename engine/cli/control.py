@@ -29,10 +29,13 @@ class Train:
     """Pictures as found; left and right, on pictures as they were taken; then the flip condition."""
     stop_after: int | None = None
     """Stop when so many updates are done in all (the state is saved)."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
     def run(self) -> int:
         """0 when finished."""
         from ...evidence.control.world import TransformerTrainConfig, train_transformer
+        from ..pipelines.loading import LoadConfig
         from ..portraits.shipped import transformer_folder
         from ..progress import TqdmProgress
 
@@ -41,7 +44,8 @@ class Train:
         config = TransformerTrainConfig(
             self.weight, self.pictures, self.steps, self.batch, self.start, self.lr, self.lesson
         )
-        folder = train_transformer(self.out, config, self.stop_after, TqdmProgress)
+        device = LoadConfig(self.device).checked_place
+        folder = train_transformer(self.out, config, self.stop_after, TqdmProgress, device)
         print(f"model: {folder}")
         return 0
 

@@ -38,11 +38,14 @@ class Transfer:
     """Guidance of these; 1 is none and costs half."""
     stop_after: int | None = None
     """Stop each run when so many updates are done (the state is saved)."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
     def run(self) -> int:
         """0 when finished."""
         from ...evidence.resolution.curves import mean_curve
         from ...evidence.resolution.world import ARMS, TransferConfig, transfer
+        from ..pipelines.loading import LoadConfig
         from ..portraits.shipped import transformer_folder
         from ..progress import TqdmProgress
 
@@ -50,8 +53,8 @@ class Transfer:
         config = TransferConfig(
             self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
         )
-        arms = self.arms or tuple(ARMS)
-        curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, TqdmProgress)
+        arms, device = self.arms or tuple(ARMS), LoadConfig(self.device).checked_place
+        curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, TqdmProgress, device)
         for arm, seeds in curves.items():
             distances = "  ".join(f"{step}: {fid:.2f}" for step, fid in mean_curve(seeds).items())
             print(f"{arm:<24} seeds {list(seeds)}  FID {distances}")

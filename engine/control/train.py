@@ -133,6 +133,7 @@ class ControlTrainer:
     Args:
         records: read by number; an iterable is listed once.
         metadata: what the export says beside the settings of this run.
+        device: where the network already is; None is accelerate's choice.
 
     Raises:
         VitrineError: If prediction and schedule do not belong together, the network is offloaded, or the folder holds a
@@ -141,7 +142,7 @@ class ControlTrainer:
 
     def __init__(
         self, trainee: Trainee, records: Iterable[ControlRecord], config: ControlTrainConfig, folder: str | Path,
-        metadata: ControlMetadata | None = None,
+        metadata: ControlMetadata | None = None, device: torch.device | None = None,
     ) -> None:  # fmt: skip
         from accelerate import Accelerator
 
@@ -152,7 +153,7 @@ class ControlTrainer:
         if backbone is not None:
             refuse_offloaded(backbone)
         self.accelerator = Accelerator()
-        self.device = self.accelerator.device
+        self.device = device or self.accelerator.device
         self.network, self.schedule, self.null = trainee.network, schedule, trainee.null_semantics
         self.embedder = trainee.embedder.to(self.device)
         indexed = hasattr(records, "__getitem__") and hasattr(records, "__len__")

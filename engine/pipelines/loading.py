@@ -54,6 +54,23 @@ class LoadConfig(Config):
             raise refuse("device", self.device, "cpu, cuda, cuda:1, mps ...", "check the name") from error
 
     @property
+    def checked_place(self) -> torch.device:
+        """:attr:`place`, once a tensor has been there.
+
+        Raises:
+            VitrineError: If this machine has no such device.
+        """
+        import torch
+
+        place = self.place
+        try:
+            torch.empty(1, device=place)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise refuse("device", f"{place} ({reason})", "a device of this machine", "cpu always works") from error
+        return place
+
+    @property
     def precision(self) -> torch.dtype:
         """The dtype by its name."""
         import torch
@@ -80,12 +97,7 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
         pipe = _from_file(Path(model), kind, config)
     else:
         pipe = _from_folder_or_hub(model, kind, config)
-    place = config.place
-    try:
-        return pipe.to(place, config.precision)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise refuse("device", f"{place} ({reason})", "a device of this machine", "cpu always works") from error
+    return pipe.to(config.checked_place, config.precision)
 
 
 def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:

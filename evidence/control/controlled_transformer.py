@@ -78,6 +78,17 @@ class ControlledTransformer:
         """The portraits model's."""
         return self.portraits.vae
 
+    @property
+    def device(self) -> torch.device:
+        """Where the transformer is; text encoder and autoencoder may be elsewhere."""
+        return next(self.transformer.parameters()).device
+
+    def to(self, device: torch.device) -> ControlledTransformer:
+        """Move all parts, in place."""
+        for part in (self.transformer, self.embedder, self.portraits.text_encoder, self.portraits.vae):
+            part.to(device)
+        return self
+
     @torch.no_grad()
     def draw(
         self, prompts: list[str], seeds: list[int], controls: dict[str, float] | None = None, *, steps: int = STEPS,
@@ -96,9 +107,9 @@ class ControlledTransformer:
         values, images = self.embedder.spec.rows(controls), []
         for start in range(0, len(prompts), batch):
             rows = slice(start, start + batch)
-            noise = seeded_noise(seeds[rows], (4, side // 4, side // 4))
+            noise = seeded_noise(seeds[rows], (4, side // 4, side // 4)).to(self.device)
             latents = self._latents(prompts[rows], noise, values, steps, guidance, silent_controls)
-            images.append(decode(self.portraits, latents))
+            images.append(decode(self.portraits, latents).cpu())
         return torch.cat(images)
 
     def _latents(
@@ -106,7 +117,7 @@ class ControlledTransformer:
     ) -> torch.Tensor:
         rows = len(prompts) * (1 if guidance == 1 else 2)  # the second half is that of the empty prompt
         drop = torch.arange(rows) >= (0 if dropped else len(prompts))
-        cond, null = (Condition(self.portraits.encode(texts)) for texts in (prompts, [""]))
+        cond, null = (Condition(self.portraits.encode(texts).to(self.device)) for texts in (prompts, [""]))
         denoiser = Denoiser.from_diffusers(self.transformer, self.scheduler)
         with Injection(self.transformer, self.embedder, values.expand(rows, -1), self.gamma, drop):
             return sample(denoiser, noise, self.scheduler, steps, cond, null=null, guidance=guidance)
@@ -139,23 +150,23 @@ class TransformerTrainer(ControlTrainer):
         self.decay_from = config.steps * 3 // 4 if decay_from is None else decay_from
         self._values = embedder.spec.rows({name: data.controls[name] for name in embedder.spec.names})
         with torch.no_grad():
-            null = model.portraits.encode([""])[0].clone()
+            null = model.portraits.encode([""])[0].to(model.device, copy=True)
         trainee = Trainee(
             injected(model.transformer, text_call(model.transformer)), embedder,
             NoiseSchedule.from_diffusers(model.scheduler), null, dict(model.transformer.named_parameters()),
         )  # fmt: skip
         metadata = ControlMetadata(FAMILY, embedder.dim, base_model=BASE_MODEL)
-        super().__init__(trainee, [], config, folder, metadata)
+        super().__init__(trainee, [], config, folder, metadata, model.device)
 
     def draw(self, step: int) -> Batch:
-        """Rows by number; all from the step's own seed."""
+        """Rows by number; all from the step's own seed, drawn on the CPU whatever the device."""
         random, count = torch.Generator().manual_seed(self._seed(step)), self.config.batch
         rows = torch.randint(len(self.data.latents), (count,), generator=random)
-        text = self.data.text[rows].float()
+        text = self.data.text[rows].to(self.device, torch.float32)
         unsaid = torch.rand(count, generator=random) < self.config.advanced.drop_semantics
-        text = torch.where(unsaid[:, None, None], self.null, text)
-        x0 = self.data.latents[rows].float()
-        noise = torch.randn(x0.shape, generator=random)
+        text = torch.where(unsaid[:, None, None].to(self.device), self.null, text)
+        x0 = self.data.latents[rows].to(self.device, torch.float32)
+        noise = torch.randn(x0.shape, generator=random).to(self.device)
         t = torch.randint(self.schedule.steps, (count,), generator=random)
         drop = torch.rand(count, generator=random) < self.config.advanced.drop_control
         drop = drop | unsaid if self.config.advanced.drop_together else drop
@@ -166,9 +177,9 @@ class TransformerTrainer(ControlTrainer):
         self.set_learning_rate()
         added = self.embedder(batch.values, self.config.gamma.u(batch.t), self.config.gamma, batch.drop)
         x = self.schedule.add_noise(batch.x0, batch.noise, batch.t)
-        prediction = self.network(x, batch.t.float(), batch.semantics, added)
+        prediction = self.network(x, batch.t.to(self.device, torch.float32), batch.semantics, added)
         signal, noise = self.schedule.scales(batch.t)
-        weight = (noise / signal).clamp(max=4.0).float()
+        weight = (noise / signal).clamp(max=4.0).to(prediction)
         return ((prediction - batch.noise).square().flatten(1).mean(1) * weight).mean()
 
     def set_learning_rate(self) -> None:

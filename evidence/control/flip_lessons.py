@@ -45,7 +45,7 @@ class FlipLessons(TransformerTrainer):
         """Weighted mean square distance from the teacher, on half of the batch's rows, each twice."""
         self.set_learning_rate()
         batch = Batch(*(rows[: max(1, len(rows) // 2)] for rows in batch))
-        u, gamma, t = self.config.gamma.u(batch.t), self.config.gamma, batch.t.float()
+        u, gamma, t = self.config.gamma.u(batch.t), self.config.gamma, batch.t.to(self.device, torch.float32)
         x = self.schedule.add_noise(batch.x0, batch.noise, batch.t)
         plain, mirrored = batch.values.clone(), batch.values.clone()
         plain[:, self._flip], mirrored[:, self._flip] = 0.0, 1.0
@@ -55,7 +55,7 @@ class FlipLessons(TransformerTrainer):
         added = self.embedder(torch.cat([plain, mirrored]), twice(u), gamma, twice(batch.drop))
         prediction = self.network(torch.cat([x, x.flip(-1)]), twice(t), twice(batch.semantics), added)
         signal, noise = self.schedule.scales(batch.t)
-        weight = twice((noise / signal).clamp(max=1.0).float())
+        weight = twice((noise / signal).clamp(max=1.0).to(prediction))
         return ((prediction - torch.cat([target, target.flip(-1)])).square().flatten(1).mean(1) * weight).mean()
 
     def _identity(self) -> dict[str, Any]:

@@ -78,12 +78,13 @@ def new_transformer(weight: str, portraits: Portraits, seed: int = 0) -> Control
 
 def train_transformer(
     folder: str | Path, config: TransformerTrainConfig, until: int | None = None,
-    progress: Callable[[str], Progress] = lambda name: silent,
+    progress: Callable[[str], Progress] = lambda name: silent, device: torch.device | None = None,
 ) -> Path:  # fmt: skip
     """Data, training, export to ``folder/NAME``; a run that was stopped resumes.
 
     Args:
         until: stop when so many updates are done in all.
+        device: where to train; None is the CPU. Pictures are rendered and encoded on the CPU.
     """
     trainer_of, kind = LESSONS[config.lesson]
     folder, portraits = Path(folder), load_portraits()
@@ -92,6 +93,8 @@ def train_transformer(
     model = new_transformer(config.weight, portraits)
     if config.start is not None:
         model.transformer, model.embedder, _ = load_controlled(config.start)
+    if device is not None:
+        model.to(device)
     # The flip is learned suddenly; a slower average would lag behind it.
     ema = 0.99 if config.lesson == "flips" else 0.999
     advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=ema, save_every=250, drop_together=False)

@@ -45,8 +45,6 @@ class FlowTrainConfig(TrainSettings):
     """Updates of the decoder alone, after it; a finished run may be given some."""
     card_samples: int = 512
     """Prompts that the finished model's card is measured on; 0 writes no card."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the networks' arithmetic; weights, averages and losses are float32 in any case."""
     advanced: AdvancedFlowTrainConfig = field(default_factory=AdvancedFlowTrainConfig)

@@ -187,7 +187,9 @@ def main(config: TrainConfig, progress: Callable[[str], Progress] = lambda name:
     """
     from accelerate import Accelerator
 
-    accelerator = Accelerator(mixed_precision="bf16" if torch.cuda.is_available() else "no")
+    on_cpu = config.device == "cpu"
+    half = torch.cuda.is_available() and not on_cpu
+    accelerator = Accelerator(mixed_precision="bf16" if half else "no", cpu=on_cpu)
     deadline = time.monotonic() + config.max_seconds
     out = Path(config.out)
     model = build_models(config.seed, out / "tokenizer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from ...engine.config import Config
 from ...engine.errors import refuse
@@ -48,6 +49,8 @@ class TrainSettings(Config):
     """Run the networks through torch.compile."""
     seed: int = 0
     """Of weights and batches."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
 
     def __post_init__(self) -> None:
         if self.pictures < 1:

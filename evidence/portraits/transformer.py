@@ -180,6 +180,6 @@ def save_transformer(transformer: Any, folder: str | Path) -> None:
     """fp16 safetensors in diffusers' layout, whole or not at all."""
     import copy
 
-    half = copy.deepcopy(transformer).half()
+    half = copy.deepcopy(transformer).to("cpu", torch.float16)
     half.register_to_config(_name_or_path="")  # a path of this machine does not belong in a shipped file
     write_folder(folder, lambda fresh: half.save_pretrained(str(fresh), safe_serialization=True))

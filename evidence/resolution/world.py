@@ -133,12 +133,20 @@ class _Shared:
     folder: Path
     portraits: Portraits
     data: TransformerData
+    device: torch.device | None = None
 
     @classmethod
-    def open(cls, folder: Path, config: TransferConfig, progress: Progress = silent) -> _Shared:
+    def open(
+        cls, folder: Path, config: TransferConfig, progress: Progress = silent, device: torch.device | None = None
+    ) -> _Shared:
         portraits = load_portraits()
         data = saved_data(folder / "pictures.safetensors", portraits, config.pictures, TARGET, progress)
-        return cls(config, folder, portraits, data)
+        return cls(config, folder, portraits, data, device)
+
+    def model(self) -> ControlledTransformer:
+        """The 64-pixel transformer afresh, where it is to be trained."""
+        model = ControlledTransformer.open(self.config.source, self.portraits)
+        return model if self.device is None else model.to(self.device)
 
     def trainer(self, model: ControlledTransformer, arm: str, seed: int) -> TransformerTrainer:
         """Inside the arm's transfer: the schedule is the scheduler's as it stands."""
@@ -152,11 +160,13 @@ class _Shared:
 def transfer(
     folder: str | Path, seeds: Sequence[int], steps: int, config: TransferConfig | None = None,
     arms: Sequence[str] = tuple(ARMS), until: int | None = None, progress: Bars = lambda name: silent,
+    device: torch.device | None = None,
 ) -> Curves:  # fmt: skip
     """Train and measure every arm under every seed; the same call resumes, or goes further.
 
     Args:
         steps: updates of each run. until: stop there (state saved).
+        device: where to train and draw; None is the CPU.
 
     Returns:
         The curves so far, also those of earlier calls in this folder.
@@ -170,7 +180,7 @@ def transfer(
     for arm in arms:
         transfer_of(arm)
     _settle(folder, config)
-    shared, judge = _Shared.open(folder, config, progress("pictures")), Judge(config)
+    shared, judge = _Shared.open(folder, config, progress("pictures"), device), Judge(config)
     for seed in seeds:
         for arm in arms:
             _run(shared, judge, arm, seed, steps, until or steps, progress(f"{arm} {seed}"))
@@ -180,7 +190,7 @@ def transfer(
 
 
 def _run(shared: _Shared, judge: Judge, arm: str, seed: int, steps: int, until: int, bar: Progress) -> None:
-    model = ControlledTransformer.open(shared.config.source, shared.portraits)
+    model = shared.model()
     folder = run_folder(shared.folder, arm, seed)
     curve = read_curve(folder)
     with apply(model, transfer_of(arm)):
@@ -214,7 +224,7 @@ def export(folder: str | Path, out: str | Path, arm: str = "grid-rescaled", seed
     if positions != "grid":
         raise refuse("arm", arm, "one with resampled positions", "a model of another table needs apply() to load")
     shared = _Shared.open(folder, TransferConfig.from_dict(_settings(folder)))
-    model = ControlledTransformer.open(shared.config.source, shared.portraits)
+    model = shared.model()
     with apply(model, transfer_of(arm)):
         trainer = shared.trainer(model, arm, seed)
         schedule = {"kind": "scaled_linear", "T": 1000, "s_pre": TRAINED, "s_now": TARGET, "mode": mode}

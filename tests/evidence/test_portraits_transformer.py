@@ -19,6 +19,7 @@ from vitrine.evidence.registry import all_claims
 from vitrine.evidence.resolution import curves as curves_of
 from vitrine.evidence.resolution import world
 from vitrine.evidence.resolution.claims import judged
+from vitrine_tests.machine.pretend import DEVICE, Accelerator
 
 SMALL = {"batch": 2, "pictures": 6, "samples": 3, "sampler_steps": 1}
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -120,6 +121,26 @@ def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
     made, shipped = (ControlledTransformer.open(n).transformer for n in (tmp_path / "one" / name, "constant"))
     gap = max(float((a - b).detach().abs().max()) for a, b in zip(made.parameters(), shipped.parameters(), strict=True))
     assert (gap < 1e-2) == (start is not None)
+
+
+@pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "flips")])
+def test_training_on_another_device_is_the_same_training(tmp_path, start, lesson):
+    from vitrine.evidence.control.world import TransformerTrainConfig, train_transformer
+
+    config = TransformerTrainConfig("constant", 4, 2, 2, start, lesson=lesson)
+    train_transformer(tmp_path / "cpu", config)
+    with Accelerator():
+        folder = train_transformer(tmp_path / "device", config, device=DEVICE)
+    cpu, other = (load_file(tmp_path / f / folder.name / "control.safetensors") for f in ("cpu", "device"))
+    assert cpu.keys() == other.keys() and all(torch.equal(cpu[k], other[k]) for k in cpu)
+
+
+def test_a_picture_drawn_on_another_device_comes_back():
+    prompts, seeds = ["a face"], [3]
+    plain = ControlledTransformer.open("constant").draw(prompts, seeds, steps=2)
+    with Accelerator():
+        moved = ControlledTransformer.open("constant").to(DEVICE).draw(prompts, seeds, steps=2)
+    assert moved.device.type == "cpu" and torch.allclose(moved, plain, atol=1e-5)
 
 
 def test_lessons_show_more_sides_and_no_mirrored_pictures():
