@@ -11,6 +11,7 @@ from torch import nn
 
 from .errors import refuse
 from .families import Inputs, Tokens, tokens_reader
+from .families.packing import GRIDS
 from .schedule import append_dims
 from .site import AdaLN, Columns, ModuleSite, Site
 
@@ -78,6 +79,9 @@ class Surroundings:
     def _sides(self, positions: torch.Tensor) -> tuple[int, int]:
         """(rows, columns) of a grid of tokens; read once for one tensor, which a sampler passes at every step."""
         base = positions if positions._base is None else positions._base
+        if base in GRIDS:  # made by us for this very grid
+            known: tuple[int, int] = GRIDS[base]
+            return known
         version = -1 if base.is_inference() else base._version
         seen = self._positions
         if seen is None or seen[0] is not base or seen[1] != version or version < 0:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..condition import MASK, Condition
 from ..errors import refuse
@@ -25,11 +26,16 @@ def unpack(tokens: torch.Tensor, like: torch.Tensor, patch: int = 2) -> torch.Te
     return tiles.permute(0, 3, 1, 4, 2, 5).reshape(like.shape)
 
 
+GRIDS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Positions made here -> (rows, columns): whoever asks for the grid need not wait for the device to read them."""
+
+
 def grid_ids(like: torch.Tensor, patch: int = 2, axes: int = 3) -> torch.Tensor:
     """(tokens, axes) positions (0, row, column, 0 ..) of latents' tokens."""
     h, w = like.shape[-2] // patch, like.shape[-1] // patch
     ids = torch.zeros(h, w, axes, device=like.device)
     ids[..., 1], ids[..., 2] = torch.arange(h, device=like.device)[:, None], torch.arange(w, device=like.device)
+    GRIDS[ids] = h, w
     return ids.view(-1, axes)
 
 

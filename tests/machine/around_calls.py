@@ -22,7 +22,7 @@ from vitrine.engine.w2w import EditConfig, InvertConfig
 from vitrine_tests.pipelines.encoded import READING, SOURCES, source
 from vitrine_tests.pipelines.test_w2w_around import space_on
 
-from .calls import Tensors, drawn, entered, generator
+from .calls import Tensors, drawn, entered, generator, valid_for
 from .stock import MAKERS, backbone, modules, stock
 
 PROBE = ProbeConfig(seeds=2, timestep_index=1)
@@ -82,7 +82,7 @@ def nemo_score(pipe: Any) -> Tensors:
 
 @entered("nemo.around.find", AROUND, lent=True, slow=True)
 def nemo_find(pipe: Any) -> Tensors:
-    (result,) = pipe.find(["a cat"], _statistics(_family(pipe)), SEARCH, PROBE)
+    (result,) = pipe.find(["a cat"], valid_for(pipe, _statistics(_family(pipe))), SEARCH, PROBE)
     return [torch.tensor([result.before.value, result.after.value])]
 
 

@@ -6,6 +6,7 @@ list of tensors, the same numbers each time: so a test may place the pipeline as
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import tempfile
@@ -31,6 +32,7 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
+from vitrine.engine.fingerprint import active_fingerprint_of
 from vitrine.engine.hooks import edit
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import (
@@ -96,11 +98,16 @@ class Call:
         pipe = stock(family)
         kind = self.kinds[family]
         if self.lent:
-            made = kind.from_pipe(pipe)
+            made = kind.from_pipe(pipe, **self._size(kind, family))
             made.set_progress_bar_config(disable=True)
             made.__dict__["family"] = family
             return made
         return pipe if kind is None else around(kind, pipe)
+
+    @staticmethod
+    def _size(kind: Any, family: str) -> dict[str, tuple[int, int]]:
+        """What NEMO scores at: small, where Flux's own 1024 px would take minutes. PixArt is built for 128 px."""
+        return {"size": (128, 128) if family.startswith("pixart") else (64, 64)} if kind is NEMOPipeline else {}
 
 
 def around(kind: type, pipe: Any) -> Any:
@@ -246,6 +253,14 @@ def _statistics() -> Any:
     return pipe.statistics(_captions(24))
 
 
+def valid_for(pipe: Any, statistics: Any) -> Any:
+    """The same numbers as those of the model with its adapter: the one that is loaded here changes nothing yet."""
+    net = backbone(pipe)
+    if not any("lora_" in name for name, _ in net.named_modules()):
+        return statistics
+    return dataclasses.replace(statistics, fingerprint=active_fingerprint_of(net))
+
+
 @functools.cache
 def _neurons() -> NeuronSet:
     return NeuronSet({VALUES: tuple(range(40))}, _statistics().fingerprint)
@@ -271,7 +286,7 @@ def nemo_calibrate(pipe: Any) -> Tensors:
 @entered("nemo.find", NEMO)
 def nemo_find(pipe: Any) -> Tensors:
     config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0)
-    (found,) = pipe.find([plants()[2].captions[0]], _statistics(), config, PROBE)
+    (found,) = pipe.find([plants()[2].captions[0]], valid_for(pipe, _statistics()), config, PROBE)
     assert found.search is not None and found.after is not None
     return [torch.tensor([found.before.value, found.after.value])]
 

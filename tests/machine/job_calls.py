@@ -13,7 +13,7 @@ from vitrine.engine.pipelines import ActivationTapPipeline, NEMOPipeline, copy_c
 from vitrine.engine.pipelines.nemo_erase import SurrogateConfig
 from vitrine.engine.portraits import plants
 
-from .calls import PROBE, RESIDUAL, Tensors, _neurons, _statistics, drawn, entered
+from .calls import PROBE, RESIDUAL, Tensors, _neurons, _statistics, drawn, entered, valid_for
 
 ORDINARY = ["a face", "a hat"]
 NEMO = {"sd": NEMOPipeline}
@@ -36,7 +36,7 @@ def tap_stream(pipe: Any) -> Tensors:
 def nemo_consensus(pipe: Any) -> Tensors:
     config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0, mode="fast")
     probe = ProbeConfig(seeds=2, timestep_index=15)
-    (neurons,) = pipe.consensus([planted()], _statistics(), config, probe, seeds=(1, 2))
+    (neurons,) = pipe.consensus([planted()], valid_for(pipe, _statistics()), config, probe, seeds=(1, 2))
     assert len(neurons)
     score = pipe.verify(planted(), neurons, 0.5, None, PROBE)
     return [torch.tensor([score.untouched.value])]

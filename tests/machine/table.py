@@ -28,6 +28,11 @@ WIDER = {
     "emd.correct": {"fp16": 0.05, "bf16": 0.2},
     "w2w.around.invert_image": {"fp16": 0.05, "bf16": 0.2},
     "nemo.erase": {"fp16": 0.05, "bf16": 0.2},
+    # deviations of three captions' values: what they have in common cancels
+    "nemo.around.statistics": {"fp16": 0.01, "bf16": 0.1},
+    # Z-Image's tiny stock pipeline has 0.052 by itself
+    "nemo.later.call": {"fp16": 0.01, "bf16": 0.1},
+    "w2w.later.call": {"fp16": 0.01, "bf16": 0.1},
 }
 EQUAL = 1e-4
 """The largest error of float32 on the device or offloaded, against the CPU; other kernels round otherwise."""
@@ -113,7 +118,7 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "emd.transformer": (CALL, 0, 9),
     "nemo.around.statistics": (CALL, 2, 12),
     "nemo.around.score": (FORWARD, 1, 18),
-    "nemo.around.find": (FORWARD, 1, 14),
+    "nemo.around.find": (FORWARD, 1, 15),
     "nemo.statistics": (CALL, 2, 1),
     "nemo.score": (FORWARD, 1, 10),
     "nemo.calibrate": (FORWARD, 1, 14),
@@ -126,10 +131,11 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
 OUTPUTS = {
     "tap": 3, "tap.transformer": 1, "tap.pictures": 1, "tap.latents": 1, "correspondence": 2, "segmentation": 1,
     "nemo.verify": 1, "nemo.find": 7, "tap.transformer pixart-1024": 2,
-    "emd.transformer pixart": 1,
+    "emd.transformer pixart": 1, "nemo.around.statistics pixart": 1, "nemo.around.score pixart": 1,
+    "nemo.around.find": 4, "nemo.around.find pixart": 8,
 }  # fmt: skip
 """Waits a call makes once: for each place it hands over; for NEMO, the model's fingerprint (1) and what a search begins
-and ends with (6); the T5 of transformers looks at its mask."""
+and ends with (6, around another pipeline 4); the T5 of transformers looks at its mask."""
 
 PENDING_TRAFFIC: dict[str, str] = {}
 """Call -> what is being mended; its budget must still be exceeded."""

@@ -63,8 +63,8 @@ def t5(width, kind=T5EncoderModel, config=T5Config):
 
 
 def shifted_vae(**changes):
-    """As the VAEs of flow models are; without a shift their pipelines cannot decode."""
-    return models.vae(shift_factor=0.3, **changes)
+    """As the VAEs of flow models are; without a shift their pipelines cannot decode. Tiles are of 64 px."""
+    return models.vae(shift_factor=0.3, sample_size=64, **changes)
 
 
 def z_image():
