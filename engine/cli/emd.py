@@ -82,7 +82,8 @@ class Train:
             trainer.start_from(self.start, self.start_score)
         files = trainer.run(TqdmProgress("distilling", not workers.index), self.stop_after)
         if not workers.index:
-            print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
+            print(trainer.calibration or f"gz {trainer.chain.gz:.3g}")
+            print(f"skipped {trainer.skipped}, bias {trainer.meter}")
             print("student: " + ", ".join(map(str, files)))
             if trainer.done == config.steps:
                 shutil.rmtree(self.out / TEXTS, ignore_errors=True)

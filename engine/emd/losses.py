@@ -1,4 +1,4 @@
-"""The M-step, the student score's own loss, the score gap of two denoisers, and the choice of gz."""
+"""The M-step, the student score's own loss, and the score gap of two denoisers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ..schedule import NoiseSchedule
 from .chain import ChainEnd, Gap, GapOf, Joint, NoiseLevels, row_rms
 
 WEIGHTS = ("uniform", "dmd")
-GZ_SHARE = 0.25
-"""Largest automatic gz, as a share of ge: the cancelled direction is unbiased only where z is slow beside eps."""
 
 
 def draw_times(
@@ -98,25 +96,8 @@ def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.T
     return score.error(score.forward(noisy, t, cond), noisy, y, noise, t).square().mean()
 
 
-def calibrate_gz(drifts: torch.Tensor, ge: float) -> tuple[float, float]:
-    """(gz, clip) from the RMS u of (alpha / sigma) J^T Delta over rows and noise levels.
-
-    The rule: median(gz u) <= 0.05 and 99th percentile(gz u) <= 0.2, and u is clipped at that percentile. At most a
-    quarter of ge: where the scores still coincide the drift is tiny and would allow any step; gz * clip is 0.2 then.
-
-    Raises:
-        VitrineError: ``drifts`` is not a vector of finite numbers.
-    """
-    if drifts.ndim != 1 or not len(drifts) or not bool(torch.isfinite(drifts).all()):
-        raise refuse("drifts", tuple(drifts.shape), "finite values (N,)", "measure them with z_drifts")
-    middle, top = (max(float(torch.quantile(drifts.double(), q)), 1e-12) for q in (0.5, 0.99))
-    gz = min(0.05 / middle, 0.2 / top)
-    limit = GZ_SHARE * ge
-    return (gz, top) if gz <= limit else (limit, 0.2 / limit)
-
-
 def z_drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """(B,) RMS of (alpha / sigma) J^T Delta at a start point; :func:`calibrate_gz` takes them."""
+    """(B,) RMS of (alpha / sigma) J^T Delta at a start point."""
     return row_rms(rho.z_drift(z, eps)[1])
 
 

@@ -7,7 +7,7 @@ a run does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,13 +23,14 @@ from ..ownership import sole_owner
 from ..progress import Progress, silent
 from ..stored_text import StoredText
 from ..training import MovingAverage, Tensors, finite, load_state, mean_gradients, run_steps, save_state, set_rate
+from .calibration import Calibration, calibrated
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import StudentContract, read_student
 from .export import export, export_full, from_file, keep_last
 from .grids import write_grid
 from .logs import TrainLog
-from .losses import bias, calibrate_gz, draw_times, m_step_loss, score_gap, score_loss, z_drifts
+from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
 from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
 from .train_config import DTYPES, EMDTrainConfig
@@ -51,6 +52,7 @@ class Trainer:
 
     Attributes:
         chain: the E-step with gz and clip as they were calibrated.
+        calibration: what was measured for that; None where nothing was, or an earlier part of the run did.
         done, skipped: generator updates so far; updates and rows left out because they were not finite.
         meter: the bias meter's last reading.
 
@@ -73,7 +75,7 @@ class Trainer:
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
         self.device = self.accelerator.device
         self.null = None if null is None else null.to(self.device)
-        self._check()
+        config.check(self.accelerator.num_processes, decode is not None)
         rare = config.advanced
         how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
         self.roles = Roles(teacher, config.rank, *how).to(self.device)
@@ -82,19 +84,13 @@ class Trainer:
         self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
+        self.calibration: Calibration | None = None
         resumed = self._resume()
         self.log = TrainLog(None, 0)
         if not resumed and rare.auto_gz and config.chain.gz:
-            self.chain = config.chain.with_gz(*self._calibrate())
+            self.calibration = self._calibrate()
+            self.chain = config.chain.with_gz(*self.calibration[:2])
         self.log = TrainLog(self.folder if self.accelerator.is_main_process else None, rare.log_every, self.done)
-
-    def _check(self) -> None:
-        count = self.accelerator.num_processes
-        if self.config.batch % count:
-            raise refuse("batch", self.config.batch, f"a multiple of {count}, the processes", "they share each batch")
-        every = self.config.advanced.grid_every
-        if every and self.decode is None:
-            raise refuse("grid_every", every, "0 without decode", "pass decode=, latents to pictures")
 
     def _adam(self, name: str, lr: float) -> torch.optim.Adam:
         return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
@@ -189,11 +185,10 @@ class Trainer:
     def step(self) -> None:
         """One pass of the algorithm box."""
         self._set_rates()
-        counts = range(self.config.advanced.accumulate)
-        batches = [self._draw() for _ in counts]
+        batches = self._draws()
         self._score_update(batches)  # A. student score, on uncorrected samples
         for _ in range(self.config.score_updates - 1):
-            self._score_update([self._draw() for _ in counts])
+            self._score_update(self._draws())
         self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
         self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
         self.done += 1
@@ -272,6 +267,10 @@ class Trainer:
             adam.step()
         adam.zero_grad()
 
+    def _draws(self, count: int = 0) -> list[Batch]:
+        """Fresh ones, by default those of one update."""
+        return [self._draw() for _ in range(count or self.config.advanced.accumulate)]
+
     def _draw(self) -> Batch:
         """Conditions, z and timesteps of this process's rows."""
         rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
@@ -299,16 +298,19 @@ class Trainer:
         alone = self.accelerator.num_processes == 1
         return flag if alone else bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.device), "sum") > 0)
 
-    def _calibrate(self) -> tuple[float, float]:
-        """gz and clip from the z drift at the start; five score updates come first, since the scores coincide there."""
-        for _ in range(5):
-            self._score_update([self._draw()] * self.config.advanced.accumulate)
+    def _calibrate(self) -> Calibration:
+        """gz and clip of the chain: on 64 rows, fewer in a short run."""
+        config, gather = self.config, self.accelerator.gather
+        count = max(4, min(64 // config.batch, config.steps))
+        draws, update = partial(self._draws, count), lambda: self._score_update(self._draws())
+        return calibrated(
+            self.chain, update, draws, self._starts, self.random, self._normal, gather, min(10, config.steps)
+        )
+
+    def _starts(self, batches: Sequence[Batch]) -> Iterator[tuple[Joint, torch.Tensor, torch.Tensor]]:
         self.roles.train_only(None)
-        drifts = []
-        for _ in range(4):
-            cond, z, t = self._draw()
-            drifts.append(z_drifts(self._joint(cond, t, z), z, self._normal(z)))
-        return calibrate_gz(self.accelerator.gather(torch.cat(drifts)), self.config.chain.ge)
+        for cond, z, t in batches:
+            yield self._joint(cond, t, z), z, self._normal(z)
 
     def _read_meter(self, rho: Joint, end: ChainEnd) -> None:
         every = self.config.advanced.meter_every
@@ -336,10 +338,7 @@ class Trainer:
             return False
         facts = state.facts
         chain = EStepConfig.from_dict(facts["chain"])
-        differences = self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain)
-        if differences:
-            shown = f"{self.folder.name}, a run with {'; '.join(differences)}"
-            raise refuse("folder", shown, "a run with these settings", "choose another folder, or its settings")
+        self.config.check_same(EMDTrainConfig.from_dict(facts["config"]), chain, self.folder.name)
         self.random.set_state(state.tensors["random"]["state"].cpu())
         self.average.values = state.tensors["average"]
         for name in self.optimizers:

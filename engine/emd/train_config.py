@@ -21,7 +21,8 @@ class EMDAdvancedConfig(Config):
     """Settings of a run that rarely change.
 
     Attributes:
-        auto_gz: measure gz and the clip of the chain at the start. A chain whose gz is 0 keeps z frozen.
+        auto_gz: measure gz and the clip of the chain at the start (:func:`~vitrine.engine.emd.calibrate_gz`). A chain
+            whose gz is 0 keeps z frozen.
         weight: of the M-step, ``uniform`` (Xie et al.) or ``dmd``.
         ema: decay of the exported average of the generator, in [0, 1).
         decay: share of the run, at its end, over which both learning rates fall to zero; 0 keeps them.
@@ -118,6 +119,19 @@ class EMDTrainConfig(Config):
         if self.score_rank < 0:
             raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
 
+    def check(self, processes: int, decodes: bool) -> None:
+        """Refuse what a run by so many processes cannot do.
+
+        Raises:
+            VitrineError: They cannot share the batch, or there is nothing to decode wanted grids with.
+        """
+        if self.batch % processes:
+            accepted = f"a multiple of {processes}, the processes"
+            raise refuse("batch", self.batch, accepted, "they share each batch")
+        every = self.advanced.grid_every
+        if every and not decodes:
+            raise refuse("grid_every", every, "0 without decode", "pass decode=, latents to pictures")
+
     @property
     def full(self) -> tuple[str, ...]:
         """The roles that have all weights of their own."""
@@ -126,6 +140,17 @@ class EMDTrainConfig(Config):
     def beginning(self, last: float) -> EMDTrainConfig:
         """The same with t* said: where it is not, ``last``, the schedule's timestep of most noise."""
         return self if self.timestep else replace(self, timestep=float(last))
+
+    def check_same(self, other: EMDTrainConfig, chain: EStepConfig, folder: str) -> None:
+        """Refuse to go on in a folder with another run.
+
+        Raises:
+            VitrineError: Its weights depend on settings that are others now.
+        """
+        differences = self.differences(other, chain)
+        if differences:
+            shown = f"{folder}, a run with {'; '.join(differences)}"
+            raise refuse("folder", shown, "a run with these settings", "choose another folder, or its settings")
 
     def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
         """What keeps a run begun with ``other`` from going on with these: settings that its weights depend on.
