@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..condition import Condition
-from ..denoiser import Denoiser
+from ..denoiser import Denoiser, Prediction
 from ..errors import refuse
 from ..guidance import guide
 from ..schedule import NoiseSchedule
@@ -43,10 +43,7 @@ def score_gap(
 
     def gap(x: torch.Tensor) -> Gap:
         alpha, sigma = NoiseLevels.at(teacher.schedule, t, x)
-        if guidance == 1 or null is None:
-            eps_q = teacher.predict(x, t, cond).eps
-        else:
-            eps_q = _guided_eps(teacher, x, t, cond, null, guidance)
+        eps_q = _guided(teacher, x, t, cond, null, guidance).eps
         # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
         delta = student.predict(x, t, cond).eps - eps_q
         return Gap(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
@@ -54,16 +51,32 @@ def score_gap(
     return gap
 
 
-def _guided_eps(
-    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition, guidance: float
+def guided_x0(
+    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
 ) -> torch.Tensor:
+    """What a guided teacher takes the clean picture to be, at rows x and timesteps t.
+
+    Raises:
+        VitrineError: Guidance is not 1, and there is no unconditional condition.
+    """
+    if guidance != 1 and null is None:
+        raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
+    return _guided(teacher, x, t, cond, null, guidance).x0.to(x.dtype)
+
+
+def _guided(
+    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
+) -> Prediction:
+    if guidance == 1 or null is None:
+        return teacher.predict(x, t, cond)
     rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
     null = null.take(rows)
     if not cond.alike(null):  # a shorter text would have to be padded, and not every network can be told so
-        return guide(teacher.predict(x, t, null).eps, teacher.predict(x, t, cond).eps, guidance)
-    both = Condition.batch([cond, null])
-    conditional, unconditional = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
-    return guide(unconditional, conditional, guidance)
+        empty, full = teacher.predict(x, t, null), teacher.predict(x, t, cond)
+    else:
+        both = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), Condition.batch([cond, null]))
+        full, empty = (Prediction(*half) for half in zip(*(part.chunk(2) for part in both), strict=True))
+    return Prediction(*(guide(none, some, guidance) for none, some in zip(empty, full, strict=True)))
 
 
 def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str = "uniform") -> torch.Tensor:

@@ -33,6 +33,7 @@ from .logs import TrainLog
 from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
 from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
+from .sid import Scores, sid_loss
 from .train_config import DTYPES, EMDTrainConfig
 
 Batch = tuple[Condition, torch.Tensor, torch.Tensor]
@@ -87,7 +88,7 @@ class Trainer:
         self.calibration: Calibration | None = None
         resumed = self._resume()
         self.log = TrainLog(None, 0)
-        if not resumed and rare.auto_gz and config.chain.gz:
+        if not resumed and rare.auto_gz and config.chain.gz and rare.objective == "emd":
             self.calibration = self._calibrate()
             self.chain = config.chain.with_gz(*self.calibration[:2])
         self.log = TrainLog(self.folder if self.accelerator.is_main_process else None, rare.log_every, self.done)
@@ -117,9 +118,8 @@ class Trainer:
             raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
         for name, path in ((GENERATOR, student), (SCORE, score)):
             if path is not None:
-                parameters = self.roles.parameters(name)
-                for key, value in from_file(read_student(path, any_names=True)[1], parameters, name).items():
-                    parameters[key].data.copy_(value)
+                tensors = read_student(path, any_names=True)[1]
+                self.roles.set(name, from_file(tensors, self.roles.parameters(name), name))
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
 
     def generate(self, z: torch.Tensor, cond: Condition) -> torch.Tensor:
@@ -196,6 +196,10 @@ class Trainer:
         self.log.row(self.done, rates | {"gz": self.chain.gz, "skipped": self.skipped})
 
     def _generator_loss(self, cond: Condition, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor | None:
+        if self.config.advanced.objective == "sid":
+            self.roles.train_only(GENERATOR)
+            scores = Scores(self.roles.teacher, self.roles.score, self.null, self.config.guidance)
+            return sid_loss(scores, self.generate(z, cond), self._normal(z), t, cond, self.config.advanced.alpha)
         self.roles.train_only(None)
         rho = self._joint(cond, t, z)
         end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
@@ -212,8 +216,7 @@ class Trainer:
 
     def _set_rates(self) -> None:
         config = self.config
-        falling = config.advanced.decay * config.steps
-        share = min(1.0, (config.steps - self.done) / falling) if falling else 1.0
+        share = config.rate_share(self.done)
         for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
             set_rate(self.optimizers[name], rate * share)
 
@@ -258,9 +261,7 @@ class Trainer:
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
-        if self.log.on:
-            norms = [p.grad.detach().float().norm() for p in parameters if p.grad is not None]
-            self.log.read(f"gradient {name}", torch.stack(norms).norm())
+        self.log.gradient(name, parameters)
         if not finite(p.grad for p in parameters):
             self.skipped += 1
         else:
@@ -342,8 +343,7 @@ class Trainer:
         self.random.set_state(state.tensors["random"]["state"].cpu())
         self.average.values = state.tensors["average"]
         for name in self.optimizers:
-            for key, parameter in self.roles.parameters(name).items():
-                parameter.data.copy_(state.tensors["weight"][key])
+            self.roles.set(name, state.tensors["weight"])
         self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
         self.chain = chain
         return True

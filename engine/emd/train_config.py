@@ -13,6 +13,7 @@ from .config import EStepConfig
 from .losses import WEIGHTS
 
 STUDENTS = ("lora", "full")
+OBJECTIVES = ("emd", "sid")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -34,6 +35,9 @@ class EMDAdvancedConfig(Config):
         log_every: steps between rows of log.csv, and of TensorBoard where it is installed (0: never).
         accumulate: batches whose gradients make one update.
         keep: exports of the generator that are kept, the last ones of those made at each save (0: the final one only).
+        objective: of the generator: ``emd``, or ``sid`` for the loss of :func:`~vitrine.engine.emd.sid_loss`, of flow
+            teachers alone; the chain and ``weight`` are not used then.
+        alpha: of ``sid``.
     """
 
     auto_gz: bool = True
@@ -48,6 +52,8 @@ class EMDAdvancedConfig(Config):
     log_every: int = 10
     accumulate: int = 1
     keep: int = 0
+    objective: str = "emd"
+    alpha: float = 1.0
 
     def __post_init__(self) -> None:
         if self.save_every < 1 or self.accumulate < 1:
@@ -61,6 +67,8 @@ class EMDAdvancedConfig(Config):
             raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
+        if self.objective not in OBJECTIVES:
+            raise refuse("objective", self.objective, OBJECTIVES, "emd is Xie et al.'s")
         rare = (self.grid_every, self.meter_every, self.log_every, self.keep)
         if min(rare) < 0:
             raise refuse("grid_every, meter_every, log_every, keep", rare, "0 or more", "0 is never")
@@ -136,6 +144,11 @@ class EMDTrainConfig(Config):
     def full(self) -> tuple[str, ...]:
         """The roles that have all weights of their own."""
         return tuple(role for role, kind in (("generator", self.student), ("score", self.score)) if kind == "full")
+
+    def rate_share(self, done: int) -> float:
+        """What of the learning rates is left after so many steps."""
+        falling = self.advanced.decay * self.steps
+        return min(1.0, (self.steps - done) / falling) if falling else 1.0
 
     def beginning(self, last: float) -> EMDTrainConfig:
         """The same with t* said: where it is not, ``last``, the schedule's timestep of most noise."""
