@@ -204,7 +204,7 @@ class Trainer:
         rho = self._joint(cond, t, z)
         end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
         self._read_meter(rho, end)
-        for name, sizes in (("gap", end.gap), ("drift", end.drift)):
+        for name, sizes in (("gap", end.gap), ("drift", end.drift), ("moved", end.moved)):
             if sizes is not None:
                 self.log.read(name, sizes)
         return self._m_step(end, cond, rho.levels)  # C. M-step
