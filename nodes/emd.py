@@ -30,7 +30,7 @@ from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from .comfy.conditioning import condition_of
-from .comfy.emd import bases, distil, refuse_guidance_input, with_prediction
+from .comfy.emd import bases, distil, refuse_guidance_input, stock_sampling, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
 from .comfy.model import backbone_of, blank_latents, differentiable, latent_of, loading_denoiser_of
 from .comfy.progress import progress
@@ -61,6 +61,20 @@ def _contract_inputs(several: bool) -> list[Any]:
             "noise", options=["unit", "vp", "edm"], default="unit",
             tooltip="Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). vp: as "
             "strong as in a picture noised to that timestep (SiD-LSG). edm: another name for vp.",
+        ),
+    ]  # fmt: skip
+
+
+def _stock_outputs() -> list[Any]:
+    """What core's own sampler needs to run the same student."""
+    return [
+        io.Sigmas.Output(
+            display_name="SIGMAS",
+            tooltip="The student's own noise levels, for SamplerCustom with cfg 1: the same student in core's "
+            "sampler, with previews, inpainting or other packs' nodes.",
+        ),
+        io.Sampler.Output(
+            display_name="SAMPLER", tooltip="How its steps are taken, for SamplerCustom beside SIGMAS."
         ),
     ]  # fmt: skip
 
@@ -131,6 +145,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
                 io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD MCMC Correct."),
+                *_stock_outputs(),
             ],
         )
 
@@ -161,7 +176,9 @@ class EMDOneStepGenerator(io.ComfyNode):
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
-        return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()})
+        levels = several or StudentSampling("", (max(student_contract.timestep, 1.0),))
+        sigmas, sampler = stock_sampling(runner, levels)
+        return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()}, sigmas, sampler)
 
 
 class EMDMCMCCorrect(io.ComfyNode):
@@ -261,7 +278,8 @@ class EMDDistill(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "base", options=bases(), default="portraits",
-                    tooltip="The teacher: portraits, or a Stable Diffusion 1.x / 2.x folder in models/diffusers.",
+                    tooltip="The teacher: portraits, flow portraits, or a diffusers folder of any family in "
+                    "models/diffusers, but PixArt.",
                 ),
                 io.String.Input(
                     "prompts", multiline=True, default="",

@@ -82,7 +82,8 @@ class Train:
             trainer.start_from(self.start, self.start_score)
         files = trainer.run(TqdmProgress("distilling", not workers.index), self.stop_after)
         if not workers.index:
-            print(f"gz {trainer.chain.gz:.3g}, skipped {trainer.skipped}, bias {trainer.meter}")
+            print(trainer.calibration or f"gz {trainer.chain.gz:.3g}")
+            print(f"skipped {trainer.skipped}, bias {trainer.meter}")
             print("student: " + ", ".join(map(str, files)))
             if trainer.done == config.steps:
                 shutil.rmtree(self.out / TEXTS, ignore_errors=True)
@@ -97,7 +98,7 @@ class Evaluate:
     """
 
     student: Positional[Path]
-    """A student's LoRA file, or OUT/checkpoints of a run that keeps some; the best of these is named."""
+    """A student's file, LoRA or whole network; or OUT/checkpoints of a run that keeps some, whose best is named."""
     prompts: Path
     """Text file, one prompt a line."""
     model: str = "portraits"
@@ -112,6 +113,8 @@ class Evaluate:
     """Of the teacher."""
     guidance: float = 3.0
     """Of the teacher."""
+    size: tuple[int, int] | None = None
+    """Height and width in pixels; by default what the teacher's pipeline draws."""
     out: Path | None = None
     """JSON file for the figures."""
     load: Load = LoadConfig()
@@ -126,7 +129,10 @@ class Evaluate:
 
         with named(self.prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
             lines = [line.strip() for line in self.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
-        students, protocol = checkpoints(self.student), Protocol(lines, self.seeds, self.steps, self.guidance)
+        students, protocol = (
+            checkpoints(self.student),
+            Protocol(lines, self.seeds, self.steps, self.guidance, size=self.size),
+        )
         judges = Judges(features_of(self.features), Clip.load(self.clip) if self.clip else None)
         pipe = load_pipeline(self.model, None, self.load)
         rows = evaluate(pipe, students, judges, protocol, progress=TqdmProgress("judging"))

@@ -88,7 +88,8 @@ class Joint(NamedTuple):
 class ChainEnd(NamedTuple):
     """Where a chain ended: eps^K, z^K, the accumulated noise a^K, the M-step direction r, the last teacher x0.
 
-    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step; drift None where z is frozen.
+    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step, ``moved`` of how far its
+    drifts have moved z in all, noise left out; the latter two None where z is frozen.
     """
 
     eps: torch.Tensor
@@ -98,6 +99,7 @@ class ChainEnd(NamedTuple):
     x0: torch.Tensor | None = None
     gap: torch.Tensor | None = None
     drift: torch.Tensor | None = None
+    moved: torch.Tensor | None = None
 
     def take(self, rows: torch.Tensor) -> ChainEnd:
         """The ends of some rows."""
@@ -127,7 +129,7 @@ def e_step(
     """
     if config.gz == 0:
         rho = rho.with_z_frozen(z)
-    noise, x0 = eps, None
+    noise, x0, still = eps, None, z
     for i in range(config.steps):
         (delta, x0), drift = _drifts(rho, z, eps, config)
         n = draw(eps)
@@ -136,9 +138,11 @@ def e_step(
         noise = (1 - config.ge) * noise + (2 * config.ge) ** 0.5 * n  # the same n, the same decay: what r leaves out
         if drift is not None:
             # Xie et al. 2024: grad_z = (alpha / sigma) J^T Delta - z
-            z = (1 - config.gz) * z + config.gz * drift + (2 * config.gz) ** 0.5 * draw(z)
+            m = (2 * config.gz) ** 0.5 * draw(z)
+            z = (1 - config.gz) * z + config.gz * drift + m
+            still = (1 - config.gz) * still + m  # where z would be without drifts
         after_step(i + 1, x0)
-    sizes = row_rms(delta), None if drift is None else row_rms(drift)
+    sizes = (row_rms(delta), *((None, None) if drift is None else (row_rms(drift), row_rms(z - still))))
     if config.estimator == "last":  # Stein: E_rho[(Delta - eps) f(z)] = 0, so Delta may stand for eps
         delta, x0 = rho.gap_at(z, eps)
         return ChainEnd(eps, z, noise, delta, x0, *sizes)

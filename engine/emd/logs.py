@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ class TrainLog:
         """Keep a number of this step; its mean goes into the row."""
         if self.on:
             self._sums[name].append(value.detach().float().mean())
+
+    def gradient(self, name: str, parameters: Iterable[torch.Tensor]) -> None:
+        """Keep the norm of a role's gradient."""
+        if self.on:
+            norms = [p.grad.detach().float().norm() for p in parameters if p.grad is not None]
+            self.read(f"gradient {name}", torch.stack(norms).norm())
 
     def row(self, step: int, facts: dict[str, float]) -> None:
         """After a step: write the row if one is due.

@@ -1,19 +1,17 @@
-"""The M-step, the student score's own loss, the score gap of two denoisers, and the choice of gz."""
+"""The M-step, the student score's own loss, and the score gap of two denoisers."""
 
 from __future__ import annotations
 
 import torch
 
 from ..condition import Condition
-from ..denoiser import Denoiser
+from ..denoiser import Denoiser, Prediction
 from ..errors import refuse
 from ..guidance import guide
 from ..schedule import NoiseSchedule
 from .chain import ChainEnd, Gap, GapOf, Joint, NoiseLevels, row_rms
 
 WEIGHTS = ("uniform", "dmd")
-GZ_SHARE = 0.25
-"""Largest automatic gz, as a share of ge: the cancelled direction is unbiased only where z is slow beside eps."""
 
 
 def draw_times(
@@ -45,10 +43,7 @@ def score_gap(
 
     def gap(x: torch.Tensor) -> Gap:
         alpha, sigma = NoiseLevels.at(teacher.schedule, t, x)
-        if guidance == 1 or null is None:
-            eps_q = teacher.predict(x, t, cond).eps
-        else:
-            eps_q = _guided_eps(teacher, x, t, cond, null, guidance)
+        eps_q = _guided(teacher, x, t, cond, null, guidance).eps
         # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
         delta = student.predict(x, t, cond).eps - eps_q
         return Gap(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
@@ -56,16 +51,32 @@ def score_gap(
     return gap
 
 
-def _guided_eps(
-    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition, guidance: float
+def guided_x0(
+    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
 ) -> torch.Tensor:
+    """What a guided teacher takes the clean picture to be, at rows x and timesteps t.
+
+    Raises:
+        VitrineError: Guidance is not 1, and there is no unconditional condition.
+    """
+    if guidance != 1 and null is None:
+        raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
+    return _guided(teacher, x, t, cond, null, guidance).x0.to(x.dtype)
+
+
+def _guided(
+    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
+) -> Prediction:
+    if guidance == 1 or null is None:
+        return teacher.predict(x, t, cond)
     rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
     null = null.take(rows)
     if not cond.alike(null):  # a shorter text would have to be padded, and not every network can be told so
-        return guide(teacher.predict(x, t, null).eps, teacher.predict(x, t, cond).eps, guidance)
-    both = Condition.batch([cond, null])
-    conditional, unconditional = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), both).eps.chunk(2)
-    return guide(unconditional, conditional, guidance)
+        empty, full = teacher.predict(x, t, null), teacher.predict(x, t, cond)
+    else:
+        both = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), Condition.batch([cond, null]))
+        full, empty = (Prediction(*half) for half in zip(*(part.chunk(2) for part in both), strict=True))
+    return Prediction(*(guide(none, some, guidance) for none, some in zip(empty, full, strict=True)))
 
 
 def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str = "uniform") -> torch.Tensor:
@@ -98,25 +109,8 @@ def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.T
     return score.error(score.forward(noisy, t, cond), noisy, y, noise, t).square().mean()
 
 
-def calibrate_gz(drifts: torch.Tensor, ge: float) -> tuple[float, float]:
-    """(gz, clip) from the RMS u of (alpha / sigma) J^T Delta over rows and noise levels.
-
-    The rule: median(gz u) <= 0.05 and 99th percentile(gz u) <= 0.2, and u is clipped at that percentile. At most a
-    quarter of ge: where the scores still coincide the drift is tiny and would allow any step; gz * clip is 0.2 then.
-
-    Raises:
-        VitrineError: ``drifts`` is not a vector of finite numbers.
-    """
-    if drifts.ndim != 1 or not len(drifts) or not bool(torch.isfinite(drifts).all()):
-        raise refuse("drifts", tuple(drifts.shape), "finite values (N,)", "measure them with z_drifts")
-    middle, top = (max(float(torch.quantile(drifts.double(), q)), 1e-12) for q in (0.5, 0.99))
-    gz = min(0.05 / middle, 0.2 / top)
-    limit = GZ_SHARE * ge
-    return (gz, top) if gz <= limit else (limit, 0.2 / limit)
-
-
 def z_drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
-    """(B,) RMS of (alpha / sigma) J^T Delta at a start point; :func:`calibrate_gz` takes them."""
+    """(B,) RMS of (alpha / sigma) J^T Delta at a start point."""
     return row_rms(rho.z_drift(z, eps)[1])
 
 

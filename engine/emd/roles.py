@@ -136,6 +136,11 @@ class Roles:
             return {ahead + key: p for key, p in self.full[name].backbone.named_parameters()}
         return {k: p for k, p in self.net.named_parameters() if ".lora_" in k and f".{name}." in k}
 
+    def set(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
+        """Copy weights into a role, by the names of :meth:`parameters`."""
+        for key, parameter in self.parameters(name).items():
+            parameter.data.copy_(weights[key])
+
     def train_only(self, name: str | None) -> None:
         """Let only this role's weights take gradients; None: no weight does."""
         for key, parameter in self.net.named_parameters():

@@ -7,7 +7,7 @@ a run does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,15 +23,17 @@ from ..ownership import sole_owner
 from ..progress import Progress, silent
 from ..stored_text import StoredText
 from ..training import MovingAverage, Tensors, finite, load_state, mean_gradients, run_steps, save_state, set_rate
+from .calibration import Calibration, calibrated
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
 from .contract import StudentContract, read_student
 from .export import export, export_full, from_file, keep_last
 from .grids import write_grid
 from .logs import TrainLog
-from .losses import bias, calibrate_gz, draw_times, m_step_loss, score_gap, score_loss, z_drifts
+from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
 from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
+from .sid import Scores, sid_loss
 from .train_config import DTYPES, EMDTrainConfig
 
 Batch = tuple[Condition, torch.Tensor, torch.Tensor]
@@ -51,6 +53,7 @@ class Trainer:
 
     Attributes:
         chain: the E-step with gz and clip as they were calibrated.
+        calibration: what was measured for that; None where nothing was, or an earlier part of the run did.
         done, skipped: generator updates so far; updates and rows left out because they were not finite.
         meter: the bias meter's last reading.
 
@@ -73,7 +76,7 @@ class Trainer:
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
         self.device = self.accelerator.device
         self.null = None if null is None else null.to(self.device)
-        self._check()
+        config.check(self.accelerator.num_processes, decode is not None)
         rare = config.advanced
         how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
         self.roles = Roles(teacher, config.rank, *how).to(self.device)
@@ -82,19 +85,13 @@ class Trainer:
         self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
+        self.calibration: Calibration | None = None
         resumed = self._resume()
         self.log = TrainLog(None, 0)
-        if not resumed and rare.auto_gz and config.chain.gz:
-            self.chain = config.chain.with_gz(*self._calibrate())
+        if not resumed and rare.auto_gz and config.chain.gz and rare.objective == "emd":
+            self.calibration = self._calibrate()
+            self.chain = config.chain.with_gz(*self.calibration[:2])
         self.log = TrainLog(self.folder if self.accelerator.is_main_process else None, rare.log_every, self.done)
-
-    def _check(self) -> None:
-        count = self.accelerator.num_processes
-        if self.config.batch % count:
-            raise refuse("batch", self.config.batch, f"a multiple of {count}, the processes", "they share each batch")
-        every = self.config.advanced.grid_every
-        if every and self.decode is None:
-            raise refuse("grid_every", every, "0 without decode", "pass decode=, latents to pictures")
 
     def _adam(self, name: str, lr: float) -> torch.optim.Adam:
         return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
@@ -121,9 +118,8 @@ class Trainer:
             raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
         for name, path in ((GENERATOR, student), (SCORE, score)):
             if path is not None:
-                parameters = self.roles.parameters(name)
-                for key, value in from_file(read_student(path, any_names=True)[1], parameters, name).items():
-                    parameters[key].data.copy_(value)
+                tensors = read_student(path, any_names=True)[1]
+                self.roles.set(name, from_file(tensors, self.roles.parameters(name), name))
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
 
     def generate(self, z: torch.Tensor, cond: Condition) -> torch.Tensor:
@@ -189,11 +185,10 @@ class Trainer:
     def step(self) -> None:
         """One pass of the algorithm box."""
         self._set_rates()
-        counts = range(self.config.advanced.accumulate)
-        batches = [self._draw() for _ in counts]
+        batches = self._draws()
         self._score_update(batches)  # A. student score, on uncorrected samples
         for _ in range(self.config.score_updates - 1):
-            self._score_update([self._draw() for _ in counts])
+            self._score_update(self._draws())
         self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
         self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
         self.done += 1
@@ -201,11 +196,15 @@ class Trainer:
         self.log.row(self.done, rates | {"gz": self.chain.gz, "skipped": self.skipped})
 
     def _generator_loss(self, cond: Condition, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor | None:
+        if self.config.advanced.objective == "sid":
+            self.roles.train_only(GENERATOR)
+            scores = Scores(self.roles.teacher, self.roles.score, self.null, self.config.guidance)
+            return sid_loss(scores, self.generate(z, cond), self._normal(z), t, cond, self.config.advanced.alpha)
         self.roles.train_only(None)
         rho = self._joint(cond, t, z)
         end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
         self._read_meter(rho, end)
-        for name, sizes in (("gap", end.gap), ("drift", end.drift)):
+        for name, sizes in (("gap", end.gap), ("drift", end.drift), ("moved", end.moved)):
             if sizes is not None:
                 self.log.read(name, sizes)
         return self._m_step(end, cond, rho.levels)  # C. M-step
@@ -217,8 +216,7 @@ class Trainer:
 
     def _set_rates(self) -> None:
         config = self.config
-        falling = config.advanced.decay * config.steps
-        share = min(1.0, (config.steps - self.done) / falling) if falling else 1.0
+        share = config.rate_share(self.done)
         for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
             set_rate(self.optimizers[name], rate * share)
 
@@ -263,14 +261,16 @@ class Trainer:
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
-        if self.log.on:
-            norms = [p.grad.detach().float().norm() for p in parameters if p.grad is not None]
-            self.log.read(f"gradient {name}", torch.stack(norms).norm())
+        self.log.gradient(name, parameters)
         if not finite(p.grad for p in parameters):
             self.skipped += 1
         else:
             adam.step()
         adam.zero_grad()
+
+    def _draws(self, count: int = 0) -> list[Batch]:
+        """Fresh ones, by default those of one update."""
+        return [self._draw() for _ in range(count or self.config.advanced.accumulate)]
 
     def _draw(self) -> Batch:
         """Conditions, z and timesteps of this process's rows."""
@@ -299,16 +299,19 @@ class Trainer:
         alone = self.accelerator.num_processes == 1
         return flag if alone else bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.device), "sum") > 0)
 
-    def _calibrate(self) -> tuple[float, float]:
-        """gz and clip from the z drift at the start; five score updates come first, since the scores coincide there."""
-        for _ in range(5):
-            self._score_update([self._draw()] * self.config.advanced.accumulate)
+    def _calibrate(self) -> Calibration:
+        """gz and clip of the chain: on 64 rows, fewer in a short run."""
+        config, gather = self.config, self.accelerator.gather
+        count = max(4, min(64 // config.batch, config.steps))
+        draws, update = partial(self._draws, count), lambda: self._score_update(self._draws())
+        return calibrated(
+            self.chain, update, draws, self._starts, self.random, self._normal, gather, min(10, config.steps)
+        )
+
+    def _starts(self, batches: Sequence[Batch]) -> Iterator[tuple[Joint, torch.Tensor, torch.Tensor]]:
         self.roles.train_only(None)
-        drifts = []
-        for _ in range(4):
-            cond, z, t = self._draw()
-            drifts.append(z_drifts(self._joint(cond, t, z), z, self._normal(z)))
-        return calibrate_gz(self.accelerator.gather(torch.cat(drifts)), self.config.chain.ge)
+        for cond, z, t in batches:
+            yield self._joint(cond, t, z), z, self._normal(z)
 
     def _read_meter(self, rho: Joint, end: ChainEnd) -> None:
         every = self.config.advanced.meter_every
@@ -336,15 +339,11 @@ class Trainer:
             return False
         facts = state.facts
         chain = EStepConfig.from_dict(facts["chain"])
-        differences = self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain)
-        if differences:
-            shown = f"{self.folder.name}, a run with {'; '.join(differences)}"
-            raise refuse("folder", shown, "a run with these settings", "choose another folder, or its settings")
+        self.config.check_same(EMDTrainConfig.from_dict(facts["config"]), chain, self.folder.name)
         self.random.set_state(state.tensors["random"]["state"].cpu())
         self.average.values = state.tensors["average"]
         for name in self.optimizers:
-            for key, parameter in self.roles.parameters(name).items():
-                parameter.data.copy_(state.tensors["weight"][key])
+            self.roles.set(name, state.tensors["weight"])
         self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
         self.chain = chain
         return True

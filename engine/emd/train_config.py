@@ -13,6 +13,7 @@ from .config import EStepConfig
 from .losses import WEIGHTS
 
 STUDENTS = ("lora", "full")
+OBJECTIVES = ("emd", "sid")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -21,7 +22,8 @@ class EMDAdvancedConfig(Config):
     """Settings of a run that rarely change.
 
     Attributes:
-        auto_gz: measure gz and the clip of the chain at the start. A chain whose gz is 0 keeps z frozen.
+        auto_gz: measure gz and the clip of the chain at the start (:func:`~vitrine.engine.emd.calibrate_gz`). A chain
+            whose gz is 0 keeps z frozen.
         weight: of the M-step, ``uniform`` (Xie et al.) or ``dmd``.
         ema: decay of the exported average of the generator, in [0, 1).
         decay: share of the run, at its end, over which both learning rates fall to zero; 0 keeps them.
@@ -33,6 +35,9 @@ class EMDAdvancedConfig(Config):
         log_every: steps between rows of log.csv, and of TensorBoard where it is installed (0: never).
         accumulate: batches whose gradients make one update.
         keep: exports of the generator that are kept, the last ones of those made at each save (0: the final one only).
+        objective: of the generator: ``emd``, or ``sid`` for the loss of :func:`~vitrine.engine.emd.sid_loss`, of flow
+            teachers alone; the chain and ``weight`` are not used then.
+        alpha: of ``sid``.
     """
 
     auto_gz: bool = True
@@ -47,6 +52,8 @@ class EMDAdvancedConfig(Config):
     log_every: int = 10
     accumulate: int = 1
     keep: int = 0
+    objective: str = "emd"
+    alpha: float = 1.0
 
     def __post_init__(self) -> None:
         if self.save_every < 1 or self.accumulate < 1:
@@ -60,6 +67,8 @@ class EMDAdvancedConfig(Config):
             raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
+        if self.objective not in OBJECTIVES:
+            raise refuse("objective", self.objective, OBJECTIVES, "emd is Xie et al.'s")
         rare = (self.grid_every, self.meter_every, self.log_every, self.keep)
         if min(rare) < 0:
             raise refuse("grid_every, meter_every, log_every, keep", rare, "0 or more", "0 is never")
@@ -118,14 +127,43 @@ class EMDTrainConfig(Config):
         if self.score_rank < 0:
             raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
 
+    def check(self, processes: int, decodes: bool) -> None:
+        """Refuse what a run by so many processes cannot do.
+
+        Raises:
+            VitrineError: They cannot share the batch, or there is nothing to decode wanted grids with.
+        """
+        if self.batch % processes:
+            accepted = f"a multiple of {processes}, the processes"
+            raise refuse("batch", self.batch, accepted, "they share each batch")
+        every = self.advanced.grid_every
+        if every and not decodes:
+            raise refuse("grid_every", every, "0 without decode", "pass decode=, latents to pictures")
+
     @property
     def full(self) -> tuple[str, ...]:
         """The roles that have all weights of their own."""
         return tuple(role for role, kind in (("generator", self.student), ("score", self.score)) if kind == "full")
 
+    def rate_share(self, done: int) -> float:
+        """What of the learning rates is left after so many steps."""
+        falling = self.advanced.decay * self.steps
+        return min(1.0, (self.steps - done) / falling) if falling else 1.0
+
     def beginning(self, last: float) -> EMDTrainConfig:
         """The same with t* said: where it is not, ``last``, the schedule's timestep of most noise."""
         return self if self.timestep else replace(self, timestep=float(last))
+
+    def check_same(self, other: EMDTrainConfig, chain: EStepConfig, folder: str) -> None:
+        """Refuse to go on in a folder with another run.
+
+        Raises:
+            VitrineError: Its weights depend on settings that are others now.
+        """
+        differences = self.differences(other, chain)
+        if differences:
+            shown = f"{folder}, a run with {'; '.join(differences)}"
+            raise refuse("folder", shown, "a run with these settings", "choose another folder, or its settings")
 
     def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
         """What keeps a run begun with ``other`` from going on with these: settings that its weights depend on.

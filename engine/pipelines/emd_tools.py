@@ -134,6 +134,13 @@ class OneStepTools(SharedPipeline):
         """Draw with another network."""
         self.register_modules(unet=network)
 
+    def unload_student(self, network: Any) -> None:
+        """Draw with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
+        if self._network is not network:
+            self._take(network)
+        elif getattr(network, "peft_config", None):
+            self.unload_lora_weights()
+
     @torch.no_grad()
     def __call__(  # type: ignore[override]
         self,

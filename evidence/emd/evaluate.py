@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ...engine.coverage import precision_recall
+from ...engine.denoiser import Denoiser
 from ...engine.emd import StudentContract, mean_distance, vendi_score
+from ...engine.emd.roles import GENERATOR
+from ...engine.emd.targets import part_of
 from ...engine.errors import refuse
 from ...engine.noise import seeded_noise
-from ...engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
+from ...engine.pipelines.emd import EMDOneStepPipeline
 from ...engine.progress import Progress, silent
+from ...engine.sampling import sample
 from ..metrics import frechet_distance
 from .clip_score import Clip, clip_scores
 from .mixture_claims import spread
@@ -32,6 +39,7 @@ class Protocol:
         seeds: of each prompt.
         steps, guidance: of the teacher.
         batch: rows at once.
+        size: (height, width) in pixels; by default what the teacher's pipeline draws.
     """
 
     prompts: Sequence[str]
@@ -39,6 +47,7 @@ class Protocol:
     steps: int = 30
     guidance: float = 3.0
     batch: int = 8
+    size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.prompts) * self.seeds
@@ -82,11 +91,11 @@ def evaluate(
     that of its pictures beside the next prompt's text, which is the score of pictures that show something else.
 
     Args:
-        pipe: the teacher, Stable Diffusion 1.x, 2.x or XL.
-        students: LoRA files, with a contract or a published student's name.
+        pipe: the teacher, of any family that one step is drawn with.
+        students: LoRAs or whole networks, with a contract or a published student's name.
     """
-    kind = EMDOneStepXLPipeline if getattr(pipe, "text_encoder_2", None) is not None else EMDOneStepPipeline
-    fast: Any = kind.from_pipe(pipe)
+    fast: Any = EMDOneStepPipeline.from_pipe(pipe)
+    base_network, (height, width) = fast.network, protocol.size or (None, None)
     total, done = len(students) + 3, 0
 
     def drawn(sample: Callable[[list[str], list[int]], torch.Tensor], rows: list[tuple[str, int]]) -> _Seen:
@@ -98,11 +107,12 @@ def evaluate(
         clips = [clip for _, clip in seen if clip is not None]
         return _Seen(torch.cat([features for features, _ in seen]), torch.cat(clips) if clips else None)
 
-    def single(contract: StudentContract) -> Callable[[list[str], list[int]], torch.Tensor]:
-        return lambda prompts, seeds: fast(prompts, seeds, contract, output_type="pt").images.float().cpu()
+    def single(contract: StudentContract | None) -> Callable[[list[str], list[int]], torch.Tensor]:
+        how = {"output_type": "pt", "height": height, "width": width}
+        return lambda prompts, seeds: fast(prompts, seeds, contract, **how).images.float().cpu()
 
     pipe.set_progress_bar_config(disable=True)
-    teacher = _teacher(pipe, protocol)
+    teacher = _teacher(pipe, fast, protocol)
     reference = drawn(teacher, protocol.rows())
     texts = None if judges.clip is None else judges.clip.texts([prompt for prompt, _ in protocol.rows()])
     rows = {} if texts is None else _teachers_scores(reference, texts, protocol.seeds)
@@ -111,23 +121,54 @@ def evaluate(
         return _row(seen.features, reference.features, protocol.seeds) | _scores(seen, reference, texts, protocol.seeds)
 
     rows["teacher, other seeds"] = row(drawn(teacher, protocol.rows(10_000)))
-    rows["teacher, 1 step"] = row(drawn(single(StudentContract()), protocol.rows()))
+    rows["teacher, 1 step"] = row(drawn(single(None), protocol.rows()))
     for path in students:
         contract = fast.load_student(path, base=base, adapter_name="evaluated")
         rows[str(path)] = row(drawn(single(contract), protocol.rows()))
-        fast.unload_lora_weights()
+        fast.unload_student(base_network)
     return rows
 
 
-def _teacher(pipe: Any, protocol: Protocol) -> Callable[[list[str], list[int]], torch.Tensor]:
-    shape = (pipe.unet.config.in_channels, *(2 * (pipe.unet.config.sample_size,)))
+def _teacher(pipe: Any, fast: Any, protocol: Protocol) -> Callable[[list[str], list[int]], torch.Tensor]:
+    """The teacher's own sampler from seeded noise, by its pipeline; of a transformer Euler's steps on its schedule."""
+    shape = fast.latent_shape(*(protocol.size or ()))
+    if part_of(fast.network) == "transformer":
+        return partial(_euler, fast, protocol, shape)
     how = {"num_inference_steps": protocol.steps, "guidance_scale": protocol.guidance, "output_type": "pt"}
+    how |= dict(zip(("height", "width"), protocol.size or (), strict=False))
 
     def draw(prompts: list[str], seeds: list[int]) -> torch.Tensor:
         z = seeded_noise(seeds, shape).to(pipe._execution_device, pipe.unet.dtype)
         return pipe(prompts, latents=z, **how).images.float().cpu()
 
     return draw
+
+
+@torch.no_grad()
+def _euler(
+    fast: Any, protocol: Protocol, shape: tuple[int, ...], prompts: list[str], seeds: list[int]
+) -> torch.Tensor:  # fmt: skip
+    """Transformers' pipelines pack latents each in a way of its own; the engine's loop takes them as they are."""
+    pixels = (shape[1] * fast.vae_scale_factor, shape[2] * fast.vae_scale_factor)
+    null = None if protocol.guidance == 1 else fast.unprompted(pixels)
+    z = seeded_noise(seeds, shape).to(fast.network.device)
+    cond, net = fast.prompted(prompts, pixels), Denoiser.from_diffusers(fast)
+    scheduler = _without_dynamic_shift(fast.scheduler, shape, fast._latent.patch)
+    x0 = sample(net, z, scheduler, protocol.steps, cond, null=null, guidance=protocol.guidance)
+    pictures: torch.Tensor = fast.decoded(x0, "pt")
+    return pictures.float().cpu()
+
+
+def _without_dynamic_shift(scheduler: Any, shape: tuple[int, ...], patch: int) -> Any:
+    """A copy whose shift is the number that diffusers' pipelines work out from how many tokens a picture has."""
+    config = scheduler.config
+    if not config.get("use_dynamic_shifting"):
+        return copy.deepcopy(scheduler)
+    tokens = shape[1] * shape[2] / patch**2
+    slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
+    mu = config.base_shift + slope * (tokens - config.base_image_seq_len)
+    linear = config.get("time_shift_type", "exponential") == "linear"
+    return type(scheduler).from_config(config, use_dynamic_shifting=False, shift=mu if linear else math.exp(mu))
 
 
 def _look(images: torch.Tensor, judges: Judges) -> _Seen:
@@ -169,6 +210,10 @@ def _row(features: torch.Tensor, reference: torch.Tensor, seeds: int) -> dict[st
     return row
 
 
+_FILES = ("kohya", "diffusers", "unet", "transformer")
+"""A LoRA of a UNet or of a transformer, a whole UNet or transformer."""
+
+
 def checkpoints(path: Path) -> list[Path]:
     """A student file, or those of a run's folder ``checkpoints``, in the order of their steps.
 
@@ -178,9 +223,10 @@ def checkpoints(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     folders = sorted(path.glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))
-    files = [file for folder in folders for file in sorted(folder.glob("generator_kohya.safetensors"))]
+    kinds = [[folder / f"{GENERATOR}_{kind}.safetensors" for kind in _FILES] for folder in folders]
+    files = [next(file for file in own if file.is_file()) for own in kinds if any(map(Path.is_file, own))]
     if not files:
-        remedy = "give a LoRA file, or OUT/checkpoints of a run with keep = 3, say"
+        remedy = "give a student's file, or OUT/checkpoints of a run with keep = 3, say"
         raise refuse("student", str(path), "a file, or a folder of checkpoints", remedy)
     return files
 

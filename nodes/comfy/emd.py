@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import comfy.samplers
 import folder_paths
 import torch
+from comfy.k_diffusion.sampling import default_noise_sampler
 
 from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
@@ -15,7 +18,9 @@ from ...engine.files import write_whole
 from ...engine.noise import seeded_noise
 from ...engine.pipelines.loading import FLOW, SHIPPED
 from ...engine.progress import Progress
+from ...engine.schedule import NoiseSchedule
 from .saved import lora_file
+from .schedule import schedule_of
 
 if TYPE_CHECKING:
     from ...engine.emd.train_config import EMDTrainConfig
@@ -71,6 +76,32 @@ def with_prediction(model: Any, prediction: str) -> Any:
     from comfy_extras.nodes_model_advanced import ModelSamplingDiscrete
 
     return ModelSamplingDiscrete().patch(model, "x0", False)[0]
+
+
+def stock_sampling(model: Any, sampling: StudentSampling) -> tuple[torch.Tensor, Any]:
+    """SIGMAS (steps + 1,) and SAMPLER with which core's SamplerCustom runs a student at cfg 1."""
+    schedule = schedule_of(model)
+    if sampling.sampler != "tcd":
+        return sampling.sigmas(schedule), comfy.samplers.sampler_object(sampling.sampler)
+    return sampling.sigmas(schedule), comfy.samplers.KSAMPLER(partial(_sample_tcd, sampling, schedule))
+
+
+def _sample_tcd(
+    sampling: StudentSampling, schedule: NoiseSchedule, model: Any, x: torch.Tensor, sigmas: torch.Tensor,
+    extra_args: dict | None = None, callback: Any = None, disable: bool | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """TCD's steps (Zheng et al. 2024, Alg. 4), which core does not have, as k-diffusion's samplers are called."""
+    args, row = extra_args or {}, x.new_ones([x.shape[0]])
+    draw, times = default_noise_sampler(x, seed=args.get("seed")), sampling.timesteps
+    for i, sigma in enumerate(sigmas[:-1]):
+        x0 = model(x, sigma * row, **args)
+        if callback is not None:
+            callback({"x": x, "i": i, "sigma": sigma, "sigma_hat": sigma, "denoised": x0})
+        if i + 1 == len(times):
+            return x0
+        kept, fresh = sampling.split(schedule, times[i], times[i + 1])
+        x = x0 + kept * (x - x0) / sigma + fresh * draw(sigma, sigmas[i + 1])
+    return x
 
 
 def refuse_guidance_input(sampling: StudentSampling) -> None:

@@ -32,7 +32,7 @@ def positive(loaded):
 def generate(comfy, model, positive, batch=1, **how):
     told = {"student": NONE, "contract": "manual", "timestep": 999.0, "noise": "unit", "seed": 5} | how
     latent = {"samples": torch.zeros(batch, 4, 16, 16)}
-    return comfy.call("VitrineEMDOneStepGenerator", model=model, positive=positive, latent=latent, **told)
+    return comfy.call("VitrineEMDOneStepGenerator", model=model, positive=positive, latent=latent, **told)[:2]
 
 
 def stock(model, positive, seed, t, noise):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract
+from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract, few_steps, known
+from vitrine.engine.noise import seeded_noise
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits.flow import load_flow_portraits
 
@@ -47,7 +48,7 @@ def close(loaded, samples, wanted, rounding=1e-5):
 def test_one_step_is_the_pipelines(loaded, pipe, generate, t):
     calls = []
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
-    ours, _ = generate(2, timestep=t)
+    ours, *_ = generate(2, timestep=t)
     handle.remove()
     assert calls == [2]
     close(loaded, ours, pipe(PROMPT, [5, 6], StudentContract(timestep=t), output_type="latent").images)
@@ -56,7 +57,7 @@ def test_one_step_is_the_pipelines(loaded, pipe, generate, t):
 @pytest.mark.parametrize("base_steps", [0, 1, 3])
 def test_schnells_four_steps_with_and_without_the_base(loaded, pipe, generate, base_steps):
     how = {} if not base_steps else {"base": loaded[0], "base_steps": base_steps}
-    ours, _ = generate(2, contract=SCHNELL, **how)
+    ours, *_ = generate(2, contract=SCHNELL, **how)
     begins = {}
     if base_steps:
         first = FirstSteps(1, 0 if base_steps == 1 else base_steps)
@@ -65,12 +66,56 @@ def test_schnells_four_steps_with_and_without_the_base(loaded, pipe, generate, b
     close(loaded, ours, wanted, 1e-4)
 
 
+def custom(comfy, model, positive, latent, sigmas, sampler, seed=5):
+    told = {"add_noise": True, "noise_seed": seed, "cfg": 1.0, "positive": positive, "negative": positive}
+    sampled = comfy.call("SamplerCustom", model=model, **told, sampler=sampler, sigmas=sigmas, latent_image=latent)
+    return sampled[1] if len(sampled) > 1 else sampled[0]
+
+
+def test_cores_sampler_takes_the_students_levels(comfy, loaded, positive, generate):
+    latent = {"samples": torch.zeros(1, 16, 16, 16)}
+    ours, _, sigmas, sampler = generate(contract=SCHNELL)
+    assert sigmas.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
+    theirs = custom(comfy, loaded[0], positive, latent, sigmas, sampler)
+    close(loaded, theirs, loaded[0].model.process_latent_in(ours["samples"]), 1e-4)
+    one, _, sigmas, sampler = generate(timestep=1000.0)
+    assert sigmas.tolist() == [1.0, 0.0]
+    close(loaded, custom(comfy, loaded[0], positive, latent, sigmas, sampler),
+          loaded[0].model.process_latent_in(one["samples"]), 1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("preset", "levels", "rounding"),
+    [("Hyper-SD, 2 steps", [999, 499], 5e-3), ("LCM-LoRA, 4 steps", [999, 759, 499, 259], 1.5),
+     ("TCD-LoRA, 4 steps", [999, 759, 499, 259], 1.5)],
+)  # fmt: skip
+def test_on_a_unet_too(comfy, preset, levels, rounding):
+    """Where fresh noise is drawn the levels are compared: core draws noise of its own. The presets refuse this base."""
+    from vitrine.nodes.comfy.conditioning import condition_of
+    from vitrine.nodes.comfy.emd import stock_sampling
+    from vitrine.nodes.comfy.model import latent_of, loading_denoiser_of
+
+    model, clip, _ = comfy.call("VitrineLoadPortraits", model="portraits, 64 px")
+    blank, told, sampling = torch.zeros(1, 4, 16, 16), [], known(preset)
+    with torch.inference_mode():
+        positive = clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))
+        cond, z = condition_of(model, positive, blank), seeded_noise([5], (4, 16, 16))
+        ours = latent_of(model, few_steps(loading_denoiser_of(model), z, cond, sampling, [5]))
+    sigmas, sampler = stock_sampling(model, sampling)
+    handle = model.model.diffusion_model.register_forward_pre_hook(lambda m, i: told.append(round(float(i[1][0]))))
+    theirs = custom(comfy, model, positive, {"samples": blank}, sigmas, sampler)
+    handle.remove()
+    assert told == levels and torch.isfinite(theirs["samples"]).all()
+    apart = (theirs["samples"] - ours["samples"]).abs().max() / ours["samples"].abs().max()
+    assert apart < rounding, "euler's noise is 0.2 % stronger in core, at the highest level"
+
+
 @pytest.mark.parametrize("gz", [0.0, 0.02])
 def test_repair_also_moves_the_noise(comfy, loaded, pipe, positive, generate, gz):
     """Was "backward through comfy_kitchen.apply_rope": core's rotary kernel has no derivative."""
     import comfy.model_management as management
 
-    _, z = generate()
+    _, z, *_ = generate()
     other, score = load_flow_portraits(), loaded[0].clone()
     layer = "single_transformer_blocks.0.attn.to_v.weight"
     change = 0.3 * torch.randn(other.transformer.state_dict()[layer].shape, generator=torch.Generator().manual_seed(1))

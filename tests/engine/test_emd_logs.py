@@ -23,7 +23,7 @@ def test_the_log_has_a_row_every_few_steps_and_changes_nothing(tmp_path):
     assert all(torch.equal(silent[k], logged[k]) for k in silent)
     rows = read_log(tmp_path / "logged")
     assert [row["step"] for row in rows] == ["2", "4"] and not read_log(tmp_path / "silent")
-    for name in ("loss generator", "loss score", "gap", "drift", "gradient generator", "gradient score"):
+    for name in ("loss generator", "loss score", "gap", "drift", "moved", "gradient generator", "gradient score"):
         assert all(float(row[name]) > 0 for row in rows), name
     assert all(float(r["rate score"]) == 5e-4 and float(r["gz"]) == 0.01 and r["skipped"] == "0" for r in rows)
 

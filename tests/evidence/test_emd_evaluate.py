@@ -1,9 +1,13 @@
 """``vitrine emd evaluate``: students against their teacher at equal seeds."""
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
@@ -13,11 +17,20 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 from vitrine.engine.cli.main import main
+from vitrine.engine.emd import StudentContract, small_pixels
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import student_file
 from vitrine.evidence.emd.clip_score import Clip, clip_scores
-from vitrine.evidence.emd.evaluate import Protocol, best, checkpoints, features_of
+from vitrine.evidence.emd.evaluate import (
+    Judges,
+    Protocol,
+    _without_dynamic_shift,
+    best,
+    checkpoints,
+    evaluate,
+    features_of,
+)
 
 
 def test_the_shipped_student_is_nearer_than_the_teachers_single_step(tmp_path, capsys):
@@ -85,6 +98,56 @@ def test_features_of_a_folder(tmp_path):
     features = features_of(str(tmp_path))(pictures)
     assert features.shape == (3, 16)
     torch.testing.assert_close(features_of(str(tmp_path))(pictures[1:2])[0], features[1], rtol=1e-4, atol=1e-4)
+
+
+def changed(net, share):
+    """A whole student: the teacher's weights, a little smaller."""
+    return {name: value * (1 - share) for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("model", ["portraits", "flow portraits"])
+def test_whole_networks_and_transformers_are_judged_too(model, tmp_path):
+    from vitrine.engine.emd.export import export, export_full
+    from vitrine.engine.emd.targets import part_of
+    from vitrine.engine.pipelines.loading import load_pipeline
+
+    pipe = load_pipeline(model, None)
+    net = pipe.unet if model == "portraits" else pipe.transformer
+    before, part = {k: v.clone() for k, v in net.state_dict().items()}, part_of(net)
+    told = StudentContract(model, 999.0 if part == "unet" else 1000.0)
+    path = "mid_block.attentions.0.proj_in" if part == "unet" else "transformer_blocks.0.attn.to_q"
+    layer, g = net.get_submodule(path), torch.Generator().manual_seed(1)
+    into, out = layer.weight.shape[1], layer.weight.shape[0]
+    conv = (1, 1) if layer.weight.ndim == 4 else ()
+    lora = {f"{path}.lora_A.generator.weight": torch.randn(2, into, *conv, generator=g) * 0,
+            f"{path}.lora_B.generator.weight": torch.randn(out, 2, *conv, generator=g)}  # fmt: skip
+    still = export(tmp_path / "step_1", lora, "generator", told, part=part)[0]
+    export_full(tmp_path / "step_2", changed(net, 0.0), "generator", told, half=False, part=part)
+    export_full(tmp_path / "step_3", changed(net, 0.2), "generator", told, half=False, part=part)
+    files = checkpoints(tmp_path)
+    assert files[0] == still and [f.name for f in files[1:]] == [f"generator_{part}.safetensors"] * 2
+    judges, protocol = (
+        Judges(features_of("readout") if part == "unet" else small_pixels),
+        Protocol(["a smiling face", "a pale face with glasses"], 3, 2, 2.0),
+    )
+    rows = evaluate(pipe, files, judges, protocol, base=model)
+    same, own, other = rows["teacher, 1 step"], rows[str(files[1])], rows[str(files[2])]
+    assert rows[str(files[0])] == same and own == same, "a LoRA that changes nothing, and the teacher's own weights"
+    assert other != same and all(math.isfinite(v) for row in rows.values() for v in row.values())
+    after = (pipe.unet if part == "unet" else pipe.transformer).state_dict()
+    assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
+    if part == "transformer":
+        bigger = evaluate(pipe, files[1:2], judges, replace(protocol, size=(64, 64)), base=model)
+        assert bigger["teacher, 1 step"] == bigger[str(files[1])] != same, "pictures of another size"
+
+
+def test_the_shift_of_a_transformers_levels_is_its_pipelines():
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15)
+    still = _without_dynamic_shift(scheduler, (16, 64, 64), 2)
+    sigmas = [1 - i / 4 for i in range(4)]
+    still.set_timesteps(sigmas=sigmas)
+    scheduler.set_timesteps(sigmas=sigmas, mu=calculate_shift(32 * 32))
+    torch.testing.assert_close(still.sigmas, scheduler.sigmas)
 
 
 def test_what_cannot_be_judged_is_refused(tmp_path):

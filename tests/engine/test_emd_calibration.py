@@ -1,0 +1,99 @@
+"""The step size of z is measured: how far a chain's drifts move it, on fresh draws, once the scores differ."""
+
+import math
+
+import pytest
+import torch
+from vitrine.engine.emd import EStepConfig, calibrate_gz, e_step
+from vitrine.engine.emd.calibration import MOVED, settle
+from vitrine.engine.emd.chain import normal_from
+from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines.emd_training import training_parts
+from vitrine.evidence.emd.mixture import Schooling, mixture_chain, train_mixture
+from vitrine.evidence.emd.toys import LinearGaussian
+from vitrine_tests.emd_runs import trainer
+
+START = 2 * torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+
+
+def on_the_mixture(steps, levels=(0.5,)):
+    """Calibration at the student's start, on 512 chains."""
+
+    def moved(gz, clip):
+        gen = torch.Generator().manual_seed(5)
+        return mixture_chain(START, EStepConfig(steps, 0.16, gz, clip=clip), gen, Schooling(0, 512, levels))[0].moved
+
+    return calibrate_gz(moved, 0.16)
+
+
+def test_a_longer_chain_takes_smaller_steps():
+    """One gz was chosen for every length: the rule looked at single steps."""
+    found = {steps: on_the_mixture(steps) for steps in (2, 4, 8)}
+    for steps, one in found.items():
+        assert one.reached and 0.9 * MOVED < one.moved < 1.1 * MOVED
+        assert one.gz < 0.04 and one.gz * one.clip == pytest.approx(0.2)
+        again = mixture_chain(START, EStepConfig(steps, 0.16, one.gz, clip=one.clip), torch.Generator().manual_seed(77),
+                              Schooling(0, 4096))[0].moved  # fmt: skip
+        assert float(again.square().mean().sqrt()) == pytest.approx(MOVED, rel=0.2), "other draws say the same"
+    assert found[2].gz > 1.5 * found[4].gz > 2.25 * found[8].gz
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_a_calibrated_chain_keeps_the_minor_mode(steps):
+    """Forward KL of the best student 0.60, of Diff-Instruct's 4.1."""
+    one = on_the_mixture(steps)
+    student = train_mixture(EStepConfig(steps, 0.16, one.gz, clip=one.clip), 1, Schooling(400, 256))
+    assert student.forward_kl < 0.72 and student.minor_mass > 0.08
+
+
+def test_a_chain_is_moved_by_its_drifts_alone():
+    case, gen = LinearGaussian.example(), torch.Generator().manual_seed(0)
+    z, eps = (torch.randn(64, 2, generator=gen, dtype=torch.float64) for _ in range(2))
+    config = EStepConfig(3, 0.16, 0.02)
+
+    def ends(rho):
+        return e_step(rho, z, eps, config, normal_from(torch.Generator().manual_seed(1)))
+
+    walked, still = ends(case.rho()), ends(case.rho()._replace(gap=lambda x: case.rho().gap(x)._replace(delta=0 * x)))
+    torch.testing.assert_close(walked.moved, (walked.z - still.z).square().mean(1).sqrt())
+    assert float(still.moved.max()) < 1e-15
+    frozen = e_step(case.rho(), z, eps, EStepConfig(3, gz=0.0), normal_from(gen))
+    assert frozen.moved is None
+
+
+def test_what_cannot_be_reached_is_said():
+    short = calibrate_gz(lambda gz, clip: torch.full((8,), gz), 0.16)
+    assert short.gz == 0.04 and not short.reached and short.moved == pytest.approx(0.04)
+    assert str(short) == "gz 0.04, the largest there may be: a chain moves z by 0.04, and 0.15 cannot be reached"
+    far = calibrate_gz(lambda gz, clip: torch.full((8,), 1e9 * gz), 0.16)
+    assert not far.reached and far.gz < 1e-4 and "the smallest" in str(far)
+    wild = calibrate_gz(lambda gz, clip: torch.full((8,), 10 * gz if gz < 0.03 else math.nan), 0.16)
+    assert wild.reached and wild.gz == pytest.approx(0.015, rel=0.06), "larger ones diverge"
+    with pytest.raises(VitrineError, match="wanted"):
+        calibrate_gz(lambda gz, clip: torch.ones(2), 0.16, 0.0)
+
+
+def test_scores_differ_before_anything_is_measured():
+    sizes, done = [0.1, 0.4, 0.8, 0.82, 9.0], []
+    assert settle(lambda: done.append(1), lambda: torch.full((4,), sizes.pop(0)), 3) == 12
+    assert len(done) == 12 and sizes == [9.0]
+
+
+def test_batches_of_one_measurement_are_fresh(tmp_path):
+    """One draw was repeated for each accumulated batch."""
+    run, seen = trainer(tmp_path, accumulate=2, auto_gz=False), []
+    update = run._score_update
+    run._score_update = lambda batches: seen.extend(z for _, z, _ in batches) or update(batches)
+    run._calibrate()
+    assert len(seen) > 4 and not any(torch.equal(a, b) for k, a in enumerate(seen) for b in seen[:k])
+
+
+def test_the_portraits_say_how_far_they_got(tmp_path):
+    """It was the largest there may be, 0.04, for chains of every length, and nothing was said."""
+    parts = training_parts("portraits", ["a smiling face", "a pale face with glasses"])
+    run = parts.trainer(EMDTrainConfig(2, 2, rank=4, guidance=3.0, chain=EStepConfig(2)), tmp_path)
+    found = run.calibration
+    assert (run.chain.gz, run.chain.clip) == (found.gz, found.clip)
+    assert 0 < found.moved < 1.1 * MOVED
+    assert found.reached or (found.gz == 0.04 and f"by {found.moved:.2g}, and 0.15 cannot be reached" in str(found))
