@@ -16,6 +16,7 @@ from ...engine.progress import Progress, silent
 from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, load_readout, read
 from ..registry import ClaimResult, claim
+from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
 from .controlled_transformer import GUIDANCE, ControlledTransformer
 from .guided import draw_guided
 from .world import PAPER
@@ -54,7 +55,8 @@ def reader() -> Reader:
     return lambda images: read(net, images)
 
 
-def _renders(count: int) -> torch.Tensor:
+def renders(count: int) -> torch.Tensor:
+    """(count, 3, 64, 64) of other scenes than any that is drawn here."""
     from ...engine.portraits import render, sample_scenes
 
     return render(sample_scenes(range(FIRST + 10_000, FIRST + 10_000 + count))).images
@@ -132,7 +134,7 @@ def cross_size(model: str | None = None, progress: Progress = silent, quick: boo
     ``quick`` asks whether the target lies within the intervals.
     """
     counts, readings, details = QUICK if quick else FULL, reader(), {}
-    real = readings(_renders(2 * counts.samples)).features
+    real = readings(renders(2 * counts.samples)).features
     _, brief, seeds = prompts_of(counts.pairs, brief=True)
     _, prompts, numbers = prompts_of(counts.samples)
     across, features, fids = {}, {}, {}
@@ -165,7 +167,7 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     ``quick`` asks whether the difference may be below 0.
     """
     samples, readings = (QUICK if quick else FULL).samples, reader()
-    real = readings(_renders(2 * samples)).features
+    real = readings(renders(2 * samples)).features
     _, prompts, seeds = prompts_of(samples)
     features, fids = {}, {}
     for i, name in enumerate(NAMES):
@@ -243,7 +245,7 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     """
     betas, samples = ((1.0, 1.375), 12) if quick else (BETAS, 160)
     readings, transformer = reader(), ControlledTransformer.open("power-cosine")
-    real = readings(_renders(2 * FULL.samples if not quick else 400)).features
+    real = readings(renders(2 * FULL.samples if not quick else 400)).features
     fids: dict[float, list[float]] = {beta: [] for beta in betas}
     for number in range(SETS):
         first = FIRST + 200_000 + 10_000 * number
@@ -290,7 +292,7 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
             "64 less this, x 1000": [round(1000 * low, 3), round(1000 * high, 3)],
         }
     details["renders"] = {
-        "share of size 64's": round(float(fine_detail(_renders(count)).mean() / detail["size 64"].mean()), 3)
+        "share of size 64's": round(float(fine_detail(renders(count)).mean() / detail["size 64"].mean()), 3)
     }
     value = round(float(detail["size 16"].mean() / detail["size 64"].mean()), 3)
     interval = _ratio_interval(detail["size 16"], detail["size 64"])
