@@ -15,8 +15,10 @@ from ..control.controlled_transformer import ControlledTransformer
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, claim
 from . import positions, receptive
+from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach
 from .heads import head_counter, validation
+from .looks import line
 from .world import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
@@ -103,7 +105,7 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     gains = {"rope_yarn": bootstrap_mean(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
     for arm in (a for a in square if a.endswith("_dynamic")):
         gains[arm] = bootstrap_mean(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
-    details = {f"{w} x {h}": {a: _line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
+    details = {f"{w} x {h}": {a: line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
     spans = {arm: [round(v, 3) for v in span] for arm, span in gains.items()}
     low, high = bootstrap_mean(square["rope_yarn"].hits)
     return ClaimResult(
@@ -112,17 +114,6 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
         holds=all(span[0] > 0 for span in gains.values()),
         details={"95 % interval of the gain over as it stands, or over the static mode": spans} | details,
     )
-
-
-def _line(look: positions.Look) -> dict[str, Any]:
-    low, high = bootstrap_mean(look.hits)
-    shown = f"{float(look.hits.mean()):.3f} ({low:.3f} to {high:.3f})"
-    few, many = bootstrap_mean(look.heads.float())
-    return {
-        "shown": shown, "heads": f"{float(look.heads.float().mean()):.2f} ({few:.2f} to {many:.2f})",
-        "one head": round(float((look.heads == 1).float().mean()), 3), "detail": round(look.detail, 2),
-        "Frechet": round(look.frechet, 1), "coarse error": round(float(look.coarse.mean()), 4),
-    }  # fmt: skip
 
 
 SIDES, PROMPTS, RUNS = (128, 192), 6, 3
@@ -176,5 +167,5 @@ def judged_field(
     low, high = bootstrap_mean(first)
     details: dict[str, Any] = {"counted right": counted, "95 % interval of the gain in shown attributes": gains}
     details |= {"the same under each seed": by_seed}
-    details |= {f"{side} px": {arm: _line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}
+    details |= {f"{side} px": {arm: line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}
     return ClaimResult(round(float(first.mean()), 3), (round(low, 3), round(high, 3)), holds, details)
