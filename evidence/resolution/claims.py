@@ -81,7 +81,7 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
     figure="flow portraits of 128 px drawn at 256 x 256 and 320 x 192: share of the prompt's attributes that are shown",
     target="at 256 x 256 YaRN shows more than positions as they stand, and every dynamic mode more than its static one "
     "(95 % intervals of the paired difference above 0)",
-    minutes=14, quick_minutes=0.4,
+    minutes=8, quick_minutes=0.4,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Every way to scale rotary positions on the same prompts and seeds, beside the picture of 128 px enlarged.
@@ -93,7 +93,7 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     from ...engine.portraits.flow import load_flow_portraits
     from ...engine.portraits.scenes import sample_scenes
 
-    flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else 32
+    flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else positions.PROMPTS
     heads = head_counter(net, 40 if quick else 120)
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
     arms, sizes = (QUICK_ARMS, SIZES[:1]) if quick else ((positions.ENLARGED, *positions.ARMS), SIZES)
@@ -101,6 +101,7 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     for k, (size, arm) in enumerate((size, arm) for size in sizes for arm in arms):
         looks[size][arm] = positions.judge(net, heads, positions.draw(flow, arm, size, scenes, silent), scenes)
         progress(k + 1, len(sizes) * len(arms), None)
+        print(f"{size[0]} x {size[1]}, {arm}: {line(looks[size][arm])}", flush=True)
     square = looks[SIZES[0]]
     gains = {"rope_yarn": bootstrap_mean(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
     for arm in (a for a in square if a.endswith("_dynamic")):

@@ -18,7 +18,7 @@ from .heads import head_counter
 from .looks import line
 from .tuned import TuneConfig, tune
 
-SIZES, PROMPTS, SEEDS, MODE = ((256, 256), (320, 192)), 16, (0, 1, 2), "rope_yarn"
+SIZES, SEEDS, MODE = ((256, 256), (320, 192)), (0, 1, 2), "rope_yarn"
 
 
 @claim(
@@ -26,16 +26,16 @@ SIZES, PROMPTS, SEEDS, MODE = ((256, 256), (320, 192)), 16, (0, 1, 2), "rope_yar
     figure="flow portraits of 128 px with a LoRA trained at 256 px, drawn at 256 x 256 and 320 x 192",
     target="at 256 x 256 it shows more of the prompt than the same positions untrained, under each of three seeds "
     "(95 % intervals of the paired difference above 0)",
-    minutes=11, quick_minutes=0.5,
+    minutes=7, quick_minutes=0.5,
 )  # fmt: skip
 def fine_tuned(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Prompts, noise and measures of ``resolution.positions``, half of its prompts; the training is a part of it.
+    """Prompts, noise and measures of ``resolution.positions``; the training is a part of it.
 
     ``model`` may be a folder of ``vitrine resolution tune``, which is then trained to its end and measured. ``quick``
     trains 4 updates of one seed, which change little, and only asks that no more than a quarter of the prompt is lost.
     """
     settings = TuneConfig(MODE, steps=4, pictures=8) if quick else TuneConfig(MODE)
-    count, seeds, sizes = (3, SEEDS[:1], SIZES[:1]) if quick else (PROMPTS, SEEDS, SIZES)
+    count, seeds, sizes = (3, SEEDS[:1], SIZES[:1]) if quick else (positions.PROMPTS, SEEDS, SIZES)
     net, flow = load_readout(), load_flow_portraits()
     heads = head_counter(net, 40 if quick else 120)
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
