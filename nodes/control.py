@@ -99,8 +99,8 @@ class ApplyGammaSchedule(io.ComfyNode):
                     "points",
                     default="",
                     optional=True,
-                    tooltip="A curve of your own in place of form and alpha, as progress:weight. 0:0, 0.5:0.2, 1:1 "
-                    "begins at 0 and ends at 1. Empty: form and alpha.",
+                    tooltip="A curve of your own instead of the form, as progress:weight. 0:0, 0.5:0.2, 1:1 begins at "
+                    "0 and ends at 1. Empty: the form.",
                 ),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="For any sampler.")],

@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.control import GuidanceConfig
 from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
-from ...engine.portraits.scenes import Scenes
 from ...engine.progress import Progress, silent
 from ..metrics import fine_detail, frechet_distance
-from ..portraits.readout import Reading, load_readout, read
 from ..registry import ClaimResult, claim
 from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
 from .controlled_transformer import GUIDANCE, ControlledTransformer
 from .guided import draw_guided
+from .prompts import FIRST, Reader, prompts_of, reader, renders
 from .world import PAPER
 
 SIZES = (16, 32, 64, 128, 256)
 RARE_SIZES = (192, 256, 384, 512)
 """4 %, 4 %, none and none of the training pictures."""
-FIRST = 7_000_000
 NAMES, FLIPS = ("constant", "power-cosine"), "power-cosine-flips"
-Reader = Callable[[torch.Tensor], Reading]
 
 
 class _Counts(NamedTuple):
@@ -39,28 +35,6 @@ class _Counts(NamedTuple):
 
 
 FULL, QUICK = _Counts(12, 120, 160, 3), _Counts(8, 160, 64)
-
-
-def prompts_of(count: int, first: int = FIRST, brief: bool = False) -> tuple[Scenes, list[str], list[int]]:
-    """Scenes, captions and seeds; brief captions leave skin, hair colour, mouth, shirt and background unsaid."""
-    from ...engine.portraits import caption, sample_scenes
-    from ...engine.portraits.captions import OPTIONAL
-
-    scenes = sample_scenes(range(first, first + count))
-    return scenes, caption(scenes, np.full((count, len(OPTIONAL)), brief)), list(range(count))
-
-
-def reader() -> Reader:
-    """Pictures (B, 3, H, W) -> what the readout network sees in them."""
-    net = load_readout()
-    return lambda images: read(net, images)
-
-
-def renders(count: int) -> torch.Tensor:
-    """(count, 3, 64, 64) of other scenes than any that is drawn here."""
-    from ...engine.portraits import render, sample_scenes
-
-    return render(sample_scenes(range(FIRST + 10_000, FIRST + 10_000 + count))).images
 
 
 def content_distance(reader: Reader) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -196,8 +170,8 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
             transformer, batches = ControlledTransformer.open(name), []
             for k, size in enumerate(RARE_SIZES):
                 rows = range(k * counts.samples // len(RARE_SIZES), (k + 1) * counts.samples // len(RARE_SIZES))
-                told = {"height": float(size), "width": float(size)}
-                images = transformer.draw([prompts[i] for i in rows], [first + i for i in rows], told)
+                sides = {"height": float(size), "width": float(size)}
+                images = transformer.draw([prompts[i] for i in rows], [first + i for i in rows], sides)
                 batches.append(readings(images).features)
             features[name].append(torch.cat(batches))
         progress(number + 1, counts.sets, None)

@@ -12,7 +12,9 @@ from ...engine.progress import Progress, silent
 from ..metrics import frechet_distance, precision_recall
 from ..portraits.readout import Reading, shown_mask
 from ..registry import ClaimResult, claim
+from .controlled_transformer import ControlledTransformer
 from .entropy import ARMS, BOTH, ENTROPY, NONE, PLAIN, draw
+from .prompts import prompts_of, reader, renders
 
 SETS, SAMPLES, QUICK_SAMPLES, QUICK_ROWS = 3, 64, 16, 12
 FIRST = 7_400_000
@@ -39,9 +41,6 @@ def entropy(model: str | None = None, progress: Progress = silent, quick: bool =
 
     ``quick`` draws three arms of few pictures in few steps, and asks that the interval may lie above 0.
     """
-    from .claims import prompts_of, reader, renders
-    from .controlled_transformer import ControlledTransformer
-
     names, samples = (QUICK_ARMS, QUICK_SAMPLES) if quick else (tuple(ARMS), SAMPLES)
     readings, transformer = reader(), ControlledTransformer.open("power-cosine")
     real = readings(renders(400 if quick else 2000)).features

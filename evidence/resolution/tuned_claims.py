@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.portraits.flow import load_flow_portraits
 from ...engine.portraits.scenes import sample_scenes
@@ -62,7 +64,7 @@ def judged(looks: dict[tuple[int, int], dict[str, positions.Look]], quick: bool 
     gains = [bootstrap_mean(look.hits - square[MODE].hits) for look in trained]
     details: dict[str, Any] = {"gain over untrained by seed, 95 %": [[round(v, 3) for v in span] for span in gains]}
     details |= {f"{w} x {h}": {name: line(look) for name, look in rows.items()} for (w, h), rows in looks.items()}
-    each = sum(look.hits for look in trained) / len(trained)
+    each = torch.stack([look.hits for look in trained]).mean(0)
     low, high = bootstrap_mean(each)
     holds = all(low > (-0.25 if quick else 0) for low, _ in gains)
     return ClaimResult(round(float(each.mean()), 3), (round(low, 3), round(high, 3)), holds, details)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from vitrine.engine.control import GuidanceConfig
 from vitrine.engine.portraits import render, sample_scenes
-from vitrine.evidence.control.claims import prompts_of
 from vitrine.evidence.control.controlled_transformer import ControlledTransformer
 from vitrine.evidence.control.guided import draw_guided
+from vitrine.evidence.control.prompts import prompts_of
 from vitrine.evidence.metrics import fine_detail
 
 
