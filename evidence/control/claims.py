@@ -34,7 +34,7 @@ class _Counts(NamedTuple):
     sets: int = 1
 
 
-FULL, QUICK = _Counts(12, 120, 160, 3), _Counts(8, 160, 64)
+FULL, QUICK = _Counts(8, 64, 160, 3), _Counts(8, 160, 64)
 
 
 def content_distance(reader: Reader) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -100,7 +100,7 @@ def _share_slack(share: float, count: int) -> float:
 @claim(
     "control.cross_size", paper=PAPER, figure="Table 2a: the same picture at every size condition",
     target="distance across sizes <= 1/3 of constant weight's in all of three sets, FID not 2 % above in all",
-    minutes=5, quick_minutes=0.5,
+    minutes=2.5, quick_minutes=0.5,
 )  # fmt: skip
 def cross_size(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Same seeds and prompts at sizes 16 to 256 under both weights; distances of readout features and of pixels.
@@ -152,7 +152,7 @@ def judged_sizes(
 
 @claim(
     "control.sizes", paper=PAPER, figure="Table 2b: sizes seldom or never trained",
-    target="FID at sizes of 192 to 512 below constant weight's in all of three sets", minutes=3, quick_minutes=0.4,
+    target="FID at sizes of 192 to 512 below constant weight's in all of three sets", minutes=1, quick_minutes=0.4,
 )  # fmt: skip
 def sizes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Pictures are always 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).

@@ -34,11 +34,11 @@ def fine_tuned(model: str | None = None, progress: Progress = silent, quick: boo
     """Prompts, noise and measures of ``resolution.positions``; the training is a part of it.
 
     ``model`` may be a folder of ``vitrine resolution tune``, which is then trained to its end and measured. ``quick``
-    draws 3 prompts of one size; without a folder it trains 4 updates of one seed, which change little. It asks that
-    no more than a quarter of the prompt is lost.
+    draws one size: 8 prompts, or 3 without a folder, when it trains 4 updates of one seed, which change little. It only
+    asks that no more than a quarter of the prompt is lost.
     """
     settings = TuneConfig(MODE, steps=4, pictures=8) if quick and not model else TuneConfig(MODE)
-    count, sizes = (3, SIZES[:1]) if quick else (positions.PROMPTS, SIZES)
+    count, sizes = (8 if model else 3, SIZES[:1]) if quick else (positions.PROMPTS, SIZES)
     seeds = SEEDS[:1] if quick and not model else SEEDS
     net, flow = load_readout(), load_flow_portraits()
     heads = head_counter(net, 40 if quick else 120)
