@@ -83,9 +83,9 @@ def _pictures(model: FlowPortraits, count: int, path: Path, progress: Progress) 
         images = render(scenes[start : start + _CHUNK], SIDE, details=True).images
         parts.append(pack(model.vae.encode(images * 2 - 1).latent_dist.mean))
         progress(min(count, start + _CHUNK), count, None)
-    latents, text = torch.cat(parts), model.encode([*caption(scenes), ""])
-    save_safetensors(path, {"latents": latents.half(), "text": text.half()}, {})
-    return _Pictures(latents, text)
+    latents, text = torch.cat(parts).half(), model.encode([*caption(scenes), ""]).half()
+    save_safetensors(path, {"latents": latents, "text": text}, {})
+    return _Pictures(latents.float(), text.float())  # as a later call reads them
 
 
 class _Run:
