@@ -34,11 +34,12 @@ def fine_tuned(model: str | None = None, progress: Progress = silent, quick: boo
     """Prompts, noise and measures of ``resolution.positions``; the training is a part of it.
 
     ``model`` may be a folder of ``vitrine resolution tune``, which is then trained to its end and measured. ``quick``
-    draws one size: 8 prompts, or 3 without a folder, when it trains 4 updates of one seed, which change little. It only
-    asks that no more than a quarter of the prompt is lost.
+    draws 8 prompts of a folder; without one it trains 4 updates of one seed, which change little, and draws 3 of one
+    size. It only asks that no more than a quarter of the prompt is lost.
     """
     settings = TuneConfig(MODE, steps=4, pictures=8) if quick and not model else TuneConfig(MODE)
-    count, sizes = (8 if model else 3, SIZES[:1]) if quick else (positions.PROMPTS, SIZES)
+    count = positions.PROMPTS if not quick else 8 if model else 3
+    sizes = SIZES[:1] if quick and not model else SIZES
     seeds = SEEDS[:1] if quick and not model else SEEDS
     net, flow = load_readout(), load_flow_portraits()
     heads = head_counter(net, 40 if quick else 120)
@@ -53,6 +54,7 @@ def fine_tuned(model: str | None = None, progress: Progress = silent, quick: boo
     for k, (size, name) in enumerate((size, name) for size in sizes for name in models):
         drawn = positions.draw(models[name][0], models[name][1], size, scenes, silent)
         looks[size][name] = positions.judge(net, heads, drawn, scenes)
+        print(f"{size[0]} x {size[1]}, {name}: {line(looks[size][name])}", flush=True)
         progress(len(seeds) + k + 1, len(seeds) + len(sizes) * len(models), None)
     return judged(looks, quick)
 
