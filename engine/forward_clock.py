@@ -110,8 +110,7 @@ class ForwardClock(AbstractContextManager):
         raise NotImplementedError
 
     def _see(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        arguments = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
-        arguments = {**arguments, **arguments.get("kwargs", {})}
+        arguments = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
         sample = arguments.get("sample", arguments.get("hidden_states"))
         t = self._timesteps.rows(args, kwargs | {k: v for k, v in arguments.items() if k == "timestep"})
         if t is None or sample is None:
@@ -124,8 +123,9 @@ class ForwardClock(AbstractContextManager):
 
 
 @functools.cache
-def _signature(forward: Callable) -> inspect.Signature:
-    return inspect.signature(forward)
+def _names(forward: Callable) -> tuple[str, ...]:
+    """What a forward calls its arguments, in their order, without self."""
+    return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:

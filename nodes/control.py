@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..engine.control import GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
+from ..engine.control import DRAWN, GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from .comfy.conditioning import readers_of, token_count, with_sizes
@@ -92,18 +92,30 @@ class ApplyGammaSchedule(io.ComfyNode):
             category=CATEGORY,
             description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
             search_aliases=["time weighted size conditioning", "gamma control", "sdxl original size"],
-            inputs=[io.Model.Input("model", tooltip="SDXL, or a PixArt that is told sizes."), *GAMMA],
+            inputs=[
+                io.Model.Input("model", tooltip="SDXL, or a PixArt that is told sizes."),
+                *GAMMA,
+                io.String.Input(
+                    "points",
+                    default="",
+                    optional=True,
+                    tooltip="A curve of your own instead of the form, as progress:weight. 0:0, 0.5:0.2, 1:1 begins at "
+                    "0 and ends at 1. Empty: the form.",
+                ),
+            ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="For any sampler.")],
         )
 
     @classmethod
     def execute(
         cls, model: Any, form: str, alpha: float, clock: str, reference: str, reference_width: int,
-        reference_height: int,
+        reference_height: int, points: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """``weighted``; constant leaves the model untouched."""
         neutral = reference_of(reference, reference_width, reference_height)
-        return io.NodeOutput(weighted(model, GammaConfig(form, alpha, clock=clock), neutral))
+        drawn = points.strip()
+        gamma = GammaConfig(DRAWN, clock=clock, points=drawn) if drawn else GammaConfig(form, alpha, clock=clock)
+        return io.NodeOutput(weighted(model, gamma, neutral))
 
 
 class LoadControl(io.ComfyNode):

@@ -1,4 +1,4 @@
-"""``vitrine resolution transfer | export``: the portraits transformer from 64 to 128 px. Imports wait for ``run``."""
+"""``vitrine resolution transfer | export | tune``: portraits models at larger sizes. Imports wait for ``run``."""
 
 from __future__ import annotations
 
@@ -83,4 +83,42 @@ class Export:
         return 0
 
 
-COMMANDS: dict[str, type] = {"transfer": Transfer, "export": Export}
+@dataclass(frozen=True)
+class Tune:
+    """Fine-tune the flow portraits at 256 px with a LoRA, rotary positions scaled; the same command resumes.
+
+    ``vitrine reproduce resolution.tuned --model FOLDER`` measures such runs.
+    """
+
+    folder: Path = Path("portraits-256")
+    """Folder for the training pictures and a folder for each run."""
+    positions: str = "rope_yarn"
+    """keep, rope_pi, rope_ntk or rope_yarn."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run for each."""
+    steps: int = 200
+    """Updates of each run."""
+    rank: int = 16
+    """Of the LoRA."""
+    batch: int = 4
+    """Pictures of an update."""
+    lr: float = 1e-3
+    """Highest rate; it falls to zero by the end."""
+    pictures: int = 128
+    """Training pictures, rendered and encoded first."""
+    stop_after: int | None = None
+    """Stop each run when so many updates are done (the state is saved)."""
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ...evidence.resolution.tuned import TuneConfig, tune
+        from ..progress import TqdmProgress
+
+        for seed in self.seeds:
+            config = TuneConfig(self.positions, self.rank, self.batch, self.lr, self.steps, self.pictures, seed)
+            tune(self.folder, config, self.stop_after, TqdmProgress(f"{self.positions} {seed}"))
+        print(f"states: {self.folder}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"transfer": Transfer, "export": Export, "tune": Tune}

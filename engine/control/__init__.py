@@ -4,7 +4,7 @@ from .checkpoint import ControlCheckpoint, ControlMetadata, ControlWarning, load
 from .cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from .embedder import ControlEmbedder, sinusoid
 from .entropy import EntropyConfig
-from .gamma import CLOCKS, FORMS, GammaConfig, gamma, half_weight_time
+from .gamma import CLOCKS, DRAWN, FORMS, GammaConfig, gamma, half_weight_time
 from .guidance import ControlStep, GuidanceConfig, Guided, control_guidance, needed_evaluations
 from .inject import AddedVector, Injection, control_width, family_of, injected
 from .padding import PaddingConfig, pad_text
@@ -15,7 +15,7 @@ from .spec import ControlField, ControlSpec
 from .train import AdvancedControlTrainConfig, ControlTrainConfig, ControlTrainer, Trainee
 
 __all__ = [
-    "CLOCKS", "FORMS", "AddedVector", "AdvancedControlTrainConfig", "AugmentConfig", "ControlCheckpoint",
+    "CLOCKS", "DRAWN", "FORMS", "AddedVector", "AdvancedControlTrainConfig", "AugmentConfig", "ControlCheckpoint",
     "ControlEmbedder", "ControlField", "ControlMetadata", "ControlRecord", "ControlSpec", "ControlStep",
     "ControlTrainConfig", "ControlTrainer", "ControlWarning", "CrossSizeResult", "EntropyConfig", "GammaConfig",
     "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee",

@@ -89,13 +89,14 @@ class ControlEmbedder(nn.Module):
         values = self.spec.checked(values)
         if u.shape != (len(values),):
             raise refuse("u", tuple(u.shape), (len(values),), "one for each row of values")
-        return self.joined(*self.terms(values, drop), u, gamma)
+        high, low = self.terms(values, drop)
+        return self.joined(high, low, gamma.weight(u).to(low.device, low.dtype)[:, None])
 
     @staticmethod
-    def joined(high: torch.Tensor, low: torch.Tensor, u: torch.Tensor, gamma: GammaConfig) -> torch.Tensor:
-        """c_emb, (B, D), from :meth:`terms`, which do not change from step to step."""
+    def joined(high: torch.Tensor, low: torch.Tensor, weight: torch.Tensor | float) -> torch.Tensor:
+        """c_emb, (B, D), from :meth:`terms`, which do not change from step to step, and gamma: (B, 1) or one number."""
         # Berrada et al. 2024, Eq. 1: c_emb = E_h(phi_h) + gamma_c(t) E_l(phi_l)
-        return high + gamma.weight(u).to(low.device, low.dtype)[:, None] * low
+        return high + weight * low
 
 
 def _mlp(fields: int, dim: int) -> nn.Sequential | None:

@@ -7,6 +7,8 @@ network's timestep over T (0 clean, 1 noise), gamma(1) = 0 and gamma(0) = 1.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +20,10 @@ from ..errors import refuse
 from ..schedule import NoiseSchedule
 
 FORMS = ("power_cos", "cos_pow", "linear", "step", "constant")
+DRAWN = "drawn"
+"""A form besides FORMS: the curve through the points of :attr:`GammaConfig.points`."""
 CLOCKS = ("native", "paper_sigma")
+Points = tuple[tuple[float, float], ...]
 Number = float | torch.Tensor
 
 
@@ -40,11 +45,21 @@ def gamma(u: Number, form: str = "power_cos", alpha: float = 1.0, step_at: float
         VitrineError: ``u`` leaves [0, 1], the form is unknown, or ``alpha`` is not positive.
     """
     check_form(form, alpha, step_at)
-    v = torch.as_tensor(u, dtype=torch.float64, device="cpu")
-    if not bool(((v >= -1e-6) & (v <= 1 + 1e-6)).all()):  # a float32 clock may overshoot by a rounding; NaN fails too
-        raise refuse("u", v.flatten()[:4].tolist(), "values in [0, 1]", "divide the timestep by the training steps")
-    weight = _CURVES[form](v.clamp(0, 1), alpha, step_at)
+    weight = _weights(u, lambda v: _CURVES[form](v, alpha, step_at))
     return weight if isinstance(u, torch.Tensor) else float(weight)
+
+
+def _weights(u: Number, curve: Callable[[float], float]) -> torch.Tensor:
+    """A curve at every u, number by number: a step has a few rows, and torch's calls cost more than their sums."""
+    v = torch.as_tensor(u, dtype=torch.float64, device="cpu")
+    weights = [_weight(x, curve) for x in v.flatten().tolist()]
+    return torch.tensor(weights, dtype=torch.float64).reshape(v.shape)
+
+
+def _weight(u: float, curve: Callable[[float], float]) -> float:
+    if not -1e-6 <= u <= 1 + 1e-6:  # a float32 clock may overshoot by a rounding; NaN fails too
+        raise refuse("u", u, "values in [0, 1]", "divide the timestep by the training steps")
+    return curve(min(1.0, max(0.0, u)))
 
 
 def check_form(form: str, alpha: float, step_at: float) -> None:
@@ -61,23 +76,55 @@ def check_form(form: str, alpha: float, step_at: float) -> None:
         raise refuse("step_at", step_at, "0 <= step_at < 1", "0.5 is half of the timesteps")
 
 
-def _power_cos(u: torch.Tensor, alpha: float, step_at: float) -> torch.Tensor:
+def _power_cos(u: float, alpha: float, step_at: float) -> float:
     # Berrada et al. 2.1, Fig. 3, as in MDT: (1 - cos(pi (1 - u)^alpha)) / 2
-    return (1 - torch.cos(math.pi * (1 - u) ** alpha)) / 2
+    return (1 - math.cos(math.pi * (1 - u) ** alpha)) / 2
 
 
-def _cos_pow(u: torch.Tensor, alpha: float, step_at: float) -> torch.Tensor:
+def _cos_pow(u: float, alpha: float, step_at: float) -> float:
     # The other reading: ((1 + cos(pi u)) / 2)^alpha
-    return ((1 + torch.cos(math.pi * u)) / 2) ** alpha
+    return ((1 + math.cos(math.pi * u)) / 2) ** alpha
 
 
-_CURVES = {
+_CURVES: dict[str, Callable[[float, float, float], float]] = {
     "power_cos": _power_cos,
     "cos_pow": _cos_pow,
     "linear": lambda u, alpha, step_at: 1 - u,
-    "step": lambda u, alpha, step_at: (u <= step_at).double(),
-    "constant": lambda u, alpha, step_at: torch.ones_like(u),
+    "step": lambda u, alpha, step_at: float(u <= step_at),
+    "constant": lambda u, alpha, step_at: 1.0,
 }
+
+
+@cache
+def read_points(text: str) -> Points:
+    """((progress, weight), ...) by rising progress, from ``0:0, 0.5:0.2, 1:1``.
+
+    Progress is 1 - u: 0 is the noise a run begins with, 1 the finished picture, whatever the number of steps.
+
+    Raises:
+        VitrineError: It is not of that form, a number leaves [0, 1], or two points have one progress.
+    """
+    remedy = "0:0, 0.5:0.2, 1:1 is a curve: timestep's share of the run, then weight"
+    try:
+        pairs = [tuple(float(x) for x in part.split(":")) for part in text.replace(";", ",").split(",") if part.strip()]
+        points = sorted((progress, weight) for progress, weight in pairs)
+    except ValueError as error:
+        raise refuse("points", text, "progress:weight, with commas between", remedy) from error
+    if not points or not all(0 <= x <= 1 for point in points for x in point):
+        raise refuse("points", text, "one point or more, all numbers in [0, 1]", remedy)
+    if len({progress for progress, _ in points}) < len(points):
+        raise refuse("points", text, "one weight for each progress", remedy)
+    return tuple(points)
+
+
+def _drawn(points: Points, u: float) -> float:
+    """Straight lines between the points, level before the first and after the last."""
+    progress = 1 - u
+    after = bisect_right(points, (progress, math.inf))
+    if after in (0, len(points)):
+        return points[min(after, len(points) - 1)][1]
+    (x0, y0), (x1, y1) = points[after - 1 : after + 1]
+    return y0 + (y1 - y0) * (progress - x0) / (x1 - x0)
 
 
 def half_weight_time(alpha: float) -> float:
@@ -91,13 +138,14 @@ class GammaConfig(Config):
     """One curve with its clock. A trained checkpoint brings its own, which widgets must not override.
 
     Attributes:
-        form, alpha, step_at: see :func:`gamma`.
+        form, alpha, step_at: see :func:`gamma`; ``drawn`` takes ``points`` instead.
         clock: ``native``: u = timestep / steps. ``paper_sigma``, for flow models: the flow time tau is mapped to
             sigma = tau / (1 - tau), and that to the nearest timestep of the paper's own beta table.
         steps: T, what a timestep is divided by. Never the number of sampling steps.
+        points: of a drawn curve, see :func:`read_points`; empty for every other form.
 
     Raises:
-        VitrineError: The form or the clock is unknown, or a number is outside its range.
+        VitrineError: The form or the clock is unknown, a number is outside its range, or the points are no curve.
     """
 
     form: str = "power_cos"
@@ -105,13 +153,24 @@ class GammaConfig(Config):
     step_at: float = 0.5
     clock: str = "native"
     steps: int = 1000
+    points: str = ""
 
     def __post_init__(self) -> None:
-        check_form(self.form, self.alpha, self.step_at)
+        check_form("constant" if self.form == DRAWN else self.form, self.alpha, self.step_at)
+        if (self.form == DRAWN) != bool(self.points):
+            raise refuse(
+                "form, points", (self.form, self.points), f"points with {DRAWN}, no other form", "see read_points"
+            )
+        if self.points:
+            read_points(self.points)
         if self.clock not in CLOCKS:
             raise refuse("clock", self.clock, CLOCKS, "paper_sigma is for flow models")
         if self.steps < 1:
             raise refuse("steps", self.steps, "1 or more", "most models have 1000")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without points where there are none, as files had it before there were any."""
+        return {name: value for name, value in super().to_dict().items() if name != "points" or value}
 
     def u(self, t: Number) -> torch.Tensor:
         """Timesteps in [0, steps] -> u in [0, 1], float64 on the CPU, the same shape."""
@@ -120,11 +179,20 @@ class GammaConfig(Config):
 
     def weight(self, u: torch.Tensor) -> torch.Tensor:
         """gamma(u), float64, the shape of u."""
-        return gamma(u, self.form, self.alpha, self.step_at)
+        return _weights(u, self._curve)
 
     def at(self, t: Number) -> torch.Tensor:
-        """gamma at the network's timesteps, float64, their shape: what previews and samplers read."""
+        """gamma at the network's timesteps, float64 on the CPU, their shape: what previews and samplers read."""
         return self.weight(self.u(t))
+
+    def number(self, t: float) -> float:
+        """:meth:`at` for one timestep, without torch: a step of a small model notices every call of it."""
+        return _weight(t / self.steps, self._curve) if self.clock == "native" else float(self.at(t))
+
+    def _curve(self, u: float) -> float:
+        if self.points:
+            return _drawn(read_points(self.points), u)
+        return _CURVES[self.form](u, self.alpha, self.step_at)
 
 
 @cache

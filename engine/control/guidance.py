@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -111,11 +112,17 @@ def _guide(null: Callable[[], torch.Tensor], full: Callable[[], torch.Tensor], s
 
 def needed_evaluations(config: GuidanceConfig, weight: float = 1.0, high_is_null: bool = False) -> tuple[Key, ...]:
     """The evaluations :func:`control_guidance` will ask for, to be made as one batch; the unconditional first."""
+    return _needed(config, high_is_null and weight < config.skip_below)
+
+
+@cache
+def _needed(config: GuidanceConfig, skip: bool) -> tuple[Key, ...]:
+    """Asked anew in each step of a run, and the same from step to step."""
     asked: list[Key] = []
 
     def note(control: bool, semantics: bool) -> torch.Tensor:
         asked.append((control, semantics))
         return torch.zeros(())
 
-    control_guidance(note, config, weight, high_is_null)
+    control_guidance(note, config, 0.0 if skip else 1.0, skip)
     return tuple(sorted(asked))

@@ -109,7 +109,11 @@ class Injection(_Added):
         self._cached_terms: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _prepare(self, forward: Forward) -> torch.Tensor:
-        return self.embedder.joined(*self._terms(len(forward.t)), self.gamma.u(forward.t), self.gamma)
+        high, low = self._terms(len(forward.t))
+        first, *others = forward.t.tolist()
+        if all(t == first for t in others):  # as samplers have it
+            return self.embedder.joined(high, low, self.gamma.number(first))
+        return self.embedder.joined(high, low, self.gamma.at(forward.t).to(low.device, low.dtype)[:, None])
 
     def _terms(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """E_h and E_l of each row; sampling computes them once."""

@@ -59,25 +59,31 @@ class ControlledSampling:
         """
         sigmas, call = step_sigmas(scheduler), call_of(self.backbone)
         times = scheduler.timesteps.tolist()  # read once: to ask for one in each step is to wait in each step
+        weights = self.gamma.at(scheduler.timesteps).tolist()
         batches: dict[tuple[Key, ...], tuple[AbstractContextManager, Condition]] = {}
+        held = _Held()
         log: list[ControlStep] = []
 
         def predict(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-            time = times[len(log)]
-            weight = float(self.gamma.at(time))
+            time, weight = times[len(log)], weights[len(log)]
             keys = needed_evaluations(self.guidance, weight, self.high_is_null)
             if keys not in batches:
                 batches[keys] = self._batch(keys)
             block, cond = batches[keys]
             rows = scheduler.scale_model_input(torch.cat([x] * len(keys)), t)
-            with block:
-                output = call(rows, t.expand(len(rows)), cond)
+            held.open(block)
+            output = call(rows, t.expand(len(rows)), cond)
             predictions = dict(zip(keys, output.chunk(len(keys)), strict=True))
             guided = control_guidance(lambda *key: predictions[key], self.guidance, weight, self.high_is_null)
             log.append(ControlStep(float(time), sigmas[len(log)], weight, guided.evaluations))
             return guided.prediction
 
-        return walk(predict, noise, scheduler, progress=progress, revise=revise, **extra), log
+        def revised(step: int, t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            held.close()  # a callback may ask the network for something of its own
+            return revise(step, t, x) if revise else x
+
+        with held:
+            return walk(predict, noise, scheduler, progress=progress, revise=revised if revise else None, **extra), log
 
     def _batch(self, keys: tuple[Key, ...]) -> tuple[AbstractContextManager, Condition]:
         """The block that weights control, and the condition, for one set of evaluations."""
@@ -86,6 +92,29 @@ class ControlledSampling:
         if self.embedder is None or self.values is None:
             return ReferenceBlend(self.backbone, self.gamma, self.reference, self.pixels, drop), cond
         return Injection(self.backbone, self.embedder, self.values.repeat(len(keys), 1), self.gamma, drop), cond
+
+
+class _Held(AbstractContextManager):
+    """Keeps one block open from step to step, until another is asked for: to open one costs as much as to use it."""
+
+    def __init__(self) -> None:
+        self._block: AbstractContextManager | None = None
+
+    def open(self, block: AbstractContextManager) -> None:
+        """Open it, unless it is."""
+        if block is not self._block:
+            self.close()
+            block.__enter__()
+            self._block = block
+
+    def close(self) -> None:
+        """Leave the open one; harmless twice."""
+        block, self._block = self._block, None
+        if block is not None:
+            block.__exit__(None, None, None)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def step_sigmas(scheduler: Any) -> list[float]:

@@ -8,8 +8,9 @@ import torch
 
 from ...engine.progress import Progress, silent
 from ..charts import line_chart
-from .claims import FIRST, FLIPS, NAMES, SIZES, at_every_size, distances_of, prompts_of, reader
+from .claims import FLIPS, NAMES, SIZES, at_every_size, distances_of
 from .controlled_transformer import ControlledTransformer
+from .prompts import FIRST, prompts_of, reader
 from .world import WEIGHTS
 
 SHOWN, MEASURED = 2, 8

@@ -15,8 +15,10 @@ from ..control.controlled_transformer import ControlledTransformer
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, claim
 from . import positions, receptive
+from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach
 from .heads import head_counter, validation
+from .looks import line
 from .world import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
@@ -79,7 +81,7 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
     figure="flow portraits of 128 px drawn at 256 x 256 and 320 x 192: share of the prompt's attributes that are shown",
     target="at 256 x 256 YaRN shows more than positions as they stand, and every dynamic mode more than its static one "
     "(95 % intervals of the paired difference above 0)",
-    minutes=14, quick_minutes=0.4,
+    minutes=8, quick_minutes=0.4,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Every way to scale rotary positions on the same prompts and seeds, beside the picture of 128 px enlarged.
@@ -91,7 +93,7 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     from ...engine.portraits.flow import load_flow_portraits
     from ...engine.portraits.scenes import sample_scenes
 
-    flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else 32
+    flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else positions.PROMPTS
     heads = head_counter(net, 40 if quick else 120)
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
     arms, sizes = (QUICK_ARMS, SIZES[:1]) if quick else ((positions.ENLARGED, *positions.ARMS), SIZES)
@@ -99,11 +101,12 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     for k, (size, arm) in enumerate((size, arm) for size in sizes for arm in arms):
         looks[size][arm] = positions.judge(net, heads, positions.draw(flow, arm, size, scenes, silent), scenes)
         progress(k + 1, len(sizes) * len(arms), None)
+        print(f"{size[0]} x {size[1]}, {arm}: {line(looks[size][arm])}", flush=True)
     square = looks[SIZES[0]]
     gains = {"rope_yarn": bootstrap_mean(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
     for arm in (a for a in square if a.endswith("_dynamic")):
         gains[arm] = bootstrap_mean(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
-    details = {f"{w} x {h}": {a: _line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
+    details = {f"{w} x {h}": {a: line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
     spans = {arm: [round(v, 3) for v in span] for arm, span in gains.items()}
     low, high = bootstrap_mean(square["rope_yarn"].hits)
     return ClaimResult(
@@ -112,17 +115,6 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
         holds=all(span[0] > 0 for span in gains.values()),
         details={"95 % interval of the gain over as it stands, or over the static mode": spans} | details,
     )
-
-
-def _line(look: positions.Look) -> dict[str, Any]:
-    low, high = bootstrap_mean(look.hits)
-    shown = f"{float(look.hits.mean()):.3f} ({low:.3f} to {high:.3f})"
-    few, many = bootstrap_mean(look.heads.float())
-    return {
-        "shown": shown, "heads": f"{float(look.heads.float().mean()):.2f} ({few:.2f} to {many:.2f})",
-        "one head": round(float((look.heads == 1).float().mean()), 3), "detail": round(look.detail, 2),
-        "Frechet": round(look.frechet, 1), "coarse error": round(float(look.coarse.mean()), 4),
-    }  # fmt: skip
 
 
 SIDES, PROMPTS, RUNS = (128, 192), 6, 3
@@ -176,5 +168,5 @@ def judged_field(
     low, high = bootstrap_mean(first)
     details: dict[str, Any] = {"counted right": counted, "95 % interval of the gain in shown attributes": gains}
     details |= {"the same under each seed": by_seed}
-    details |= {f"{side} px": {arm: _line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}
+    details |= {f"{side} px": {arm: line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}
     return ClaimResult(round(float(first.mean()), 3), (round(low, 3), round(high, 3)), holds, details)

@@ -23,7 +23,7 @@ from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, Readout, read, shown_mask
 from .heads import Count
 
-FIRST, REFERENCE, SEEDS = 8_600_000, 8_700_000, 40_000
+FIRST, REFERENCE, SEEDS, PROMPTS = 8_600_000, 8_700_000, 40_000, 16
 TRAINED, STEPS, GUIDANCE, BATCH = 128, 20, 3.0, 8
 ENLARGED, EXTRAPOLATED = "128 px, enlarged", "as it stands"
 ARMS = (EXTRAPOLATED, *(f"rope_{name}{kind}" for name in ("pi", "ntk", "yarn") for kind in ("", "_dynamic")))

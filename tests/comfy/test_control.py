@@ -12,6 +12,7 @@ from vitrine.engine.control import (
     GuidanceConfig,
     control_width,
 )
+from vitrine.engine.errors import VitrineError
 from vitrine_tests.comfy.controlled import (
     CURVE,
     FAR,
@@ -120,6 +121,22 @@ def test_both_ends_are_the_untouched_model_to_the_bit(comfy, xl):
     assert constant is xl.model
     again = weighted(weighted(xl.model, NEVER), GammaConfig("constant"))
     assert torch.equal(call(again, told), full), "the last one counts"
+
+
+def test_a_drawn_curve_takes_the_place_of_the_form(comfy, xl):
+    from vitrine.nodes.comfy.control import weighted
+
+    told, (drawn,) = (
+        vector(xl.model, **SMALL),
+        comfy.call(
+            "VitrineApplyGammaSchedule", model=xl.model, **CURVE | {"form": "constant", "points": " 0:0, 0.5:0.2, 1:1 "}
+        ),
+    )
+    same = weighted(xl.model, GammaConfig("drawn", points="0:0, 0.5:0.2, 1:1"))
+    assert torch.equal(call(drawn, told), call(same, told))
+    assert not torch.equal(call(drawn, told), call(weighted(xl.model, GammaConfig("linear")), told))
+    with pytest.raises(VitrineError, match="0:0, 0.5:0.2, 1:1 is a curve"):
+        comfy.call("VitrineApplyGammaSchedule", model=xl.model, **CURVE | {"points": "up"})
 
 
 def test_rows_have_weights_of_their_own(xl):

@@ -14,9 +14,9 @@ from vitrine.engine.resolution.rotary import RotaryPositions
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twin, conditioning, inputs, network
 
-FAMILIES = {"flux2": "Flux.2", "qwen_image": "Qwen-Image", "z_image": "Z-Image", "lumina2": "Lumina 2",
-            "chroma": "Chroma (and Flux.1, whose embedding is the same class)", "krea2": "Krea 2", "anima": "Anima",
-            "wan": "Wan", "hidream": "HiDream"}  # fmt: skip
+FAMILIES = {"flux": "Flux.1", "flux2": "Flux.2", "qwen_image": "Qwen-Image", "z_image": "Z-Image",
+            "lumina2": "Lumina 2", "chroma": "Chroma", "krea2": "Krea 2", "anima": "Anima", "wan": "Wan",
+            "hidream": "HiDream"}  # fmt: skip
 SIZES = {"hidream": (12, 12)}
 """Latents (h, w) where a twin's own have no half and third in whole tokens."""
 LIMIT = 1e-5

@@ -9,6 +9,7 @@ from diffusers import DDIMScheduler
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from vitrine.engine.control import (
+    DRAWN,
     ControlEmbedder,
     ControlField,
     ControlMetadata,
@@ -62,6 +63,30 @@ def test_gamma_falls_from_one_to_zero(form, alpha):
     found = gamma(u, form, alpha)
     assert found[0] == 1 and (found[-1] == 1 if form == "constant" else found[-1] == 0)
     assert bool((found.diff() <= 1e-15).all()) and bool(((found >= 0) & (found <= 1)).all())
+
+
+def test_a_drawn_curve_goes_through_its_points():
+    drawn = GammaConfig(DRAWN, points="0.5:0.2; 1:1, 0.25:0")
+    u = torch.tensor([1.0, 0.8, 0.75, 0.625, 0.5, 0.25, 0.0])
+    assert torch.allclose(drawn.weight(u), torch.tensor([0, 0, 0, 0.1, 0.2, 0.6, 1.0], dtype=torch.float64))
+    line, straight = GammaConfig(DRAWN, points="0:0, 1:1"), GammaConfig("linear")
+    t = torch.linspace(0, 1000, 41)
+    assert torch.allclose(line.at(t), straight.at(t), atol=1e-15, rtol=0)
+    for config in (drawn, GammaConfig("cos_pow", 3.0), GammaConfig(clock="paper_sigma")):
+        assert [config.number(x) for x in t.tolist()] == config.at(t).tolist()
+    assert GammaConfig.from_dict(drawn.to_dict()) == drawn and "points" not in straight.to_dict()
+
+
+@pytest.mark.parametrize("text", ["0:0, 0:1", "0:0, 2:1", "a:b", "0.5", "0:0:0", "nan:0", " , "])
+def test_no_curve_is_refused(text):
+    with pytest.raises(VitrineError, match="points: given"):
+        GammaConfig(DRAWN, points=text)
+
+
+def test_points_belong_to_the_drawn_form():
+    for settings in ({"form": DRAWN}, {"points": "0:0"}):
+        with pytest.raises(VitrineError, match="points with drawn"):
+            GammaConfig(**settings)
 
 
 def test_both_cosines_meet_at_alpha_one_and_the_half_weight_time_is_known():

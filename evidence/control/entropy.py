@@ -1,0 +1,96 @@
+"""Pictures of the portraits transformer under entropy rectifying guidance (Berrada et al. 2025) and its rivals.
+
+Every arm makes as many network rows for a picture: 30 steps without guidance, 15 with plain guidance or ERG, 10 with
+the three evaluations of Eq. 2. The weakened layer was chosen among all and each alone, on 96 other prompts and
+seeds at 24 rows; tau is what ACE-Step runs with, for the whole run.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...engine.condition import Condition
+from ...engine.control import GuidanceConfig, Injection
+from ...engine.control.entropy import EntropyConfig, query_sites, weakened
+from ...engine.denoiser import Denoiser
+from ...engine.noise import seeded_noise
+from ...engine.sampling import sample
+from ..portraits.sampling import decode
+from .controlled_transformer import NEUTRAL, SIDE, ControlledTransformer
+from .guided import BATCH, draw_guided
+
+TAU, BETA, ROWS = 0.01, 1.375, 30
+EVERYWHERE, CHOSEN = "*-self-q", "vit-block1-self-q"
+
+
+class Arm(NamedTuple):
+    """What is led away from: nothing at ``scale`` 1; the empty prompt, the weakened network, or both at once.
+
+    Attributes:
+        tau: of the weakened network; 1 weakens nothing.
+        empty: it is told the empty prompt and no control, else what the whole network is told.
+        beta: of Eq. 2; 1 is none, else tau and empty are not asked.
+        places: addresses of the weakened queries.
+    """
+
+    scale: float
+    tau: float = 1.0
+    empty: bool = False
+    beta: float = 1.0
+    places: str = CHOSEN
+
+    @property
+    def evaluations(self) -> int:
+        """Network rows of a picture in each step."""
+        return 3 if self.beta != 1 else 1 if self.scale == 1 else 2
+
+
+NONE, PLAIN, ENTROPY, BOTH = "no guidance", "plain, 2", "ERG, 2", "ERG and plain, 2"
+ARMS = {
+    NONE: Arm(1.0),
+    PLAIN: Arm(2.0, empty=True),
+    "plain, 3": Arm(3.0, empty=True),
+    "Eq. 2, 2 and beta 1.375": Arm(2.0, empty=True, beta=BETA),
+    ENTROPY: Arm(2.0, TAU),
+    "ERG in every layer, 2": Arm(2.0, TAU, places=EVERYWHERE),
+    BOTH: Arm(2.0, TAU, empty=True),
+}
+
+
+def draw(
+    model: ControlledTransformer, arm: Arm, prompts: list[str], seeds: list[int], rows: int = ROWS
+) -> torch.Tensor:
+    """(N, 3, 64, 64) in [0, 1], at the size the model was trained on, from ``rows`` network rows a picture."""
+    steps = rows // arm.evaluations
+    if arm.beta != 1:
+        return draw_guided(model, prompts, seeds, GuidanceConfig(arm.scale, arm.beta), steps)
+    if arm.scale == 1:
+        return model.draw(prompts, seeds, steps=steps, guidance=1.0)
+    values = model.embedder.spec.rows(NEUTRAL | {"height": float(SIDE), "width": float(SIDE)})
+    images = []
+    for start in range(0, len(prompts), BATCH):
+        part = slice(start, start + BATCH)
+        noise = seeded_noise(seeds[part], (4, SIDE // 4, SIDE // 4))
+        images.append(decode(model.portraits, _latents(model, arm, prompts[part], noise, values, steps)))
+    return torch.cat(images)
+
+
+def _latents(
+    model: ControlledTransformer, arm: Arm, prompts: list[str], noise: torch.Tensor, values: torch.Tensor, steps: int
+) -> torch.Tensor:
+    """Rows as :meth:`ControlledTransformer.draw` has them: the second half is what is led away from."""
+    count, config = len(prompts), EntropyConfig(arm.scale, arm.tau, arm.places)
+    full = Condition(model.portraits.encode(prompts))
+    away = Condition(model.portraits.encode([""])) if arm.empty else full
+    second = torch.arange(2 * count) >= count
+    injection = Injection(
+        model.transformer, model.embedder, values.expand(2 * count, -1), model.gamma, second & arm.empty
+    )
+    flat = weakened(
+        model.transformer, query_sites(model.transformer, config), arm.tau, lambda n, device: second.to(device)
+    )
+    with injection, flat:
+        denoiser = Denoiser.from_diffusers(model.transformer, model.scheduler)
+        return sample(denoiser, noise, model.scheduler, steps, full, null=away, guidance=arm.scale)

@@ -1,0 +1,172 @@
+"""The flow portraits fine-tuned at twice their side: a short LoRA, with the rotary positions scaled as they will be.
+
+Trained on renders of 256 px, with flow matching as the model was, times shifted for the size as its sampling is. A run
+has a folder with its state, from which it resumes bit for bit: a batch depends on seed and step alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ...engine.config import Config
+from ...engine.errors import refuse
+from ...engine.families.packing import grid_ids, pack
+from ...engine.files import read_safetensors, save_safetensors
+from ...engine.portraits.captions import caption
+from ...engine.portraits.flow import FlowPortraits, load_flow_portraits
+from ...engine.portraits.render import render
+from ...engine.portraits.scenes import sample_scenes
+from ...engine.progress import Progress, silent
+from ...engine.resolution import ResolutionTransferConfig
+from ...engine.resolution.transfer import apply
+from ...engine.schedule import append_dims
+from ...engine.training import load_state, run_steps, save_state, set_rate
+from .positions import TRAINED
+
+SIDE, FIRST = 256, 8_500_000
+"""Pixels a side, and the first scene of the training pictures: no prompt is drawn from them."""
+LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "net.0.proj",
+          "net.2", "proj_mlp", "proj_out")  # fmt: skip
+_TIME_MEAN, _WARM, _EMPTY, _CHUNK = 0.4, 5, 0.1, 8
+
+
+@dataclass(frozen=True)
+class TuneConfig(Config):
+    """One run.
+
+    Attributes:
+        positions: how rotary positions are scaled, in training and when drawn: a static mode.
+        rank, batch, lr: of the LoRA, pictures of an update, highest rate of AdamW; it falls to zero by the end.
+        steps, pictures: updates, and training pictures, rendered and encoded once.
+
+    Raises:
+        VitrineError: If a number is below 1, the rate is not positive, or the mode is not static.
+    """
+
+    positions: str = "rope_yarn"
+    rank: int = 16
+    batch: int = 4
+    lr: float = 1e-3
+    steps: int = 200
+    pictures: int = 128
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.rank, self.batch, self.steps, self.pictures) < 1 or not self.lr > 0:
+            numbers = (self.rank, self.batch, self.steps, self.pictures, self.lr)
+            raise refuse("rank, batch, steps, pictures, lr", numbers, "1 or more, lr above 0", "see TuneConfig")
+        if self.positions not in ("keep", "rope_pi", "rope_ntk", "rope_yarn"):
+            raise refuse(
+                "positions", self.positions, "keep, rope_pi, rope_ntk, rope_yarn", "training is of static ones"
+            )
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """(N, tokens, channels) latents and (N + 1, T, C) text states, the empty prompt's last."""
+
+    latents: torch.Tensor
+    text: torch.Tensor
+
+
+@torch.no_grad()
+def _pictures(model: FlowPortraits, count: int, path: Path, progress: Progress) -> _Pictures:
+    """Renders of :data:`SIDE` pixels through the model's autoencoder, made once and kept in ``path``."""
+    if path.is_file() and len((table := read_safetensors(path)[0])["latents"]) == count:
+        return _Pictures(table["latents"].float(), table["text"].float())
+    scenes, parts = sample_scenes(range(FIRST, FIRST + count)), []
+    for start in range(0, count, _CHUNK):
+        images = render(scenes[start : start + _CHUNK], SIDE, details=True).images
+        parts.append(pack(model.vae.encode(images * 2 - 1).latent_dist.mean))
+        progress(min(count, start + _CHUNK), count, None)
+    latents, text = torch.cat(parts).half(), model.encode([*caption(scenes), ""]).half()
+    save_safetensors(path, {"latents": latents, "text": text}, {})
+    return _Pictures(latents.float(), text.float())  # as a later call reads them
+
+
+class _Run:
+    """The trainable copy, its optimiser and its state on disk."""
+
+    def __init__(self, model: FlowPortraits, config: TuneConfig, data: _Pictures, folder: Path) -> None:
+        from peft import LoraConfig
+
+        net = copy.deepcopy(model.transformer).requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            net.add_adapter(LoraConfig(r=config.rank, lora_alpha=config.rank, target_modules=list(LAYERS)))
+        self.model, self.config, self.data, self.folder = replace(model, transformer=net), config, data, folder
+        self.weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
+        self.adam = torch.optim.AdamW(self.weights.values(), config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+        self.done, self.losses = 0, list[float]()
+        self._ids = grid_ids(torch.empty(1, 1, SIDE // 8, SIDE // 8))
+        state = load_state(folder, {"adamw": self.adam}, config.to_dict())
+        if state is not None:
+            self.done, self.losses = state.facts["step"], state.facts["losses"]
+            for name, parameter in self.weights.items():
+                parameter.data.copy_(state.tensors["lora"][name])
+
+    def step(self) -> None:
+        """One update; its picture, noise and times come from seed and step."""
+        config, data = self.config, self.data
+        g = torch.Generator().manual_seed(1_000_003 * config.seed + self.done)
+        rows = torch.randint(len(data.latents), (config.batch,), generator=g)
+        empty = torch.rand(config.batch, generator=g) < _EMPTY
+        t = torch.sigmoid(_TIME_MEAN + torch.randn(config.batch, generator=g))
+        ratio = SIDE / TRAINED
+        t = ratio * t / (1 + (ratio - 1) * t)  # Esser et al. 2024, Eq. 23: as noisy for its size as in training
+        x0, text = data.latents[rows], data.text[torch.where(empty, len(data.text) - 1, rows)]
+        noise = torch.randn(x0.shape, generator=g)
+        s = append_dims(t, 3)
+        output = self.model.transformer(
+            hidden_states=(1 - s) * x0 + s * noise, encoder_hidden_states=text,
+            pooled_projections=self.model.condition(text).pooled, timestep=t, img_ids=self._ids,
+            txt_ids=torch.zeros(text.shape[1], 3),
+        ).sample  # fmt: skip
+        loss = (output - (noise - x0)).square().mean()
+        set_rate(self.adam, config.lr * min(1.0, (self.done + 1) / _WARM) * (1 - self.done / config.steps))
+        self.adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
+        self.adam.step()
+        self.done += 1
+        self.losses.append(round(float(loss.detach()), 5))
+
+    def save(self) -> None:
+        """Whole or not at all."""
+        facts = {"step": self.done, "losses": self.losses, "identity": self.config.to_dict()}
+        save_state(self.folder, {"lora": self.weights}, {"adamw": self.adam}, facts)
+
+
+def transfer_of(config: TuneConfig, size: tuple[int, int] = (SIDE, SIDE)) -> ResolutionTransferConfig:
+    """What is done to the model in training and when it draws."""
+    return ResolutionTransferConfig(size, (TRAINED, TRAINED), pos_embed=config.positions)
+
+
+def tune(
+    folder: str | Path, config: TuneConfig | None = None, until: int | None = None, progress: Progress = silent
+) -> FlowPortraits:
+    """Train, or go on where an earlier call stopped; the model with its LoRA, for ``positions.draw`` in that mode.
+
+    Args:
+        folder: of several runs: ``pictures.safetensors`` is theirs, and each has a folder of its own.
+        until: stop there, state saved.
+
+    Raises:
+        VitrineError: If the run's folder has other settings.
+    """
+    config, folder = config or TuneConfig(), Path(folder)
+    model = load_flow_portraits()
+    data = _pictures(model, config.pictures, folder / "pictures.safetensors", silent)
+    run = _Run(model, config, data, folder / f"{config.positions}-{config.seed}")
+    with torch.enable_grad(), apply(run.model.pipeline(), transfer_of(config)):
+        run.model.transformer.train()
+        run_steps(
+            run.step, lambda: run.done, min(config.steps, until or config.steps), config.steps,
+            save=run.save, save_every=25, progress=progress,
+        )  # fmt: skip
+    run.model.transformer.eval()
+    return run.model

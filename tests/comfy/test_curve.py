@@ -1,0 +1,83 @@
+"""The curve drawn below Apply Gamma Schedule in ComfyUI's real page, classic and Nodes 2.0."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+BUILD = """(async () => {
+    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    const n = LiteGraph.createNode('VitrineApplyGammaSchedule'); n.pos = [300, 40]; app.graph.add(n)
+    window.curve = n
+    await new Promise(r => setTimeout(r, 500))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
+    const b = n.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, n)
+})()"""
+TEXT = "app.graph._nodes[0].widgets.find(w => w.name === 'points').value"
+OPEN = "document.querySelector('canvas.vitrine-curve')?.getBoundingClientRect().height > 150"
+BOX = "(() => { const r = document.querySelector('canvas.vitrine-curve').getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"  # noqa: E501
+EDGE = 14
+AGAIN = """(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize()))
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"""
+
+
+@pytest.fixture(scope="module")
+def address(driver, tmp_path_factory):
+    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("curve") / "base") as found:
+        yield found
+
+
+async def _drag(tab, *points, button="left"):
+    """Real mouse events at (progress, weight)."""
+    left, top, width, height = await tab.evaluate(BOX)
+
+    async def event(kind, point, **more):
+        x, y = left + EDGE + point[0] * (width - 2 * EDGE), top + EDGE + (1 - point[1]) * (height - 2 * EDGE)
+        await tab.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, pointerType="mouse", **more)
+
+    await event("mouseMoved", points[0])
+    await event("mousePressed", points[0], button=button, clickCount=1)
+    for point in points[1:]:
+        await event("mouseMoved", point, button=button)
+    await event("mouseReleased", points[-1], button=button, clickCount=1)
+    await asyncio.sleep(0.3)
+
+
+async def _walk(driver, address, vue):
+    async with driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)
+        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.wait_for(OPEN)
+        await asyncio.sleep(1.5)
+        seen = [await tab.evaluate(TEXT)]
+        for gesture in (((0.2, 0.1),), ((0.8, 0.9),), ((0.8, 0.9), (0.7, 0.6), (0.6, 0.5)), ((0.4, 0.3),)):
+            await _drag(tab, *gesture)
+            seen.append(await tab.evaluate(TEXT))
+        await _drag(tab, (0.4, 0.3), button="right")
+        seen.append(await tab.evaluate(TEXT))
+        if os.environ.get("VITRINE_SHOT"):
+            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"curve-{'vue' if vue else 'classic'}.png")
+        await tab.evaluate(AGAIN)
+        await tab.wait_for(OPEN)
+        seen.append(await tab.evaluate(TEXT))
+        return seen, tab.faults()
+
+
+@pytest.mark.parametrize("vue", [False, True])
+def test_a_curve_is_clicked_dragged_cleared_and_saved(driver, address, vue):
+    from vitrine.engine.control import DRAWN, GammaConfig
+
+    (start, *texts), faults = asyncio.run(_walk(driver, address, vue))
+    expected = [[(0.2, 0.1)], [(0.2, 0.1), (0.8, 0.9)], [(0.2, 0.1), (0.6, 0.5)]]
+    expected += [[(0.2, 0.1), (0.4, 0.3), (0.6, 0.5)], expected[-1]]
+    assert start == "" and not faults and texts[-1] == texts[-2], "kept in the saved graph"
+    for text, points in zip(texts, expected, strict=False):
+        found = [tuple(map(float, part.split(":"))) for part in text.split(", ")]
+        assert len(found) == len(points), text
+        assert all(abs(a - b) < 0.02 for p, q in zip(found, points, strict=True) for a, b in zip(p, q, strict=True))
+        assert GammaConfig(DRAWN, points=text).number(1000.0) == found[0][1], "what the page writes is read"
