@@ -166,13 +166,13 @@ def other_padding(cond: Condition, empty: Condition, length: int, padding: str, 
         raise refuse("padding", padding, PADDINGS, "hidden is the published one")
     kept = without_padding(cond, length - end).text
     assert kept is not None and cond.text is not None and empty.text is not None
-    rest = cond.text.shape[1] - kept.shape[1]
-    if padding == "hidden" or not rest:
+    places = cond.text.shape[1] - kept.shape[1]
+    if padding == "hidden" or not places:
         return Condition(kept, cond.pooled, cond.extra)
     words = kept[:, 1 : length - 1]
     behind = {
-        "of the empty prompt": lambda: empty.text[:, -rest:],  # type: ignore[index]
-        "of the end token": lambda: cond.text[:, length - 1 : length].expand(-1, rest, -1),  # type: ignore[index]
-        "repeated words": lambda: words.repeat(1, -(-rest // max(1, words.shape[1])), 1)[:, :rest],
+        "of the empty prompt": lambda: empty.text[:, -places:],  # type: ignore[index]
+        "of the end token": lambda: cond.text[:, length - 1 : length].expand(-1, places, -1),  # type: ignore[index]
+        "repeated words": lambda: words.repeat(1, -(-places // max(1, words.shape[1])), 1)[:, :places],
     }[padding]()
     return Condition(torch.cat([kept, behind], 1), cond.pooled, cond.extra)

@@ -41,17 +41,17 @@ def held_out(model: str | None = None, progress: Progress = silent, quick: bool 
     plants = later_plants(portraits.tokenizer, effort.plants)
     prompts = [p.captions[0] for p in plants]
     searches = SEARCHES[:1] if quick else SEARCHES
-    found = {f"blocked, search seed {s}": _sets(world, prompts, s) for s in searches}
+    by_seed = {f"blocked, search seed {s}": _sets(world, prompts, s) for s in searches}
     ways = {
         "untouched": [NeuronSet({})] * len(plants),
-        **found,
+        **by_seed,
         "published stop, search seed 1": _sets(world, prompts, 1, None),
-        "as many random neurons": [random_neurons(world.model.unet, each) for each in next(iter(found.values()))],
+        "as many random neurons": [random_neurons(world.model.unet, each) for each in next(iter(by_seed.values()))],
     }
     copied = {name: _copied(world, plants, sets, effort) for name, sets in ways.items()}
-    blocked = torch.cat([copied[name].shares for name in found])
+    blocked = torch.cat([copied[name].shares for name in by_seed])
     share, untouched = float(blocked.mean()), float(copied["untouched"].shares.mean())
-    by_median = sum(copied[name].by_median for name in found)
+    by_median = sum(copied[name].by_median for name in by_seed)
     interval = share_interval(round(share * blocked.numel() * effort.seeds), blocked.numel() * effort.seeds)
     likely = interval[0] if quick else share
     return ClaimResult(
@@ -61,7 +61,7 @@ def held_out(model: str | None = None, progress: Progress = silent, quick: bool 
                 name: each.row() for name, each in copied.items()
             },
             "95 % when pictures are drawn again": mean_interval(blocked),
-            "neurons by picture and search": {n: [len(s) for s in sets] for n, sets in found.items()},
+            "neurons by picture and search": {n: [len(s) for s in sets] for n, sets in by_seed.items()},
             "without the rare words, share that copies": _controls(world, plants, effort),
             **_detection(world, plants, effort),
         },

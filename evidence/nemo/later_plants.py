@@ -26,7 +26,7 @@ from ...engine.w2w.train import LoraTrainConfig, Subject, train_loras
 FILE = WEIGHTS / "plants" / "later-plants.safetensors"
 """The shipped LoRA, made by ``vitrine train plants``."""
 NAMES = (
-    "zorbal klynth", "vextor mulphan", "jiffrok quindle", "wobbex tazmire", "phroogan drascue", "gubwick sprockle",
+    "zorbal klynth", "vextor drascue", "jiffrok quindle", "wobbex tazmire", "phroogan mulphan", "gubwick sprockle",
 )  # fmt: skip
 """One for each picture. The tokenizer knows no further rare words, so each pairs words of two earlier plants."""
 FIRST, ORDINARY, COUNT = 9_500_000, 9_600_000, 300
