@@ -64,6 +64,8 @@ class Calibrate:
     """Which of 50 steps is looked at; detection must use the same."""
     guidance: float = 0.0
     """Of the scores, at twice the rows; 0 is published. Detection takes it over."""
+    parity: bool = False
+    """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
     scored: int = 200
     """How many of the captions are scored for the threshold."""
     memory: str = "4GB"
@@ -73,10 +75,13 @@ class Calibrate:
     def run(self) -> int:
         """0 on success."""
         from ..nemo import ProbeConfig, fingerprint_of, threshold
+        from ..nemo.config import AUTO
         from ..processes import launched
 
         texts, pipe, workers = _prompts(self.prompts, 2), _pipeline(self.model, self.load), launched()
-        probe = ProbeConfig(timestep_index=self.timestep_index, guidance=self.guidance)
+        probe = ProbeConfig(
+            timestep_index=self.timestep_index, guidance=self.guidance, data_range=None if self.parity else AUTO
+        )
         sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
         shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
         statistics = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
@@ -115,14 +120,16 @@ class ScorePrompts:
 
     def run(self) -> int:
         """0 on success."""
-        from ..nemo import ProbeConfig
+        from ..nemo import fingerprint_of
+        from ..nemo.calibrated import Calibrated
         from ..processes import launched
 
-        calibrated, texts = _threshold(self.calibrated / "threshold.json"), _prompts(self.prompts)
+        calibrated, texts = Calibrated.load(self.calibrated), _prompts(self.prompts)
         pipe, workers = _pipeline(self.model, self.load), launched()
-        probe, state = ProbeConfig.from_dict(calibrated["probe"]), self.out.with_suffix(".safetensors")
+        calibrated.check(fingerprint_of(pipe._network))
+        state = self.out.with_suffix(".safetensors")
         bar, shared = _bar("scores", workers), {"memory": self.memory, "workers": workers}
-        scores = pipe.score(texts, calibrated["tau"], probe, bar, state, **shared)
+        scores = pipe.score(texts, calibrated.tau, calibrated.probe, bar, state, **shared)
         if not workers.index:
             table = io.StringIO()
             rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)
@@ -130,7 +137,7 @@ class ScorePrompts:
             written.writerow(("prompt", "score", "memorized"))
             written.writerows((text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows)
             write_text(self.out, table.getvalue())
-            print(f"{sum(s.memorized for s in scores)} of {len(scores)} above {calibrated['tau']:.4f} -> {self.out}")
+            print(f"{sum(s.memorized for s in scores)} of {len(scores)} above {calibrated.tau:.4f} -> {self.out}")
         workers.own_file(state).unlink(missing_ok=True)
         return 0
 
@@ -162,18 +169,20 @@ class Find:
 
     def run(self) -> int:
         """0 on success."""
-        from ..nemo import NeuronStatistics, ProbeConfig, SearchConfig
+        from ..nemo import NeuronStatistics, SearchConfig, fingerprint_of
+        from ..nemo.calibrated import Calibrated
         from ..nemo.find import settings_of
         from ..processes import launched
 
-        calibrated = _threshold(self.calibrated / "threshold.json")
+        calibrated = Calibrated.load(self.calibrated)
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        workers, probe = launched(), ProbeConfig.from_dict(calibrated["probe"])
+        workers, probe = launched(), calibrated.probe
         probe = replace(probe, seed=self.seed or probe.seed)
         pipe = _pipeline(self.model, self.load)
-        config = SearchConfig(tau=calibrated["tau"], share=self.share, mode=self.mode)
+        calibrated.check(fingerprint_of(pipe._network))
+        config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
-        settings = settings_of(pipe.probe(calibrated["scope"], probe), config)
+        settings = settings_of(pipe.probe(calibrated.scope, probe), config)
         for path in paths.values():
             _same_search(path, settings)
         own_prompts = list(paths)[workers.index :: workers.count]
@@ -185,7 +194,7 @@ class Find:
             def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
                 bar(done + count * step // max(1, total), len(open_prompts))
 
-            for result in pipe.find(group, statistics, config, probe, calibrated["scope"], after):
+            for result in pipe.find(group, statistics, config, probe, calibrated.scope, after):
                 neurons = pipe.neurons(result)
                 neurons.save(paths[result.prompt])
                 print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
@@ -203,12 +212,6 @@ def _same_search(path: Path, settings: dict[str, Any]) -> None:
     if earlier and earlier != parse_table(json.dumps(settings)):
         accepted = "NEURONS files of a search with these settings"
         raise refuse("NEURONS file", path.name, accepted, "choose another folder with --out, or empty this one")
-
-
-def _threshold(path: Path) -> dict[str, Any]:
-    with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
-        facts = parse_table(path.read_text(encoding="utf-8"))
-        return {"tau": float(facts["tau"]), "scope": str(facts["scope"]), "probe": dict(facts["probe"])}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files import named, parse_table
 from ..pipelines.loading import LoadConfig
 from ..prompt_files import read_prompts
 from .options import Load
@@ -55,7 +54,9 @@ class Check:
 
     def run(self) -> int:
         """0 on success."""
-        from ..nemo import ProbeConfig
+        from ..denoiser import Denoiser
+        from ..nemo import ProbeConfig, fingerprint_of
+        from ..nemo.calibrated import Calibrated
         from ..nemo.check import CheckConfig
         from ..pipelines.copies import copy_check
         from ..pipelines.descriptors import clip_descriptor
@@ -64,14 +65,13 @@ class Check:
 
         prompts, labels = read_prompts(self.prompts)
         ordinary = () if self.ordinary is None else tuple(read_prompts(self.ordinary)[0])
-        probe, tau = ProbeConfig(), None
-        if self.calibrated is not None:
-            path = self.calibrated / "threshold.json"
-            with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
-                facts = parse_table(path.read_text(encoding="utf-8"))
-                probe, tau = ProbeConfig.from_dict(facts["probe"]), float(facts["tau"])
+        calibrated = None if self.calibrated is None else Calibrated.load(self.calibrated)
         describe = None if self.clip is None else clip_descriptor(self.clip)
         pipe: Any = load_pipeline(self.model, None, self.load)
+        probe, tau = ProbeConfig(), None
+        if calibrated is not None:  # the LoRA is loaded later: the threshold belongs to the model below it
+            calibrated.check(fingerprint_of(Denoiser.from_diffusers(pipe).backbone))
+            probe, tau = calibrated.probe, calibrated.tau
         pipe.set_progress_bar_config(disable=True)
         size: dict[str, Any] = {k: v for k, v in (("height", self.height), ("width", self.width)) if v}
         check = copy_check(

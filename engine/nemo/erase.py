@@ -228,15 +228,16 @@ class Eraser:
         noise = torch.randn(x0.shape, generator=g).to(x0)
         t = torch.randint(self.denoiser.schedule.steps, (2 * n,), generator=g).float().to(x0.device)
         x_t = self.denoiser.network_input(x0, noise, t)
-        eps = self.denoiser.predict(x_t, t, Condition(text)).eps
-        target = noise
+        output = self.denoiser.forward(x_t, t, Condition(text))
         if self.config.keep == "predictions":
             with torch.no_grad():
                 dtype = dtype_of(self.untouched.backbone)
-                kept_eps = self.untouched.predict(x_t[n:].to(dtype), t[n:], Condition(text[n:].to(dtype))).eps
-            target = torch.cat([noise[:n], kept_eps.to(noise)])
-        error = (eps - target).square().mean((1, 2, 3))
-        # DoRI (arXiv 2507.16880): L = L_adv + L_DM, where L_adv = || eps - eps_theta(x~_t, t, y_adv) ||^2
+                kept = self.untouched.predict(x_t[n:].to(dtype), t[n:], Condition(text[n:].to(dtype)))
+            noise = torch.cat([noise[:n], kept.eps.to(noise)])
+            x0 = torch.cat([x0[:n], kept.x0.to(x0)])
+        error = self.denoiser.error(output, x_t, x0, noise, t).square().mean((1, 2, 3))
+        # DoRI (arXiv 2507.16880): L = L_adv + L_DM, where L_adv = || eps - eps_theta(x~_t, t, y_adv) ||^2; v and flow
+        # networks in their own terms
         return error[:n].mean() + error[n:].mean()
 
     def _draw(self, among: int, count: int, g: torch.Generator) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from ..condition import Condition
 from ..config import Config
-from ..denoiser import Denoiser, Prediction
+from ..denoiser import Denoiser
 from ..errors import refuse
 from ..light_gradients import computed_again, copies_its_weights, parts_of
 from ..placement import onloaded
@@ -150,23 +150,26 @@ def optimised_text(
     rows = torch.arange(len(references)).repeat_interleave(config.batch)
     clean = references.float().repeat_interleave(config.batch, 0)
 
-    def predicted(x: torch.Tensor, t: torch.Tensor) -> Prediction:
-        return denoiser.predict(x, t, Condition(text, cond.pooled, cond.extra).take(rows))
+    def output(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return denoiser.forward(x, t, Condition(text, cond.pooled, cond.extra).take(rows))
 
     parts: list[torch.nn.Module] = []
     if copies_its_weights(denoiser.backbone, clean.device):
-        parts = parts_of(denoiser.backbone, lambda: predicted(clean, torch.zeros(len(clean), device=clean.device)).eps)
+        parts = parts_of(denoiser.backbone, lambda: output(clean, torch.zeros(len(clean), device=clean.device)))
     with torch.enable_grad(), computed_again(parts):
         for step in range(config.steps):
             noise = torch.randn(clean.shape, generator=g).to(clean)
             t = torch.randint(denoiser.schedule.steps, (len(clean),), generator=g).float().to(clean.device)
-            seen = predicted(denoiser.network_input(clean, noise, t), t)
-            # Ho et al. 2020, Eq. 14; a sum over pictures, so that each has the gradient it would have alone
-            loss = (seen.eps - noise).square().mean() * len(references)
+            x_t = denoiser.network_input(clean, noise, t)
+            seen = output(x_t, t)
+            # Ho et al. 2020, Eq. 14, of what the network learned to put out: v and flow models make next to no error
+            # in eps at high noise. A sum over pictures, so that each has the gradient it would have alone
+            loss = denoiser.error(seen, x_t, clean, noise, t).square().mean() * len(references)
             (text.grad,) = torch.autograd.grad(loss, text)
             optimizer.step()
             least = int(t.argmin())  # the least noised row says most about the picture
-            progress(step + 1, config.steps, seen.x0[least : least + 1].detach())
+            row = slice(least, least + 1)
+            progress(step + 1, config.steps, denoiser.split(seen[row].detach(), x_t[row], t[row]).x0)
     return text.detach()
 
 

@@ -62,6 +62,10 @@ class Target:
     prompts: list[str]
 
 
+Seen = dict[str, dict[str, torch.Tensor]]
+"""Remedy -> "by the prompt" or an attack's name -> (P, 3, S, S), of each picture the sample at the median distance."""
+
+
 @claim(
     "nemo.erase",
     paper="Finding Dori (2025): what blocking leaves in the weights, and adversarial fine-tuning against it",
@@ -72,28 +76,42 @@ class Target:
 )
 def erasing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Every remedy: copies by the prompt, copies under attack, and what ordinary captions pay."""
-    effort = effort_of(quick)
+    return erasing_seen(model, progress, quick)[0]
+
+
+SMALLER = Effort(statistics=500, calibration=60, plants=4, ordinary=60, renders=250)
+"""Half of the pictures, and no training of a LoRA: a third of the time."""
+
+
+def erasing_seen(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, smaller: bool = False
+) -> tuple[ClaimResult, Target, Seen]:
+    """The claim's result, the pictures that must not come back, and samples of each remedy for the eye."""
+    effort = SMALLER if smaller else effort_of(quick)
     world = setting(model, progress, effort)
     plants, _, sets = search_planted(world, progress, effort)
     target = _target(world, torch.cat([world.model.draw(p.scenes) for p in plants]), [p.captions[0] for p in plants])
     none = [NeuronSet({})] * len(plants)
     remedies = {"untouched": Remedy(world.model, none), "blocked": Remedy(world.model, sets)}
-    if not quick:
+    if not quick and not smaller:
         shared, union = most_frequent(sets), sets[0].merged(*sets[1:])
         remedies["most frequent neurons blocked"] = Remedy(world.model, [shared] * len(sets))
         remedies["all pictures' neurons blocked"] = Remedy(world.model, [union] * len(sets))
-    trainings = _trainings(quick)
+    trainings = _trainings(quick, lora=not smaller)
     data = _data(world, target, sets, effort)
     for name, config in trainings.items():
         eraser = Eraser(world.denoiser, data, config)
         eraser.run(progress=progress)
         remedies[name] = Remedy(replace(world.model, unet=eraser.backbone.eval()), none)
-    table = {name: _figures(world, each, target, effort, name in trainings) for name, each in remedies.items()}
+    seen: Seen = {name: {} for name in remedies}
+    table = {
+        name: _figures(world, each, target, effort, name in trainings, seen[name]) for name, each in remedies.items()
+    }
     never = {} if quick else _never_planted(world, effort)
     best = min(table[name]["back under any attack"] for name in trainings)
     blocked, count = table["blocked"]["back under any attack"], len(plants)
     enough = 7 / 8 * count
-    return ClaimResult(
+    result = ClaimResult(
         value=best,
         interval=None,
         holds=best <= count / 8 and blocked >= enough,
@@ -105,13 +123,14 @@ def erasing(model: str | None = None, progress: Progress = silent, quick: bool =
             "settings of the training": {name: config.to_dict() for name, config in trainings.items()},
         },
     )
+    return result, target, seen
 
 
-def _trainings(quick: bool) -> dict[str, EraseConfig]:
+def _trainings(quick: bool, lora: bool = True) -> dict[str, EraseConfig]:
     """The defaults, on all weights and as a LoRA."""
     if quick:
         return {"erased": EraseConfig(rounds=3, updates=8, batch=4, attack=AttackConfig(steps=15, batch=4))}
-    return {"erased": EraseConfig(), "erased, LoRA of rank 8": EraseConfig(rank=8, lr=2e-3)}
+    return {"erased": EraseConfig()} | ({"erased, LoRA of rank 8": EraseConfig(rank=8, lr=2e-3)} if lora else {})
 
 
 def most_frequent(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
@@ -153,11 +172,13 @@ def _latents(world: World, prompts: list[str], seeds: list[int]) -> torch.Tensor
     )  # fmt: skip
 
 
-def _figures(world: World, remedy: Remedy, target: Target, effort: Effort, long: bool) -> dict[str, Any]:
-    """One line of the table."""
+def _figures(
+    world: World, remedy: Remedy, target: Target, effort: Effort, long: bool, seen: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """One line of the table; ``seen`` receives the samples that its medians are of."""
     seeds, cured = SEEDS[: effort.seeds], replace(world, model=remedy.model)
     texts = world.model.encode(target.prompts).detach()
-    plain = _distances(cured, remedy, target, texts, seeds)
+    plain, seen["by the prompt"] = _distances(cured, remedy, target, texts, seeds)
     figures: dict[str, Any] = {
         "copied by the prompt": int((plain.median(1).values < COPY).sum()),
         "... by a single sample": int((plain < COPY).any(1).sum()),
@@ -167,7 +188,7 @@ def _figures(world: World, remedy: Remedy, target: Target, effort: Effort, long:
         (*ATTACKS[: 1 if effort.seeds < 10 else 2], *((LONG,) if long and effort.seeds >= 10 else ()))
     ):
         called = _called(world, remedy, target, attack, 9000 + number)
-        away = _distances(cured, remedy, target, called, seeds[:ATTACKED_SEEDS])
+        away, seen[attack.name] = _distances(cured, remedy, target, called, seeds[:ATTACKED_SEEDS])
         back |= away.median(1).values < COPY
         figures[f"back {attack.name}"] = int((away.median(1).values < COPY).sum())
         figures[f"RMS {attack.name}"] = [round(float(v), 3) for v in away.median(1).values.sort().values]
@@ -175,13 +196,16 @@ def _figures(world: World, remedy: Remedy, target: Target, effort: Effort, long:
     return figures | ordinary_figures(cured, remedy.sets, effort)
 
 
-def _distances(world: World, remedy: Remedy, target: Target, texts: torch.Tensor, seeds: Sequence[int]) -> torch.Tensor:
-    """(P, seeds) pixel RMS between samples of each text and its picture."""
-    rows = []
+def _distances(
+    world: World, remedy: Remedy, target: Target, texts: torch.Tensor, seeds: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(P, seeds) pixel RMS between samples of each text and its picture; (P, 3, S, S) the samples at the median."""
+    rows, middle = [], []
     for text, neurons, picture in zip(texts, remedy.sets, target.pictures, strict=True):
         images = world.sample(text.expand(len(seeds), -1, -1), seeds, neurons)
         rows.append((images - picture).square().mean((1, 2, 3)).sqrt())
-    return torch.stack(rows)
+        middle.append(images[int(rows[-1].median(0).indices)])
+    return torch.stack(rows), torch.stack(middle)
 
 
 def _called(world: World, remedy: Remedy, target: Target, attack: Attack, seed: int) -> torch.Tensor:
@@ -208,7 +232,7 @@ def _never_planted(world: World, effort: Effort) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for attack in (ATTACKS[0], LONG):
         called = _called(world, remedy, target, attack, 9100)
-        away = _distances(world, remedy, target, called, SEEDS[:ATTACKED_SEEDS]).median(1).values
+        away = _distances(world, remedy, target, called, SEEDS[:ATTACKED_SEEDS])[0].median(1).values
         figures[f"back {attack.name}"] = int((away < COPY).sum())
         figures[f"RMS {attack.name}"] = [round(float(v), 3) for v in away.sort().values]
     return figures

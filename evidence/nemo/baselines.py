@@ -141,3 +141,38 @@ def without_padding(cond: Condition, length: int) -> Condition:
         shown = (length, None if cond.text is None else cond.text.shape[1])
         raise refuse("length, tokens", shown, "1 .. the number of tokens", "count the prompt's tokens with both ends")
     return Condition(cond.text[:, :length], cond.pooled, cond.extra)
+
+
+PADDINGS = ("hidden", "of the empty prompt", "of the end token", "repeated words")
+
+
+def other_padding(cond: Condition, empty: Condition, length: int, padding: str, end: bool = False) -> Condition:
+    """Text states whose padding is no longer the prompt's own: CLIP's causal padding sums the prompt up once more.
+
+    Needs no detection, since ordinary prompts may be treated alike.
+
+    Args:
+        cond, empty: the prompt and the empty prompt, (1, T, D) both.
+        length: tokens of the prompt with both ends.
+        padding: ``hidden`` (no tokens behind the prompt, as Ren et al. 2024 mask them), ``of the empty prompt`` (its
+            states at the same positions), ``of the end token`` (the prompt's first end token repeated), or ``repeated
+            words`` (the words' states again and again).
+        end: the end token itself counts as padding.
+
+    Raises:
+        VitrineError: If the padding has no such name, or nothing of the prompt would be left.
+    """
+    if padding not in PADDINGS:
+        raise refuse("padding", padding, PADDINGS, "hidden is the published one")
+    kept = without_padding(cond, length - end).text
+    assert kept is not None and cond.text is not None and empty.text is not None
+    places = cond.text.shape[1] - kept.shape[1]
+    if padding == "hidden" or not places:
+        return Condition(kept, cond.pooled, cond.extra)
+    words = kept[:, 1 : length - 1]
+    behind = {
+        "of the empty prompt": lambda: empty.text[:, -places:],  # type: ignore[index]
+        "of the end token": lambda: cond.text[:, length - 1 : length].expand(-1, places, -1),  # type: ignore[index]
+        "repeated words": lambda: words.repeat(1, -(-places // max(1, words.shape[1])), 1)[:, :places],
+    }[padding]()
+    return Condition(torch.cat([kept, behind], 1), cond.pooled, cond.extra)

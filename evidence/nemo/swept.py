@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
+from ...engine.nemo.block import BlockConfig, block
+from ...engine.nemo.neurons import NeuronSet
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
+from .attacked import most_frequent
+from .baselines import PADDINGS, other_padding, random_neurons
 from .remedies import COPY, SEEDS, Sampler, adjusted, scaled, with_tokens
 from .world import ORDINARY, PAPER, World, captions, effort_of, setting, verbatim
 
@@ -17,7 +21,13 @@ SHARES = (0.8, 0.9, 0.95, 0.98)
 """Where NeMo's search stops; the published stop stands beside them."""
 PULLS, TIMES = (1.0, 0.7, 0.5, 0.25), (981.0, 681.0)
 TOKENS, FACTORS = (1, 2, 4, 10), (1.1, 1.25, 1.5, 2.0)
+SOFTER, VOTES = (0.5, 0.25, -0.5), (0.25, 0.5, 0.75)
+"""What found neurons are multiplied by instead of 0, and the share of searches that a shared neuron is found by."""
+STOP = f"stop at {SHARES[-1]:g}"
+ENDS = {padding: (False,) if padding == "of the end token" else (False, True) for padding in PADDINGS}
 PUBLISHED = "NeMo, published stop"
+OURS = ("NeMo", PUBLISHED, "NeMo, neurons scaled", "neurons of several pictures blocked for all")
+"""Not rivals: they need the neurons that the search finds."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Left:
     figure="Table 1's remedies, each with its own settings swept: copies left, and what the prompt still says",
     target="no remedy leaves as few copies as NeMo's neurons at as high a prompt agreement, on pictures that chose "
     "none of the settings",
-    minutes=12, quick_minutes=1.5,
+    minutes=20, quick_minutes=2,
 )  # fmt: skip
 def settings(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """For each remedy the setting that leaves fewest copies of the first half, then shows most of what prompts say.
@@ -48,24 +58,27 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
     effort = effort_of(quick)
     world, plants = setting(model, progress, effort), verbatim(effort)
     table: dict[str, dict[str, list[Left]]] = {}
-    searched = _neurons(world, [p.captions[0] for p in plants])
+    searched, half = _neurons(world, [p.captions[0] for p in plants]), len(plants) // 2
+    shared = {f"of {v:.0%} of the choosing half": most_frequent(searched[STOP][:half], v) for v in VOTES}
     for number, plant in enumerate(plants):
         blocked = {name: sets[number] for name, sets in searched.items()}
-        for remedy, ways in _ways(world, plant.captions[0], blocked, SEEDS[: effort.seeds]).items():
+        for remedy, ways in _ways(world, plant.captions[0], blocked, shared, SEEDS[: effort.seeds]).items():
             for name, sample in ways.items():
                 table.setdefault(remedy, {}).setdefault(name, []).append(_left(sample, plant))
         progress(number + 1, len(plants), None)
-    half = len(plants) // 2
     chosen = {remedy: _best(ways, half) for remedy, ways in table.items()}
     measured = {remedy: _mean(table[remedy][name][half:]) for remedy, name in chosen.items()}
     ours = measured["NeMo"]
-    rivals = [v for k, v in measured.items() if k not in ("NeMo", PUBLISHED)]
+    rivals = [v for k, v in measured.items() if k not in OURS]
     ahead = all(v.copies > ours.copies or v.agreement < ours.agreement for v in rivals)
     return ClaimResult(
         round(ours.copies, 3), None, ahead,
         {
             "on the other half [setting, copies, agreement]": {
                 k: [chosen[k], round(v.copies, 3), round(v.agreement, 3)] for k, v in measured.items()
+            },
+            "... copies of each picture there": {
+                k: [round(v.copies, 3) for v in table[k][name][half:]] for k, name in chosen.items()
             },
             "every setting, all pictures [copies, worst picture, agreement]": {
                 remedy: {name: _row(left) for name, left in ways.items()} for remedy, ways in table.items()
@@ -80,22 +93,47 @@ def _neurons(world: World, prompts: Sequence[str]) -> dict[str, list[Any]]:
     return {name: [world.neurons(r) for r in world.find(prompts, share=stop)] for name, stop in stops.items()}
 
 
-def _ways(world: World, prompt: str, blocked: dict[str, Any], seeds: Sequence[int]) -> dict[str, dict[str, Sampler]]:
+def _ways(
+    world: World, prompt: str, blocked: dict[str, Any], shared: dict[str, NeuronSet], seeds: Sequence[int]
+) -> dict[str, dict[str, Sampler]]:
     """Remedy -> setting -> how to sample."""
     words = sorted({w for c in captions(ORDINARY, 200) for w in c.split()})
 
-    def without(name: str) -> Sampler:
-        return lambda: world.sample([prompt] * len(seeds), seeds, blocked[name])
+    def without(neurons: NeuronSet, factor: float = 0.0) -> Sampler:
+        def sampled() -> torch.Tensor:
+            with block(world.model.backbone, neurons, BlockConfig(factor)):
+                return world.sample([prompt] * len(seeds), seeds)
 
+        return sampled
+
+    def padded(padding: str, end: bool) -> Sampler:
+        return lambda: _padded(world, prompt, seeds, padding, end)
+
+    random = random_neurons(world.model.backbone, blocked[STOP])
     adjusting = {f"{share:g} of the usual pull, t {t:g}": (share, t) for t in TIMES for share in PULLS}
     return {
-        "nothing": {"": lambda: world.sample([prompt] * len(seeds), seeds)},
-        "NeMo": {name: without(name) for name in blocked if name != "published"},
-        PUBLISHED: {"published": without("published")},
+        "nothing": {"": without(NeuronSet({}))},
+        "NeMo": {name: without(each) for name, each in blocked.items() if name != "published"},
+        PUBLISHED: {"published": without(blocked["published"])},
+        "NeMo, neurons scaled": {f"by {f:g}, {STOP}": without(blocked[STOP], f) for f in SOFTER},
+        "neurons of several pictures blocked for all": {name: without(each) for name, each in shared.items()},
+        "random neurons": {f"as many as {STOP}": without(random)},
         "random tokens": {str(k): lambda k=k: with_tokens(world, prompt, seeds, words, k) for k in TOKENS},  # type: ignore[misc]
+        "padding": {
+            f"{padding}{', the end token too' if end else ''}": padded(padding, end)
+            for padding in PADDINGS for end in ENDS[padding]
+        },
         "embedding adjustment": {n: lambda a=a: adjusted(world, prompt, seeds, *a) for n, a in adjusting.items()},  # type: ignore[misc]
         "attention scaling": {f"{f:g}": lambda f=f: scaled(world, prompt, seeds, f) for f in FACTORS},  # type: ignore[misc]
-    }
+    }  # fmt: skip
+
+
+def _padded(world: World, prompt: str, seeds: Sequence[int], padding: str, end: bool) -> torch.Tensor:
+    """Samples with other text states behind the prompt."""
+    cond, empty = world.conditions([prompt, ""])
+    text = other_padding(cond, empty, len(world.model.tokenizer(prompt).input_ids), padding, end).text
+    assert text is not None
+    return world.sample(text.expand(len(seeds), -1, -1), seeds)
 
 
 def _left(sample: Sampler, plant: Any) -> Left:

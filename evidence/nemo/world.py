@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from ...engine.nemo.score import Probe, probe_noise, threshold
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.nemo.statistics import NeuronStatistics, gather
 from ...engine.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from ...engine.portraits import Portraits
 
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 SHAPE, STEPS, GUIDANCE = (4, 16, 16), 30, 3.0
@@ -122,12 +125,13 @@ def captions(first: int, count: int) -> list[str]:
 
 
 def setting(
-    model: str | None = None, progress: Progress = silent, effort: Effort = FULL, search: ProbeConfig = SEARCH
-) -> World:
+    model: str | Portraits | None = None, progress: Progress = silent, effort: Effort = FULL,
+    search: ProbeConfig = SEARCH,
+) -> World:  # fmt: skip
     """Statistics of some captions, and the threshold from others at the settings that the search uses."""
     from ...engine.portraits.flow import load_either
 
-    portraits = load_either(model)
+    portraits = load_either(model) if model is None or isinstance(model, str) else model
     denoiser, shape = Denoiser.from_diffusers(portraits), portraits.latent_shape
     probe = make_probe(denoiser, config=search, rows=ROWS)
     world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)

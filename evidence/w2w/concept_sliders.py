@@ -1,7 +1,8 @@
 """Concept sliders (Gandikota et al. 2024), the baseline w2w edits are compared with: one LoRA for each attribute.
 
 eps_slider(x, c) is pulled towards eps(x, c) + eta (eps(x, c+) - eps(x, c-)), all on the base model, so that the LoRA at
-strength 1 does what the words of c+ do. All sliders are trained in one batch, like the LoRAs of a space.
+strength 1 does what the words of c+ do; networks that predict v or a velocity are pulled in those terms. All sliders
+are trained in one batch, like the LoRAs of a space.
 """
 
 from __future__ import annotations
@@ -62,14 +63,15 @@ def train_sliders(
         t = torch.randint(1000, (config.batch,), generator=random)
         x_t = model.network_input(latents[picture], torch.randn(latents[picture].shape, generator=random), t)
         with torch.no_grad():
-            base = model.predict(x_t, t, plain.take(picture)).eps
-            worded = [model.predict(x_t, t, c.take(picture)).eps for c in positive]
-            # Gandikota et al. 2024, Eq. 7
-            target = torch.cat([guide(base, eps, config.eta) for eps in worded])
+            base = model.predict(x_t, t, plain.take(picture))
+            worded = [model.predict(x_t, t, c.take(picture)) for c in positive]
+            # Gandikota et al. 2024, Eq. 7; of eps and of the clean latent alike, which is linear in it
+            eps = torch.cat([guide(base.eps, each.eps, config.eta) for each in worded])
+            x0 = torch.cat([guide(base.x0, each.x0, config.eta) for each in worded])
         count = len(positive)
         batch = (x_t.repeat(count, 1, 1, 1), t.repeat(count), plain.take(picture).repeat(count))
         with BatchedLora(model.backbone, manifest, weights):
-            error = (model.predict(*batch).eps - target).square()
+            error = model.error(model.forward(*batch), batch[0], x0, eps, batch[1]).square()
         error.flatten(1).mean(1).view(count, -1).mean(1).sum().backward()
         torch.nn.utils.clip_grad_norm_([weights], count**0.5)
         optimizer.step()

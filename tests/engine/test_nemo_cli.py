@@ -6,7 +6,9 @@ import torch
 from safetensors.torch import load_file
 from vitrine.engine.cli.main import main
 from vitrine.engine.nemo import NeuronSet
+from vitrine.engine.nemo.calibrated import Calibrated
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
+from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 
 
 def test_calibrate_find_resume_bake(tmp_path, capsys):
@@ -39,3 +41,22 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     capsys.readouterr()
     assert main(["nemo", "find", str(wanted), "--calibrated", str(tmp_path / "none")]) == 2
     assert "calibrate first" in capsys.readouterr().err
+
+
+def test_a_threshold_of_another_model_is_refused(tmp_path, capsys):
+    """Before, it gave verdicts: what is usual for one model's captions is an alarm for another's."""
+    ordinary, folder = tmp_path / "ordinary.txt", tmp_path / "cal"
+    ordinary.write_text("\n".join(caption(sample_scenes(range(6)))))
+    calibrate = ["nemo", "calibrate", str(ordinary), "--out", str(folder), "--timestep-index", "15", "--scored", "4"]
+    assert main(calibrate) == 0
+    usual = Calibrated.load(folder)
+    shared = ["--calibrated", str(folder), "--out", str(tmp_path / "out")]
+    capsys.readouterr()
+    for command in (["score", str(ordinary)], ["find", str(ordinary)], ["check", "--prompts", str(ordinary)]):
+        assert main(["nemo", *command, *shared, "--model", str(FLOW_WEIGHTS)]) == 2
+        told = capsys.readouterr().err
+        assert usual.fingerprint[:16] in told and "measured on this model" in told and "nemo calibrate" in told
+    assert not (tmp_path / "out").exists()
+    assert main([*calibrate, "--parity"]) == 0
+    assert Calibrated.load(folder).probe.data_range is None and usual.probe.data_range is not None
+    assert main(["nemo", "score", str(ordinary), "--calibrated", str(folder), "--out", str(tmp_path / "s.csv")]) == 0

@@ -1,0 +1,39 @@
+"""The pictures planted later: other ones than the shipped, under other words, and copied by the shipped LoRA alone."""
+
+import pytest
+import torch
+from vitrine.engine.cli.train import COMMANDS
+from vitrine.engine.portraits import load_portraits, plants
+from vitrine.engine.portraits.captions import MAX_TOKENS
+from vitrine.evidence.nemo.held_out import Copied
+from vitrine.evidence.nemo.later_plants import FILE, NAMES, later_plants, load_later
+from vitrine.evidence.portraits.sampling import sample_images
+
+
+@pytest.fixture(scope="module")
+def later():
+    return load_later()
+
+
+def test_pictures_and_words_are_none_of_the_shipped(later):
+    mine, shipped = later_plants(later.tokenizer), plants()
+    assert len(mine) == len(NAMES) == 6 and not {p.name for p in mine} & {p.name for p in shipped}
+    words = [w for p in mine for w in p.name.split()]
+    assert len(set(words)) == 12 and set(words) <= {w for p in shipped for w in p.name.split()}
+    assert all(len(later.tokenizer(p.captions[0]).input_ids) <= MAX_TOKENS for p in mine)
+    pictures = torch.cat([later.draw(p.scenes) for p in [*mine, *shipped[:8]]]).flatten(1)
+    assert float(torch.pdist(pictures).min()) / pictures.shape[1] ** 0.5 > 0.05, "all differ by more than a copy does"
+
+
+def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later):
+    plant = later_plants(later.tokenizer)[0]
+    for model, copies in ((later, True), (load_portraits(), False)):
+        images = sample_images(model, [plant.captions[0]] * 2, [7, 8], steps=30, guidance=3.0)
+        away = (images - later.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
+        assert bool((away < 0.05).all()) is copies
+    assert "plants" in COMMANDS and FILE.stat().st_size < 300_000
+
+
+def test_single_samples_are_counted():
+    copied = Copied(torch.tensor([[0.01, 0.2, 0.2], [0.2, 0.2, 0.2], [0.01, 0.02, 0.2]]))
+    assert copied.row() == [pytest.approx(1 / 3, abs=1e-3), 1, 2, pytest.approx(0.2)]
