@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from vitrine_tests.full_size.notes import Following, families_of, note, plain
@@ -14,14 +15,20 @@ WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
 
 
+def slug(workflow):
+    """A title as a file name of the docs, and as the name of its twin: "Draw in one step" -> draw_in_one_step."""
+    return re.sub(r"\W+", "_", workflow.stem.lower())
+
+
 def links(text):
-    return re.findall(r"\]\(([^)]+)\)", text)
+    return [unquote(link) for link in re.findall(r"\]\(([^)]+)\)", text)]
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
 def test_every_workflow_has_its_section(workflow):
     (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
-    assert {f"../workflows/{workflow.stem}.jpg", f"pictures/{workflow.stem}.jpg"} <= set(links(section))
+    assert {f"../workflows/{workflow.stem}.jpg", f"pictures/{slug(workflow)}.jpg"} <= set(links(section))
+    assert section.startswith(f"{workflow.stem}\n"), "the file's name is the title that ComfyUI shows"
     assert "**Your own model:** swap *" in section and re.search(r"\(examples/\w+\.py\)", section)
 
 

@@ -60,7 +60,7 @@ async def _run(driver, workflow, address):
         await asyncio.sleep(2)
         await tab.press("Escape", 27)  # a first visit opens the template browser
         opened = time.perf_counter()
-        as_template = f"true, true, '{workflow.stem}', {{openSource: 'template'}}"
+        as_template = f"true, true, {json.dumps(workflow.stem)}, {{openSource: 'template'}}"
         await tab.evaluate(f"app.loadGraphData({json.dumps(graph)}, {as_template})")
         await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
         api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
