@@ -62,6 +62,7 @@ def users_files(comfy, held, tmp_path_factory):
     import folder_paths
 
     def place(family):
+        held.release()
         if family in held.__dict__.setdefault("placed", set()):
             return
         held.placed.add(family)
