@@ -8,12 +8,12 @@ FOLDER = Path(__file__).parent / "pictures"
 LEFT, RIGHT, FIRST, SECOND = (8, 466), (484, 942), (28, 139), (169, 280)
 """Columns and rows of a gallery picture of four samples each, from and to."""
 TILES = {
-    "see": ("activation_tap", (RIGHT, FIRST), (LEFT, FIRST)),
-    "find": ("rank_and_use_activations", ((8, 460), (452, 564)), ((462, 914), (452, 564))),
-    "edit": ("w2w_people", (LEFT, FIRST), (RIGHT, FIRST)),
-    "forget": ("nemo_neuron_blocker", (LEFT, FIRST), (LEFT, SECOND)),
-    "hurry": ("emd_one_step", (RIGHT, FIRST), (LEFT, SECOND)),
-    "size": ("control_conditioning", ((584, 926), (169, 280)), ((369, 711), (310, 421))),
+    "see": ("see_what_the_model_sees", (RIGHT, FIRST), (LEFT, FIRST)),
+    "find": ("find_the_same_part_in_every_picture", ((8, 460), (452, 564)), ((462, 914), (452, 564))),
+    "edit": ("pull_sliders_on_a_person", (LEFT, FIRST), (RIGHT, FIRST)),
+    "forget": ("stop_the_model_copying_a_picture", (LEFT, FIRST), (LEFT, SECOND)),
+    "hurry": ("draw_in_one_step", (RIGHT, FIRST), (LEFT, SECOND)),
+    "size": ("say_how_large_a_picture_should_look", ((584, 926), (169, 280)), ((369, 711), (310, 421))),
 }
 """Tile -> gallery picture, and what stands above and below: (from, to) across and down."""
 SIZE = (458, 226)

@@ -8,6 +8,7 @@ import json
 import re
 from pathlib import Path
 from posixpath import dirname, relpath
+from urllib.parse import quote, unquote
 
 from mkdocs.structure.files import File
 
@@ -46,7 +47,8 @@ def sources() -> dict[str, str]:
 def targets(path: str, text: str) -> dict[str, str]:
     """Relative links of a page that lead to something in the repository: as written -> path in the repository."""
     written = ["".join(m) for part in FENCE.split(text)[::2] for m in LINK.findall(part)]
-    where = {link: (ROOT / path).parent / link for link in written if "://" not in link and not link.startswith("/")}
+    near = [link for link in written if "://" not in link and not link.startswith("/")]
+    where = {link: (ROOT / path).parent / unquote(link) for link in near}
     return {k: v.resolve().relative_to(ROOT).as_posix() for k, v in where.items() if v.exists()}
 
 
@@ -89,7 +91,7 @@ def on_page_markdown(markdown, page, config, files):
     here = page.file.src_uri
     paths = {site: path for path, site in sources().items()}
     path = paths.get(here) or (here.removeprefix("files/") if here.startswith("files/") else f"docs/{here}")
-    known = {link: relpath(page_of(target), dirname(here)) for link, target in targets(path, markdown).items()}
+    known = {link: quote(relpath(page_of(target), dirname(here))) for link, target in targets(path, markdown).items()}
     parts = FENCE.split(markdown)
     parts[::2] = [LINK.sub(lambda m: known.get(m[0], m[0]), part) for part in parts[::2]]
     return "".join(parts)

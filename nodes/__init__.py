@@ -7,7 +7,7 @@ import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
-from .comfy import choices, glossary, people, similarity
+from .comfy import choices, glossary, lora, people, similarity
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
@@ -27,6 +27,7 @@ similarity.register()
 people.register()
 choices.register()
 glossary.register()
+lora.register()
 
 
 class VitrineExtension(ComfyExtension):

@@ -3,29 +3,36 @@
 import json
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from vitrine_tests.full_size.notes import Following, families_of, note, plain
+from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED
 
 ROOT = Path(__file__).parents[1]
 GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
 SECTIONS = re.split(r"^## ", GALLERY, flags=re.M)[1:]
-WORKFLOWS = sorted((ROOT / "workflows").glob("*.json"))
 NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
 
 
+def slug(workflow):
+    """A title as a file name of the docs, and as the name of its twin: "Draw in one step" -> draw_in_one_step."""
+    return re.sub(r"\W+", "_", workflow.stem.lower())
+
+
 def links(text):
-    return re.findall(r"\]\(([^)]+)\)", text)
+    return [unquote(link) for link in re.findall(r"\]\(([^)]+)\)", text)]
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("workflow", SHIPPED, ids=lambda p: p.stem)
 def test_every_workflow_has_its_section(workflow):
     (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
-    assert {f"../workflows/{workflow.stem}.jpg", f"pictures/{workflow.stem}.jpg"} <= set(links(section))
+    assert {f"pictures/graph_{slug(workflow)}.jpg", f"pictures/{slug(workflow)}.jpg"} <= set(links(section))
+    assert section.startswith(f"{workflow.stem}\n"), "the file's name is the title that ComfyUI shows"
     assert "**Your own model:** swap *" in section and re.search(r"\(examples/\w+\.py\)", section)
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("workflow", SHIPPED, ids=lambda p: p.stem)
 def test_the_node_to_swap_is_in_the_workflow(workflow):
     (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
     names, nodes = (json.loads(p.read_text(encoding="utf-8")) for p in (NAMES, workflow))
@@ -39,7 +46,7 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("workflow", SHIPPED, ids=lambda p: p.stem)
 def test_the_note_is_the_gallerys_and_can_be_followed(workflow):
     """On real checkpoints in tests/full_size; here, that each part of it is understood and leaves a whole graph."""
     (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
@@ -53,6 +60,29 @@ def test_the_note_is_the_gallerys_and_can_be_followed(workflow):
         links_ = [v for node in following.graph.values() for v in node["inputs"].values() if isinstance(v, list)]
         assert all(link[0] in following.graph for link in links_), "nothing hangs in the air"
         assert not re.search("shipped|portraits power", json.dumps(following.graph))
+
+
+def test_templates_on_your_model_stand_together():
+    (section,) = [s for s in SECTIONS if s.startswith("On your model\n")]
+    assert {f"../workflows/{p.name}" for p in ON_YOUR_MODEL} == set(links(section)) and len(ON_YOUR_MODEL) >= 7
+    shown = {unquote(picture) for picture in re.findall(r'src="([^"]+)"', section)}
+    assert shown == {f"../workflows/{p.stem}.jpg" for p in ON_YOUR_MODEL}
+
+
+@pytest.mark.parametrize("workflow", ALL, ids=lambda p: p.stem)
+def test_a_thumbnail_is_small_and_made_of_results(workflow):
+    """docs/make_thumbnails.py; ComfyUI's template browser knows this name only."""
+    Image = pytest.importorskip("PIL.Image")
+    from vitrine_tests.test_pictures import command, difference
+
+    path = workflow.with_suffix(".jpg")
+    made, times = command("make_thumbnails").frames(workflow.stem)
+    shown = Image.open(path)
+    assert path.stat().st_size <= 150_000 and shown.size == (400, 400) and len(made) == len(times)
+    assert getattr(shown, "n_frames", 1) == len(made) and difference(shown, made[0]) < 4
+    if len(made) > 1:
+        shown.seek(4)
+        assert difference(shown, made[4]) < 4 < difference(made[0], made[4])
 
 
 def test_links_lead_somewhere_and_no_example_is_left_out():

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 KEPT = json.loads((ROOT / "tests" / "data" / "names.json").read_text(encoding="utf-8"))
-"""nodes: id -> inputs by name, number of outputs. workflows: name -> nodes of the pack. Entries are only ever added."""
+"""nodes: id -> inputs by name, number of outputs. workflows: title -> nodes of the pack, which stay in it; no graph
+holds a title, so titles may change. All other entries are only ever added."""
 DEFINITIONS = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
 SOURCE = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "nodes").rglob("*.py"))
 IDS = set(re.findall(r'node_id="(\w+)"', SOURCE))

@@ -18,7 +18,7 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 def test_relative_links_lead_somewhere(path):
     text = FENCE.sub("", path.read_text(encoding="utf-8"))
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
-    near = [link for link in links if "://" not in link]
+    near = [unquote(link) for link in links if "://" not in link]
     assert not [link for link in near if link[0] == "/" or not (path.parent / (link.split("#")[0] or path)).exists()]
 
 

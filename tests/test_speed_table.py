@@ -50,6 +50,14 @@ def test_a_gpus_rows_fill_the_last_column(table):
     assert "| only there | bare forward | portraits | time |  | 3 |" in page
 
 
+def test_what_a_hand_waits_for_stands_in_seconds(table):
+    page = table.render([row(), row("panel: a drag", ours=0.25, theirs=0.02, promised=0.5)])
+    assert page.endswith(
+        "\n- panel: a drag: **0.250** s, at most 0.5 promised; a bare forward beside it took 0.020 s\n"
+    )
+    assert "in seconds" not in table.render([row()])
+
+
 def test_without_rows_the_page_says_so(table):
     assert "Not measured yet" in table.render([])
 

@@ -13,6 +13,7 @@ from .models import WEIGHTS
 
 TRANSFORMERS = WEIGHTS / "transformer"
 STUDENT_FOLDER = WEIGHTS / "emd"
+"""A folder of LoRAs: its files stand in ``vitrine`` below it, so that a list of LoRAs shows them in a folder."""
 PEOPLE_SPACE = WEIGHTS / "w2w" / "people.w2w.safetensors"
 """520 people of the portraits world as a space of LoRAs; ``vitrine.engine.w2w.load_space`` opens it."""
 FLOW_PEOPLE_SPACE = WEIGHTS / "w2w" / "flow-people.w2w.safetensors"
@@ -66,7 +67,7 @@ def student_file(name: str = "student") -> Path:
     Raises:
         VitrineError: If there is no such student.
     """
-    path = STUDENT_FOLDER / f"vitrine-portraits-emd-{name}.safetensors"
+    path = STUDENT_FOLDER / "vitrine" / f"vitrine-portraits-emd-{name}.safetensors"
     if name not in STUDENTS or not path.is_file():
         raise refuse("student", name, sorted(STUDENTS), "vitrine emd train makes one")
     return path

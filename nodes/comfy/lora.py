@@ -22,6 +22,7 @@ from ...engine.w2w.export import usual_names
 from .model import PREFIX, backbone_of
 
 NO_STUDENT = "(the model is the student)"
+_SHIPPED = "vitrine-portraits-emd-"
 
 if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for this pack's nodes and for Load LoRA
     folder_paths.add_model_folder_path("loras", str(STUDENT_FOLDER))
@@ -50,6 +51,29 @@ def _all_names(model: Any) -> dict[str, Any]:
         for name, rows in spellings(weights, path, tuple(module.weight.shape)).items():
             names[name] = key if rows is None else (key, (0, *rows))
     return names
+
+
+def as_listed(data: dict[str, Any]) -> dict[str, Any]:
+    """A prompt whose shipped LoRAs have the names that the list has now: they moved into its folder ``vitrine``.
+
+    Saved graphs name them as they once stood, and with another system's separators; *Load LoRA* does so, too.
+    """
+    listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
+    for node in data.get("prompt", {}).values():
+        inputs = node.get("inputs", {}) if isinstance(node, dict) else {}
+        for key, value in inputs.items():
+            if isinstance(value, str) and _SHIPPED in value:
+                inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
+    return data
+
+
+def register() -> None:
+    """Read saved graphs' names, where there is a server."""
+    from server import PromptServer
+
+    server = getattr(PromptServer, "instance", None)
+    if server is not None and hasattr(server, "add_on_prompt_handler"):
+        server.add_on_prompt_handler(as_listed)
 
 
 def student_files() -> list[str]:

@@ -21,7 +21,7 @@ import torch
 from ...engine.emd import check_network, one_step
 from ...engine.errors import VitrineError
 from ...engine.noise import seeded_noise
-from ...engine.portraits.shipped import student_file
+from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
 from .emd import with_prediction
@@ -101,7 +101,9 @@ def shipped() -> Easel:
     """The portraits model with its student: networks of the panel's own."""
     clip = load_clip(str(WEIGHTS))
     encoded = lru_cache(maxsize=8)(lambda prompt: clip.encode_from_tokens_scheduled(clip.tokenize(prompt or PROMPT)))
-    return Easel(load_model(str(WEIGHTS)), encoded, load_vae(str(WEIGHTS)), student_file().name, True)
+    return Easel(
+        load_model(str(WEIGHTS)), encoded, load_vae(str(WEIGHTS)), str(student_file().relative_to(STUDENT_FOLDER)), True
+    )
 
 
 def drawn(easel: Easel, space: Space, person: W2WModel, prompt: str, seed: int) -> torch.Tensor:

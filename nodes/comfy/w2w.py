@@ -11,7 +11,7 @@ from typing import Any
 import folder_paths
 
 from ...engine.errors import refuse
-from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE
+from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE, STUDENT_FOLDER
 from ...engine.w2w import (
     BaseWeights,
     BatchedLora,
@@ -67,7 +67,7 @@ def save_space(space: Space, name: str) -> Path:
 def lora_folders() -> dict[str, Path]:
     """Folders with two LoRA files or more: their names below models/loras -> where they are.
 
-    ``.`` is models/loras itself; another root, such as this pack's own students, goes by its folder's name. The forty
+    ``.`` is models/loras itself; another root goes by its folder's name, this pack's own students by ``emd``. The forty
     shipped people are here alone: as single LoRAs they would fill every loader's list.
     """
     folders: dict[str, Path] = {PEOPLE: PEOPLE_LORAS} if PEOPLE_LORAS.is_dir() else {}
@@ -75,6 +75,7 @@ def lora_folders() -> dict[str, Path]:
         for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
             if len(list(folder.glob("*.safetensors"))) > 1:
                 name = folder.relative_to(root).as_posix()
+                name = "emd" if folder.parent == STUDENT_FOLDER else name  # as saved graphs call it
                 folders.setdefault(root.name if number and name == "." else name, folder)
     return dict(sorted(folders.items()))
 

@@ -66,7 +66,19 @@ def render(rows):
     for row in fast.values():  # measured on the GPU alone
         cells = (row["method"], row["against"], row["model"], row["unit"], "", str(row["rounds"]), memory(row))
         lines.append(f"| {' | '.join(cells)} | {ratio(row)} |")
-    return "\n".join([*parts, *lines]).rstrip() + "\n"
+    return "\n".join([*parts, *lines, *waits(cpu)]).rstrip() + "\n"
+
+
+def waits(rows):
+    """Seconds where a hand waits for them, and what was promised; other rows are ratios, which travel."""
+    found = [r for r in rows if "promised" in r]
+    head = ["", "What a hand waits for, in seconds (median of the rounds; other work may have shared the cores):", ""]
+    lines = [
+        f"- {r['method']}: **{r['ours']:.3f}** s, at most {r['promised']:g} promised; a bare forward beside it took "
+        f"{r['theirs']:.3f} s"
+        for r in found
+    ]
+    return [*head, *lines] if found else []
 
 
 def machine(rows):

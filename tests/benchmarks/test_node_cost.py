@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from vitrine_tests.templates import SHIPPED
 
 ROOT = Path(__file__).parents[2]
-WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/api/*.json"))
+WORKFLOWS = [p.stem for p in SHIPPED]
 ROUNDS = 2
 _seconds: dict[str, list[float]] = defaultdict(list)
 
@@ -121,6 +122,14 @@ def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
     bench.compare(f"node: {name}", bare.label, run, {"bare forward": bare})
 
 
+def _waited_for(bench, method, run, bare, promised):
+    """Seconds that a hand waits: the median of rounds between which a bare forward runs, held to what is promised."""
+    told = {"rounds": 10, "summary": statistics.median}
+    row = bench.compare(method, bare.label, run, {"bare forward": bare}, **told)["bare forward"]
+    bench.benchmark.extra_info["rows"][-1]["promised"] = promised
+    bench.at_most(f"seconds, {method}", row.ours, promised)
+
+
 def test_a_click_in_the_picker_becomes_a_map(bench, comfy):
     """At most 0.3 s, for the most that is kept of a picture: 1280 channels at 64 x 64. Another point in each round."""
     from vitrine.nodes.comfy import similarity
@@ -133,10 +142,7 @@ def test_a_click_in_the_picker_becomes_a_map(bench, comfy):
     def click():
         assert similarity.similarity_map("bench", 0.3 + 0.001 * next(places), 0.6)["values"]
 
-    row = bench.compare("picker: a click becomes a map", bare.label, click, {"bare forward": bare}, rounds=10)
-    seconds = sorted(bench.benchmark.stats.stats.data)
-    bench.say(f"a click becomes a map in {seconds[len(seconds) // 2]:.3f} s, at most {seconds[-1]:.3f} s")
-    bench.at_most("seconds", row["bare forward"].ours, 0.3)
+    _waited_for(bench, "picker: a click becomes a map", click, bare, 0.3)
 
 
 def test_a_drag_in_the_panel_becomes_a_picture(bench, comfy):
@@ -155,7 +161,4 @@ def test_a_drag_in_the_panel_becomes_a_picture(bench, comfy):
         asked = {"label_1": "beard", "strength_1": 2.0, "more": "glasses: 1.5", "place": f"0.{next(places):04d} 0.3"}
         assert people.portrait(panel, asked, "", 7)["picture"]
 
-    row = bench.compare("panel: a drag becomes a picture", bare.label, drag, {"bare forward": bare}, rounds=10)
-    seconds = sorted(bench.benchmark.stats.stats.data)
-    bench.say(f"a drag becomes a picture in {seconds[len(seconds) // 2]:.3f} s, at most {seconds[-1]:.3f} s")
-    bench.at_most("seconds", row["bare forward"].ours, 0.5)
+    _waited_for(bench, "panel: a drag becomes a picture", drag, bare, 0.5)

@@ -54,7 +54,12 @@ class Comfy:
         pack.parent.mkdir(parents=True)
         pack.symlink_to(ROOT)
         assert self.loop.run_until_complete(nodes.load_custom_node(str(pack)))
-        for extra in ("nodes_preview_any", "nodes_custom_sampler", "nodes_image_compare"):  # shipped workflows use them
+        for extra in (
+            "nodes_preview_any",
+            "nodes_custom_sampler",
+            "nodes_image_compare",
+            "nodes_mask",
+        ):  # shipped workflows use them
             core = str(COMFYUI / "comfy_extras" / f"{extra}.py")
             assert self.loop.run_until_complete(nodes.load_custom_node(core, module_parent="comfy_extras"))
 

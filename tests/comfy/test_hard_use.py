@@ -89,7 +89,8 @@ def small(seed, kind, size=64):
     if kind == "student":
         graph["12"] = ("VitrineEMDOneStepGenerator", {
             "model": ["8", 0], "positive": ["2", 0], "latent": ["4", 0], "seed": seed, "contract": "auto",
-            "student": "vitrine-portraits-emd-student.safetensors", "timestep": 999.0, "noise": "unit"})  # fmt: skip
+            "student": "vitrine/vitrine-portraits-emd-student.safetensors", "timestep": 999.0,
+            "noise": "unit"})  # fmt: skip
     else:
         graph["9"] = ("VitrineTapDuringSampling", {"model": ["8", 0], "addresses": "mid-vit-out", "steps": "0 2"})
         graph["11"] = ("KSampler", {
@@ -250,7 +251,7 @@ def patchers(comfy, scene):
         path = str(COMFYUI / "comfy_extras" / f"{extra}.py")
         assert comfy.loop.run_until_complete(comfy.nodes.load_custom_node(path, module_parent="comfy_extras"))
     core = comfy.nodes.NODE_CLASS_MAPPINGS
-    student = "vitrine-portraits-emd-diff-instruct.safetensors"
+    student = "vitrine/vitrine-portraits-emd-diff-instruct.safetensors"
     scene.recorders = []
 
     def tap(model):

@@ -9,10 +9,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
-WORKFLOWS = sorted(ROOT.glob("workflows/*.json"))
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,20 @@ def test_what_counts_as_an_overlap():
     assert overlaps([square, ("within", 2, 2, 1, 1)]) == [("within", "a")]
 
 
+async def _open(tab, workflow):
+    """As the template browser does; returns its API graph, and what is drawn at opening."""
+    graph = json.loads(workflow.read_text(encoding="utf-8"))
+    await tab.send("Emulation.setDeviceMetricsOverride", **LAPTOP)
+    await asyncio.sleep(2)
+    await tab.press("Escape", 27)  # a first visit opens the template browser
+    as_template = f"true, true, {json.dumps(workflow.stem)}, {{openSource: 'template'}}"
+    await tab.evaluate(f"app.loadGraphData({json.dumps(graph)}, {as_template})")
+    await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
+    api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
+    await asyncio.sleep(1)  # the page draws its first frame
+    return api, {"before": await tab.evaluate(BOXES), "unseen": await tab.evaluate(UNSEEN)}
+
+
 async def _run(driver, workflow, address):
     """Open as a template, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps pictures there."""
     import time
@@ -56,16 +70,8 @@ async def _run(driver, workflow, address):
 
     graph = json.loads(workflow.read_text())
     async with driver.page(address) as tab:
-        await tab.send("Emulation.setDeviceMetricsOverride", **LAPTOP)
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)  # a first visit opens the template browser
         opened = time.perf_counter()
-        as_template = f"true, true, '{workflow.stem}', {{openSource: 'template'}}"
-        await tab.evaluate(f"app.loadGraphData({json.dumps(graph)}, {as_template})")
-        await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
-        api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
-        await asyncio.sleep(1)  # the page draws its first frame
-        drawn = {"before": await tab.evaluate(BOXES), "unseen": await tab.evaluate(UNSEEN)}
+        api, drawn = await _open(tab, workflow)
         history = {}
         async with aiohttp.ClientSession() as session:
             await session.post(f"{address}/history", json={"clear": True})
@@ -81,7 +87,7 @@ async def _run(driver, workflow, address):
                 entry = next(iter(history.values()))
                 shown = [n for n in sorted(graph["nodes"], key=lambda n: n["pos"][::-1]) if n["type"] == "PreviewImage"]
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
-                driver.results(rows, Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.pictures.jpg")
+                _keep(driver, workflow.stem, {n["id"]: row for n, row in zip(shown, rows, strict=True)})
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
                 help_page = await answer.text() if answer.status == 200 else ""
         await asyncio.sleep(3)
@@ -99,6 +105,16 @@ async def _run(driver, workflow, address):
         return api, next(iter(history.values())), help_page, unknown, tab.faults(), seconds, drawn
 
 
+def _keep(driver, title, rows):
+    """What a workflow shows: one sheet for the gallery, and the pictures themselves for docs/make_thumbnails.py."""
+    folder = Path(os.environ["VITRINE_SHOT"])
+    driver.results(list(rows.values()), folder / f"{title}.pictures.jpg")
+    (folder / title).mkdir(exist_ok=True)
+    for node_id, (_, pictures) in rows.items():
+        for k, picture in enumerate(pictures):
+            (folder / title / f"{node_id}-{k}.png").write_bytes(picture)
+
+
 async def _pictures(session, address, entry, node_id):
     """PNG bytes of what a node showed."""
     found = []
@@ -108,7 +124,35 @@ async def _pictures(session, address, entry, node_id):
     return found
 
 
-@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+def _check_drawn(workflow, drawn):
+    notes = sum(node["type"] == "MarkdownNote" for node in json.loads(workflow.read_text())["nodes"])
+    assert drawn["unseen"] == {"blank": False, "hidden": 0, "cut": [], "notes": notes}
+    assert not overlaps(drawn["before"])
+
+
+def _check_twin(workflow, api):
+    twin = ROOT / "workflows" / "api" / workflow.name
+    if os.environ.get("VITRINE_WRITE_API"):
+        twin.parent.mkdir(exist_ok=True)
+        twin.write_text(json.dumps(api, indent=1) + "\n")
+    assert json.loads(twin.read_text()) == api, "workflows/api is stale: run with VITRINE_WRITE_API=1"
+
+
+async def _opened(driver, workflow, address):
+    async with driver.page(address) as tab:
+        return *await _open(tab, workflow), tab.faults()
+
+
+@pytest.mark.parametrize("workflow", ON_YOUR_MODEL, ids=lambda p: p.stem)
+def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
+    """Its API graph runs on full-size checkpoints in tests/full_size/test_own_models.py."""
+    api, drawn, errors = asyncio.run(_opened(driver, workflow, address))
+    assert not errors and len(api) <= 13, "one screen"
+    _check_drawn(workflow, drawn)
+    _check_twin(workflow, api)
+
+
+@pytest.mark.parametrize("workflow", SHIPPED, ids=lambda p: p.stem)
 def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_property):
     """``--junitxml=page.xml`` keeps the seconds from opening to the last picture (docs/gallery.md)."""
     api, entry, help_page, unknown, errors, seconds, drawn = asyncio.run(_run(driver, workflow, address))
@@ -118,14 +162,9 @@ def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_p
     assert help_page.startswith("#")
     shown = {i for i, node in api.items() if node["class_type"] == "PreviewImage"}
     assert shown and all(entry["outputs"][i]["images"] for i in shown)
-    assert not overlaps(drawn["before"]) and not overlaps(drawn["after"])
-    notes = sum(node["type"] == "MarkdownNote" for node in json.loads(workflow.read_text())["nodes"])
-    assert drawn["unseen"] == {"blank": False, "hidden": 0, "cut": [], "notes": notes}
-    twin = ROOT / "workflows" / "api" / workflow.name
-    if os.environ.get("VITRINE_WRITE_API"):
-        twin.parent.mkdir(exist_ok=True)
-        twin.write_text(json.dumps(api, indent=1) + "\n")
-    assert json.loads(twin.read_text()) == api, "workflows/api is stale: run with VITRINE_WRITE_API=1"
+    _check_drawn(workflow, drawn)
+    assert not overlaps(drawn["after"])
+    _check_twin(workflow, api)
 
 
 async def _help_links(driver, address):

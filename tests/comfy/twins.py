@@ -64,7 +64,7 @@ from vitrine_tests.comfy.twin_tools import (
 
 
 # --- activations ---------------------------------------------------------------------------------------------------
-def activation_tap(graph, comfy):
+def see_what_the_model_sees(graph, comfy):
     tap, during = graph(10), graph(5)
     pipe = pipeline(ActivationTapPipeline)
     plain = pipeline(NEMOPipeline)
@@ -78,7 +78,7 @@ def activation_tap(graph, comfy):
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
 
-def rank_and_use_activations(graph, comfy):
+def find_the_same_part_in_every_picture(graph, comfy):
     rank, find, shirt, new = graph(5), graph(12), graph(3), graph(4)
     known = portraits(shirt)
     pipe = pipeline(SegmentationPipeline)
@@ -117,7 +117,7 @@ def found_neurons(graph, pipe):
     return pipe.neurons(result), statistics
 
 
-def nemo_neuron_blocker(graph, comfy):
+def stop_the_model_copying_a_picture(graph, comfy):
     pipe, check = pipeline(NEMOPipeline), graph(19)
     neurons, statistics = found_neurons(graph, pipe)
     heat = heat_map(neurons, {a: len(m) for a, m in statistics.means.items()})
@@ -134,7 +134,7 @@ def nemo_neuron_blocker(graph, comfy):
     }  # fmt: skip
 
 
-def nemo_copy_check(graph, comfy, folder):
+def check_a_model_for_copies(graph, comfy, folder):
     """*NEMO Copy Check*'s pictures: each prompt's nearest sample beside what of it is copied."""
     node, pipe = graph.one("VitrineNEMOCopyCheck"), pipeline(StableDiffusionPipeline)
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
@@ -172,7 +172,7 @@ def ksampler_latents(graph, node_id, pipe):
 
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
-def emd_one_step(graph, comfy):
+def draw_in_one_step(graph, comfy):
     student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
     contract = student.load_student(student_file("student"))
     score.load_student(student_file("score"))
@@ -202,7 +202,7 @@ def sliders(s):
     return {label: strength for label, strength in pairs if label and strength}
 
 
-def w2w_people(graph, comfy):
+def pull_sliders_on_a_person(graph, comfy):
     pipe, space, invert = pipeline(W2WPipeline), people_space(), graph(23)
     person = sampled(graph, 7, space)
     edited = pipe.edit_model(space, person, sliders(graph(8)))
@@ -230,13 +230,13 @@ def tapped(graph, base, pipe, **how):
     return {base + 5: pictures, base + 6: drawn[0], base + 7: drawn[1]}
 
 
-def compose_tap_nemo(graph, comfy):
+def look_inside_a_copied_picture(graph, comfy):
     pipe = pipeline(NEMOPipeline)
     neurons, _ = found_neurons(graph, pipe)
     return tapped(graph, 10, pipe) | tapped(graph, 20, pipe, neurons=neurons)
 
 
-def compose_late_edit_tap(graph, comfy):
+def change_a_person_halfway_through(graph, comfy):
     pipe, space = pipeline(W2WPipeline), people_space()
     person = sampled(graph, 6, space)
     late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start=graph(9).start)}
@@ -244,7 +244,7 @@ def compose_late_edit_tap(graph, comfy):
     return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
 
 
-def compose_w2w_one_step(graph, comfy):
+def draw_a_person_in_one_step(graph, comfy):
     from vitrine.engine.w2w import BatchedLora
 
     space, student = people_space(), pipeline(EMDOneStepPipeline)
@@ -264,7 +264,7 @@ def compose_w2w_one_step(graph, comfy):
 
 
 # --- files and making ----------------------------------------------------------------------------------------------
-def save_and_load(graph, comfy):
+def save_and_load_what_you_found(graph, comfy):
     from vitrine.engine.activations import Activations
     from vitrine.nodes.comfy import saved
 
@@ -286,7 +286,7 @@ def save_and_load(graph, comfy):
     return {12: ksampler(graph, 10, pipe), 19: people, 25: colours(first.tensor), 28: shown}
 
 
-def make_your_own(graph, comfy, folder):
+def make_your_own_slider_threshold_and_space(graph, comfy, folder):
     train, score, distil = graph(6), graph(23), graph(32)
     space = people_space()
     label = direction(space, parse_labels(train.labels, space.names), train.method, train.components or None)
@@ -303,7 +303,7 @@ def make_your_own(graph, comfy, folder):
     return {12: slider, 24: (pictures / 2 + 0.5).clamp(0, 1), 33: first_pictures(distil, folder)}
 
 
-def my_loras(graph, comfy):
+def turn_a_folder_of_loras_into_sliders(graph, comfy):
     build, train, drawn = graph(4), graph(5), graph(6)
     space = build_space(PEOPLE_LORAS, BuildConfig(build.mode, build.components or None)).space
     label = direction(space, parse_labels(train.labels, space.names), train.method, train.components or None)

@@ -23,7 +23,7 @@ def transformer_pipeline(name):
     return pipe, base
 
 
-def resolution_transfer(graph, comfy):
+def leave_the_trained_size(graph, comfy):
     found = {}
     for shown, sampler, loader, transfer in ((12, 10, 1, 6), (15, 13, 1, 8), (18, 16, 1, 9), (21, 19, 4, None)):
         s, size = graph(sampler), graph(graph(sampler).latent_image[0])
@@ -60,7 +60,7 @@ def highest(wide, steps):
         return float(wide.pipe.scheduler.sigmas[0])
 
 
-def twice_the_size(graph, comfy):
+def draw_at_twice_the_size(graph, comfy):
     """Plain FluxPipeline for the model as it stands, and the two plans around it."""
     from vitrine.engine.portraits.flow import load_flow_portraits
 
@@ -86,7 +86,7 @@ def twice_the_size(graph, comfy):
 
 
 # --- guidance ------------------------------------------------------------------------------------------------------
-def entropy_guidance(graph, comfy):
+def guide_without_a_negative_prompt(graph, comfy):
     from diffusers import EulerDiscreteScheduler
     from vitrine.engine.control import EntropyConfig
     from vitrine.engine.pipelines import EntropyGuidedPipeline
@@ -147,7 +147,7 @@ def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, c
     ).images  # fmt: skip
 
 
-def control_conditioning(graph, comfy):
+def say_how_large_a_picture_should_look(graph, comfy):
     found = {}
     for shown, sampler, values, loader in ((18, 12, 5, 10), (19, 13, 6, 10), (20, 14, 7, 10), (38, 32, None, 30),
                                            (39, 33, 6, 30), (40, 34, 7, 30)):  # fmt: skip
@@ -161,7 +161,7 @@ def control_conditioning(graph, comfy):
     return found | {43: None}
 
 
-def control_guidance(graph, comfy):
+def guide_the_size_apart_from_the_prompt(graph, comfy):
     from vitrine.engine.control import PaddingConfig, pad_text
 
     found, loader, told = {}, graph(1), graph(6)

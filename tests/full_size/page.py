@@ -10,7 +10,12 @@ from .notes import NAMES, ROOT, families_of
 from .pipeline_cases import CASES
 
 PAGE = ROOT / "docs" / "full_size.md"
-DOORS = {"ComfyUI": "Nodes in ComfyUI", "diffusers": "Pipelines", "note": "Workflows, changed as their notes say"}
+DOORS = {
+    "ComfyUI": "Nodes in ComfyUI",
+    "diffusers": "Pipelines",
+    "note": "Workflows, changed as their notes say",
+    "own": "Templates on your model, as they are",
+}
 FAMILIES = {"sd15": "SD1.5", "sdxl": "SDXL"}
 REFUSED = {
     ("ComfyUI", "VitrineApplyGammaSchedule", "sd15"): "refused: it is told no size",

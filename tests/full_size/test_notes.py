@@ -11,10 +11,11 @@ from PIL import Image
 from vitrine_tests.full_size.conftest import SIDE, families
 from vitrine_tests.full_size.material import pictures, teacher_folder
 from vitrine_tests.full_size.measure import measuring
-from vitrine_tests.full_size.notes import OWN_SIDES, ROOT, Following, families_of, note
+from vitrine_tests.full_size.notes import OWN_SIDES, Following, families_of, note
 from vitrine_tests.full_size.scene import STUDENT
+from vitrine_tests.templates import SHIPPED
 
-WORKFLOWS = sorted(p.stem for p in ROOT.glob("workflows/*.json"))
+WORKFLOWS = [p.stem for p in SHIPPED]
 FEW = {
     "steps": 2, "batch_size": 1, "seeds": 4, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1, "rank": 2,
     "most": 2, "seed": 0,

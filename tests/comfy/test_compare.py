@@ -1,0 +1,69 @@
+"""Core's *Compare Images* in the classic page, where it is a grey bar without our script; Nodes 2.0 has core's own."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+BUILD = """(async () => {
+    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
+    const one = add('VitrineRenderPortrait', 60, 80), two = add('VitrineRenderPortrait', 60, 600)
+    window.compare = add('ImageCompare', 500, 80)
+    for (const n of [one, two]) { n.widgets.find(w => w.name === 'seed').value = n.id;
+        n.widgets.find(w => w.name === 'count').value = 1 }
+    const join = (from, name) => from.connect(0, compare, compare.inputs.findIndex(i => i.name === name))
+    join(one, 'image_a'); join(two, 'image_b')
+    await new Promise(r => setTimeout(r, 500))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
+})()"""
+LOADED = "[...document.querySelectorAll('.vitrine-compare img')].filter(i => i.naturalWidth).length === 2"
+PLACE = "(() => { const r = document.querySelector('.vitrine-compare').getBoundingClientRect();"
+PLACE += " return [r.x, r.y, r.width, r.height] })()"
+CLIP = "document.querySelectorAll('.vitrine-compare img')[1].style.clipPath"
+
+
+async def _walk(driver, address, vue):
+    async with driver.page(address) as tab:
+        await asyncio.sleep(2)
+        await tab.press("Escape", 27)
+        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.evaluate("app.queuePrompt(0)")
+        async with aiohttp.ClientSession() as session:
+            for _ in range(120):
+                async with session.get(f"{address}/history") as answer:
+                    if any(h["status"]["completed"] for h in (await answer.json()).values()):
+                        break
+                await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
+        seen = {"ours": await tab.evaluate("document.querySelectorAll('.vitrine-compare').length"), "clips": []}
+        if not vue:
+            await tab.wait_for(LOADED)
+            left, top, width, height = await tab.evaluate(PLACE)
+            for share in (0.25, 0.75):
+                where = {"x": left + share * width, "y": top + height / 2, "pointerType": "mouse"}
+                await tab.send("Input.dispatchMouseEvent", type="mouseMoved", **where)
+                await asyncio.sleep(0.3)
+                seen["clips"].append(await tab.evaluate(CLIP))
+            seen["height"] = height
+            if os.environ.get("VITRINE_SHOT"):
+                await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / "compare-classic.png")
+        saved = "app.graph.serialize().nodes.find(n => n.type === 'ImageCompare').widgets_values ?? []"
+        seen["saved"] = await tab.evaluate(saved)
+        return seen, tab.faults()
+
+
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+def test_two_pictures_under_the_mouse(driver, tmp_path, vue):
+    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
+        seen, errors = asyncio.run(_walk(driver, address, vue))
+    assert not errors and seen["ours"] == (0 if vue else 1)
+    assert len(seen["saved"]) <= 1, "nothing of ours is saved"
+    if not vue:
+        shares = [float(clip.split()[1].rstrip("%")) for clip in seen["clips"]]
+        assert shares == pytest.approx([75, 25], abs=1) and seen["height"] >= 200
