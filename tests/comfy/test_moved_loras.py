@@ -23,10 +23,12 @@ def graph(name):
 
 def test_the_root_of_the_list_is_the_users_own(comfy):
     import folder_paths
+    from vitrine.nodes.comfy.w2w import lora_folders
 
     folder_paths.filename_list_cache.clear()
     shipped = [n for n in folder_paths.get_filename_list("loras") if "portraits-emd" in n]
     assert len(shipped) == 3 and all(Path(n).parent == Path("vitrine") for n in shipped)
+    assert len(list(lora_folders()["emd"].glob("*portraits-emd*"))) == 3, "Build W2W Space calls the folder as before"
 
 
 @pytest.mark.parametrize("name", [OLD, f"vitrine/{OLD}", f"vitrine\\{OLD}"])
