@@ -66,6 +66,7 @@ class Roles:
 
     def _add_adapters(self, layers: list[str], seed: int) -> None:
         from peft import LoraConfig
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -74,6 +75,7 @@ class Roles:
                 self.net.add_adapter(config, adapter_name=name)
                 for parameter in self.parameters(name).values():
                     parameter.data = parameter.data.float()  # peft gives them the backbone's dtype
+        self._layers: list[Any] = [m for m in self.net.modules() if isinstance(m, BaseTunerLayer)]
 
     def _role(self, name: str | None) -> Denoiser:
         def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
@@ -118,15 +120,10 @@ class Roles:
         """Make one adapter the active one, or none; :meth:`train_only` decides on gradients, not this."""
         if name == self._active or not self._adapters:
             return
-        gradients = {n: p.requires_grad for n, p in self.net.named_parameters() if ".lora_" in n}
-        if name is None:
-            self.net.disable_adapters()
-        else:
-            self.net.enable_adapters()
-            self.net.set_adapter(name)
-        for key, parameter in self.net.named_parameters():
-            if key in gradients:  # peft turns them on for the active adapter and off for the others
-                parameter.requires_grad_(gradients[key])
+        for layer in self._layers:  # peft's own walk sets every factor's gradient too, and takes as long as a block
+            layer._disable_adapters = name is None
+            if name is not None:
+                layer._active_adapter = [name]
         self._active = name
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
