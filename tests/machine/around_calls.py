@@ -22,8 +22,8 @@ from vitrine.engine.w2w import EditConfig, InvertConfig
 from vitrine_tests.pipelines.encoded import READING, SOURCES, source
 from vitrine_tests.pipelines.test_w2w_around import space_on
 
-from .calls import Tensors, drawn, entered, generator, valid_for
-from .stock import MAKERS, backbone, modules, stock
+from .calls import Tensors, drawn, entered, generator
+from .stock import MAKERS, backbone, modules, stock, valid_for
 
 PROBE = ProbeConfig(seeds=2, timestep_index=1)
 SEARCH = SearchConfig(tau=1e-6, theta=0.5, theta_step=0.5, theta_min=0.1)

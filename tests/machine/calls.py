@@ -6,7 +6,6 @@ list of tensors, the same numbers each time: so a test may place the pipeline as
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import tempfile
@@ -32,7 +31,6 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
-from vitrine.engine.fingerprint import active_fingerprint_of
 from vitrine.engine.hooks import edit
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import (
@@ -59,7 +57,7 @@ from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import EditConfig, InvertConfig, WeightSpace
 
-from .stock import backbone, stock, used
+from .stock import backbone, stock, used, valid_for
 from .training import control_training, emd_training, lora_training
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -251,14 +249,6 @@ def _statistics() -> Any:
     """Gathered on the float32 model on the CPU, as a file that a user was given."""
     pipe = around(NEMOPipeline, stock("sd"))
     return pipe.statistics(_captions(24))
-
-
-def valid_for(pipe: Any, statistics: Any) -> Any:
-    """The same numbers as those of the model with its adapter: the one that is loaded here changes nothing yet."""
-    net = backbone(pipe)
-    if not any("lora_" in name for name, _ in net.named_modules()):
-        return statistics
-    return dataclasses.replace(statistics, fingerprint=active_fingerprint_of(net))
 
 
 @functools.cache

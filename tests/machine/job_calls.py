@@ -13,7 +13,8 @@ from vitrine.engine.pipelines import ActivationTapPipeline, NEMOPipeline, copy_c
 from vitrine.engine.pipelines.nemo_erase import SurrogateConfig
 from vitrine.engine.portraits import plants
 
-from .calls import PROBE, RESIDUAL, Tensors, _neurons, _statistics, drawn, entered, valid_for
+from .calls import PROBE, RESIDUAL, Tensors, _neurons, _statistics, drawn, entered
+from .stock import valid_for
 
 ORDINARY = ["a face", "a hat"]
 NEMO = {"sd": NEMOPipeline}

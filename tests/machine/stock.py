@@ -5,6 +5,7 @@ SD is the portraits model, with its trained weights; the others are random.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from vitrine.engine.fingerprint import active_fingerprint_of
 from vitrine.engine.portraits import build_models, load_portraits
 from vitrine_tests import models
 
@@ -122,3 +124,11 @@ def used(pipe: Any) -> Iterator[None]:
         yield
     finally:
         pipe.maybe_free_model_hooks()
+
+
+def valid_for(pipe: Any, statistics: Any) -> Any:
+    """The same numbers as those of the model with its adapter: the one that is loaded here changes nothing yet."""
+    net = backbone(pipe)
+    if not any("lora_" in name for name, _ in net.named_modules()):
+        return statistics
+    return dataclasses.replace(statistics, fingerprint=active_fingerprint_of(net))
