@@ -111,7 +111,8 @@ class Injection(_Added):
     def _prepare(self, forward: Forward) -> torch.Tensor:
         high, low = self._terms(len(forward.t))
         first, *others = forward.t.tolist()
-        if all(t == first for t in others):  # as samplers have it
+        # as samplers have it; in half precision the weight is rounded first, as everywhere else
+        if low.dtype == torch.float32 and all(t == first for t in others):
             return self.embedder.joined(high, low, self.gamma.number(first))
         return self.embedder.joined(high, low, self.gamma.at(forward.t).to(low.device, low.dtype)[:, None])
 
