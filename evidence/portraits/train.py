@@ -221,6 +221,6 @@ def _record(config: TrainConfig, out: Path, device: torch.device) -> dict[str, A
         phases[name] = {"steps": facts["step"], "seconds": seconds, "last_loss": last}
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     usual, advanced = config.to_dict(), config.advanced.to_dict()
-    settings = {k: v for k, v in (usual | advanced).items() if k not in ("out", "advanced")}
+    settings = {k: v for k, v in (usual | advanced).items() if k not in ("out", "device", "advanced")}
     settings["max_seconds"] = "inf" if math.isinf(config.max_seconds) else config.max_seconds
     return {"settings": settings, "phases": phases, "device": machine, "torch": torch.__version__}

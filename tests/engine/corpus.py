@@ -19,9 +19,9 @@ from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.cli import emd as emd_cli
-from vitrine.engine.cli import nemo as nemo_cli
 from vitrine.engine.emd.contract import StudentContract, read_student
 from vitrine.engine.hooks import Activation
+from vitrine.engine.nemo.calibrated import Calibrated
 from vitrine.engine.nemo.neurons import NeuronSet
 from vitrine.engine.nemo.statistics import NeuronStatistics
 from vitrine.engine.w2w.build import load_space
@@ -110,7 +110,8 @@ TEXT_FILES = {
         lambda p: NeuronSet({PLACES[0]: (1, 5), PLACES[1]: (3,)}, "model", {"tau": 0.4}).save(p), NeuronSet.load, True,
     ),
     "threshold.json": (
-        lambda p: p.write_text(json.dumps({"tau": 0.4, "scope": "all", "probe": {"seeds": 4}})), nemo_cli._threshold,
+        lambda p: p.write_text(json.dumps({"tau": 0.4, "scope": "all", "probe": {"seeds": 4}})),
+        lambda p: Calibrated.load(p.parent),
         True,
     ),
     "train.json": (lambda p: p.write_text(json.dumps({"train": {"steps": 4}})), emd_cli._read, False),

@@ -88,7 +88,7 @@ def test_the_record_of_a_run_is_flat_and_still_loads(finished):
         settings = json.loads(((folder or WEIGHTS) / "training.json").read_text())["settings"]
         config = TrainConfig.from_dict(settings)
         assert config.advanced.plant_share == settings["plant_share"] and math.isinf(config.max_seconds)
-        assert set(settings) == {*config.to_dict(), *config.advanced.to_dict()} - {"out", "advanced"}
+        assert set(settings) == {*config.to_dict(), *config.advanced.to_dict()} - {"out", "device", "advanced"}
 
 
 def test_the_command_trains_and_says_when_it_stopped(finished, tmp_path, capsys):
