@@ -188,8 +188,8 @@ def main(config: TrainConfig, progress: Callable[[str], Progress] = lambda name:
     from accelerate import Accelerator
 
     on_cpu = config.device == "cpu"
-    half = torch.cuda.is_available() and not on_cpu
-    accelerator = Accelerator(mixed_precision="bf16" if half else "no", cpu=on_cpu)
+    on_gpu = torch.cuda.is_available() and not on_cpu
+    accelerator = Accelerator(mixed_precision="bf16" if on_gpu else "no", cpu=on_cpu)
     deadline = time.monotonic() + config.max_seconds
     out = Path(config.out)
     model = build_models(config.seed, out / "tokenizer")
