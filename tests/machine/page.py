@@ -46,6 +46,7 @@ Each call once under each of diffusers' ways to place a pipeline. `✓`: the res
 *Refused* and – have their reasons below; "not run yet" waits for the run of the night. *Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
 *Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
 network. *Compiled*: `unet.compile()` in place. `†` marks what raised an error, or left a module elsewhere, before.
+The full run has each call in float16 under *model* and *sequential* as well, within the bounds of the table above.
 """
 
 WAITS = """
