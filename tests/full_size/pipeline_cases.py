@@ -69,7 +69,9 @@ class Loaded:
     def of(self, name: str) -> Any:
         """A pipeline of the pack around the loaded models."""
         kind = getattr(pipelines, f"{name}XLPipeline", None) if self.family == "sdxl" else None
-        made = (kind or getattr(pipelines, f"{name}Pipeline")).from_pipe(self.pipe)  # NEMO's and W2W's find the form
+        around = name == "NEMO" and self.family == "sdxl"
+        size = {"size": (self.side, self.side)} if around else {}  # of scores; SDXL's own is 1024 px
+        made = (kind or getattr(pipelines, f"{name}Pipeline")).from_pipe(self.pipe, **size)  # finds the model's form
         made.set_progress_bar_config(disable=True)
         return made
 
