@@ -129,8 +129,10 @@ def refuse_offloaded(module: nn.Module) -> None:
     """Training keeps what a forward fetched for its gradients: offloading would save nothing, and break most trainings.
 
     Raises:
-        VitrineError: If the weights of the module, or of a part, are away between forwards.
+        VitrineError: If the weights of the module, or of a part, are away between forwards, or stored in another
+            precision than they compute in.
     """
+    refuse_cast_layers(module)
     for child in module.modules():
         away = any(hasattr(hook, "prev_module_hook") or getattr(hook, "offload", False) for hook in _offloading(child))
         if away or _group_hook(child) is not None:
@@ -139,6 +141,18 @@ def refuse_offloaded(module: nn.Module) -> None:
                 "network", shown, "one to train that is whole on its device",
                 "load the model again without offloading, and move it with .to(device)",
             )  # fmt: skip
+
+
+def refuse_cast_layers(module: nn.Module) -> None:
+    """Gradients need the weights of the forward, which layerwise casting has put back into storage by then.
+
+    Raises:
+        VitrineError: If ``enable_layerwise_casting`` is on in the module or a part.
+    """
+    if any(_hook(child, "layerwise_casting") is not None for child in module.modules()):
+        shown = f"{type(module).__name__} with layerwise casting"
+        accepted, remedy = "weights in the precision they compute in", "load the model again, in bfloat16 for one"
+        raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
 
 
 def put_back(module: nn.Module) -> None:
@@ -171,5 +185,10 @@ def _offloading(module: nn.Module) -> Iterator[Any]:
 
 
 def _group_hook(module: nn.Module) -> Any:
+    return _hook(module, "group_offloading")
+
+
+def _hook(module: nn.Module, name: str) -> Any:
+    """diffusers' own hook of a name, or None."""
     registry = getattr(module, "_diffusers_hook", None)
-    return None if registry is None else registry.get_hook("group_offloading")
+    return None if registry is None else registry.get_hook(name)

@@ -23,7 +23,7 @@ from ..errors import refuse
 from ..fingerprint import fingerprint_of
 from ..noise import generators
 from ..ownership import sole_owner
-from ..placement import onloaded
+from ..placement import onloaded, refuse_cast_layers
 from ..progress import Progress, silent
 from ..training import load_state, run_steps, save_state, set_rate
 from .batched_lora import BatchedLora
@@ -70,7 +70,8 @@ def invert(
 
     Raises:
         VitrineError: If samples are wanted of means alone, the mask is empty, outside [0, 1] or of another size, a
-            prior is asked of a space without deviations, or a picture's loss never was a number.
+            prior is asked of a space without deviations, a picture's loss never was a number, or the network's layers
+            are cast one by one.
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
@@ -122,6 +123,7 @@ def _finished(
     run: _Run, progress: Progress, partial_on: tuple[type[BaseException], ...], folder: str | Path | None = None
 ) -> Inversion:
     config = run.config
+    refuse_cast_layers(run.model.backbone)
     try:
         with onloaded(run.model.backbone):
             run_steps(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,22 @@ def store_in_half(unet: Any) -> None:
     unet.enable_layerwise_casting(storage_dtype=torch.float16, compute_dtype=torch.float32)
 
 
+@contextmanager
+def in_bfloat16(unet: Any) -> Iterator[None]:
+    """A UNet that is stored in half precision by hooks, in bfloat16 without them: gradients need whole weights."""
+    registries = [m._diffusers_hook for m in unet.modules() if hasattr(m, "_diffusers_hook")]
+    if not any(r.get_hook("layerwise_casting") is not None for r in registries):
+        yield
+        return
+    for registry in registries:
+        registry.remove_hook("layerwise_casting", recurse=False)
+    unet.to(torch.bfloat16)
+    try:
+        yield
+    finally:
+        store_in_half(unet)
+
+
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
@@ -195,7 +212,8 @@ def w2w_models(s: Loaded) -> Tensors:
 def w2w_invert(s: Loaded) -> Tensors:
     small, _ = pictures(1, 128)
     config = InvertConfig(steps=2, batch=1, check_every=1000)
-    model, _ = s.of("W2W").invert_image(s.space, small.permute(0, 3, 1, 2), PROMPT, config)
+    with in_bfloat16(s.pipe.unet):
+        model, _ = s.of("W2W").invert_image(s.space, small.permute(0, 3, 1, 2), PROMPT, config)
     return [model.coefficients]
 
 

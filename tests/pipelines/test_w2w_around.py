@@ -165,3 +165,13 @@ def test_image_to_image_draws_each_picture_with_its_model():
     assert (both[0] - both[1]).abs().max() > 0.1
     for i in (0, 1):
         torch.testing.assert_close(both[i : i + 1], drawn([i]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_network_whose_layers_are_cast_is_refused_before_the_first_step():
+    """It ended in torch's words: Float was expected, Half was found."""
+    stock, _ = source("sdxl")
+    pipe = W2WPipeline.from_pipe(stock)
+    space = space_on(stock.unet)
+    stock.unet.enable_layerwise_casting(storage_dtype=torch.float16, compute_dtype=torch.float32)
+    with pytest.raises(VitrineError, match="layerwise casting; accepted: .* compute in"):
+        pipe.invert_image(space, torch.rand(1, 3, 64, 64), "a cat", InvertConfig(steps=2, check_every=1000))
