@@ -106,19 +106,21 @@ def store_in_half(unet: Any) -> None:
 
 
 @contextmanager
-def in_bfloat16(unet: Any) -> Iterator[None]:
-    """A UNet that is stored in half precision by hooks, in bfloat16 without them: gradients need whole weights."""
-    registries = [m._diffusers_hook for m in unet.modules() if hasattr(m, "_diffusers_hook")]
-    if not any(r.get_hook("layerwise_casting") is not None for r in registries):
+def in_bfloat16(pipe: Any) -> Iterator[None]:
+    """Inside, a UNet that hooks keep in half precision is a copy in bfloat16: gradients need weights that stay."""
+    hooked = pipe.unet
+    if not any(hasattr(m, "_diffusers_hook") for m in hooked.modules()):
         yield
         return
-    for registry in registries:
-        registry.remove_hook("layerwise_casting", recurse=False)
-    unet.to(torch.bfloat16)
+    with torch.device("meta"):
+        plain = type(hooked).from_config(hooked.config)
+    weights = {name: value.to(torch.bfloat16) for name, value in hooked.state_dict().items()}
+    plain.load_state_dict(weights, assign=True)
+    pipe.unet = plain.eval().requires_grad_(False)
     try:
         yield
     finally:
-        store_in_half(unet)
+        pipe.unet = hooked
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -212,7 +214,7 @@ def w2w_models(s: Loaded) -> Tensors:
 def w2w_invert(s: Loaded) -> Tensors:
     small, _ = pictures(1, 128)
     config = InvertConfig(steps=2, batch=1, check_every=1000)
-    with in_bfloat16(s.pipe.unet):
+    with in_bfloat16(s.pipe):
         model, _ = s.of("W2W").invert_image(s.space, small.permute(0, 3, 1, 2), PROMPT, config)
     return [model.coefficients]
 
