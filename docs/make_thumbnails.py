@@ -62,9 +62,9 @@ def slug(title: str) -> str:
     return re.sub(r"\W+", "_", title.lower())
 
 
-def frame(sheet: Image.Image, told: Frame) -> Image.Image:
+def frame(sheet: Image.Image, cut: Frame) -> Image.Image:
     """One square: the pictures, and below them what they are."""
-    caption, x, y, count = told
+    caption, x, y, count = cut
     image, side = Image.new("RGB", (SIDE, SIDE)), SIDE // 2 if count == 4 else SIDE
     for k in range(4 if count == 4 else 1):
         tile = sheet.crop((x + k * STEP, y, x + k * STEP + TILE, y + TILE))
@@ -80,7 +80,7 @@ def frames(title: str) -> tuple[list[Image.Image], list[int]]:
     """Frames of a thumbnail, and the milliseconds each stands."""
     source = SAME_WAY.get(title, title)
     sheet = Image.open(DOCS / "pictures" / f"{slug(source)}.jpg").convert("RGB")
-    still = [frame(sheet, told) for told in FRAMES[source]]
+    still = [frame(sheet, cut) for cut in FRAMES[source]]
     if len(still) == 1:
         return still, [REST]
     images, times = [], []
@@ -97,10 +97,10 @@ def main() -> None:
         images, times = frames(title)
         target = DOCS.parent / "workflows" / f"{title}.jpg"
         with target.open("wb") as file:
-            told = {"quality": 80, "method": 6}
+            options = {"quality": 80, "method": 6}
             if len(images) > 1:
-                told |= {"save_all": True, "append_images": images[1:], "duration": times, "loop": 0}
-            images[0].save(file, "WEBP" if len(images) > 1 else "JPEG", **told)
+                options |= {"save_all": True, "append_images": images[1:], "duration": times, "loop": 0}
+            images[0].save(file, "WEBP" if len(images) > 1 else "JPEG", **options)
 
 
 if __name__ == "__main__":

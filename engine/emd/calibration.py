@@ -20,7 +20,7 @@ MOVED = 0.15
 
 On the mixture of ``vitrine reproduce emd.mixture``, where the best gz is known, the best students come of chains that
 move z by 0.10 to 0.12 at one noise level and by 0.20 to 0.30 at four, whether K is 2, 4 or 8; below 0.06 the minor mode
-is lost at one level, as with z frozen.
+is lost at one level, as with z frozen. That sweep of gz is no claim of the pack: no command prints it.
 """
 LONGEST_STEP = 0.2
 """What the clip leaves of gz times a drift: no single step moves z by more."""
