@@ -99,6 +99,7 @@ class OneStepTools(SharedPipeline):
 
         Args:
             base: name of this model; a student of another one is refused.
+            adapter_name: of a LoRA; one of that name that was loaded before gives way.
             preset: a published student's name in :data:`vitrine.engine.emd.ONE_STEP`, for files without a contract
                 whose name does not tell.
             contract: the same, written out.
@@ -114,6 +115,8 @@ class OneStepTools(SharedPipeline):
         check_base(contract, base)
         check_network(contract, self._network)
         if any(".lora" in key or key.startswith("lora_") for key in tensors):
+            if adapter_name in getattr(self._network, "peft_config", {}):
+                self._network.delete_adapters(adapter_name)
             self.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
             self._load_whole(tensors, Path(path).name)

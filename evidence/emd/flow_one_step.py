@@ -1,26 +1,39 @@
-"""A one-step student of the flow portraits against its teacher: ``python -m vitrine.evidence.emd.flow_one_step FILE``.
+"""One-step students of the flow portraits, by EMD and by Diff-Instruct, beside their teacher.
 
-FILE is the student's, from ``vitrine emd train`` with :data:`RECIPE`. Pictures are read at 64 pixels by the readout.
+``python -m vitrine.evidence.emd.flow_one_step FOLDER`` trains three of each there and prints what they draw: half an
+hour of a core, and it goes on where it was stopped. Pictures are read at 64 pixels by the readout.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import interpolate
 
+from ...engine.emd import EStepConfig
+from ...engine.emd.train_config import EMDTrainConfig
+from ...engine.files import write_json
 from ...engine.pipelines.emd import EMDOneStepPipeline
+from ...engine.pipelines.emd_training import training_parts
 from ...engine.portraits import caption, render, sample_scenes
 from ...engine.portraits.flow import load_flow_portraits
-from ...engine.progress import Progress, silent
+from ...engine.progress import Progress, TqdmProgress, silent
 from ..metrics import frechet_distance, precision_recall
 from ..portraits.readout import attribute_accuracy, load_readout, read
 from ..portraits.sampling import decode, sample_latents
+from .mixture_claims import spread
+
+if TYPE_CHECKING:
+    from ...engine.emd.train import Trainer
 
 RECIPE: dict[str, Any] = {
     "model": "flow portraits", "base": "flow portraits",
@@ -30,19 +43,22 @@ RECIPE: dict[str, Any] = {
         "chain": {"steps": 2, "ge": 0.16, "gz": 0.01, "clip": 20.0},
     },
 }  # fmt: skip
-"""The training file; none of it was tuned."""
+"""The training file of the EMD students; none of it was tuned."""
+SEEDS = (0, 1, 2)
+"""Of the training: first weights, noise, the order of captions."""
+EMD, SAME_UPDATES, SAME_TIME = "EMD", "Diff-Instruct, as many updates", "Diff-Instruct, as much time"
 FIRST, BATCH = 7_330_000, 20
 """First of the scenes whose captions are drawn; the next twice as many are the real pictures."""
 
 
 @torch.no_grad()
 def judged(
-    student: str | Path | None, count: int = 100, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
+    students: Mapping[str, str | Path], count: int = 100, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
 ) -> dict[str, dict[str, float]]:
     """Name of a way to draw -> Frechet distance to renders, precision, recall, agreement with the prompts.
 
     Args:
-        student: its file; None draws the teacher alone.
+        students: name -> file; without any the teacher draws alone.
         count: prompts, each with one picture; the same seeds for all.
         steps: of the teacher, with guidance 3, beside its single step.
     """
@@ -75,12 +91,73 @@ def judged(
         progress(done + 1, len(ways), None)
     half = read(net, render(sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count))).images).features
     rows["renders of other scenes"] = {"Frechet": round(frechet_distance(half, real), 3)}
-    if student is not None:
+    for name, student in students.items():
         contract = pipe.load_student(student, base="flow portraits")
-        rows["student, 1 step"] = row(lambda p, s: pipe(p, s, contract, output_type="pt").images)
+        rows[name] = row(lambda p, s, c=contract: pipe(p, s, c, output_type="pt").images)
     return rows
 
 
-if __name__ == "__main__":
-    for name, figures in judged(sys.argv[1]).items():
+def trained(
+    folder: Path, seeds: tuple[int, ...] = SEEDS, updates: int = 0, progress: Progress = silent
+) -> dict[str, Path]:
+    """Name -> file of the students: EMD, Diff-Instruct with as many updates, and with as much processor time.
+
+    Args:
+        folder: where the runs are kept, finished or not.
+        seeds: a student of each kind for each.
+        updates: of EMD; 0 takes the recipe's.
+    """
+    config = EMDTrainConfig.from_dict(RECIPE["train"])
+    config = replace(config, steps=updates or config.steps)
+    single = replace(config, chain=EStepConfig.diff_instruct())
+    longer = replace(single, steps=_updates_in_the_same_time(config, single, folder))
+    files = {}
+    for seed in seeds:
+        for name, settings in ((EMD, config), (SAME_UPDATES, single), (SAME_TIME, longer)):
+            run = folder / f"{name} {seed}".replace(",", "").replace(" ", "_")
+            files[f"{name} {seed}"] = _trainer(replace(settings, seed=seed), run).run(progress)[0]
+    return files
+
+
+def _trainer(config: EMDTrainConfig, folder: Path) -> Trainer:
+    """On a teacher of its own: a run leaves its adapters in it."""
+    return training_parts(RECIPE["model"], base=RECIPE["base"]).trainer(config, folder)
+
+
+def _updates_in_the_same_time(config: EMDTrainConfig, single: EMDTrainConfig, folder: Path, timed: int = 4) -> int:
+    """How many of Diff-Instruct's updates take as long as EMD's run; measured once and kept beside the runs."""
+    kept = folder / "updates_in_the_same_time.json"
+    if kept.exists():
+        return int(json.loads(kept.read_text()))
+    seconds = []
+    for settings in (config, single):
+        with tempfile.TemporaryDirectory() as scratch:
+            trainer = _trainer(settings, Path(scratch))
+            trainer.step()
+            start = time.process_time()
+            for _ in range(timed):
+                trainer.step()
+            seconds.append(time.process_time() - start)
+    updates = round(config.steps * seconds[0] / seconds[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(kept, updates)
+    return updates
+
+
+def apart(rows: Mapping[str, Mapping[str, float]], other: str, figure: str, seeds: tuple[int, ...] = SEEDS) -> dict:
+    """EMD's figure minus the other's, paired by seed: mean and half of its 95 % interval."""
+    return spread([rows[f"{EMD} {seed}"][figure] - rows[f"{other} {seed}"][figure] for seed in seeds])
+
+
+def main(folder: str) -> None:
+    """Train what is missing in ``folder``, then print every row, and EMD's differences from Diff-Instruct."""
+    rows = judged(trained(Path(folder), progress=TqdmProgress("training")), progress=TqdmProgress("drawing"))
+    for name, figures in rows.items():
         print(name, figures)
+    for other in (SAME_UPDATES, SAME_TIME):
+        for figure in ("Frechet", "recall", "agreement"):
+            print(f"{EMD} minus {other}, {figure}:", apart(rows, other, figure))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
@@ -24,6 +25,11 @@ QUIET = [
 ]  # fmt: skip
 
 
+VISITED = {"Comfy.TutorialCompleted": True}
+"""Settings of a user who came before: on a first visit the page lays its templates over the graph, seconds late on a
+busy machine, and they take every click."""
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -31,10 +37,13 @@ def free_port():
 
 
 @contextmanager
-def server(comfyui, pack, base, flags=()):
-    """ComfyUI with only this pack, in a folder of ours; yields its address."""
+def server(comfyui, pack, base, flags=(), user=None):
+    """ComfyUI with only this pack, in a folder of ours, with these settings of the user's; yields its address."""
     (base / "custom_nodes").mkdir(parents=True)
-    (base / "user").mkdir()
+    settings = base / "user" / "default" / "comfy.settings.json"
+    settings.parent.mkdir(parents=True)
+    own = {"Comfy.InstalledVersion": version("comfyui-frontend-package")}  # whose defaults a new installation has
+    settings.write_text(json.dumps(VISITED | own | (user or {})))
     (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
     port = free_port()
     command = [
@@ -86,6 +95,30 @@ def complaints(message):
     return [" ".join([words, found.get("url", ""), *dict.fromkeys(frames)])]
 
 
+STILL = """(async () => {
+    const frame = () => new Promise(requestAnimationFrame)
+    const box = () => {
+        const r = document.querySelector(%s).getBoundingClientRect()
+        return [r.x, r.y, r.width, r.height]
+    }
+    let last = box()
+    for (let still = 0, frames = 0; still < 10 && frames < 600; frames++) {
+        await frame()
+        const now = box()
+        still = String(now) === String(last) ? still + 1 : 0
+        last = now
+    }
+    return last
+})()"""
+
+
+READY = (
+    "window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100"
+    " && app.graph._nodes.length && app.extensionManager?.workflow?.activeWorkflow"
+)
+"""Until the page has put its first graph there; loaded later it would take the place of a test's own."""
+
+
 class Page:
     """One open tab."""
 
@@ -119,6 +152,20 @@ class Page:
                 return
             await asyncio.sleep(0.5)
         raise TimeoutError(expression)
+
+    async def box(self, selector):
+        """x, y, width and height of an element in the window, once it has stood still for ten frames."""
+        return await self.evaluate(STILL % json.dumps(selector))
+
+    async def drag(self, places, button="left", modifiers=0, clicks=1):
+        """Press at the first of the (x, y) places in the window, move over the others, let go at the last."""
+        held = {"button": button, "modifiers": modifiers}
+        steps = [("mouseMoved", places[0], {}), ("mousePressed", places[0], held | {"clickCount": clicks})]
+        steps += [("mouseMoved", place, held) for place in places[1:]]
+        steps += [("mouseReleased", places[-1], held | {"clickCount": clicks})]
+        for kind, (x, y), more in steps:
+            await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, pointerType="mouse", **more)
+        await self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 300)))")
 
     async def press(self, key, code):
         """Press and release a key."""
@@ -155,7 +202,7 @@ async def page(address):
                 await tab.send("Runtime.enable")
                 await tab.send("Log.enable")
                 await tab.send("Page.navigate", url=address)
-                await tab.wait_for("window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100", 300)
+                await tab.wait_for(READY, 300)
                 yield tab
     finally:
         browser.terminate()

@@ -45,8 +45,6 @@ async def _place(driver, address, graph):
     async with aiohttp.ClientSession() as session, driver.page(address) as tab:
         async with session.get(f"{address}/global_subgraphs") as answer:
             listed = {e["name"] for e in (await answer.json()).values() if "vitrine" in e["info"]["node_pack"]}
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
         await tab.wait_for("app.graph._nodes.length === 1")
         widgets = await tab.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")

@@ -72,8 +72,6 @@ SENT = "app.graphToPrompt().then(p => Object.values(p.output).map(n => [n.class_
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
         await tab.wait_for(f"{LABELS}.includes('glasses')")
         await tab.wait_for("named('VitrineTapDuringSampling').widgets.at(-1).options.values.length > 20")

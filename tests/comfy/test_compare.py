@@ -23,15 +23,11 @@ BUILD = """(async () => {
     app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 LOADED = "[...document.querySelectorAll('.vitrine-compare img')].filter(i => i.naturalWidth).length === 2"
-PLACE = "(() => { const r = document.querySelector('.vitrine-compare').getBoundingClientRect();"
-PLACE += " return [r.x, r.y, r.width, r.height] })()"
 CLIP = "document.querySelectorAll('.vitrine-compare img')[1].style.clipPath"
 
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
         await tab.evaluate("app.queuePrompt(0)")
         async with aiohttp.ClientSession() as session:
@@ -44,7 +40,7 @@ async def _walk(driver, address, vue):
         seen = {"ours": await tab.evaluate("document.querySelectorAll('.vitrine-compare').length"), "clips": []}
         if not vue:
             await tab.wait_for(LOADED)
-            left, top, width, height = await tab.evaluate(PLACE)
+            left, top, width, height = await tab.box(".vitrine-compare")
             for share in (0.25, 0.75):
                 where = {"x": left + share * width, "y": top + height / 2, "pointerType": "mouse"}
                 await tab.send("Input.dispatchMouseEvent", type="mouseMoved", **where)

@@ -19,7 +19,6 @@ BUILD = """(async () => {
 })()"""
 TEXT = "app.graph._nodes[0].widgets.find(w => w.name === 'points').value"
 OPEN = "document.querySelector('canvas.vitrine-curve')?.getBoundingClientRect().height > 150"
-BOX = "(() => { const r = document.querySelector('canvas.vitrine-curve').getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"  # noqa: E501
 EDGE = 14
 AGAIN = """(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize()))
     await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"""
@@ -33,24 +32,13 @@ def address(driver, tmp_path_factory):
 
 async def _drag(tab, *points, button="left"):
     """Real mouse events at (progress, weight)."""
-    left, top, width, height = await tab.evaluate(BOX)
-
-    async def event(kind, point, **more):
-        x, y = left + EDGE + point[0] * (width - 2 * EDGE), top + EDGE + (1 - point[1]) * (height - 2 * EDGE)
-        await tab.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, pointerType="mouse", **more)
-
-    await event("mouseMoved", points[0])
-    await event("mousePressed", points[0], button=button, clickCount=1)
-    for point in points[1:]:
-        await event("mouseMoved", point, button=button)
-    await event("mouseReleased", points[-1], button=button, clickCount=1)
-    await asyncio.sleep(0.3)
+    left, top, width, height = await tab.box("canvas.vitrine-curve")
+    width, height = width - 2 * EDGE, height - 2 * EDGE
+    await tab.drag([(left + EDGE + x * width, top + EDGE + (1 - y) * height) for x, y in points], button)
 
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
         await tab.wait_for(OPEN)
         await asyncio.sleep(1.5)

@@ -40,8 +40,6 @@ ON_NODE = "[...document.querySelectorAll(`[data-node-id='${tap.id}'] img`)].map(
 
 async def _walk(driver, address, vue, place):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false").replace("ADDRESS", place))
         await tab.evaluate("app.queuePrompt(0)")
         await tab.wait_for("window.ended.length && window.seen.every(s => s.bytes)")

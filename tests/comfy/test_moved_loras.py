@@ -44,8 +44,6 @@ def test_a_saved_prompt_runs(comfy, name):
 
 async def _open(driver, address, saved):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(f"app.loadGraphData({json.dumps(saved)})")
         await tab.wait_for(f"app.graph._nodes.length === {len(saved['nodes'])}")
         found = "app.graph._nodes.flatMap(n => (n.widgets ?? []).map(w => w.value))"

@@ -40,20 +40,12 @@ COPIED = """(() => { app.canvas.copyToClipboard([block]); app.canvas.pasteFromCl
 
 
 async def _click(tab, name):
-    place = await tab.evaluate(
-        f"(() => {{ const e = document.querySelector('.vitrine-neuron[data-name=\"{name}\"]');"
-        " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2] })()"
-    )
-    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-        held = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
-        await tab.send("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], pointerType="mouse", **held)
-    await asyncio.sleep(0.5)
+    left, top, width, height = await tab.box(f'.vitrine-neuron[data-name="{name}"]')
+    await tab.drag([(left + width / 2, top + height / 2)])
 
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
         await _run(tab, address)
         await tab.wait_for("window.block.vitrineLayers")

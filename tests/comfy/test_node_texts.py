@@ -36,8 +36,6 @@ def address(driver, tmp_path_factory):
 
 async def _shown(driver, address, vue):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false").replace("KEPT", str(300 + vue)))
         shown = [ON_NODE[vue].replace("NODE", name) for name in ("space", "person")]
         before = [await tab.evaluate(s) for s in shown]

@@ -52,8 +52,6 @@ async def _open(tab, workflow):
     """As the template browser does; returns its API graph, and what is drawn at opening."""
     graph = json.loads(workflow.read_text(encoding="utf-8"))
     await tab.send("Emulation.setDeviceMetricsOverride", **LAPTOP)
-    await asyncio.sleep(2)
-    await tab.press("Escape", 27)  # a first visit opens the template browser
     as_template = f"true, true, {json.dumps(workflow.stem)}, {{openSource: 'template'}}"
     await tab.evaluate(f"app.loadGraphData({json.dumps(graph)}, {as_template})")
     await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
@@ -94,7 +92,6 @@ async def _run(driver, workflow, address):
         drawn["after"] = await tab.evaluate(BOXES)
         if os.environ.get("VITRINE_SHOT"):
             await tab.send("Emulation.clearDeviceMetricsOverride")
-            await tab.press("Escape", 27)  # on a slow machine it opens late
             boxes = [g["bounding"] for g in graph["groups"]] + [[*n["pos"], *n["size"]] for n in graph["nodes"]]
             scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 1090 / max(y + h for _, y, _, h in boxes))
             view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = [60, 30]; app.canvas.setDirty(true, true)"
@@ -170,8 +167,6 @@ def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_p
 async def _help_links(driver, address):
     """Where the links of a node's help lead, as the page's own panel shows them."""
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         await tab.evaluate("""(() => {
             const node = LiteGraph.createNode('VitrineW2WEdit')
             app.graph.add(node); app.canvas.selectNodes([node]) })()""")

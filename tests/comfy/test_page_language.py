@@ -16,10 +16,7 @@ SHOWN = """(() => {
 
 
 async def _shown(driver, base, language):
-    with driver.server(COMFYUI, ROOT, base) as address:
-        settings = base / "user" / "default" / "comfy.settings.json"
-        settings.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text(json.dumps({"Comfy.Locale": language}))
+    with driver.server(COMFYUI, ROOT, base, user={"Comfy.Locale": language}) as address:
         async with driver.page(address) as tab:
             await tab.wait_for("!!window.LiteGraph && !!LiteGraph.registered_node_types['VitrineActivationTap']")
             return await tab.evaluate(SHOWN)

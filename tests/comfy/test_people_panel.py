@@ -194,23 +194,13 @@ BUILD = """(async () => {
 EDITS = "app.graph._nodes.find(n => n.comfyClass === 'VitrineW2WEdit')"
 VALUES = f"Object.fromEntries({EDITS}.widgets.filter(w => w.serialize !== false).map(w => [w.name, w.value]))"
 PRESS = "(() => { const b = edit.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, edit) })()"
-BOX = (
-    "(() => { const r = document.querySelector('%s').getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"
-)
 LATEST = "document.querySelector('.vitrine-person').dataset"
 
 
 async def _drag(tab, selector, *shares):
     """Real mouse events at shares of an element's box."""
-    left, top, width, height = await tab.evaluate(BOX % selector)
-    places = [{"x": left + x * width, "y": top + y * height} for x, y in shares]
-    mouse = {"button": "left", "clickCount": 1}
-    await tab.send("Input.dispatchMouseEvent", type="mouseMoved", pointerType="mouse", **places[0])
-    await tab.send("Input.dispatchMouseEvent", type="mousePressed", pointerType="mouse", **places[0], **mouse)
-    for place in places[1:]:
-        await tab.send("Input.dispatchMouseEvent", type="mouseMoved", pointerType="mouse", button="left", **place)
-    await tab.send("Input.dispatchMouseEvent", type="mouseReleased", pointerType="mouse", **places[-1], **mouse)
-    await asyncio.sleep(0.3)
+    left, top, width, height = await tab.box(selector)
+    await tab.drag([(left + x * width, top + y * height) for x, y in shares])
 
 
 async def _run(tab, address):
@@ -241,8 +231,6 @@ async def _settled(tab, values):
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await asyncio.sleep(2)
-        await tab.press("Escape", 27)
         build = BUILD.replace("VUE", "true" if vue else "false").replace("PROMPT", PROMPT).replace("STUDENT", STUDENT)
         await tab.evaluate(build)
         await tab.evaluate(PRESS)
@@ -254,7 +242,7 @@ async def _walk(driver, address, vue):
         seen["dragged"] = await tab.evaluate(VALUES)
         for name in ("glasses", "long hair", "bald", "curly hair", "mole left"):  # a field for three of them
             await tab.evaluate(f"document.querySelector('[data-name=\"{name}\"]').scrollIntoView({{block: 'nearest'}})")
-            await _drag(tab, f'[data-name=\\"{name}\\"]', (0.5, 0.5), (0.6, 0.5), (0.8, 0.5))
+            await _drag(tab, f'[data-name="{name}"]', (0.5, 0.5), (0.6, 0.5), (0.8, 0.5))
         seen["pulled"] = await tab.evaluate(VALUES)
         if os.environ.get("VITRINE_SHOT"):
             await asyncio.sleep(1)

@@ -49,7 +49,6 @@ NODES = {
 }  # fmt: skip
 TEXT = "app.graph._nodes.find(n => n.comfyClass === 'NODE').widgets.find(w => w.name === 'points').value"
 PRESS = "(() => { const b = pick.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, pick) })()"
-BOX = "(() => { const r = document.querySelector('canvas.vitrine-points').getBoundingClientRect(); return [r.x, r.y, r.width, r.height] })()"  # noqa: E501
 
 
 class Mouse:
@@ -58,20 +57,11 @@ class Mouse:
     def __init__(self, tab):
         self.tab = tab
 
-    async def _event(self, kind, x, y, **more):
-        left, top, width, height = await self.tab.evaluate(BOX)
-        side = min(width, height)
-        at = {"x": left + width / 2 + (x - 0.5) * side, "y": top + height / 2 + (y - 0.5) * side}
-        await self.tab.send("Input.dispatchMouseEvent", type=kind, pointerType="mouse", **at, **more)
-
     async def drag(self, *points, shift=False, alt=False, button="left"):
-        held = {"button": button, "clickCount": 1, "modifiers": 8 * shift + alt}
-        await self._event("mouseMoved", *points[0])
-        await self._event("mousePressed", *points[0], **held)
-        for point in points[1:]:
-            await self._event("mouseMoved", *point, button=button, modifiers=held["modifiers"])
-        await self._event("mouseReleased", *points[-1], **held)
-        await asyncio.sleep(0.3)
+        left, top, width, height = await self.tab.box("canvas.vitrine-points")
+        side, middle, centre = min(width, height), left + width / 2, top + height / 2
+        places = [(middle + (x - 0.5) * side, centre + (y - 0.5) * side) for x, y in points]
+        await self.tab.drag(places, button, modifiers=8 * shift + alt)
 
 
 def points_of(text):
@@ -93,8 +83,6 @@ def address(driver, tmp_path_factory):
 
 
 async def _ready(tab, node, vue):
-    await asyncio.sleep(2)
-    await tab.press("Escape", 27)
     script = BUILD.replace("VUE", "true" if vue else "false").replace("NODE", node)
     for key, value in NODES[node].items():
         script = script.replace(key, value)

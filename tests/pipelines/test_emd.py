@@ -142,6 +142,8 @@ def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
     torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="latent").images, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="pt").images, shown, rtol=0, atol=1e-5)
     assert (plain - wanted).abs().max() > 1e-3
+    pipe.load_student(file, "flow portraits")
+    torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="latent").images, wanted, rtol=0, atol=1e-5)
     run.roles.remove()
     second = parts.trainer(EMDTrainConfig(2, 1, **settings), tmp_path / "second")
     second.start_from(file, tmp_path / "score_diffusers.safetensors")

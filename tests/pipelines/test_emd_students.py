@@ -45,6 +45,18 @@ def test_both_exports_load_and_draw_the_same(pipe, weights, tmp_path):
     assert torch.equal(*pictures) and not torch.allclose(pictures[0], before, atol=1e-2)
 
 
+def test_a_second_student_takes_the_firsts_place(pipe, weights, tmp_path):
+    contract = StudentContract("portraits", 625.0)
+    first = export(tmp_path / "first", weights, "generator", contract)[0]
+    second = export(tmp_path / "second", {k: -2 * v for k, v in weights.items()}, "generator", contract)[0]
+    pipe.load_student(second)
+    alone = drawn(pipe, contract=contract)
+    pipe.load_student(first)
+    assert not torch.allclose(drawn(pipe, contract=contract), alone, atol=1e-2)
+    pipe.load_student(second)
+    assert torch.equal(drawn(pipe, contract=contract), alone)
+
+
 def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
     from vitrine.engine.emd.export import kohya
 
