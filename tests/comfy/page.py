@@ -167,6 +167,21 @@ class Page:
             await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, pointerType="mouse", **more)
         await self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 300)))")
 
+    async def run(self, address, queue="app.queuePrompt(0)", seconds=240):
+        """Queue what is open and wait; the run's entry in the server's history, whether it succeeded or not."""
+        import aiohttp
+
+        async with aiohttp.ClientSession() as session:
+            await session.post(f"{address}/history", json={"clear": True})
+            await self.evaluate(queue)
+            for _ in range(2 * seconds):
+                async with session.get(f"{address}/history") as answer:
+                    entries = list((await answer.json()).values())
+                if entries and (entries[0]["status"]["completed"] or entries[0]["status"]["status_str"] == "error"):
+                    return entries[0]
+                await asyncio.sleep(0.5)
+        raise TimeoutError("the run")
+
     async def press(self, key, code):
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):

@@ -48,14 +48,7 @@ async def _place(driver, address, graph):
         await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
         await tab.wait_for("app.graph._nodes.length === 1")
         widgets = await tab.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")
-        await tab.evaluate(AROUND)
-        for _ in range(240):
-            async with session.get(f"{address}/history") as answer:
-                entries = list((await answer.json()).values())
-            if entries and (entries[0]["status"]["completed"] or entries[0]["status"]["status_str"] == "error"):
-                break
-            await asyncio.sleep(0.5)
-        return listed, widgets, entries[0], tab.faults()
+        return listed, widgets, await tab.run(address, AROUND), tab.faults()
 
 
 def test_one_is_placed_and_runs(driver, tmp_path):

@@ -4,7 +4,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -29,13 +28,7 @@ CLIP = "document.querySelectorAll('.vitrine-compare img')[1].style.clipPath"
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
         await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
-        await tab.evaluate("app.queuePrompt(0)")
-        async with aiohttp.ClientSession() as session:
-            for _ in range(120):
-                async with session.get(f"{address}/history") as answer:
-                    if any(h["status"]["completed"] for h in (await answer.json()).values()):
-                        break
-                await asyncio.sleep(0.5)
+        await tab.run(address)
         await asyncio.sleep(1)
         seen = {"ours": await tab.evaluate("document.querySelectorAll('.vitrine-compare').length"), "clips": []}
         if not vue:

@@ -5,7 +5,6 @@ import json
 import os
 from pathlib import Path
 
-import aiohttp
 import pytest
 from vitrine.engine.nemo import NeuronSet
 
@@ -67,6 +66,7 @@ async def _walk(driver, address, vue):
         await tab.evaluate(AGAIN)
         seen["reloaded"] = await tab.evaluate(SPARED)
         seen["executed"] = await _run(tab, address)
+        await tab.wait_for(f"{DOTS}.filter(([, spared]) => spared).length === 1")  # drawn anew when the run reports
         seen["again"] = dict(await tab.evaluate(DOTS))
         seen["copied"] = await tab.evaluate(COPIED)
         return seen, tab.faults()
@@ -74,16 +74,9 @@ async def _walk(driver, address, vue):
 
 async def _run(tab, address):
     """Queue and wait: the text that execute was given."""
-    async with aiohttp.ClientSession() as session:
-        await session.post(f"{address}/history", json={"clear": True})
-        await tab.evaluate("app.queuePrompt(0)")
-        entries = []
-        while not entries:
-            await asyncio.sleep(0.5)
-            async with session.get(f"{address}/history") as answer:
-                entries = list((await answer.json()).values())
-    assert entries[0]["status"]["status_str"] == "success", entries[0]["status"]["messages"][-1]
-    nodes = entries[0]["prompt"][2].values()
+    entry = await tab.run(address)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    nodes = entry["prompt"][2].values()
     return next(n["inputs"]["spared"] for n in nodes if n["class_type"] == "VitrineNEMONeuronBlocker")
 
 

@@ -205,19 +205,11 @@ async def _drag(tab, selector, *shares):
 
 async def _run(tab, address):
     """Queue and wait; the pixels that Save Image wrote."""
-    async with aiohttp.ClientSession() as session:
-        await session.post(f"{address}/history", json={"clear": True})
-        await tab.evaluate("app.queuePrompt(0)")
-        for _ in range(240):
-            async with session.get(f"{address}/history") as answer:
-                entries = list((await answer.json()).values())
-            if entries and (entries[0]["status"]["completed"] or entries[0]["status"]["status_str"] == "error"):
-                break
-            await asyncio.sleep(0.5)
-        assert entries[0]["status"]["status_str"] == "success", entries[0]["status"]["messages"][-1]
-        shown = next(o["images"][0] for o in entries[0]["outputs"].values() if "images" in o)
-        async with session.get(f"{address}/view", params=shown) as answer:
-            return np.asarray(Image.open(BytesIO(await answer.read())).convert("RGB"))
+    entry = await tab.run(address)
+    assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
+    shown = next(o["images"][0] for o in entry["outputs"].values() if "images" in o)
+    async with aiohttp.ClientSession() as session, session.get(f"{address}/view", params=shown) as answer:
+        return np.asarray(Image.open(BytesIO(await answer.read())).convert("RGB"))
 
 
 async def _settled(tab, values):

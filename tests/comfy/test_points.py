@@ -89,20 +89,6 @@ async def _ready(tab, node, vue):
     await tab.evaluate(script)
 
 
-async def _run(tab, address):
-    """Queue and wait; the run's history entry."""
-    async with aiohttp.ClientSession() as session:
-        await session.post(f"{address}/history", json={"clear": True})
-        await tab.evaluate("app.queuePrompt(0)")
-        for _ in range(240):
-            async with session.get(f"{address}/history") as answer:
-                history = await answer.json()
-            if any(h["status"]["completed"] or h["status"]["status_str"] == "error" for h in history.values()):
-                return next(iter(history.values()))
-            await asyncio.sleep(0.5)
-    raise TimeoutError("the run")
-
-
 CORNER = """(() => {
     const c = document.querySelector('canvas.vitrine-points'), side = Math.min(c.width, c.height)
     const at = [c.width / 2 + 0.2 * side, c.height / 2 - 0.45 * side, 0.2 * side, 0.2 * side].map(Math.round)
@@ -123,7 +109,7 @@ COPIED = """(() => { const old = app.graph._nodes.find(n => n.comfyClass === 'NO
 
 async def _opened(tab, address):
     """Run once and open the picker."""
-    entry = await _run(tab, address)
+    entry = await tab.run(address)
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
     await tab.evaluate(PRESS)
     await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
@@ -178,7 +164,7 @@ async def _walk(driver, address, node, vue):
         )
         await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
         seen["reload"] = await tab.evaluate(text)
-        second = await _run(tab, address)
+        second = await tab.run(address)
         seen["executed"] = [n["inputs"]["points"] for n in second["prompt"][2].values() if n["class_type"] == node]
         seen["copied"] = await tab.evaluate(COPIED.replace("NODE", node))
         return {"start": start} | seen, [_text(first), _text(second)], tab.faults()
@@ -256,7 +242,7 @@ def test_a_click_is_a_map_without_a_run(driver, address, record_property):
     async def ask():
         async with driver.page(address) as tab:
             await _ready(tab, "VitrineFindCorrespondence", False)
-            entry = await _run(tab, address)
+            entry = await tab.run(address)
             number = await tab.evaluate("String(pick.id)")
             async with aiohttp.ClientSession() as session:
                 asked = {"node": number, "x": 0.5, "y": 0.4}
