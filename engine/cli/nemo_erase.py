@@ -128,9 +128,9 @@ class Consensus:
         chosen = consensus([NeuronSet.load(p) for p in self.searches], self.share)
         chosen.save(self.out)
         agree, empty = (chosen.info["consensus"][key] for key in ("jaccard", "empty_pairs"))
-        told = "none kept a neuron" if agree is None else f"pairs agree by {agree:.2f}"
+        pairs = "none kept a neuron" if agree is None else f"pairs agree by {agree:.2f}"
         left_out = f", {empty} of two empty sets left out" if empty and agree is not None else ""
-        print(f"{len(chosen)} neurons of {len(self.searches)} searches ({told}{left_out}) -> {self.out}")
+        print(f"{len(chosen)} neurons of {len(self.searches)} searches ({pairs}{left_out}) -> {self.out}")
         return 0
 
 

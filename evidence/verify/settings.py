@@ -48,21 +48,21 @@ class SizeSettings(Config):
     """Which sizes a model is told, and with which weight over the noise level (Berrada et al., Table 2a).
 
     Attributes:
-        told: original sizes in pixels, the smallest first.
+        sides: of the original sizes that a model is told, in pixels, the smallest first.
         gamma: the weight; the curve that the paper trains with, at the exponent that is ours for training-free use.
         prompts: at most.
         steps, guidance: of the samples, as the paper evaluates its models of captions.
     """
 
-    told: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    sides: tuple[int, ...] = (64, 128, 256, 512, 1024)
     gamma: GammaConfig = GammaConfig()
     prompts: int = 100
     steps: int = 25
     guidance: float = 5.0
 
     def __post_init__(self) -> None:
-        if len(self.told) < 2 or sorted(set(self.told)) != list(self.told) or self.told[0] < 1:
-            raise refuse("sizes: told", self.told, "two or more, ascending", "64, 128, 256, 512, 1024 are published")
+        if len(self.sides) < 2 or sorted(set(self.sides)) != list(self.sides) or self.sides[0] < 1:
+            raise refuse("sizes: sides", self.sides, "two or more, ascending", "64, 128, 256, 512, 1024 are published")
         if self.prompts < 2 or self.steps < 1:
             raise refuse("sizes: prompts, steps", (self.prompts, self.steps), "2 and 1 or more", "100 and 25 are usual")
 

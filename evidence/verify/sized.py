@@ -70,7 +70,7 @@ class SizedPortraits:
     ) -> Any:  # fmt: skip
         """``images``: (B, 3, 64, 64) in [0, 1]; the unconditional half drops its controls, as in training."""
         model, side, spec = self.model, (self.model.side, self.model.side), self.model.embedder.spec
-        told, own = (
+        asked, own = (
             torch.cat([spec.rows(each.controls(side, spec)) for each in conditions])
             for conditions in (size_condition, [SizeCondition()] * len(size_condition))
         )
@@ -80,7 +80,7 @@ class SizedPortraits:
         noise = seeded_noise(list(seeds), (4, model.side // 4, model.side // 4))
         denoiser, rows = Denoiser.from_diffusers(self.transformer, self.scheduler), (halves, 1)
         with BlendedInjection(
-            self.transformer, model.embedder, told.repeat(*rows), own.repeat(*rows), gamma, drop
+            self.transformer, model.embedder, asked.repeat(*rows), own.repeat(*rows), gamma, drop
         ):  # fmt: skip
             latents = sample(
                 denoiser, noise, self.scheduler, num_inference_steps, cond, null=null, guidance=guidance.scale
@@ -114,12 +114,12 @@ class SizedContext(Context):
         """One step of one picture, its decoding included."""
         parts = {p.data_ptr(): p for part in self.pipe.components.values() for p in part.parameters()}
 
-        def one() -> None:
+        def step() -> None:
             self.pipe(
                 [""], size_condition=[SizeCondition()], gamma=GammaConfig("constant"), guidance=GuidanceConfig(),
                 seeds=[0], num_inference_steps=1,
             )  # fmt: skip
 
         with Peak() as held:
-            one()
-        return Pace(timed(one), held.peak, sum(p.numel() * p.element_size() for p in parts.values()))
+            step()
+        return Pace(timed(step), held.peak, sum(p.numel() * p.element_size() for p in parts.values()))

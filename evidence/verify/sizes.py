@@ -64,8 +64,8 @@ def prepare(context: Context) -> Estimate:
     """Pictures of each prompt at each size under two weights, and two more of other noise."""
     settings = context.settings.sizes
     prompts = len(_prompts(context)[0]) if context.path(PROMPTS) else len(context.chosen(settings.prompts))
-    pictures = prompts * len(ARMS) * (len(settings.told) + 1)
-    why = f"{prompts} prompts, {len(settings.told)} sizes and another noise, {len(ARMS)} weights"
+    pictures = prompts * len(ARMS) * (len(settings.sides) + 1)
+    why = f"{prompts} prompts, {len(settings.sides)} sizes and another noise, {len(ARMS)} weights"
     return context.pace.sampling(0, pictures, settings.steps, context.budget, why)
 
 
@@ -90,7 +90,7 @@ def sizes(context: Context) -> Measured:
         figures[f"sizes.{key}.noise"] = _figure(f"{what} of two noises at the model's own size, for comparison", apart)
     for arm, table in tables.items():
         finest, own = table[:, -2], table[:, -1]
-        what = f"finest detail told {context.settings.sizes.told[0]}, over that told the model's own size, {ARMS[arm]}"
+        what = f"finest detail told {context.settings.sizes.sides[0]}, over that told the model's own size, {ARMS[arm]}"
         figures[f"sizes.detail.{arm}"] = _ratio(what, finest, own)
     missing = {p.key: f"needs {LPIPS.short}" for p in PUBLISHED if p.key not in figures}
     return Measured(figures, tuple(_notes(context, len(prompts), whole)), missing)
@@ -151,27 +151,28 @@ def _row(
     context: Context, measures: dict[str, tuple[str, Distance]], prompt: str, number: int, gamma: GammaConfig
 ) -> torch.Tensor:  # fmt: skip
     """What one prompt's pictures show; seed ``number`` at every size, and one more seed at the model's own."""
-    told = list(context.settings.sizes.told)
-    own = context.told_own_size
-    asked = told if own in told else [*told, own]
+    sides, own = list(context.settings.sizes.sides), context.told_own_size
+    asked = sides if own in sides else [*sides, own]
     pictures = drawn(context, prompt, [*asked, own], [number] * len(asked) + [number + 500_000], gamma)
     by_size = {(s, s): picture[None] for s, picture in zip(asked, pictures, strict=False)}
-    other, sizes = pictures[-1:], [(s, s) for s in told]
+    other, sizes = pictures[-1:], [(s, s) for s in sides]
     across = [float(cross_size_consistency(by_size.__getitem__, sizes, d).mean) for _, d in measures.values()]
     noise = [float(d(by_size[own, own], other)) for _, d in measures.values()]
-    detail = [float(fine_detail(by_size[s, s])) for s in (told[0], own)]
+    detail = [float(fine_detail(by_size[s, s])) for s in (sides[0], own)]
     return torch.tensor([*across, *noise, *detail])
 
 
-def drawn(context: Context, prompt: str, told: Sequence[int], seeds: Sequence[int], gamma: GammaConfig) -> torch.Tensor:
+def drawn(
+    context: Context, prompt: str, sides: Sequence[int], seeds: Sequence[int], gamma: GammaConfig
+) -> torch.Tensor:
     """(B, 3, H, W) in [0, 1]: one prompt under told sizes and seeds, as many together as the budget allows."""
     settings, images = context.settings.sizes, []
-    together = context.pace.pictures_within(context.budget, len(told))
+    together = context.pace.pictures_within(context.budget, len(sides))
     # both halves are told the same size, as diffusers does, so that a constant weight is the stock model
     guidance = GuidanceConfig(settings.guidance, negative="positive")
-    for start in range(0, len(told), together):
+    for start in range(0, len(sides), together):
         part = slice(start, start + together)
-        sizes = [SizeCondition(original=(s, s)) for s in told[part]]
+        sizes = [SizeCondition(original=(s, s)) for s in sides[part]]
         call: dict[str, Any] = {"num_inference_steps": settings.steps, "output_type": "pt"}
         made = context.controlled(
             [prompt] * len(sizes), size_condition=sizes, gamma=gamma, guidance=guidance, seeds=list(seeds[part]), **call

@@ -67,9 +67,9 @@ def fits(context: Context) -> str:
         return f"{path.name} is a space of whole weights; the published one, and this claim, are of a LoRA's factors"
     shapes = {name: tuple(p.shape) for name, p in context.network.named_parameters()}
     for layer in manifest:
-        found = shapes.get(f"{layer.path}.weight")
-        if found is None or found[:2] != (layer.up[0], layer.down[1]):
-            has = "no such layer" if found is None else f"{found[0]} x {found[1]}"
+        shape = shapes.get(f"{layer.path}.weight")
+        if shape is None or shape[:2] != (layer.up[0], layer.down[1]):
+            has = "no such layer" if shape is None else f"{shape[0]} x {shape[1]}"
             return f"{path.name} is a space of another base ({layer.path}: {layer.up[0]} x {layer.down[1]}, here {has})"
     return ""
 
@@ -119,9 +119,13 @@ def inversion(context: Context) -> Measured:
         figures["w2w.face.identity.again"] = figures["w2w.face.identity"]
     else:
         missing |= {p.key: f"needs {FACE.short}" for p in PUBLISHED[:2]}
-    photos = ["a model is judged beside the photo it was made from, as published; cropped by nobody"]
-    photos += [f"a space of {space.dimension} components"] if space.dimension != settings.invert.components else []
-    differs = [*context.subset_note(len(paths), whole, "photos"), *photos, *context.usual_notes("inversion")]
+    notes = [
+        "a model is judged beside the photo it was made from, as published; cropped by nobody",
+        f"computed in {context.dtype} with coefficients in float32, the authors all in bfloat16",
+    ]
+    notes += [f"a space of {space.dimension} components"] if space.dimension != settings.invert.components else []
+    notes += context.usual_notes("inversion", autocast=False)
+    differs = [*context.subset_note(len(paths), whole, "photos"), *notes]
     return Measured(figures, tuple(differs), missing, {"judge": judge.name, "pictures of each model": made.shape[1]})
 
 
