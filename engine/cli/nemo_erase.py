@@ -127,8 +127,10 @@ class Consensus:
 
         chosen = consensus([NeuronSet.load(p) for p in self.searches], self.share)
         chosen.save(self.out)
-        agree = chosen.info["consensus"]["jaccard"]
-        print(f"{len(chosen)} neurons of {len(self.searches)} searches (pairs agree by {agree:.2f}) -> {self.out}")
+        agree, empty = (chosen.info["consensus"][key] for key in ("jaccard", "empty_pairs"))
+        pairs = "none kept a neuron" if agree is None else f"pairs agree by {agree:.2f}"
+        left_out = f", {empty} of two empty sets left out" if empty and agree is not None else ""
+        print(f"{len(chosen)} neurons of {len(self.searches)} searches ({pairs}{left_out}) -> {self.out}")
         return 0
 
 

@@ -19,8 +19,8 @@ class Verify:
     """
 
     model: str
-    """Pipeline folder or .safetensors file on this machine; 'portraits' and 'flow' are the shipped models in its role,
-    with data of their own."""
+    """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models in
+    its role, with data of their own."""
     claim: tuple[str, ...] = ()
     """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
     data: Path | None = None
@@ -29,6 +29,11 @@ class Verify:
     """SSCD's TorchScript file. It is a program, which this option runs; without it pixels judge copies."""
     clip: Path | None = None
     """Folder of a CLIPModel with its processor (transformers): prompt alignment."""
+    face: Path | None = None
+    """A face recogniser's TorchScript file (docs/verify.md says how to make one). It is a program, which this option
+    runs; without it no published identity has anything beside it."""
+    lpips: Path | None = None
+    """LPIPS as a TorchScript file, likewise."""
     subset: int | None = None
     """At most so many prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
@@ -46,6 +51,7 @@ class Verify:
         from ...evidence.verify.run import verify
 
         asked = Asked(
-            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load
+            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load,
+            face=self.face, lpips=self.lpips,
         )  # fmt: skip
         return verify(asked, self.claim, self.dry)

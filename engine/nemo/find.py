@@ -126,24 +126,32 @@ def find_neurons(
     shape: tuple[int, int, int],
     config: SearchConfig = PUBLISHED_SEARCH,
     progress: Progress = silent,
+    flagged: Sequence[Score] | None = None,
 ) -> list[Result]:
     """Search every memorized prompt among ``prompts``, all in lockstep.
 
     Args:
         conds: one condition of one row for each prompt.
         shape: (C, h, w) of the latents.
+        flagged: scores of the prompts by another probe, from as many noises of the same seed. The published code has
+            one score, which detects, says which seeds are searched, and is searched itself. Where another timestep
+            detects, these say which prompts and seeds are searched, and this probe's own scores say nothing of it.
 
     Raises:
-        VitrineError: If the numbers of prompts and conditions differ, or the statistics do not fit the model's layers.
+        VitrineError: If the numbers of prompts, conditions and scores differ, or the statistics do not fit the model's
+            layers.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
+    if flagged is not None and [len(s.per_seed) for s in flagged] != [probe.config.seeds] * len(prompts):
+        shown = [len(s.per_seed) for s in flagged]
+        raise refuse("flagged", shown, f"{len(prompts)} scores of {probe.config.seeds} seeds", "score these prompts")
     check_tau(config.tau)
     if config.mode == "parity" and probe.config.data_range == AUTO:
         probe = replace(probe, config=replace(probe.config, data_range=None))
     noise = probe_noise(probe.config, shape).to(_device(conds))
     scores, unblocked = score_prompts(probe, conds, shape, config.tau)
-    keep = {i: score.keep.to(noise.device) for i, score in enumerate(scores) if score.memorized}
+    keep = {i: s.keep.to(noise.device) for i, s in enumerate(flagged or scores) if s.memorized}
     searched = {i: _Memorized(conds[i], noise[rows], unblocked[i][rows]) for i, rows in keep.items()}
     # Prompts that share batches need not guess ahead: each gets its part of the rows for that.
     share = replace(config, rows=max(1, config.rows // max(1, len(searched))))

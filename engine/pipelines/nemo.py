@@ -36,18 +36,28 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
     _choices = ("size",)
 
     @classmethod
-    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+    def from_pipe(cls, pipeline: DiffusionPipeline, *, size: tuple[int, int] | None = None, **kwargs: Any) -> Any:
         """A pipeline around the components of another: this class for Stable Diffusion 1.x and 2.x.
 
         SDXL, image to image, inpainting, ControlNets, and every pipeline with a transformer of a known family, are
         kept whole, and become a :class:`NEMOAroundPipeline`.
 
+        Args:
+            size: (height, width) in pixels of what scores and searches predict; by default the network's own. What a
+                call samples is as large as the call says, and blocked at any size.
+
         Raises:
-            VitrineError: If the other pipeline lacks a component, or its model is of no known family.
+            VitrineError: If the other pipeline lacks a component, its model is of no known family, or the autoencoder
+                does not divide the size.
         """
         if kept_whole(pipeline):
-            return NEMOAroundPipeline.from_pipe(pipeline, **kwargs)
-        return super().from_pipe(pipeline, **kwargs)
+            return NEMOAroundPipeline.from_pipe(pipeline, size=size, **kwargs)
+        made = super().from_pipe(pipeline, **kwargs)
+        if size is not None and any(side < 1 or side % made.vae_scale_factor for side in size):
+            accepted = f"(height, width), multiples of {made.vae_scale_factor}"
+            raise refuse("size", size, accepted, "those of the pictures that you sample")
+        made.__dict__["_size"] = size
+        return made
 
     @torch.no_grad()
     def __call__(

@@ -176,18 +176,23 @@ class NEMOTools(SharedPipeline):
         probe: ProbeConfig | None = None,
         scope: str = "down+mid",
         progress: Progress = silent,
+        flagged: Sequence[Score] | None = None,
     ) -> list[Result]:
         """Search the memorized prompts among ``prompts``, all in lockstep.
 
+        Args:
+            flagged: scores of these prompts at another timestep, as :meth:`score` gives them from as many noises and
+                the same seed: they then say which prompts are searched, and from which seeds.
+
         Raises:
-            VitrineError: If the statistics belong to another model.
+            VitrineError: If the statistics belong to another model, or there is not a score for each prompt.
         """
         statistics.check(self._network)
         texts, config = _texts(prompts), config or SearchConfig()
         prober = self.probe(scope, probe, config.rows)
         with self._in_use():
             conds = [row for batch in self._encoded(texts) for row in _rows(batch)]
-            return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress)
+            return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, flagged)
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
@@ -295,8 +300,10 @@ class NEMOTools(SharedPipeline):
         if channels != latent:
             remedy = "use the text-to-image model that it was made from"
             raise refuse("UNet", f"{channels} input channels", f"{latent}, those of its latents", remedy)
+        if (chosen := self.__dict__.get("_size")) is not None:  # a pipeline that was loaded as such has none
+            side = tuple(pixels // self.vae_scale_factor for pixels in chosen)
         height, width = (side, side) if isinstance(side, int) else side
-        return self.unet.config.in_channels, height, width
+        return channels, height, width
 
     def _blank(self, cond: Condition) -> torch.Tensor | None:
         """Latents for values that do not depend on the text alone; None where they do."""

@@ -69,6 +69,18 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
     return WeightSpace(manifest, mean, std, basis, singular, coefficients, count, names, {}, float(len(mean)), info)
 
 
+def official_manifest(folder: str | Path, alpha: float = ALPHA) -> Manifest:
+    """The layers of a published space, from ``weight_dimensions.pt`` alone.
+
+    Raises:
+        VitrineError: If the file is missing, or is another.
+    """
+    path = Path(folder) / FILES[3]
+    if not path.is_file():
+        raise refuse("folder", f"{path.parent.name} without {path.name}", list(FILES), "download the published files")
+    return _manifest(_load(path), alpha)
+
+
 def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: torch.Tensor) -> torch.Tensor | None:
     """(N, M) coefficients of the models in the leading M of K components, as published, or from their weights."""
     if (folder / PROJECTIONS).is_file():

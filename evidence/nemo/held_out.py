@@ -84,26 +84,15 @@ def seeds(model: str | None = None, progress: Progress = silent, quick: bool = F
         [consensus([single[s][i] for s in triple], 0.5) for i in range(len(plants))] for triple in TRIPLES
     ]  # of two of three searches
     first, second = ([single[s] for s in triple] for triple in TRIPLES)
-    alone = torch.tensor(
-        [[jaccard(a[i], b[i]) for a in first for b in second] for i in range(len(plants))]
-    )  # pairs across the triples, as the consensus sets are compared
-    together = torch.tensor([jaccard(a, b) for a, b in zip(*agreed, strict=True)])
-    gain = together - alone.mean(1)
-    interval = mean_interval(gain)
+    across = [[jaccard(a[i], b[i]) for a in first for b in second] for i in range(len(plants))]  # as consensus sets are
+    agreement = Agreement(across, [jaccard(a, b) for a, b in zip(*agreed, strict=True)])
+    together, interval = agreement.together, mean_interval(agreement.gain)
     left = {f"one search, seed {s}": _copied(world, plants, sets, effort) for s, sets in single.items()}
     left |= {f"consensus of {t}": _copied(world, plants, s, effort) for t, s in zip(TRIPLES, agreed, strict=True)}
     return ClaimResult(
         round(float(together.mean()), 3), mean_interval(together), (interval[1] if quick else interval[0]) > 0,
         {
-            "two single searches": {
-                "mean": round(float(alone.mean()), 3), "95 %": mean_interval(alone.mean(1)),
-                "least, largest": [round(float(v), 3) for v in (alone.min(), alone.max())],
-            },
-            "gain by the consensus, 95 %": [round(float(gain.mean()), 3), interval],
-            "by picture [single, consensus]": {
-                p.name: [round(float(a.mean()), 3), round(float(b), 3)]
-                for p, a, b in zip(plants, alone, together, strict=True)
-            },
+            **agreement.table([p.name for p in plants]),
             "copies after blocking [share of samples, pictures by their median, by any sample, median RMS]": {
                 name: each.row() for name, each in left.items()
             },
@@ -113,6 +102,63 @@ def seeds(model: str | None = None, progress: Progress = silent, quick: bool = F
             },
         },
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Jaccards of single searches, some for each picture, and of its two consensus sets; None is of two empty sets.
+
+    Two searches that block nothing agree on no neuron, so such pairs are left out.
+    """
+
+    across: list[list[float | None]]
+    consensus: list[float | None]
+
+    @property
+    def alone(self) -> torch.Tensor:
+        """Mean of each picture's pairs of single searches; of pictures that have any."""
+        means = [mean for mean in map(_mean_known, self.across) if mean is not None]
+        return torch.tensor(means or [0.0])
+
+    @property
+    def together(self) -> torch.Tensor:
+        """Of the consensus sets of each picture that has one."""
+        return torch.tensor(_known(self.consensus) or [0.0])
+
+    @property
+    def gain(self) -> torch.Tensor:
+        """Consensus less single, of pictures that have both."""
+        pairs = zip(self.consensus, map(_mean_known, self.across), strict=True)
+        return torch.tensor([a - b for a, b in pairs if a is not None and b is not None] or [0.0])
+
+    def table(self, names: Sequence[str]) -> dict[str, Any]:
+        """For the report."""
+        known = [value for row in self.across for value in _known(row)]
+        left_out = [row.count(None) for row in self.across]
+        rows = zip(names, map(_mean_known, self.across), self.consensus, strict=True)
+        return {
+            "two single searches": {
+                "mean": round(float(self.alone.mean()), 3), "95 %": mean_interval(self.alone),
+                "least, largest": [round(extreme(known, default=0.0), 3) for extreme in (min, max)],
+            },
+            "gain by the consensus, 95 %": [round(float(self.gain.mean()), 3), mean_interval(self.gain)],
+            "by picture [single, consensus]": {
+                name: [None if v is None else round(v, 3) for v in values] for name, *values in rows
+            },
+            "pairs of two empty sets, left out [single, of; consensus, of]": [
+                sum(left_out), sum(map(len, self.across)), self.consensus.count(None), len(self.consensus),
+            ],
+            "... of single searches, by picture": {n: c for n, c in zip(names, left_out, strict=True) if c},
+        }  # fmt: skip
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)

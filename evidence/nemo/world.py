@@ -15,7 +15,7 @@ from ...engine.nemo.block import block
 from ...engine.nemo.config import ProbeConfig, SearchConfig
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.score import Probe, probe_noise, threshold
+from ...engine.nemo.score import Probe, Score, probe_noise, threshold
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.nemo.statistics import NeuronStatistics, gather
 from ...engine.progress import Progress, silent
@@ -90,13 +90,15 @@ class World:
             return [self.model.condition(row[None]) for row in self.model.encode(list(prompts))]
 
     def find(
-        self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE
-    ) -> list[Result]:
-        """Search all prompts in lockstep; ``share`` None stops as published."""
+        self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE,
+        flagged: Sequence[Score] | None = None,
+    ) -> list[Result]:  # fmt: skip
+        """Search all prompts in lockstep; ``share`` None stops as published, ``flagged`` is as of the search's."""
         config = SearchConfig(tau=self.tau, share=share, mode=mode, rows=ROWS)
         probe = make_probe(self.denoiser, config=self.probe, rows=config.rows)
         shape = self.model.latent_shape
-        return find_neurons(probe, prompts, self.conditions(prompts), self.statistics, shape, config, progress)
+        conds = self.conditions(prompts)
+        return find_neurons(probe, prompts, conds, self.statistics, shape, config, progress, flagged)
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block."""

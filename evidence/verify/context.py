@@ -40,6 +40,7 @@ class Asked:
         model: a pipeline folder or a .safetensors file on this machine.
         data: folder with what the checks need, in any arrangement up to two folders deep.
         sscd, clip: copy descriptors: SSCD's TorchScript file, a CLIP folder.
+        face, lpips: a face recogniser and LPIPS, as TorchScript files.
         subset: at most so many prompts or pairs of each kind.
         memory: budget beyond the weights.
         out: folder of this verification.
@@ -56,6 +57,8 @@ class Asked:
     out: Path = Path("verify")
     load: LoadConfig = field(default_factory=LoadConfig)
     world: str = ""
+    face: Path | None = None
+    lpips: Path | None = None
 
 
 @contextmanager
@@ -150,10 +153,33 @@ class Context:
         from ...engine.pipelines import NEMOPipeline
 
         side = self.settings.size
-        size = {"size": (side, side)} if side and self.kind != "SD" else {}
-        pipe = NEMOPipeline.from_pipe(self.pipe, **size)
+        pipe = NEMOPipeline.from_pipe(self.pipe, size=(side, side) if side else None)
         pipe.set_progress_bar_config(disable=True)
         return pipe
+
+    @cached_property
+    def w2w(self) -> Any:
+        """The weights2weights tools around the pipeline."""
+        from ...engine.pipelines import W2WPipeline
+
+        pipe = W2WPipeline.from_pipe(self.pipe)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    @cached_property
+    def controlled(self) -> Any:
+        """The pipeline whose sizes have a weight over the noise level; of models that are told sizes."""
+        from ...engine.pipelines import ControlConditionedPixArtPipeline, ControlConditionedXLPipeline
+
+        kind = ControlConditionedXLPipeline if self.kind == "SDXL" else ControlConditionedPixArtPipeline
+        pipe = kind.from_pipe(self.pipe)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    @cached_property
+    def told_own_size(self) -> int:
+        """Side in pixels of the pictures that a model of sizes makes, which it is told by default."""
+        return int(self.network.config.sample_size) * int(self.pipe.vae_scale_factor)
 
     @cached_property
     def pace(self) -> Pace:

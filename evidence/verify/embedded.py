@@ -1,4 +1,4 @@
-"""The embedded models in the role of a checkpoint: ``--model portraits`` and ``--model flow``.
+"""The embedded models in the role of a checkpoint: ``--model portraits``, ``--model flow`` and ``--model sized``.
 
 Their data is written where a user's would lie, under the names that the authors' files have, so that what runs on a
 published checkpoint is what runs here. Planted pictures are the half that chose nothing on the flow model.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,30 @@ from ...engine.files import write_json, write_text, write_whole
 from ...engine.nemo.config import SearchConfig
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
-from ...engine.portraits.shipped import student_file
+from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
+from ...engine.progress import Progress, TqdmProgress
 from ..activations.flow_claims import LEGACY
 from ..activations.world import TESTING, Model, draw_scene
+from ..control.prompts import FIRST, prompts_of
 from ..nemo import flow_claims, world
-from .context import Asked
-from .settings import FILE, VerifySettings
+from ..portraits.identities import FIRST_IDENTITY
+from ..w2w.likeness import BARE, FRESH, INVERSION, pictures_of
+from .context import Asked, Context
+from .settings import FILE, InversionSettings, SizeSettings, VerifySettings
+from .sized import FOLDER, SizedContext
 
-WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS}
-STATISTICS, ORDINARY, COLOURINGS, FACES = 600, 200, 10, 60
-"""Captions for statistics and threshold, ordinary ones that are scored, captions of each template, and portraits with
-keypoints."""
+WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS, "sized": FOLDER}
+STATISTICS, ORDINARY, COLOURINGS, FACES, SITTERS = 600, 200, 10, 60, 16
+"""Captions for statistics and threshold, ordinary ones that are scored, captions of each template, portraits with
+keypoints, and people of no space."""
+BRIEF = 40
+"""Captions that leave open what the sized model's collection links with size."""
 SETTINGS = {
     "portraits": VerifySettings(
         detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE), steps=world.STEPS,
         guidance=world.GUIDANCE, scheduler="",
         places=" ".join(PRESETS["portraits"].addresses),
+        inversion=InversionSettings(INVERSION, BARE, steps=world.STEPS, guidance=world.GUIDANCE),
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH, search=SearchConfig(share=flow_claims.SHARE), steps=20,
@@ -44,6 +52,7 @@ SETTINGS = {
         places=LEGACY[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
+    "sized": VerifySettings(sizes=SizeSettings((16, 32, 64, 128, 256), prompts=BRIEF, steps=20, guidance=2.0)),
 }  # fmt: skip
 """Searches and scores as these worlds' own claims have them."""
 
@@ -56,10 +65,26 @@ def embedded(asked: Asked) -> Asked:
     return replace(asked, model=str(WORLDS[asked.model]), data=data, world=asked.model)
 
 
+def context_of(asked: Asked, bar: Callable[[str], Progress] = TqdmProgress) -> Context:
+    """The verification of a checkpoint, or of a world in its role."""
+    return (SizedContext if asked.world == "sized" else Context)(asked, bar)
+
+
 def write_data(name: str, folder: Path) -> Path:
     """Prompts, planted pictures and settings of a world, unless they are there."""
     if (folder / FILE).is_file():
         return folder
+    if name == "sized":
+        captions = prompts_of(BRIEF, FIRST + 900_000, brief=True)[1]
+        _table(folder / "size_prompts.csv", ("Caption", "Index"), [(c, i) for i, c in enumerate(captions)])
+    else:
+        _write_pictures(name, folder)
+    write_json(folder / FILE, SETTINGS[name].to_dict())
+    return folder
+
+
+def _write_pictures(name: str, folder: Path) -> None:
+    """Lists, originals and keypoints of a world that was planted; students and people of the 64 px portraits."""
     model = load_either(WORLDS[name])
     measured = flow_claims.halves()[1]
     rows: list[tuple[object, ...]] = []
@@ -77,8 +102,10 @@ def write_data(name: str, folder: Path) -> Path:
     write_spair(folder / "SPair-71k", model)
     if name == "portraits":
         _copy(student_file("student"), folder / "students")
-    write_json(folder / FILE, SETTINGS[name].to_dict())
-    return folder
+        _copy(PEOPLE_SPACE, folder)
+        who = [FIRST_IDENTITY + FRESH + i for i in range(SITTERS)]
+        for number, picture in enumerate(pictures_of(model, who)[0]):
+            _save(folder / "faces" / f"{number:03d}.png", picture)
 
 
 def write_spair(folder: Path, model: Model, count: int = FACES) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,7 +32,7 @@ class Judge:
     """Descriptors of pictures, and how alike two of them are.
 
     Attributes:
-        key: ``sscd`` or ``pixels``.
+        key: ``sscd``, ``pixels``, or another's.
         name: of its similarity, in words.
         level: above it a picture is a copy.
         usual: whether it needs samples of ordinary captions, which say which distance is usual.
@@ -55,7 +55,7 @@ class Judge:
         Args:
             usual: (R, D) of samples that have nothing to do with them; used by pixels alone.
         """
-        if self.key == "sscd":
+        if not self.usual:
             return torch.cosine_similarity(samples, references)
         away = (samples - references).norm(dim=1)
         level = torch.cdist(references, usual).median(1).values
@@ -70,7 +70,12 @@ def judge_of(context: Context) -> Judge:
         image, texts = clip.pictures, clip.texts
     if (path := context.path(SSCD)) is not None:
         return Judge("sscd", "SSCD", VERBATIM, False, sscd_descriptor(path), image, texts)
-    return Judge("pixels", "1 - distance / usual distance at 64 px", 1 - THIRD, True, _flat, image, texts)
+    return replace(pixels(), image=image, texts=texts)
+
+
+def pixels() -> Judge:
+    """Who needs no file."""
+    return Judge("pixels", "1 - distance / usual distance at 64 px", 1 - THIRD, True, _flat)
 
 
 def _flat(pictures: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from ..registry import named_in
 from .context import Context
 from .records import Estimate, Measured, Need, Published
 
-ROOMS = ("nemo", "blocking", "attack", "gdf", "students")
+ROOMS = ("nemo", "blocking", "attack", "gdf", "students", "w2w", "sizes")
 """Modules of checks, in the order they are listed."""
 
 
@@ -26,6 +26,7 @@ class Check:
         published: the paper's figures.
         prepare: ``prepare(context) -> Estimate``, without work worth mentioning.
         measure: ``measure(context) -> Measured``; goes on where it was stopped.
+        fits: ``fits(context) -> str``, why this model of the right family is none for the claim; empty where it is.
     """
 
     name: str
@@ -35,6 +36,11 @@ class Check:
     published: tuple[Published, ...]
     prepare: Callable[[Context], Estimate]
     measure: Callable[[Context], Measured]
+    fits: Callable[[Context], str]
+
+
+def _any(context: Context) -> str:
+    return ""
 
 
 _CHECKS: dict[str, Check] = {}
@@ -42,12 +48,12 @@ _CHECKS: dict[str, Check] = {}
 
 def check(
     name: str, *, paper: str, families: Sequence[str], needs: Sequence[Need], published: Sequence[Published],
-    prepare: Callable[[Context], Estimate],
+    prepare: Callable[[Context], Estimate], fits: Callable[[Context], str] = _any,
 ) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:  # fmt: skip
     """Register ``measure(context) -> Measured``; see :class:`Check`."""
 
     def register(measure: Callable[[Context], Measured]) -> Callable[[Context], Measured]:
-        _CHECKS[name] = Check(name, paper, tuple(families), tuple(needs), tuple(published), prepare, measure)
+        _CHECKS[name] = Check(name, paper, tuple(families), tuple(needs), tuple(published), prepare, measure, fits)
         return measure
 
     return register

@@ -12,7 +12,7 @@ from ...engine.files import named, parse_table, write_json
 from ...engine.ownership import sole_owner
 from ...engine.progress import Progress, TqdmProgress
 from .context import Asked, Context, local_model, offline
-from .embedded import embedded
+from .embedded import context_of, embedded
 from .estimate import duration
 from .page import measured, published, write_page
 from .protocol import Check, pick_checks
@@ -28,18 +28,20 @@ class Planned:
     Attributes:
         check: the claim.
         missing: data that is not there.
-        estimate: None where the model is of a family that the claim is not about.
+        estimate: None where the claim is not about this model.
+        unfit: why it is not.
     """
 
     check: Check
     missing: tuple[Need, ...]
     estimate: Estimate | None
+    unfit: str = ""
 
     @property
     def reason(self) -> str:
         """Why it cannot run; empty where it can."""
         if self.estimate is None:
-            return f"not for this model: the claim is about {' or '.join(self.check.families)}"
+            return f"not for this model: {self.unfit}"
         return "needs " + ", ".join(need.short for need in self.missing) if self.missing else ""
 
 
@@ -64,7 +66,7 @@ def verify(
     checks, asked = pick_checks(names), embedded(asked)
     local_model(asked.model, asked.load.config)
     with offline(), sole_owner(asked.out):
-        context = Context(asked, bar)
+        context = context_of(asked, bar)
         plans = [_planned(check, context) for check in checks]
         _announce(context, plans)
         rows = [_claim(plan, None, "dry run" if dry else "not measured yet") for plan in plans]
@@ -90,7 +92,9 @@ def _write(context: Context, plans: Sequence[Planned], rows: list[dict[str, Any]
 
 def _planned(check: Check, context: Context) -> Planned:
     if context.kind not in check.families:
-        return Planned(check, (), None)
+        return Planned(check, (), None, f"the claim is about {' or '.join(check.families)}")
+    if unfit := check.fits(context):
+        return Planned(check, (), None, unfit)
     missing = tuple(n for n in check.needs if not n.optional and context.path(n) is None)
     return Planned(check, missing, check.prepare(context))
 

@@ -8,12 +8,63 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.config import Config
+from ...engine.control import GammaConfig
 from ...engine.errors import refuse
 from ...engine.files import named, parse_table
 from ...engine.nemo.config import PAPER_TAU, ProbeConfig, SearchConfig
 from ...engine.nemo.verify import AttackConfig
+from ...engine.w2w import InvertConfig
 
 FILE = "settings.json"
+
+
+@dataclass(frozen=True)
+class InversionSettings(Config):
+    """How models are made from single photos and judged (weights2weights, section 3.4 and Appendix C).
+
+    Attributes:
+        invert: the published notebook's: 10,000 components, 400 steps, the picture encoded anew at each.
+        prompt: of inversion and samples.
+        pictures: samples of each model, seeds 0, 1, ...
+        photos: at most; as many as the paper took.
+        steps, guidance: of the samples.
+    """
+
+    invert: InvertConfig = InvertConfig(10_000, 400, 0.1, weight_decay=1e-10, posterior="sample")
+    prompt: str = "sks person"
+    pictures: int = 4
+    photos: int = 100
+    steps: int = 50
+    guidance: float = 2.5
+
+    def __post_init__(self) -> None:
+        if self.pictures < 1 or self.photos < 2 or self.steps < 1:
+            shown = (self.pictures, self.photos, self.steps)
+            raise refuse("inversion: pictures, photos, steps", shown, "1, 2 and 1 or more", "4, 100 and 50 are usual")
+
+
+@dataclass(frozen=True)
+class SizeSettings(Config):
+    """Which sizes a model is told, and with which weight over the noise level (Berrada et al., Table 2a).
+
+    Attributes:
+        sides: of the original sizes that a model is told, in pixels, the smallest first.
+        gamma: the weight; the curve that the paper trains with, at the exponent that is ours for training-free use.
+        prompts: at most.
+        steps, guidance: of the samples, as the paper evaluates its models of captions.
+    """
+
+    sides: tuple[int, ...] = (64, 128, 256, 512, 1024)
+    gamma: GammaConfig = GammaConfig()
+    prompts: int = 100
+    steps: int = 25
+    guidance: float = 5.0
+
+    def __post_init__(self) -> None:
+        if len(self.sides) < 2 or sorted(set(self.sides)) != list(self.sides) or self.sides[0] < 1:
+            raise refuse("sizes: sides", self.sides, "two or more, ascending", "64, 128, 256, 512, 1024 are published")
+        if self.prompts < 2 or self.steps < 1:
+            raise refuse("sizes: prompts, steps", (self.prompts, self.steps), "2 and 1 or more", "100 and 25 are usual")
 
 
 @dataclass(frozen=True)
@@ -32,6 +83,8 @@ class VerifySettings(Config):
         call: further arguments of the pipeline's call.
         scheduler: of the samples of a UNet; "" keeps the pipeline's own.
         places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
+        inversion: of photos into a space of models.
+        sizes: told to the model.
     """
 
     detect: ProbeConfig = ProbeConfig(data_range=None)
@@ -49,6 +102,8 @@ class VerifySettings(Config):
     places: str = ""
     timestep: float = 0.0
     discard: tuple[int, ...] = ()
+    inversion: InversionSettings = InversionSettings()
+    sizes: SizeSettings = SizeSettings()
 
     def __post_init__(self) -> None:
         if self.seeds < 2 or self.usual < 2 or self.steps < 1:

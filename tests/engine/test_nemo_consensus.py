@@ -39,7 +39,17 @@ def test_neurons_that_enough_searches_keep_stay():
 
 def test_jaccard_is_the_shared_part_of_the_union():
     a, b = sets((0, 1, 2), (1, 2, 3))
-    assert jaccard(a, b) == 3 / 5 and jaccard(a, a) == 1.0 and jaccard(NeuronSet({}), NeuronSet({})) == 1.0
+    empty = NeuronSet({}, "aa")
+    assert jaccard(a, b) == 3 / 5 and jaccard(a, a) == 1.0
+    assert jaccard(a, empty) == jaccard(empty, a) == 0.0 and jaccard(empty, empty) is None
+
+
+def test_two_searches_that_block_nothing_do_not_count_as_agreement():
+    (a,), empty = sets((0, 1)), NeuronSet({}, "aa")
+    told = consensus([a, empty, empty]).info["consensus"]
+    assert told["jaccard"] == 0.0 and told["empty_pairs"] == 1, "two pairs of 0; as agreement the third made it 1/3"
+    told = consensus([empty, empty]).info["consensus"]
+    assert told["jaccard"] is None and told["empty_pairs"] == 1
 
 
 def test_one_search_strangers_and_shares_that_mean_nothing_are_refused():
@@ -55,5 +65,10 @@ def test_the_command_writes_what_searches_agree_on(tmp_path, capsys):
     files = [str(each.save(tmp_path / f"{i}.json")) for i, each in enumerate(sets((0, 1), (1, 2), (1,)))]
     assert main(["nemo", "consensus", *files, "--out", str(tmp_path / "out.json")]) == 0
     assert NeuronSet.load(tmp_path / "out.json").neurons == {"x": (1,), "y": (7,)}
-    assert "2 neurons of 3 searches" in capsys.readouterr().out
+    assert "2 neurons of 3 searches (pairs agree by 0.61)" in capsys.readouterr().out
+    none = [str(NeuronSet({}, "aa").save(tmp_path / f"none{i}.json")) for i in range(2)]
+    assert main(["nemo", "consensus", *none, "--out", str(tmp_path / "out.json")]) == 0
+    assert "none kept a neuron" in capsys.readouterr().out
+    assert main(["nemo", "consensus", files[0], *none, "--out", str(tmp_path / "out.json")]) == 0
+    assert "pairs agree by 0.00, 1 of two empty sets left out" in capsys.readouterr().out
     assert main(["nemo", "consensus", files[0]]) == 2

@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.cli.train import COMMANDS
 from vitrine.engine.portraits import load_portraits, plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
-from vitrine.evidence.nemo.held_out import Copied
+from vitrine.evidence.nemo.held_out import Agreement, Copied
 from vitrine.evidence.nemo.later_plants import FILE, NAMES, later_plants, load_later
 from vitrine.evidence.portraits.sampling import sample_images
 
@@ -37,3 +37,16 @@ def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later)
 def test_single_samples_are_counted():
     copied = Copied(torch.tensor([[0.01, 0.2, 0.2], [0.2, 0.2, 0.2], [0.01, 0.02, 0.2]]))
     assert copied.row() == [pytest.approx(1 / 3, abs=1e-3), 1, 2, pytest.approx(0.2)]
+
+
+def test_pairs_of_two_empty_sets_are_no_agreement():
+    agreement = Agreement([[0.5, 0.7], [None, 0.0], [None, None]], [0.8, 0.0, None])
+    assert agreement.alone.tolist() == pytest.approx([0.6, 0.0]) and agreement.together.tolist() == pytest.approx(
+        [0.8, 0]
+    )
+    assert agreement.gain.tolist() == pytest.approx([0.2, 0.0]), "of the two pictures that have both"
+    table = agreement.table(["a", "b", "c"])
+    assert table["pairs of two empty sets, left out [single, of; consensus, of]"] == [3, 6, 1, 3]
+    assert table["... of single searches, by picture"] == {"b": 1, "c": 2}
+    assert table["by picture [single, consensus]"] == {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [None, None]}
+    assert table["two single searches"]["least, largest"] == [0.0, 0.7]

@@ -1,7 +1,11 @@
 """NEMOPipeline on the portraits model."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
+from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.fingerprint import width_of
 from vitrine.engine.nemo import (
@@ -10,8 +14,11 @@ from vitrine.engine.nemo import (
     EraseConfig,
     NeuronSet,
     ProbeConfig,
+    Score,
     SearchConfig,
     fingerprint_of,
+    make_probe,
+    score_prompts,
     value_sites,
 )
 from vitrine.engine.pipelines import NEMOPipeline
@@ -39,8 +46,6 @@ def forty(pipe):
 
 
 def test_off_is_identity_and_blocking_leaves_no_trace(pipe, no_hooks_left):
-    from diffusers import StableDiffusionPipeline
-
     stock = latents(StableDiffusionPipeline.from_pipe(pipe))
     assert torch.equal(stock, latents(pipe)) and torch.equal(stock, latents(pipe, neurons=NeuronSet({})))
     blocked = latents(pipe, neurons=forty(pipe))
@@ -57,6 +62,61 @@ def test_branch_and_part_of_sampling(pipe):
     whole, cond = (latents(pipe, neurons=neurons, block_config=BlockConfig(branch=b)) for b in ("both", "cond"))
     late = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.5))
     assert len({tuple(x.flatten()[:4].tolist()) for x in (stock, whole, cond, late)}) == 4
+
+
+@pytest.mark.parametrize("size", [(96, 64), (48, 128)])
+def test_a_call_of_another_size_is_blocked_as_its_own_is(pipe, size, no_hooks_left):
+    """Wider, taller, and several pictures at once: as with those neurons' weights taken out."""
+    call = {"height": size[0], "width": size[1], "num_inference_steps": 2, "output_type": "latent"}
+
+    def drawn(model, **more):
+        generator = torch.Generator().manual_seed(0)
+        return model(["a face on pink", "a bald head"], generator=generator, **call, **more).images
+
+    untouched, blocked = drawn(pipe), drawn(pipe, neurons=forty(pipe))
+    assert blocked.shape == (2, 4, size[0] // 4, size[1] // 4) and (untouched - blocked).abs().amax((1, 2, 3)).min() > 0
+    without = load_portraits()
+    with torch.no_grad():
+        site = next(s for s in value_sites(without.unet, "all") if s.address == PLACE)
+        without.unet.get_submodule(site.path).weight[:40] = 0
+    other = StableDiffusionPipeline.from_pipe(without.pipeline())
+    other.set_progress_bar_config(disable=True)
+    assert (drawn(other) - blocked).abs().max() < 1e-4
+    no_hooks_left(pipe.unet)
+
+
+def test_scores_and_searches_of_another_size(pipe):
+    source, probe = load_portraits().pipeline(), ProbeConfig(seeds=3, timestep_index=4)
+    wide = NEMOPipeline.from_pipe(source, size=(48, 96))
+    assert wide.latent_shape() == (4, 12, 24) and NEMOPipeline.from_pipe(source).latent_shape() == (4, 16, 16)
+    texts = [plants()[2].captions[0], "a smiling face"]
+    conds = wide.conditions(texts)
+    expected = score_prompts(make_probe(Denoiser.from_diffusers(source), config=probe), conds, (4, 12, 24), 0.5)[0]
+    scores = wide.score(texts, 0.5, probe)
+    assert all(torch.equal(a.per_seed, b.per_seed) for a, b in zip(scores, expected, strict=True))
+    statistics = wide.statistics(caption(sample_scenes(range(20))))
+    (result,) = wide.find(texts[:1], statistics, SearchConfig(tau=1e-3, share=0.5), probe)
+    assert result.search is not None and len(wide.neurons(result)) > 0
+    with pytest.raises(VitrineError, match="multiples of 4"):
+        NEMOPipeline.from_pipe(source, size=(50, 64))
+
+
+def test_another_probe_says_what_is_searched(pipe):
+    """At the search's own threshold nothing is memorized; the scores that flag it decide, prompt and seeds."""
+    texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
+    statistics = pipe.statistics(caption(sample_scenes(range(20))))
+    config = SearchConfig(tau=1.0, share=0.5)
+    assert all(r.search is None for r in pipe.find(texts, statistics, config, probe))
+    flags = [Score(torch.tensor([0.9, 0.9, 0.1, 0.9]), 0.5), Score(torch.full((4,), 0.2), 0.5)]
+    searched, spared = pipe.find(texts, statistics, config, probe, flagged=flags)
+    assert searched.search is not None and spared.search is None and spared.verdict == "not memorized"
+    (own,) = pipe.score(texts[:1], None, probe)
+    assert torch.equal(searched.before.per_seed, own.per_seed), "what it reports is this probe's"
+    same = [Score(torch.ones(4), 0.5)] * 2
+    everyone = pipe.find(texts[:1], statistics, replace(config, tau=1e-6), probe)[0]
+    assert pipe.find(texts, statistics, config, probe, flagged=same)[0].search.neurons == everyone.search.neurons
+    with pytest.raises(VitrineError, match="flagged"):
+        pipe.find(texts, statistics, config, probe, flagged=flags[:1])
 
 
 def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):

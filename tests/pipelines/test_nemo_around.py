@@ -77,6 +77,14 @@ def test_nothing_blocked_is_the_stock_pipeline_and_blocking_is_the_engines(sourc
     assert torch.equal(sampled(source), untouched)  # nothing stays
 
 
+def test_a_call_of_another_size_is_blocked_as_its_own_is(source):
+    pipe, neurons, wide = NEMOPipeline.from_pipe(source), some_neurons(source), {"width": side(source) + 64}
+    blocked = sampled(pipe, neurons=neurons, **wide)
+    with block(network(source), neurons):
+        expected = sampled(source, **wide)
+    assert torch.equal(blocked, expected) and not torch.equal(blocked, sampled(source, **wide))
+
+
 def test_parts_of_a_run_follow_the_scheduler(source):
     pipe, neurons = NEMOPipeline.from_pipe(source), some_neurons(source)
     sampled(source)  # sets the timesteps
