@@ -165,7 +165,7 @@ class AroundPipeline(SharedPipeline):
         Raises:
             VitrineError: If something is missing that belongs to them, or is not known to that pipeline.
         """
-        texts = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled} | masks
+        texts: dict[str, Any] = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, **masks}
         texts = {name: value for name, value in texts.items() if value is not None}
         source, takes = self._source, inspect.signature(self._source.encode_prompt).parameters
         belong = [name for name in ("prompt_embeds", "pooled_prompt_embeds", *MASKS) if name in takes]
