@@ -76,8 +76,15 @@ def _probe(seeds: int, timestep_index: int, parity: bool) -> ProbeConfig:
 
 
 def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
-    """(C, h, w) of one latent."""
-    channels, height, width = latents.shape[-3:]
+    """(C, h, w) of one picture's latent, with or without a frame axis.
+
+    Raises:
+        VitrineError: It is a video.
+    """
+    channels, *frames, height, width = latents.shape[1:]
+    if frames not in ([], [1]):
+        remedy = "connect Empty Latent Image, or a length of 1"
+        raise refuse("latent", f"a video of {frames[0]} latent frames", "a still picture", remedy)
     return channels, height, width
 
 

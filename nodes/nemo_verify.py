@@ -9,7 +9,7 @@ from comfy_api.latest import io
 
 from ..engine.nemo import AttackConfig, NeuronSet, ProbeConfig, VerifyConfig, make_probe, verify
 from .comfy.conditioning import condition_of
-from .comfy.model import allow_gradients, blank_latents, denoiser_of, fingerprint, scaled_latents
+from .comfy.model import allow_gradients, blank_latents, denoiser_of, differentiable, fingerprint, scaled_latents
 from .comfy.progress import progress, text_on
 from .nemo import CATEGORY, INDEX, SEEDS, TAU, shape_of
 from .sockets import NeuronsSocket
@@ -67,7 +67,8 @@ class NEMOVerify(io.ComfyNode):
         picture = None
         if reference is not None and attack_steps:
             picture = scaled_latents(model, reference)[:1]
-        with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
+            picture = picture[:, :, 0] if picture.ndim == 5 else picture
+        with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
             if picture is not None:
                 allow_gradients(model)
             verdict = verify(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..addresses import resolve
+from ..addresses import resolve, sites_of
 from ..config import Config
 from ..errors import refuse
 from ..forward_clock import Timesteps
@@ -77,8 +77,7 @@ def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
     Raises:
         VitrineError: A place is no query, or the network normalises its queries, so that no factor would be left.
     """
-    sites = resolve(backbone, config.places)
-    for site in sites:
+    for site in _named(backbone, config.places):
         if not (isinstance(site, ModuleSite) and site.address.endswith("-q")):
             raise refuse("places", site.address, "queries of attention, *-q", "*-self-q is all of self-attention")
         attention = module_at(backbone, site.path.rpartition(".")[0])
@@ -86,7 +85,13 @@ def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
         if any(norm is not None and not isinstance(norm, nn.Identity) for norm in norms):
             remedy = "SD1.x, SD2.x, SDXL and PixArt have plain queries"
             raise refuse("network", f"{type(backbone).__name__}, whose queries are normalised", "plain queries", remedy)
-    return sites
+    return resolve(backbone, config.places)
+
+
+def _named(backbone: nn.Module, places: str) -> list[Site]:
+    """Sites of the places; where joint attention has none of the usual name, its queries: those are refused plainly."""
+    joint = places == EntropyConfig.places and not any(a.endswith("-self-q") for a in sites_of(backbone))
+    return resolve(backbone, "*-q" if joint else places)
 
 
 def weakened(

@@ -128,7 +128,7 @@ def adversarial_embedding(
         raise refuse("rows of condition and reference", shown, "one each", "verify one prompt and picture at a time")
     with onloaded(denoiser.backbone), block(denoiser.backbone, neurons, fingerprint=fingerprint):
         text = optimised_text(denoiser, cond, reference, config, progress)
-    return Condition(text.to(cond.text.dtype), cond.pooled, cond.extra)
+    return replace(cond, text=text.to(cond.text.dtype))
 
 
 def optimised_text(
@@ -151,7 +151,7 @@ def optimised_text(
     clean = references.float().repeat_interleave(config.batch, 0)
 
     def output(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return denoiser.forward(x, t, Condition(text, cond.pooled, cond.extra).take(rows))
+        return denoiser.forward(x, t, replace(cond, text=text).take(rows))
 
     parts: list[torch.nn.Module] = []
     if copies_its_weights(denoiser.backbone, clean.device):

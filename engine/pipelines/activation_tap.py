@@ -12,7 +12,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 
 from ..condition import Condition
 from ..errors import refuse
-from .around import AroundPipeline
+from .around import MASKS, AroundPipeline
 from .tap_base import ActivationTapPipelineOutput, TapPipeline
 
 __all__ = [
@@ -125,7 +125,7 @@ class ActivationTapTransformerPipeline(AroundPipeline, TapPipeline):
     """
 
     model_cpu_offload_seq = "vae->transformer"
-    _reads_prompts = True
+    _masks = MASKS
 
     def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffusionPipeline, UNet2DConditionModel
 
 from ..condition import Condition
@@ -16,6 +17,11 @@ from ..families.family import vae_factor
 from ..forward_clock import Timesteps
 from .encoding import encoded, reads_sizes
 from .shared import SharedPipeline, native_size
+
+MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
+"""Of encoded prompts, by the names of diffusers' pipelines."""
+_UNMASKED = ("Qwen-Image",)
+"""Families whose pipeline takes encoded prompts without their mask, for prompts that are not padded."""
 
 
 class AroundPipeline(SharedPipeline):
@@ -139,10 +145,35 @@ class AroundPipeline(SharedPipeline):
         """
         if getattr(self, "unet", None) is not None:
             return encoded(self._source, list(prompts), (height, width))
+        if texts is None:
+            self._refuse_without_encoder("prompt")
         family = family_of(self.transformer)
         assert family.condition is not None
         source = self._source if texts is None else _Encoded(self._source, texts)
         return family.condition(source, list(prompts), height, width)  # some pipelines write into the list
+
+    def _refuse_without_encoder(self, what: str) -> None:
+        if getattr(self._source, "text_encoder", None) is None:
+            shown = f"a text, and {type(self._source).__name__} without a text encoder"
+            raise refuse(what, shown, "a pipeline with one", "pass prompt_embeds= and what belongs to them")
+
+    def _given(
+        self, size: tuple[int, int], embeds: Any, pooled: torch.Tensor | None, masks: Mapping[str, torch.Tensor]
+    ) -> Condition:  # fmt: skip
+        """Text condition of encoded prompts, by the names of the other pipeline's ``encode_prompt``.
+
+        Raises:
+            VitrineError: If something is missing that belongs to them, or is not known to that pipeline.
+        """
+        texts: dict[str, Any] = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, **masks}
+        texts = {name: value for name, value in texts.items() if value is not None}
+        source, takes = self._source, inspect.signature(self._source.encode_prompt).parameters
+        belong = [name for name in ("prompt_embeds", "pooled_prompt_embeds", *MASKS) if name in takes]
+        optional = MASKS if family_of(self._network).name in _UNMASKED else ()
+        if set(texts) - set(takes) or set(belong) - set(texts) - set(optional):
+            remedy = "as its encode_prompt gives them"
+            raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
+        return self._condition([], *size, texts=texts)
 
 
 class _Encoded:

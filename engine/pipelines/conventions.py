@@ -50,13 +50,22 @@ def accepted_by(kind: type) -> Mapping[str, inspect.Parameter]:
     return parameters
 
 
-def refuse_unknown(kind: type, arguments: Mapping[str, Any]) -> None:
-    """diffusers' older pipelines swallow arguments they do not know.
+def inputs_of_blocks(pipe: Any) -> list[str]:
+    """What a modular pipeline's call accepts: the inputs of its blocks; nothing of other pipelines."""
+    return [i.name for i in getattr(getattr(pipe, "blocks", None), "inputs", ()) if i.name]
+
+
+def refuse_unknown(kind: type, arguments: Mapping[str, Any], known: Sequence[str] = ()) -> None:
+    """diffusers' older pipelines and its modular ones swallow arguments they do not know.
+
+    Args:
+        known: accepted as well as what the class names.
 
     Raises:
         VitrineError: If the pipeline class has no such argument.
     """
     accepted = [name for name, p in accepted_by(kind).items() if p.kind is not p.VAR_KEYWORD and name != "self"]
+    accepted += known
     unknown = sorted(set(arguments) - {*accepted, *_DEPRECATED})
     if unknown:
         raise refuse("arguments", unknown, accepted, f"{kind.__name__} would ignore them")

@@ -4,7 +4,6 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 """
 
 import copy
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,8 @@ from diffusers import ModelMixin, SchedulerMixin
 from ..condition import Condition
 from ..emd import StudentContract
 from ..errors import refuse
-from .around import AroundPipeline
+from .around import MASKS, AroundPipeline
 from .emd_tools import OneStepTools
-
-_MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 
 
 class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
@@ -33,7 +30,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
     """
 
     model_cpu_offload_seq = "vae->transformer"
-    _masks = _MASKS
+    _masks = MASKS
 
     def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
         super().__init__()
@@ -66,26 +63,12 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         pooled: torch.Tensor | None = None, **masks: torch.Tensor,
     ) -> Condition:  # fmt: skip
         if embeds is None:
-            self._refuse_without_encoder("prompt")
             return self._condition(list(prompts or []), *size)
-        texts = {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled} | masks
-        texts = {name: value for name, value in texts.items() if value is not None}
-        source, takes = self._source, inspect.signature(self._source.encode_prompt).parameters
-        belong = [name for name in ("prompt_embeds", "pooled_prompt_embeds", *_MASKS) if name in takes]
-        missing = {"pooled_prompt_embeds", "prompt_embeds_mask"} & set(belong) - set(texts)
-        if set(texts) - set(takes) or missing:
-            remedy = "as its encode_prompt gives them"
-            raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
-        return self._condition([], *size, texts=texts)
+        return self._given(size, embeds, pooled, masks)
 
     def unprompted(self, size: tuple[int, int]) -> Condition:
         self._refuse_without_encoder("guidance of the repair")
         return self._condition([""], *size)
-
-    def _refuse_without_encoder(self, what: str) -> None:
-        if getattr(self._source, "text_encoder", None) is None:
-            shown = f"a text, and {type(self._source).__name__} without a text encoder"
-            raise refuse(what, shown, "a pipeline with one", "pass prompt_embeds= and what belongs to them")
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
         factor, patch = self.vae_scale_factor, self._latent.patch

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import refuse
 from ..noise import generators
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of, refuse_moved
-from .conventions import accepted_by, refuse_unknown
+from .conventions import accepted_by, inputs_of_blocks, refuse_unknown
 
 
 class ResolutionTransferPipeline:
@@ -88,10 +88,12 @@ class ResolutionTransferPipeline:
             guidance_scale: without it the planned one is used, if the config has one.
 
         Raises:
-            VitrineError: If height or width differ from the target's.
+            VitrineError: If height or width differ from the target's, an argument is unknown, or guidance is planned
+                for a modular pipeline, whose guider has it.
         """
-        accepted = accepted_by(type(self.pipe))
-        refuse_unknown(type(self.pipe), kwargs)
+        blocks = inputs_of_blocks(self.pipe)
+        accepted = [*accepted_by(type(self.pipe)), *blocks]
+        refuse_unknown(type(self.pipe), kwargs, blocks)
         self._sizes(kwargs, accepted)
         if seeds is not None:
             kwargs["generator"] = generators(seeds)
@@ -100,10 +102,13 @@ class ResolutionTransferPipeline:
                 kwargs["num_images_per_prompt"] = len(seeds)
         with apply(self.pipe, self.config, self.metadata) as applied:
             if applied.plan.guidance is not None:
+                if blocks and "guidance_scale" not in accepted:
+                    remedy = f"leave guidance out, and give {applied.plan.guidance:g} to the pipeline's guider"
+                    raise refuse("guidance", self.config.guidance, "none for a modular pipeline", remedy)
                 kwargs.setdefault("guidance_scale", applied.plan.guidance)
             return self.pipe(*args, **kwargs)
 
-    def _sizes(self, kwargs: dict[str, Any], accepted: Mapping[str, Any]) -> None:
+    def _sizes(self, kwargs: dict[str, Any], accepted: Sequence[str]) -> None:
         """Fill in height and width; a pipeline without them takes its size from the network's config."""
         width, height = self.config.target_size
         wanted = {"height": height, "width": width}

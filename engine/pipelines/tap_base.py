@@ -45,8 +45,8 @@ class TapPipeline(SharedPipeline):
     """Base of the pipelines, which differ in how a prompt becomes a condition and a picture a latent."""
 
     _meaningless = MEANINGLESS
-    _reads_prompts = False
-    """Prompts are read by another pipeline, and encoded ones are not taken."""
+    _masks: tuple[str, ...] = ()
+    """What may stand beside encoded prompts, by the names of diffusers' pipelines."""
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""
@@ -60,6 +60,12 @@ class TapPipeline(SharedPipeline):
     def _sized(self, cond: Condition, height: int, width: int) -> Condition:
         """With the inputs that a picture's size decides."""
         return cond
+
+    def _given(
+        self, size: tuple[int, int], embeds: Any, pooled: torch.Tensor | None, masks: Mapping[str, torch.Tensor]
+    ) -> Condition:  # fmt: skip
+        """Text condition of encoded prompts, for pictures of (height, width) pixels."""
+        return self._sized(Condition(embeds, pooled), *size)
 
     @property
     def vae_scale_factor(self) -> int:
@@ -125,7 +131,9 @@ class TapPipeline(SharedPipeline):
             seeds: noises to average over; by default the preset's, else 0.
             generator: instead of seeds: posterior samples, where they are asked for, and then the noises of all
                 pictures, from one generator or a list with one each, as diffusers draws them.
-            prompt_embeds, pooled_prompt_embeds: encoded prompts instead of ``prompt``, one row or one for each picture.
+            prompt_embeds, pooled_prompt_embeds: encoded prompts instead of ``prompt``, one row or one for each picture;
+                of transformers what their pipelines' ``encode_prompt`` gives, ``prompt_embeds_mask`` or
+                ``prompt_attention_mask`` too.
             size: resize pictures to a square first.
             posterior: "mean" (default) or "sample".
             protocol: "gdf" equals the authors' code where it differs from the defaults here: posterior sample and noise
@@ -145,23 +153,17 @@ class TapPipeline(SharedPipeline):
             VitrineError: If addresses, timestep, seeds or sizes are not accepted, weights are NaN, or an argument is
                 not one of these; always before any forward.
         """
-        self._refuse_arguments(unknown)
+        masks = {name: unknown.pop(name) for name in self._masks if name in unknown}
+        self._refuse_arguments(unknown, self._masks)
         settings: dict[str, Any] = {
-            "size": size,
-            "dtype": dtype,
-            "variance": variance,
-            "batch": batch,
-            "early_exit": early_exit,
-        }
+            "size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit,
+        }  # fmt: skip
         optional = {"posterior": posterior, "modulate": modulate, "discard": discard}
         settings |= {name: value for name, value in optional.items() if value is not None}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
         if self._follows_gdf(protocol):
             config = self.as_gdf(config, posterior)
             generator = generator or gdf_generator(config.seeds)
-        if prompt_embeds is not None and self._reads_prompts:
-            remedy = "pass prompts; tap_latents takes encoded text"
-            raise refuse("prompt_embeds", "a tensor", "none: its pipeline encodes more than one text", remedy)
         if prompt and prompt_embeds is not None:
             raise refuse("prompt and prompt_embeds", "both", "one of them", "prompt_embeds are prompts, encoded")
         if output_type not in ("pil", "none"):
@@ -179,7 +181,7 @@ class TapPipeline(SharedPipeline):
             if prompt_embeds is None:
                 cond = self._condition(prompts, height, width)
             else:
-                cond = self._sized(Condition(prompt_embeds, pooled_prompt_embeds), height, width)
+                cond = self._given((height, width), prompt_embeds, pooled_prompt_embeds, masks)
             activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = pca_pictures(activations, shown, basis, height, width)

@@ -33,13 +33,16 @@ def denoiser_of(model: Any) -> Denoiser:
     """A Denoiser over a ComfyUI MODEL with its LoRAs, patches and wrappers applied.
 
     ComfyUI turns every prediction into x0, so the convention here is ``x0`` (``flow`` for rectified flows). What the
-    network learned is kept beside it, for losses.
+    network learned is kept beside it, for losses. Of models whose latents have a frame axis, still pictures
+    (B, C, h, w) are taken too.
     """
     comfy.model_management.load_models_gpu([model])
     schedule = schedule_of(model)
-    flow = schedule.kind == "flow"
+    flow, frames = schedule.kind == "flow", has_frames(model)
 
     def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+        if frames and x_t.ndim == 4:
+            return call(x_t[:, :, None], t, cond)[:, :, 0]
         sigma = schedule.sigma(t).to(x_t.device, torch.float32)
         wide = append_dims(sigma, x_t.ndim)
         x0 = clean_prediction(model, x_t if flow else x_t * torch.sqrt(1 + wide**2), sigma, cond)
@@ -136,6 +139,11 @@ def differentiable() -> Iterator[None]:
 
 
 # --- latents ------------------------------------------------------------------------------------------------------
+def has_frames(model: Any) -> bool:
+    """Whether a model's latents are (B, C, T, h, w), as Wan's and those of families with its kind of VAE."""
+    return bool(model.get_model_object("latent_format").latent_dimensions == 3)
+
+
 def encode(model: Any, vae: Any, image: torch.Tensor) -> torch.Tensor:
     """IMAGE (B, H, W, 3) in [0, 1] -> scaled latents on the model's device (posterior mean, as ComfyUI encodes).
 
@@ -217,5 +225,7 @@ def latent_of(model: Any, x0: torch.Tensor) -> dict:
 
 
 def decode(model: Any, vae: Any, x0: torch.Tensor) -> torch.Tensor:
-    """Clean latents (B, C, h, w) -> IMAGE (B, H, W, 3) in [0, 1]."""
-    return vae.decode(model.model.process_latent_out(x0.float()))
+    """Clean latents (B, C, [1,] h, w) -> IMAGE (B, H, W, 3) in [0, 1]."""
+    framed = x0[:, :, None] if has_frames(model) and x0.ndim == 4 else x0
+    images: torch.Tensor = vae.decode(model.model.process_latent_out(framed.float()))
+    return images.reshape(-1, *images.shape[-3:])

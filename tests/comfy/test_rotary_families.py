@@ -1,6 +1,7 @@
 """Rotary positions at another size, every family in both libraries; the table of families is written from here."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.resolution import Applied, ModelFacts, Positions, ResolutionTransferConfig, plan_transfer
+from vitrine.engine.resolution import Applied, ModelFacts, Positions, ResolutionTransferConfig, facts_of, plan_transfer
 from vitrine.engine.resolution.rope import ROPE_MODES
 from vitrine.engine.resolution.rotary import RotaryPositions
 from vitrine.engine.schedule import NoiseSchedule
+from vitrine_tests.comfy import rotary_runs
 from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twin, conditioning, inputs, network
 
 FAMILIES = {"flux": "Flux.1", "flux2": "Flux.2", "qwen_image": "Qwen-Image", "z_image": "Z-Image",
@@ -21,7 +23,7 @@ SIZES = {"hidream": (12, 12)}
 """Latents (h, w) where a twin's own have no half and third in whole tokens."""
 LIMIT = 1e-5
 PAGE = Path(__file__).parents[2] / "docs" / "any_size.md"
-measured, shifts, untouched = {}, {}, {}
+measured, shifts, untouched, runs = {}, {}, {}, {}
 
 
 class Parts:
@@ -34,12 +36,13 @@ class Parts:
 class Family:
     """Both networks, a prompt, and a training size that is smaller by another ratio on each axis."""
 
-    def __init__(self, name):
+    def __init__(self, name, net=None):
         from vitrine.nodes.comfy.conditioning import condition_of
 
-        self.name, self.net = name, network(name)
+        self.name, self.net = name, network(name) if net is None else net
         self.model = comfyui_model(name, comfyui_twin(name, self.net))
         self.x, self.t, cond = inputs(name, 1)
+        self.source = cond
         if name in SIZES:
             self.x = torch.randn(*self.x.shape[:-2], *SIZES[name], generator=torch.Generator().manual_seed(5))
         format = self.model.get_model_object("latent_format")
@@ -156,6 +159,53 @@ def test_shift_and_its_composition(comfy, family):
     assert "in short" in report.splitlines()[0] and "left alone: the weights" in report
 
 
+def drifts(comfy, family, pipe, mode):
+    """(moved, moved with the pipeline's own levels, change): whole runs of two steps, non-square."""
+    from vitrine.engine.pipelines import ResolutionTransferPipeline
+
+    size = family.columns, family.rows
+    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig(size, family.train, pos_embed=mode))
+    moved, _, report = family.transferred(comfy, mode, schedule="resample")
+    assert wide.plan.lines[0] == report.splitlines()[0]
+    (ours, levels), (plain, _) = (rotary_runs.ours(family, p, p is pipe) for p in (wide, pipe))
+    theirs = [rotary_runs.theirs(family, moved, given) for given in (None, levels)]
+    return drift(theirs[0], ours), drift(theirs[1], ours), drift(ours, plain)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "hidream"])
+def test_a_whole_run_is_one_picture_through_both_doors(comfy, name):
+    """Core's sampler and the stock pipeline, each with what this pack puts into it; nothing moved agrees first."""
+    with torch.no_grad():
+        family = Family(name, rotary_runs.calmed(network(name)))
+        pipe = rotary_runs.stock(family)
+        untouched = drift(rotary_runs.theirs(family, family.model), rotary_runs.ours(family, pipe, True)[0])
+        found = [drifts(comfy, family, pipe, mode) for mode in ("rope_pi", "rope_yarn_dynamic")]
+    assert untouched <= LIMIT
+    for own, given, change in found:
+        assert given <= LIMIT < 0.03 < change, (own, given, change)
+        assert (own <= LIMIT) == (name not in rotary_runs.OWN_END), own
+    runs[name] = max(own for own, _, _ in found)
+
+
+def test_a_modular_pipeline_is_told_what_it_does_not_know(comfy):
+    """diffusers has Anima as blocks only: they swallow every argument, guidance too, which is their guider's."""
+    from vitrine.engine.pipelines import ResolutionTransferPipeline
+
+    family = Family("anima")
+    config = ResolutionTransferConfig((family.columns, family.rows), family.train)
+    with pytest.raises(VitrineError, match="prompt_embed; accepted.* prompt_embeds"):
+        ResolutionTransferPipeline(rotary_runs.stock(family), config)(prompt_embed=family.cond.text)
+    guided = replace(config, guidance=2.0, guidance_law=True)
+    with pytest.raises(VitrineError, match="guider"):
+        ResolutionTransferPipeline(rotary_runs.stock(family), guided)(prompt_embeds=family.cond.text)
+
+
+def test_hidreams_pipeline_is_refused():
+    pipe = Parts(network("hidream"))
+    with pytest.raises(VitrineError, match="draws at one area"):
+        facts_of(pipe)
+
+
 def test_a_second_loader_is_refused(comfy, family):
     """Positions of EmbedND would be scaled once more, others are no longer known: plainly no, for all alike."""
     for first in ({"mode": "rope_pi"}, {"mode": "keep", "schedule": "resample"}):
@@ -186,9 +236,18 @@ def test_scale_rope_is_refused_before_and_behind(comfy, family):
         pass
 
 
+def whole_run(name):
+    """What the table says of it."""
+    if name == "hidream":
+        return "its pipeline is refused"
+    if name in rotary_runs.OWN_END:
+        return f"✓ at its pipeline's levels; {runs[name]:.0%} apart at core's own"
+    return "✓" if runs[name] <= LIMIT else "✗"
+
+
 def test_the_table_is_written():
     """One row a family: agreement of the doors / size of the change, largest over each kind of mode."""
-    if len(measured) < len(FAMILIES) * len(ROPE_MODES) or len(shifts) < len(FAMILIES):
+    if len(measured) < len(FAMILIES) * len(ROPE_MODES) or len(shifts) < len(FAMILIES) > len(runs) + 1:
         pytest.skip("runs with the whole file")
     rows = []
     for name, title in FAMILIES.items():
@@ -198,9 +257,10 @@ def test_the_table_is_written():
             cells.append("✓" if all(a <= LIMIT < c for a, c in pairs) else "✗")
         alike = all(abs(t / 6**0.5 - 1) < LIMIT for t in shifts[name])
         cells += ["r x its own" if alike else "✗", "bit for bit" if untouched.get(name) else "✗"]
+        cells.append(whole_run(name))
         rows.append(f"| {title} | {' | '.join(cells)} |")
-    table = "\n".join(["| family | static (PI, NTK, YaRN) | timestep-dependent | shift | at the trained size |",
-                       "|---|---|---|---|---|", *rows])  # fmt: skip
+    columns = "family", "static (PI, NTK, YaRN)", "timestep-dependent", "shift", "at the trained size", "whole run"
+    table = "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows])
     start, end = "<!-- table -->", "<!-- end of table -->"
     page = PAGE.read_text(encoding="utf-8")
     new = f"{page.partition(start)[0]}{start}\n{table}\n{end}{page.partition(end)[2]}"

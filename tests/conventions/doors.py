@@ -175,7 +175,6 @@ TASKS = READS | {
     "return_dict": ({"return_dict": False}, "no pictures come back"),
 }
 TAPS = READS | {"output_type": ({"output_type": "np"}, "activations come back")}
-LENT = TAPS | {"prompt_embeds": ({"prompt": None, "prompt_embeds": torch.zeros(1, 7, 64)}, "pass prompts")}
 CONTROL = {"cross_attention_kwargs": (ADAPTERS, "set_adapters")}
 STUDENT = {
     "negative_prompt": ({"negative_prompt": "x"}, DISTILLED),
@@ -196,7 +195,7 @@ DOORS = {
              refused=TAPS, absent=("masks",)),
         Door("Tap, transformers", "flux", ours.ActivationTapTransformerPipeline, _tap_block, False,
              lambda p, x: read(_tap_block(p, image=x)), absent=("masks",), lent=True,
-             refused=LENT),
+             refused=TAPS),
         Door("Match", "sd", ours.CorrespondencePipeline, _match, False, lambda p, x: read(_match(p, image=x)),
              refused=TASKS, absent=("masks",)),
         Door("Segment", "sd", ours.SegmentationPipeline, _label, False, lambda p, x: read(_label(p, image=x)),

@@ -71,9 +71,7 @@ def z_image():
     return ZImagePipeline(FLOW(), shifted_vae(latent_channels=16), qwen3(20), tokenizer(), network("z_image"))
 
 
-def klein():
-    net = flux2.diffusers(guidance=False)
-    net = type(net).from_config({**net.config, "joint_attention_dim": 24}).eval()
+def flux2_vae():
     config = {
         "block_out_channels": (4,) * 4, "down_block_types": ("DownEncoderBlock2D",) * 4, "norm_num_groups": 2,
         "up_block_types": ("UpDecoderBlock2D",) * 4, "latent_channels": 32, "layers_per_block": 1,
@@ -81,7 +79,13 @@ def klein():
     vae = models.seeded(AutoencoderKLFlux2, config, 1)
     vae.bn.running_mean += 0.3  # as trained: not what a batch norm is built with
     vae.bn.running_var *= 2.0
-    return Flux2KleinPipeline(FLOW(), vae, qwen3(8, 28), tokenizer(), net)
+    return vae
+
+
+def klein():
+    net = flux2.diffusers(guidance=False)
+    net = type(net).from_config({**net.config, "joint_attention_dim": 24}).eval()
+    return Flux2KleinPipeline(FLOW(), flux2_vae(), qwen3(8, 28), tokenizer(), net)
 
 
 def wan():

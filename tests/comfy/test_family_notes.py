@@ -1,0 +1,188 @@
+"""The notes "Your own model" and the templates "... your model" on small models of the transformer families.
+
+What a note says is done word for word, as on full-size UNets in tests/full_size. Where its words are for UNets (a
+published selection, `up-*`, `dilate`), the refusal says so plainly, and the graph runs with what it names instead.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from vitrine_tests.comfy.test_family_models import lora_of, written
+from vitrine_tests.comfy.tiny_checkpoints import WIDTHS, checkpoint
+from vitrine_tests.families.twin import network
+from vitrine_tests.full_size.material import COMFYUI
+from vitrine_tests.full_size.notes import Following, note
+from vitrine_tests.full_size.test_notes import painted
+from vitrine_tests.templates import FOLDER
+
+SIDE = 128
+FILE, LORAS = "mine.safetensors", "my_loras"
+FEW = {"steps": 2, "batch_size": 1, "seeds": 4, "attack_steps": 1, "most": 2, "count": 2}
+RUN = ("Draw at twice the size", "Leave the trained size", "Stop the model copying a picture",
+       "Check a model for copies", "Turn a folder of LoRAs into sliders")  # fmt: skip
+"""Notes whose words serve every family as they are."""
+UNET_WORDS = {
+    "See what the model sees": ("selection", "addresses below", "address: given up-level"),
+    "Find the same part in every picture": ("places", "vit-*", r"address: given up-\*"),
+}
+"""Note -> the input that is for UNets, what every family takes there, and what is said otherwise."""
+TEMPLATES = {
+    "See what your model sees": {"selection": "addresses below"},
+    "Find the same part with your model": {"selection": "addresses below"},
+    "Draw at twice the size with your model": {"pos_embed": "rope_yarn", "receptive_field": "none"},
+    "Stop your model copying a picture": {},
+    "Turn your LoRAs into a space": {},
+}
+"""Template -> what a transformer needs besides its file."""
+
+
+class Tiny:
+    """A user with a family's files: a checkpoint, pictures with painted masks, LoRAs of one kind."""
+
+    def __init__(self, name, folder, comfy):
+        import folder_paths
+
+        self.name, self.comfy, self.parts = name, comfy, checkpoint(name, folder / "text")
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / FILE).write_bytes(b"")
+        for kind in ("checkpoints", "loras"):
+            folder_paths.add_model_folder_path(kind, str(folder / kind), is_default=True)
+        folder_paths.set_input_directory(str(folder / "input"))
+        self.loras(folder / "loras" / LORAS)
+        folder_paths.filename_list_cache.clear()
+        labels = "\n".join(f"{i} {i % 2}" for i in range(6))
+        self.own = {"checkpoint": FILE, "pictures": painted(folder / "input", SIDE), "folder": LORAS, "labels": labels}
+
+    def loras(self, folder):
+        folder.mkdir(parents=True)
+        for i in range(6):
+            g = torch.Generator().manual_seed(i)
+            tensors = written(lora_of(network(self.name)), "transformer.")
+            tensors = {
+                k: v if k.endswith("alpha") else v + torch.randn(v.shape, generator=g) for k, v in tensors.items()
+            }
+            save_file(tensors, folder / f"{i}.safetensors")
+
+    def followed(self, workflow):
+        """The graph after all that its note says."""
+        following = Following.start(
+            workflow,
+            "sd15",
+            self.own,
+        )
+        following.follow(note(workflow))
+        return following.graph
+
+    def template(self, workflow, told):
+        """The template's graph with the user's file names."""
+        graph = json.loads((FOLDER / "api" / f"{workflow}.json").read_text(encoding="utf-8"))
+        names = {"ckpt_name": FILE, "image": self.own["pictures"][0]} | told
+        for node in graph.values():
+            node["inputs"].update({k: v for k, v in names.items() if isinstance(node["inputs"].get(k), str)})
+        return graph
+
+    def run(self, graph):
+        """(what is shown, None) or (None, the error), made small first."""
+        for node in graph.values():
+            made_small(node, self.name)
+        return self.comfy.run(graph)
+
+
+def made_small(node, name):
+    """Fewer steps and smaller sides; where a model is moved to another size, it was trained at half of it."""
+    given = node["inputs"]
+    given.update({k: min(v, FEW[k]) for k, v in given.items() if k in FEW and type(v) is int})
+    sides = ("width", "height", "target_width", "target_height")
+    given.update({k: max(SIDE, given[k] // 8) for k in sides if type(given.get(k)) is int and given[k] > SIDE})
+    if "train_width" in given:
+        given.update(train_width=SIDE // 2, train_height=SIDE // 2)
+    if node["class_type"] == "VitrineTapDuringSampling":
+        given["steps"] = "0 1"
+    if node["class_type"] == "VitrineCollectTaps":
+        given["step"] = min(given["step"], 1)
+    if isinstance(given.get("prompts"), str):
+        given["prompts"] = "\n".join(given["prompts"].splitlines()[:4])
+    if node["class_type"] == "VitrineRankActivations":
+        given.update(noise=0.0, granularity=0.0)  # random weights make noise of pictures: all would be dropped
+    if node["class_type"] == "VitrineNEMOCopyCheck":
+        given["name"] = f"notes_{name}"
+
+
+def set_everywhere(graph, key, value):
+    """An input, wherever it is one that is typed or chosen."""
+    for node in graph.values():
+        if key in node["inputs"] and not isinstance(node["inputs"][key], list):
+            above = key == "selection" and node["class_type"] in (
+                "VitrineTapDuringSampling",
+                "VitrineActivationPicture",
+            )
+            node["inputs"][key] = value.replace("below", "above") if above else value
+
+
+@pytest.fixture(scope="module")
+def batches(comfy):
+    """Core's *Batch Images* and *Batch Masks*; nodes_latent.py comes first, as when ComfyUI starts."""
+    load = comfy.nodes.load_custom_node
+    files = [COMFYUI / "comfy_extras" / f"{name}.py" for name in ("nodes_latent", "nodes_post_processing")]
+    return all([comfy.loop.run_until_complete(load(str(file), module_parent="comfy_extras")) for file in files])
+
+
+@pytest.fixture(scope="module", params=WIDTHS)
+def tiny(request, comfy, batches, tmp_path_factory):
+    import comfy.sd as core
+
+    if not batches:
+        pytest.skip("ComfyUI's Batch Images does not load here")
+    user = Tiny(request.param, tmp_path_factory.mktemp(request.param), comfy)
+    kept, core.load_checkpoint_guess_config = core.load_checkpoint_guess_config, lambda *a, **k: (*user.parts, None)
+    yield user
+    core.load_checkpoint_guess_config = kept
+
+
+def shown(history, graph):
+    previews = [i for i, node in graph.items() if node["class_type"] == "PreviewImage"]
+    return previews and all(history["outputs"][i]["images"] for i in previews)
+
+
+@pytest.mark.parametrize("workflow", RUN)
+def test_the_note_can_be_followed(tiny, workflow):
+    graph = tiny.followed(workflow)
+    if workflow == "Draw at twice the size":
+        set_everywhere(graph, "receptive_field", "none")  # "on a UNet set ..."
+        set_everywhere(graph, "pos_embed", "rope_yarn")
+    history, error = tiny.run(graph)
+    assert error is None, error
+    assert shown(history, graph)
+
+
+@pytest.mark.parametrize("workflow", UNET_WORDS)
+def test_words_for_unets_are_refused_plainly(tiny, workflow):
+    import re
+
+    key, instead, said = UNET_WORDS[workflow]
+    graph = tiny.followed(workflow)
+    _, error = tiny.run(graph)
+    assert error and re.search(said, error) and "addresses of this model" in error, error
+    set_everywhere(graph, key, instead)
+    set_everywhere(graph, "addresses", "auto")
+    history, error = tiny.run(graph)
+    assert error is None and shown(history, graph), error
+
+
+@pytest.mark.parametrize("workflow", TEMPLATES)
+def test_the_template_runs(tiny, workflow):
+    graph = tiny.template(workflow, TEMPLATES[workflow])
+    for key, value in TEMPLATES[workflow].items():
+        set_everywhere(graph, key, value)
+    if "selection" in TEMPLATES[workflow]:
+        set_everywhere(graph, "addresses", "auto")
+    history, error = tiny.run(graph)
+    assert error is None, error
+    assert shown(history, graph)
+
+
+def test_flat_attention_is_refused_plainly(tiny):
+    _, error = tiny.run(tiny.followed("Guide without a negative prompt"))
+    assert "whose queries are normalised" in error

@@ -1,0 +1,51 @@
+"""Small models of the transformer families as *Load Checkpoint* gives them: MODEL, CLIP and VAE of ComfyUI's classes.
+
+Core tells most of these families apart by their full width, so that a small file would not be known. What stands in
+for reading one here is the class core would have chosen, around a small network; text encoder and autoencoder are
+small too.
+"""
+
+import json
+import shutil
+
+import torch
+from transformers import CLIPTextConfig, CLIPTextModel
+from vitrine.engine.portraits.flow import FLOW_WEIGHTS
+from vitrine_tests.families.twin import comfyui_model, comfyui_twin, network
+
+WIDTHS = {"klein": 20, "qwen_image": 20, "z_image": 20, "lumina2": 20, "chroma": 20, "krea2": 96, "anima": 1024,
+          "wan": 20}  # fmt: skip
+"""Of the text states that each small network takes from ComfyUI. HiDream and SD3.5 want more than one encoder."""
+
+
+def _text_encoder(folder, width):
+    """A folder with a small random text encoder and the flow portraits' tokenizer."""
+    shutil.copytree(FLOW_WEIGHTS / "tokenizer", folder / "tokenizer")
+    config = json.loads((FLOW_WEIGHTS / "text_encoder" / "config.json").read_text(encoding="utf-8"))
+    config |= {"hidden_size": width, "num_attention_heads": 2, "intermediate_size": 2 * width, "num_hidden_layers": 1,
+               "projection_dim": width}  # fmt: skip
+    torch.manual_seed(6)
+    CLIPTextModel(CLIPTextConfig(**config)).save_pretrained(folder / "text_encoder")
+    return str(folder)
+
+
+def _video_vae():
+    """Wan's autoencoder, by its state as core reads it."""
+    import comfy.sd
+    from comfy.ldm.wan.vae import WanVAE
+
+    torch.manual_seed(7)
+    net = WanVAE(dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
+                 temperal_downsample=[False, True, True], dropout=0.0)  # fmt: skip
+    state = {name: 0.1 * torch.randn_like(value) for name, value in net.state_dict().items()}
+    return comfy.sd.VAE(sd=state, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def checkpoint(name, folder):
+    """(MODEL, CLIP, VAE) of a family."""
+    from vitrine.nodes.comfy.portraits import load_clip, load_vae
+
+    model = comfyui_model(name, comfyui_twin(name, network(name)))
+    video = model.get_model_object("latent_format").latent_dimensions == 3
+    vae = _video_vae() if video else load_vae(str(FLOW_WEIGHTS))
+    return model, load_clip(_text_encoder(folder, WIDTHS[name])), vae
