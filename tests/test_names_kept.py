@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from vitrine_tests.templates import every_node
 
 ROOT = Path(__file__).parents[1]
 KEPT = json.loads((ROOT / "tests" / "data" / "names.json").read_text(encoding="utf-8"))
@@ -27,7 +28,7 @@ def test_node(node_id):
 def test_workflow(name):
     page = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
     graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
-    of_page = {node["type"] for node in page["nodes"]}
+    of_page = {node["type"] for node in every_node(page)}
     of_graph = {node["class_type"] for node in graph.values()}
     assert set(KEPT["workflows"][name]) <= of_page
     assert {kind for kind in of_page | of_graph if kind.startswith("Vitrine")} <= IDS

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from vitrine_tests.templates import ALL, every_node, read
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "nodes" / "web" / "docs"
-IN_WORKFLOWS = {n["type"] for p in ROOT.glob("workflows/*.json") for n in json.loads(p.read_text("utf-8"))["nodes"]}
+IN_WORKFLOWS = {node["type"] for path in ALL for node in every_node(read(path))}
 
 
 def _v3(node, schema):

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED
+from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED, every_node, plain_id
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -83,7 +83,7 @@ async def _run(driver, workflow, address):
             seconds = time.perf_counter() - opened
             if os.environ.get("VITRINE_SHOT"):
                 entry = next(iter(history.values()))
-                shown = [n for n in sorted(graph["nodes"], key=lambda n: n["pos"][::-1]) if n["type"] == "PreviewImage"]
+                shown = sorted((n for n in every_node(graph) if n["type"] == "PreviewImage"), key=lambda n: n["id"])
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
                 _keep(driver, workflow.stem, {n["id"]: row for n, row in zip(shown, rows, strict=True)})
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
@@ -115,7 +115,8 @@ def _keep(driver, title, rows):
 async def _pictures(session, address, entry, node_id):
     """PNG bytes of what a node showed."""
     found = []
-    for image in entry["outputs"][str(node_id)]["images"]:
+    outputs = {plain_id(i): output for i, output in entry["outputs"].items()}
+    for image in outputs[str(node_id)]["images"]:
         async with session.get(f"{address}/view", params=image) as answer:
             found.append(await answer.read())
     return found
@@ -144,7 +145,7 @@ async def _opened(driver, workflow, address):
 def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
     """Its API graph runs on full-size checkpoints in tests/full_size/test_own_models.py."""
     api, drawn, errors = asyncio.run(_opened(driver, workflow, address))
-    assert not errors and len(api) <= 13, "one screen"
+    assert not errors
     _check_drawn(workflow, drawn)
     _check_twin(workflow, api)
 

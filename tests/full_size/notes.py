@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitrine_tests.templates import reached, read, subgraphs, without_boxes
+
 ROOT = Path(__file__).parents[2]
 NAMES = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
 CORE = {
@@ -61,8 +63,7 @@ class Following:
     @classmethod
     def start(cls, workflow: str, family: str, own: dict[str, Any]) -> Following:
         """The workflow as it ships."""
-        path = ROOT / "workflows" / "api" / f"{workflow}.json"
-        return cls(json.loads(path.read_text(encoding="utf-8")), family, own, workflow)
+        return cls(without_boxes(read(ROOT / "workflows" / "api" / f"{workflow}.json")), family, own, workflow)
 
     def follow(self, sentence: str) -> None:
         """Do all that a sentence says.
@@ -77,8 +78,10 @@ class Following:
 
     # --- the graph ------------------------------------------------------------------------------------------------
     def of(self, name: str) -> list[str]:
-        """Ids of the nodes with a display name; there must be one."""
+        """Ids of the nodes with a display name, or of those in the box with that title; there must be one."""
         ids = [i for i, node in self.graph.items() if _name(node["class_type"]) == name]
+        box = subgraphs(read(ROOT / "workflows" / f"{self.workflow}.json")).get(name, {"nodes": []})
+        ids += [str(node["id"]) for node in box["nodes"]]
         assert ids, f"{self.workflow} has no {name}"
         return ids
 
@@ -153,6 +156,12 @@ def set_side(f: Following, first: str, sdxl: str | None = None) -> None:
         f.inputs(node_id).update(width=side, height=side)
 
 
+def set_side_in(f: Following, box: str, first: str, sdxl: str | None = None) -> None:
+    """The same in a subgraph, whose box shows the two numbers."""
+    assert any(f.graph[i]["class_type"] == "EmptyLatentImage" for i in f.of(box)), box
+    set_side(f, first, sdxl)
+
+
 def set_both(f: Following, first: str, one: str, second: str, other: str) -> None:
     for name, value in ((first, one), (second, other)):
         f.set_everywhere(name, _number(value))
@@ -212,36 +221,20 @@ def leave_out(f: Following, name: str) -> None:
 
 def switch_on(f: Following, name: str) -> None:
     """A node that is bypassed in the page: put it in, with what it has there, before those it leads to."""
-    page = json.loads((ROOT / "workflows" / f"{f.workflow}.json").read_text(encoding="utf-8"))
+    page = read(ROOT / "workflows" / f"{f.workflow}.json")
     (node,) = [n for n in page["nodes"] if _name(n["type"]) == name and n["mode"] == 4]
     names = [i["name"] for i in node["inputs"] if "widget" in i] or list(NAMES[node["type"]]["inputs"])[1:]
     loader = f.of("Load Checkpoint")[0]
     made = f.add(node["type"], **dict(zip(names, node["widgets_values"], strict=True)), model=[loader, 0])
-    for _, origin, _, target, slot, _ in page["links"]:
+    for link, origin, *_ in page["links"]:
         if origin == node["id"]:
-            socket = next(n for n in page["nodes"] if n["id"] == target)["inputs"][slot]["name"]
-            f.inputs(str(target))[socket] = [made, 0]
+            for target, socket in reached(page, link):
+                f.inputs(str(target))[socket] = [made, 0]
 
 
 def own_space(f: Following) -> None:
     f.set_everywhere("space_file", f.own["space"], f.of("Load W2W Space"))
     f.sliders = [f.own["slider"]]
-
-
-def build_space(f: Following) -> None:
-    for node_id in f.of("Load W2W Space"):
-        built = {"folder": f.own["folder"], "name": f"notes_{f.family}", "mode": "auto", "components": 0, "base": ""}
-        f.graph[node_id] = {"class_type": "VitrineBuildW2WSpace", "inputs": built}
-
-
-def name_sliders(f: Following) -> None:
-    for node_id in f.of("Build W2W Space"):
-        told = {"label": f.own["slider"], "labels": f.own["labels"], "method": "means", "components": 2, "save_as": ""}
-        trained = f.add("VitrineTrainW2WDirection", **told, space=[node_id, 0])
-        f.relink([node_id, 0], [trained, 0])
-        f.inputs(trained)["space"] = [node_id, 0]
-    f.sliders = [f.own["slider"]]
-    write_sliders(f)
 
 
 def write_sliders(f: Following) -> None:
@@ -309,35 +302,36 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"swap (?:the )?Render Portrait(?: nodes)? for Load Image with (?:a )?painted masks?"
      r"(?:, joined by Batch Images and Batch Masks \(sixteen pictures of 512 px\))?", swap_renders),
     (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
+    (r"set width and height of (What to draw|Draw both) to (\d+)(?: \(SDXL: (\d+)\))?", set_side_in),
     (r"set (timestep_index|schedule) to (\w+) and (share|pos_embed) to (\w+)", set_both),
     (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto) and (receptive_field) to (dilate)", set_both),
     (r"set timestep_index to (\d+)", lambda f, value: f.set_everywhere("timestep_index", int(value))),
     (r"set train_width and train_height to (\d+)(?: \(the family's usual size\))?", train_sizes),
     (r"set target_width and target_height to (\d+)", target_sizes),
-    (r"set your size as target_width and target_height of Resolution Transfer Loader and in Empty Latent Image",
-     your_size),
-    (r"set (addresses|places|mode) of ([\w ]+) to ([\w*-]+)", set_of),
-    (r"empty the (address) of (Activation Picture)", lambda f, name, node: set_of(f, name, node, "")),
+    (r"set your size as target_width and target_height of Resolution Transfer Loader and as width and height of What "
+     r"to draw", your_size),
+    (r"set (addresses|places|mode) of ([\w, ]+) to ([\w*-]+)", set_of),
+    (r"empty the (address) of (Activation Picture|Tap, save, and draw both)",
+     lambda f, name, node: set_of(f, name, node, "")),
     (r"choose a published selection \(([\w.-]+), ([\w.-]+)\) in Activation Tap", choose_selection),
     (r"take tau from NEMO Threshold(?: over 500 or more ordinary captions \(0\.428 for SD 1\.4\))?", take_tau),
     (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator",
      choose_student),
-    (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator, and any "
-     r"style LoRA in Load LoRA", choose_student_and_style),
+    (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator and in "
+     r"The same in other ways, and any style LoRA there", choose_student_and_style),
     (r"leave ([\w ]+) out(?: unless the student came with a score network| \(the curve then works training-free\))?",
      leave_out),
     (r"switch ([\w ]+) on \(.*Ctrl\+B\)", switch_on),
-    (r"choose your own space in Load W2W Space", own_space),
-    (r"swap Load W2W Space for Build W2W Space over a folder of your LoRAs below models/loras", build_space),
-    (r"name sliders with Train W2W Direction and write them in W2W Edit", name_sliders),
+    (r"choose your own space in Somebody", own_space),
     (r"write its sliders in W2W Edit", write_sliders),
-    (r"choose your own files in the Load nodes", own_files),
+    (r"choose your own files in the Load nodes and your space in Draw both", own_files),
     (r"put LoRAs of one kind into a folder below models/loras and choose it in Build W2W Space", choose_folder),
     (r"connect its SPACE in place of Load W2W Space", connect_space),
     (r"write your files' names in Train W2W Direction", write_names),
     (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Distill", choose_teacher),
     (r"write your prompts and ordinary captions in NEMO Copy Check", write_prompts),
     (r"tell (\d+) in place of (\d+)", tell),
-    (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+)", tell),
+    (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+) in Control Values: three sizes and "
+     r"Control-Conditioned Sampler", tell),
 ]  # fmt: skip
 """Part of a sentence -> what it means for the graph."""
