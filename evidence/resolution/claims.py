@@ -14,6 +14,7 @@ from ...engine.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, claim
+from . import law_claims as _law  # noqa: F401  registers resolution.guidance
 from . import positions, receptive
 from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach

@@ -82,13 +82,18 @@ def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, deta
         render(sample_scenes(range(REFERENCE, REFERENCE + len(images))), images.shape[-2], details=details).images
     )
     seen, reference = _at_64(net, square(images)), _at_64(net, drawn)
-    wanted = torch.as_tensor(scenes.attributes)
-    shown = shown_mask(wanted)
-    right = torch.stack([seen.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
-    hits = (right & shown).sum(1) / shown.sum(1)
+    hits = shown_share(seen, scenes)
     detail = float(fine_detail(square(images)).mean() / fine_detail(drawn).mean())
     distance = frechet_distance(seen.features, reference.features)
     return Look(hits, distance, detail, count(images), coarse_error(square(images), scenes, details))
+
+
+def shown_share(seen: Reading, scenes: Scenes) -> torch.Tensor:
+    """(N,) share of the attributes in each scene's prompt that the readout sees in its picture."""
+    wanted = torch.as_tensor(scenes.attributes)
+    shown = shown_mask(wanted)
+    right = torch.stack([seen.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
+    return (right & shown).sum(1) / shown.sum(1)
 
 
 def coarse_error(images: torch.Tensor, scenes: Scenes, details: bool = False) -> torch.Tensor:

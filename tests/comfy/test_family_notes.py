@@ -5,6 +5,7 @@ published selection, `up-*`, `dilate`), the refusal says so plainly, and the gra
 """
 
 import json
+import re
 
 import pytest
 import torch
@@ -159,8 +160,6 @@ def test_the_note_can_be_followed(tiny, workflow):
 
 @pytest.mark.parametrize("workflow", UNET_WORDS)
 def test_words_for_unets_are_refused_plainly(tiny, workflow):
-    import re
-
     key, instead, said = UNET_WORDS[workflow]
     graph = tiny.followed(workflow)
     _, error = tiny.run(graph)
@@ -181,6 +180,16 @@ def test_the_template_runs(tiny, workflow):
     history, error = tiny.run(graph)
     assert error is None, error
     assert shown(history, graph)
+
+
+def test_a_video_has_no_score(comfy):
+    """NEMO compares still pictures; a latent with several frames is refused, one frame is a picture."""
+    from vitrine.engine.errors import VitrineError
+    from vitrine.nodes.nemo import shape_of
+
+    assert shape_of(torch.zeros(1, 16, 8, 12)) == shape_of(torch.zeros(1, 16, 1, 8, 12)) == (16, 8, 12)
+    with pytest.raises(VitrineError, match="a video of 3 latent frames"):
+        shape_of(torch.zeros(1, 16, 3, 8, 12))
 
 
 def test_flat_attention_is_refused_plainly(tiny):

@@ -11,11 +11,16 @@ import shutil
 import torch
 from transformers import CLIPTextConfig, CLIPTextModel
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
-from vitrine_tests.families.twin import comfyui_model, comfyui_twin, network
+from vitrine_tests.families.twin import NAMES, comfyui_model, comfyui_twin, conditioning, inputs, network, twin
 
-WIDTHS = {"klein": 20, "qwen_image": 20, "z_image": 20, "lumina2": 20, "chroma": 20, "krea2": 96, "anima": 1024,
-          "wan": 20}  # fmt: skip
-"""Of the text states that each small network takes from ComfyUI. HiDream and SD3.5 want more than one encoder."""
+WIDTHS = {
+    name: text.shape[-1]
+    for name in NAMES
+    for text, more in conditioning(name, inputs(name, 1)[2])
+    if hasattr(twin(name), "MODEL") and not more and not hasattr(twin(name), "CHANNELS")
+}
+"""Of the text states that each small network takes from ComfyUI. Families that are told more than a prompt's states by
+more than one encoder (Flux.1, SD3.5, HiDream) are left out, and Flux.2, whose autoencoder is none of the small ones."""
 
 
 def _text_encoder(folder, width):
