@@ -22,6 +22,7 @@ from vitrine.evidence.verify.run import verify
 from vitrine.evidence.verify.settings import FILE, InversionSettings, SizeSettings, VerifySettings
 from vitrine_tests import models
 from vitrine_tests.killed import killed, killing
+from vitrine_tests.machine import stock
 
 
 @pytest.fixture(scope="module")
@@ -242,10 +243,25 @@ def test_a_small_sdxl_is_measured_without_training(told, tmp_path):
     assert 0 < weighted < constant and figures["sizes.lpips.weighted"]["why not"] == "needs --lpips"
     context = Context(replace(asked, world=""))
     mine = sizes.drawn(context, "a face", [16], [0], GammaConfig("constant"))
-    stock = StableDiffusionXLPipeline(**context.pipe.components)
+    plain = StableDiffusionXLPipeline(**context.pipe.components)
     call = {"generator": torch.Generator().manual_seed(0), "num_inference_steps": 3, "guidance_scale": 5.0}
-    theirs = stock("a face", original_size=(16, 16), output_type="pt", **call).images
+    theirs = plain("a face", original_size=(16, 16), output_type="pt", **call).images
     assert (mine - theirs).abs().max() < 1e-4, "a constant weight is the stock model"
+
+
+@pytest.mark.parametrize("conditions", [True, False])
+def test_pixart_is_measured_where_it_has_sizes(told, tmp_path, conditions):
+    model, data = tmp_path / "pixart", tmp_path / "data"
+    stock.pixart(conditions).save_pretrained(str(model), safe_serialization=True)
+    shutil.copytree(told, data)
+    (data / FILE).write_text(json.dumps({"sizes": SizeSettings((16, 64), steps=2).to_dict()}))
+    asked = Asked(str(model), data, subset=2, out=tmp_path / "out")
+    assert verify(asked, ["control.sizes"], bar=lambda name: silent) == (0 if conditions else 1)
+    row, figures = figures_of(asked.out, "control.sizes")
+    if conditions:
+        assert figures["sizes.pixels.constant"]["measured"]["value"] > 0
+    else:
+        assert row["status"] == "not for this model: this PixArt was trained without size conditions"
 
 
 def test_models_that_are_told_no_sizes_are_refused(told, tmp_path):
