@@ -1,6 +1,6 @@
 """Draw what `vitrine reproduce nemo.erase` and `nemo.copy_check` measure, for the eye, with their figures as JSON.
 
-python docs/make_nemo.py erase [--smaller]   half an hour; --smaller: four of the eight pictures, no LoRA
+python docs/make_nemo.py erase [--smaller]   three quarters of an hour; --smaller: four of the eight pictures, no LoRA
 python docs/make_nemo.py copies [FOLDER]     minutes; a person's three LoRAs, kept in the folder with their reports
 """
 

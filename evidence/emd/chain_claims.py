@@ -58,7 +58,7 @@ def settings(steps: int, plan: Plan = FULL, seed: int = 0) -> EMDTrainConfig:
     "emd.chain_length", paper="Xie et al. 2024 (EM Distillation)",
     figure="quality and time an update by K, the steps of the chain",
     target="after as many updates K = 8 is nearer to real pictures than K = 1, at 95 % over three seeds",
-    minutes=25, quick_minutes=0.7,
+    minutes=45, quick_minutes=0.7,
 )  # fmt: skip
 def chain_length(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Three students from the teacher, 60 updates each, trained with three seeds; read after 30 and 60.
