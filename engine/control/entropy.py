@@ -26,8 +26,8 @@ from ..hooks import edit
 from ..reading import module_at
 from ..site import ModuleSite, Site
 
-_NORMS = ("norm_q", "q_norm", "norm")
-"""What normalises queries: in diffusers, in ComfyUI's networks, and in its Flux."""
+_NORMS = ("norm_q", "q_norm", "norm", "qknorm")
+"""What normalises queries: in diffusers, in ComfyUI's networks, in its Flux and in its Krea 2."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,14 @@ def allow_gradients(model: Any) -> None:
 
     ComfyUI loads models in inference mode, and autograd refuses such tensors. Each is replaced by an equal one, which
     ComfyUI's own training node does too; one at a time, so that memory does not double.
+
+    Raises:
+        VitrineError: Core computes the network's attention by a kernel that has no derivative.
     """
+    if "MiniTrainDIT" in {kind.__name__ for kind in type(backbone_of(model)).__mro__}:
+        accepted = "a network that core can differentiate"
+        remedy = "leave out what needs gradients (attack_steps 0), or do it in diffusers"
+        raise refuse("model", f"{type(backbone_of(model)).__name__} (Anima)", accepted, remedy)
     for module in backbone_of(model).modules():
         for name, value in module._parameters.items():
             if value is not None and value.is_inference():
