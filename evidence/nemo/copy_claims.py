@@ -21,8 +21,9 @@ from ..registry import ClaimResult, claim
 from .world import DETECT, GUIDANCE, SHAPE, STEPS
 
 SIZES = (1, 5, 20)
-TUNING, MEASURED = 20_008_000, 20_009_000
-"""First identity of the people that recipe and settings were chosen on, and of those that are measured."""
+TUNING, MEASURED = 20_008_000, 20_010_000
+"""First identity of the people that recipe and settings were chosen on, and of those that are measured. Those from
+20,009,000 on were measured on two captions where their LoRA knew two: the model without it told those LoRAs apart."""
 RECIPE = LoraTrainConfig(rank=8, alpha=8.0, steps=300, batch=2, lr=4e-3, schedule="cosine", weighting="debiased")
 """As many steps for every size, so that a single portrait is seen twenty times as often as one of twenty."""
 SCORED = ("nemo", "norm", "anisotropy", "sharpness")
@@ -30,11 +31,10 @@ SCORED = ("nemo", "norm", "anisotropy", "sharpness")
 
 @dataclass(frozen=True)
 class Effort:
-    """People with a LoRA of each size, prompts of each LoRA, samples of each prompt, and samples of what is usual."""
+    """People with a LoRA of each size, samples of each LoRA, and samples of what is usual."""
 
-    people: int = 4
-    prompts: int = 2
-    seeds: int = 8
+    people: int = 6
+    seeds: int = 16
     usual: int = 8
 
 
@@ -68,11 +68,11 @@ def train(folder: Path, people: Sequence[int], progress: Progress = silent, mode
 
 
 def check(folder: Path, name: str, effort: Effort, model: str | None = None) -> CopyCheck:
-    """The copy check of one LoRA on its first captions; the model without it says what is usual."""
+    """The copy check of one LoRA on its first caption; the model without it says what is usual."""
     from ...engine.pipelines.copies import copy_check
 
     return copy_check(
-        _pipeline(model), _captions(folder, name, effort), folder / "checks" / name, pictures=folder / name,
+        _pipeline(model), _captions(folder, name), folder / "checks" / name, pictures=folder / name,
         lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(effort.seeds, usual=effort.usual),
         probe=DETECT,
         num_inference_steps=STEPS, guidance_scale=GUIDANCE,
@@ -80,12 +80,12 @@ def check(folder: Path, name: str, effort: Effort, model: str | None = None) -> 
 
 
 @torch.no_grad()
-def base_scores(folder: Path, name: str, effort: Effort, model: str | None = None) -> list[dict[str, float | None]]:
-    """Scores of the same captions in the model without the LoRA: the baseline."""
+def base_scores(folder: Path, name: str, model: str | None = None) -> list[dict[str, float | None]]:
+    """Scores of the same caption in the model without the LoRA: the baseline."""
     pipe = _pipeline(model)
     denoiser = Denoiser.from_diffusers(pipe)
     probe, (empty,) = make_probe(denoiser, config=DETECT), pipe.conditions([""])
-    return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name, effort))]
+    return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name))]
 
 
 def _pipeline(model: str | None) -> Any:
@@ -97,8 +97,9 @@ def _pipeline(model: str | None) -> Any:
     return pipe
 
 
-def _captions(folder: Path, name: str, effort: Effort) -> list[str]:
-    return (folder / name / "captions.txt").read_text(encoding="utf-8").split("\n")[: effort.prompts]
+def _captions(folder: Path, name: str) -> list[str]:
+    """The one that every LoRA was trained on, whatever its size: another would tell sizes apart by its words."""
+    return (folder / name / "captions.txt").read_text(encoding="utf-8").split("\n")[:1]
 
 
 @claim(
@@ -110,8 +111,8 @@ def _captions(folder: Path, name: str, effort: Effort) -> list[str]:
     quick_minutes=1.3,
 )
 def copies_of_loras(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Several people, each with a LoRA of every size; the same captions sampled with it and without it."""
-    effort = Effort(2, 1, 4, 4) if quick else Effort()
+    """Several people, each with a LoRA of every size; the same caption sampled with it, and scored without it too."""
+    effort = Effort(2, 4, 4) if quick else Effort()
     people = [MEASURED + i for i in range(effort.people)]
     shares, rows = [], {}
     scores: dict[str, list[float]] = {name: [] for name in SCORED}
@@ -120,7 +121,7 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
         folder = Path(scratch)
         names = train(folder, people, progress, model)
         for number, name in enumerate(names):
-            checked, bare = check(folder, name, effort, model), base_scores(folder, name, effort, model)
+            checked, bare = check(folder, name, effort, model), base_scores(folder, name, model)
             shares.append(_mean([p.share for p in checked.prompts]))
             for score in SCORED:
                 scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
