@@ -19,7 +19,7 @@ from .comfy.model import backbone_of
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .comfy.saved import plain_name
-from .sockets import ActivationsSocket, RecorderSocket
+from .sockets import ActivationsSocket, RecorderSocket, under_advanced
 from .tap_inputs import (
     HELP,
     added_selection,
@@ -48,7 +48,7 @@ class ActivationTap(io.ComfyNode):
             description="Noises a picture to one timestep, runs the model once, and keeps what you ask for of its "
             "inside. The paper's message: which place you tap matters more than anything else (GDF, NeurIPS 2024).",
             search_aliases=["features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention"],
-            inputs=[
+            inputs=under_advanced(("seed", "ensemble", "dtype", "modulate", "discard", "protocol"), [
                 io.Model.Input("model", tooltip="Any SD1.x, SD2.x, SDXL, PixArt, SD3 or Flux model, LoRAs included."),
                 io.Vae.Input("vae", tooltip="The model's VAE."),
                 io.Image.Input("image", tooltip="One or more pictures; sides must be multiples of the VAE's factor."),
@@ -57,7 +57,7 @@ class ActivationTap(io.ComfyNode):
                 io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
                 *remedy_inputs(),
                 protocol_input(),
-            ],
+            ]),
             outputs=[
                 ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped places, one row a picture."),
                 io.Image.Output(display_name="IMAGE", tooltip="First place as colours: three principal components."),

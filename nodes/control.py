@@ -16,6 +16,7 @@ from .comfy.control import checkpoints, read_checkpoint, reads_sizes, weighted, 
 from .comfy.progress import text_on
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
+from .sockets import under_advanced
 
 
 def extra_values(text: str) -> dict[str, float]:
@@ -46,7 +47,7 @@ class ControlValues(io.ComfyNode):
             description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
             search_aliases=["sdxl size conditioning", "micro conditioning", "original size crop target"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("flip", "extra"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt; usually the positive one only."),
                 pixels("width", 1024, 8, "Width the picture is said to have had before training resized it."),
                 pixels("height", 1024, 8, "Height the picture is said to have had. Small values bring blur."),
@@ -63,7 +64,7 @@ class ControlValues(io.ComfyNode):
                     "model", optional=True,
                     tooltip="The model that will sample: refused here if it would ignore the values.",
                 ),
-            ],
+            ]),
             outputs=[io.Conditioning.Output(display_name="CONDITIONING", tooltip="The prompt with its values.")],
         )  # fmt: skip
 
@@ -169,7 +170,7 @@ class NoisyReplicatePadding(io.ComfyNode):
             description="Short prompts fill all positions of the text encoder: copies of their tokens, with noise.",
             search_aliases=["text padding", "replicate prompt tokens", "pad tokens"],
             is_experimental=True,
-            inputs=[
+            inputs=under_advanced(("axis", "tokens"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt."),
                 io.Combo.Input(
                     "mode", options=list(MODES), default="noisy_replicate",
@@ -190,7 +191,7 @@ class NoisyReplicatePadding(io.ComfyNode):
                 ),
                 io.Clip.Input("clip", optional=True, tooltip="Counts the tokens of text."),
                 io.String.Input("text", optional=True, default="", multiline=True, tooltip="The same prompt again."),
-            ],
+            ]),
             outputs=[io.Conditioning.Output(display_name="CONDITIONING", tooltip="The padded prompt.")],
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from .comfy.control import weighted, weighting_of
 from .comfy.control_guider import ControlGuider, EntropyGuider, run
 from .comfy.schedule import SAMPLERS, SCHEDULERS, clock_of, run_sigmas
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
+from .sockets import under_advanced
 
 _STRENGTHS = [
     io.Float.Input("cfg", default=5.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance by the prompt; 1 is none."),
@@ -134,7 +135,10 @@ class ControlConditionedSampler(io.ComfyNode):
             category=CATEGORY,
             description="Samples with size and crop weighted over the noise level; shows the weight of every step.",
             search_aliases=["berrada", "size conditioned sampler", "sdxl size sampler", "ksampler control"],
-            inputs=[
+            inputs=under_advanced((
+                "nesting", "crop_left", "crop_top", "flip", "form", "clock", "reference", "reference_width",
+                "reference_height", "upscale", "negative_sizes",
+            ), [
                 io.Model.Input("model", tooltip="SDXL, PixArt told sizes, or one with a control checkpoint."),
                 io.Conditioning.Input("positive", tooltip="The prompt; this node tells it the sizes below."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt; negative_sizes says its sizes."),
@@ -158,7 +162,7 @@ class ControlConditionedSampler(io.ComfyNode):
                     tooltip="Times larger than the size cfg was chosen for: cfg becomes 1 + upscale (cfg - 1).",
                 ),
                 _NEGATIVE_SIZES,
-            ],
+            ]),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The sampled latent."),
                 io.Image.Output(display_name="curve", tooltip="Weight of the size over the run's noise levels."),

@@ -34,6 +34,7 @@ from .comfy.emd import bases, distil, refuse_guidance_input, stock_sampling, wit
 from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
 from .comfy.model import backbone_of, blank_latents, differentiable, latent_of, loading_denoiser_of
 from .comfy.progress import progress
+from .sockets import under_advanced
 
 CATEGORY = "Vitrine/emd"
 _AUTO, _MANUAL = "auto", "manual"
@@ -112,36 +113,41 @@ class EMDOneStepGenerator(io.ComfyNode):
             "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
             search_aliases=["one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "SiD"],
-            inputs=[
-                io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
-                io.Conditioning.Input("positive", tooltip="One plain prompt."),
-                io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
-                io.Int.Input("seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."),
-                *_contract_inputs(True),
-                io.Model.Input(
-                    "base",
-                    optional=True,
-                    tooltip="The model a student of several steps was distilled from: it takes the first step, which "
-                    "gives the pictures of one prompt their variety back.",
-                ),
-                io.Int.Input(
-                    "base_steps",
-                    default=1,
-                    min=1,
-                    max=50,
-                    optional=True,
-                    tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
-                ),
-                io.Int.Input(
-                    "replaces",
-                    default=1,
-                    min=1,
-                    max=7,
-                    optional=True,
-                    tooltip="How many of the student's steps, from the first, the base takes: more give more variety, "
-                    "and more of the base's blur at few steps.",
-                ),
-            ],
+            inputs=under_advanced(
+                ("timestep", "noise", "base_steps", "replaces"),
+                [
+                    io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
+                    io.Conditioning.Input("positive", tooltip="One plain prompt."),
+                    io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
+                    io.Int.Input(
+                        "seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."
+                    ),
+                    *_contract_inputs(True),
+                    io.Model.Input(
+                        "base",
+                        optional=True,
+                        tooltip="The model a student of several steps was distilled from: it takes the first step, "
+                        "which gives the pictures of one prompt their variety back.",
+                    ),
+                    io.Int.Input(
+                        "base_steps",
+                        default=1,
+                        min=1,
+                        max=50,
+                        optional=True,
+                        tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
+                    ),
+                    io.Int.Input(
+                        "replaces",
+                        default=1,
+                        min=1,
+                        max=7,
+                        optional=True,
+                        tooltip="How many of the student's steps, from the first, the base takes: more give more "
+                        "variety, and more of the base's blur at few steps.",
+                    ),
+                ],
+            ),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
                 io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD MCMC Correct."),
@@ -194,7 +200,7 @@ class EMDMCMCCorrect(io.ComfyNode):
             description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more "
             "density than the student. Needs the student's own score network (a LoRA that ships beside it).",
             search_aliases=["repair", "Langevin", "MCMC", "refine", "corrector", "EM distillation"],
-            inputs=[
+            inputs=under_advanced(("step_size", "contract", "timestep", "noise", "guidance", "z_step_size"), [
                 io.Model.Input("teacher", tooltip="The base model the student was distilled from."),
                 io.Model.Input("score", tooltip="The student's score network: the base with the score LoRA at 1."),
                 io.Model.Input("model", tooltip="The student, or its base when a student file is chosen."),
@@ -231,7 +237,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                     "empty", optional=True,
                     tooltip="The empty prompt, for guidance other than 1. Without it the teacher is not guided.",
                 ),
-            ],
+            ]),
             outputs=[io.Latent.Output(display_name="LATENT", tooltip="The repaired pictures' latents.")],
         )  # fmt: skip
 
@@ -275,7 +281,7 @@ class EMDDistill(io.ComfyNode):
             "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
             search_aliases=["train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training"],
             is_output_node=True,
-            inputs=[
+            inputs=under_advanced(("batch", "rank", "K", "guidance", "timestep", "diff_instruct"), [
                 io.Combo.Input(
                     "base", options=bases(), default="portraits",
                     tooltip="The teacher: portraits, flow portraits, or a diffusers folder of any family in "
@@ -299,7 +305,7 @@ class EMDDistill(io.ComfyNode):
                     tooltip="The baseline instead: one step of noise, and the student's starting noise stays as it is.",
                 ),
                 io.Int.Input("seed", **_SEED, tooltip="Of the whole run."),
-            ],
+            ]),
             outputs=[
                 io.Image.Output(display_name="IMAGE", tooltip="Four prompts in one step, after training."),
                 io.String.Output(display_name="file", tooltip="The student LoRA, in models/loras/vitrine."),

@@ -14,7 +14,9 @@ from ..engine.activations.gdf_protocol import CORRESPONDENCE_SIZE, PROTOCOLS, ch
 from ..engine.activations.points import draw_matches, mask_points, parse_clicks, parse_points
 from ..engine.activations.segmentation import ProbeSettings, fit_probe, mask_like_clicks
 from ..engine.errors import refuse
+from .captions import captioned
 from .comfy import similarity
+from .sockets import under_advanced
 from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, sized, tap_images
 
 CATEGORY = "Vitrine/activations"
@@ -64,7 +66,9 @@ class FindCorrespondence(io.ComfyNode):
             category=CATEGORY,
             description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
             search_aliases=["point matching", "DIFT", "semantic correspondence", "keypoints"],
-            inputs=[
+            inputs=under_advanced((
+                "selection", "timestep", "seed", "ensemble", "softness", "modulate", "discard", "protocol",
+            ), [
                 io.Model.Input("model", tooltip="Whose activations compare the pictures."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
@@ -79,7 +83,7 @@ class FindCorrespondence(io.ComfyNode):
                 io.Mask.Input("mask", optional=True, tooltip="Instead of points: the middle of each painted spot."),
                 *remedy_inputs(),
                 protocol_input(),
-            ],
+            ]),
             hidden=[io.Hidden.unique_id],
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
@@ -103,7 +107,8 @@ class FindCorrespondence(io.ComfyNode):
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
         drawn = torch.stack([draw_matches(source[0], t, wanted, m) for t, m in zip(target, matches, strict=True)])
-        shown = ui.PreviewImage(drawn, cls=cls).as_dict() | similarity.clickable(source, cls)
+        names = [f"your points | picture {n + 1} (hollow dot: doubt it)" for n in range(len(drawn))]
+        shown = ui.PreviewImage(captioned(drawn, names), cls=cls).as_dict() | similarity.clickable(source, cls)
         return io.NodeOutput("\n".join(lines), drawn, ui=shown)
 
 
@@ -120,26 +125,31 @@ class SegmentLikeThis(io.ComfyNode):
             description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
             is_output_node=True,  # its masks show on it; nothing need be connected
             search_aliases=["few-shot segmentation", "mask propagation", "auto mask", "label propagation"],
-            inputs=[
-                io.Model.Input("model", tooltip="Whose activations describe the pixels."),
-                io.Vae.Input("vae", tooltip="Its VAE."),
-                io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
-                io.Image.Input("examples", tooltip="Labelled pictures."),
-                io.Mask.Input("masks", optional=True, tooltip="One mask for each: white is what you want."),
-                io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
-                *selection_inputs(),
-                io.Int.Input("hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."),
-                *remedy_inputs(),
-                protocol_input(),
-                io.String.Input(
-                    "points",
-                    default=CLICKS,
-                    multiline=True,
-                    optional=True,
-                    tooltip="Without masks: x y of what you want in the first example, not x y of what you "
-                    "do not; press the button and click.",
-                ),
-            ],
+            inputs=under_advanced(
+                ("selection", "timestep", "seed", "ensemble", "hidden", "modulate", "discard", "protocol"),
+                [
+                    io.Model.Input("model", tooltip="Whose activations describe the pixels."),
+                    io.Vae.Input("vae", tooltip="Its VAE."),
+                    io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
+                    io.Image.Input("examples", tooltip="Labelled pictures."),
+                    io.Mask.Input("masks", optional=True, tooltip="One mask for each: white is what you want."),
+                    io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
+                    *selection_inputs(),
+                    io.Int.Input(
+                        "hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."
+                    ),
+                    *remedy_inputs(),
+                    protocol_input(),
+                    io.String.Input(
+                        "points",
+                        default=CLICKS,
+                        multiline=True,
+                        optional=True,
+                        tooltip="Without masks: x y of what you want in the first example, not x y of what you "
+                        "do not; press the button and click.",
+                    ),
+                ],
+            ),
             hidden=[io.Hidden.unique_id],
             outputs=[
                 io.Mask.Output(display_name="MASK", tooltip="One mask for each picture, 0 or 1."),
@@ -166,8 +176,15 @@ class SegmentLikeThis(io.ComfyNode):
             assert masks is not None  # or the labels were refused
             probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
             soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()
-        shown = ui.PreviewMask((soft > 0.5).float(), cls=cls).as_dict() | similarity.clickable(examples, cls)
+        shown = ui.PreviewImage(mask_pictures((soft > 0.5).float()), cls=cls).as_dict()
+        shown |= similarity.clickable(examples, cls)
         return io.NodeOutput((soft > 0.5).float(), soft, ui=shown)
+
+
+def mask_pictures(masks: torch.Tensor) -> torch.Tensor:
+    """(B, n H + two lines, n W, 3) of masks (B, H, W): what the node shows of them."""
+    names = [f"picture {n + 1}" for n in range(len(masks))]
+    return captioned(masks[..., None].expand(-1, -1, -1, 3), names, {"white": "like what you marked", "black": "rest"})
 
 
 def _labels(

@@ -27,7 +27,7 @@ from .comfy.conditioning import condition_of, prompt_conditions
 from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
 from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
-from .sockets import NeuronsSocket, NeuronStatisticsSocket
+from .sockets import NeuronsSocket, NeuronStatisticsSocket, under_advanced
 
 CATEGORY = "Vitrine/nemo"
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
@@ -235,7 +235,7 @@ class NEMOFindNeurons(io.ComfyNode):
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts.",
             search_aliases=["localize memorization", "find memorization neurons", "nemo"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("mode", "scope"), [
                 io.Model.Input("model", tooltip="The model to search."),
                 io.Conditioning.Input("positive", tooltip="The memorized prompt."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
@@ -250,7 +250,7 @@ class NEMOFindNeurons(io.ComfyNode):
                 SEEDS,
                 INDEX,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),
-            ],
+            ]),
             outputs=[
                 NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
                 io.String.Output(display_name="report", tooltip="Verdict, scores, neurons of each layer."),

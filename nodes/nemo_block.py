@@ -14,7 +14,7 @@ from .comfy.nemo import baked, blocked, layers_of
 from .comfy.progress import text_on
 from .comfy.saved import plain_name
 from .nemo import CATEGORY, describe
-from .sockets import NeuronsSocket
+from .sockets import NeuronsSocket, under_advanced
 
 _FOLDER = "vitrine_neurons"
 
@@ -32,7 +32,7 @@ class NEMONeuronBlocker(io.ComfyNode):
             description="Multiplies neurons by a factor while sampling: 0 blocks recall for the prompts they were "
             "found for. It does not erase a picture: an adversarial embedding can bring it back.",
             search_aliases=["block neurons", "unlearn", "anti memorization", "nemo"],
-            inputs=[
+            inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
                 io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
@@ -49,7 +49,7 @@ class NEMONeuronBlocker(io.ComfyNode):
                     "spared", default="", multiline=True, optional=True,
                     tooltip="Neurons to leave alone: address index, one a line; or press the button and click them.",
                 ),
-            ],
+            ]),
             outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from .comfy.copy_check import Models, Sampling, checked, side_by_side
 from .comfy.progress import progress, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
+from .sockets import under_advanced
 
 SHOWN = 8
 """Prompts on the picture; the page in the folder has fifty."""
@@ -32,7 +33,7 @@ class NEMOCopyCheck(io.ComfyNode):
             "and of which training picture. Writes a page and a table.",
             search_aliases=["memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("first_seed", "tau", "timestep_index", "name"), [
                 io.Model.Input("model", tooltip="The model to check, with its LoRA."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),
@@ -57,7 +58,7 @@ class NEMOCopyCheck(io.ComfyNode):
                 ),
                 io.Image.Input("pictures", optional=True, tooltip="Training pictures. None: samples meet each other."),
                 io.Model.Input("bare_model", optional=True, tooltip="The model without the LoRA: what is usual."),
-            ],
+            ]),
             outputs=[
                 io.String.Output(display_name="report", tooltip="Which prompts are copied, in words."),
                 io.Image.Output(display_name="side by side", tooltip="Sample, what of it is copied, training picture."),

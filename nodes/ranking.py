@@ -16,12 +16,13 @@ from ..engine.activations.segmentation import IGNORE
 from ..engine.activations.splits import SPLITS
 from ..engine.addresses import sites_of
 from ..engine.errors import refuse
+from .captions import captioned
 from .comfy import choices, saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
 from .comfy.progress import progress, text_on
 from .comfy.saved import plain_name
-from .sockets import FeaturePresetSocket
+from .sockets import FeaturePresetSocket, under_advanced
 from .tap_inputs import sized
 
 CATEGORY = "Vitrine/activations"
@@ -42,7 +43,9 @@ class RankActivations(io.ComfyNode):
             "ones and, with masks, measures the rest and combines the best.",
             search_aliases=["choose features", "feature selection", "which layer", "GDF filter"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced((
+                "timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory",
+            ), [
                 io.Model.Input("model", tooltip="The model whose places are ranked."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
@@ -70,7 +73,7 @@ class RankActivations(io.ComfyNode):
                                 "points in the same order."),
                 io.String.Input("memory", default="4GB", optional=True,
                                 tooltip="What may be held beyond the model; more waits on disk. Empty: no bound."),
-            ],
+            ]),
             outputs=[
                 FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Feature Preset."),
                 io.String.Output(display_name="addresses", tooltip="The chosen places, for Activation Tap and others."),
@@ -101,8 +104,10 @@ class RankActivations(io.ComfyNode):
         ranking = rank_places(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
+        named = [f"{n + 1}. {place}" for n, place in enumerate(ranking.kept[:24])] or ["no place was kept"]
         text = ranking.summary()
-        return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=ui.PreviewImage(kept, cls=cls))
+        shown = ui.PreviewImage(captioned(kept, named), cls=cls)
+        return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=shown)
 
 
 def class_numbers(masks: torch.Tensor, classes: int) -> torch.Tensor:

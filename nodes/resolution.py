@@ -13,6 +13,7 @@ from ..engine.resolution.posembed import ALIGNS, ASPECTS
 from ..engine.resolution.receptive import RECEPTIVE
 from ..engine.resolution.shift import TOPS
 from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, transferred
+from .sockets import under_advanced
 
 CATEGORY = "Vitrine/resolution"
 _SIDE = {"min": 0, "max": 16384, "step": 8}
@@ -96,13 +97,13 @@ class ResolutionTransferLoader(io.ComfyNode):
             description="Prepares a model for pictures larger or smaller than its training size: noise schedule, "
             "positional embedding and guidance, with a report of what each part will do.",
             search_aliases=["high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE"],
-            inputs=[
+            inputs=under_advanced(("top", "align", "aspect", "guidance_law", "override", "metadata_from"), [
                 io.Model.Input(
                     "model", tooltip="Any model of Stable Diffusion's kind, or a flow model such as Flux and SD3."
                 ),
                 *_size_inputs(),
                 *_setting_inputs(),
-            ],
+            ]),
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="For the sampler, with a latent of the target size."),
                 io.Float.Output(display_name="guidance", tooltip="For the sampler's cfg."),

@@ -34,7 +34,7 @@ from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.progress import text_on
-from .sockets import W2WModelSocket, W2WSpaceSocket
+from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
 CATEGORY = "Vitrine/w2w"
 SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
@@ -160,7 +160,7 @@ class W2WSample(io.ComfyNode):
             "picture. Tells which training models are nearest.",
             search_aliases=["weights2weights", "new identity", "random person", "sample model", "random LoRA"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
                              tooltip="The model; the same seed is the same model for ever."),
@@ -182,7 +182,7 @@ class W2WSample(io.ComfyNode):
                 io.Float.Input("inherit", default=-1.0, min=-1.0, max=0.95, step=0.05, optional=True,
                                tooltip="joined: how much of the rest is the training model's too, a correlation; 0.4 "
                                "was best for the shipped people. -1: as the space's file says, else 0."),
-            ],
+            ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
                 io.String.Output(display_name="report", tooltip="Nearest training models and strongest attributes."),
@@ -229,7 +229,7 @@ class W2WEdit(io.ComfyNode):
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
             "Several sliders at once; their order does not matter.",
             search_aliases=["weights2weights", "slider", "attribute", "edit identity", "concept slider"],
-            inputs=[
+            inputs=under_advanced(("calibrated",), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
                 io.Boolean.Input("calibrated", default=False, optional=True,
@@ -247,7 +247,7 @@ class W2WEdit(io.ComfyNode):
                 io.Combo.Input("student", options=student_files(), default=NO_STUDENT, optional=True,
                                tooltip="Only for that picture: the one-step student of your own model, a LoRA file "
                                "that EMD One-Step Generator knows. The shipped people need none."),
-            ],
+            ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
                 io.String.Output(display_name="report", tooltip="Where it stands now."),

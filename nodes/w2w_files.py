@@ -24,7 +24,7 @@ from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.progress import text_on
 from .comfy.saved import plain_name
-from .sockets import W2WModelSocket, W2WSpaceSocket
+from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, MODEL, SPACE
 
 NO_LORA = "(the file above)"
@@ -46,7 +46,7 @@ class SaveW2WLora(io.ComfyNode):
             search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("rank", "dtype", "one_sided"), [
                 SPACE, MODEL,
                 io.String.Input("name", default="person", tooltip="File name without folder or ending."),
                 io.Combo.Input("names", options=["auto", "kohya", "diffusers"], default="auto",
@@ -62,7 +62,7 @@ class SaveW2WLora(io.ComfyNode):
                 io.Boolean.Input("one_sided", default=False, optional=True,
                                  tooltip="Slider exact at strength 1; off: even from -1 to 1. The preview says what it "
                                  "misses."),
-            ],
+            ]),
             outputs=[io.String.Output(display_name="path", tooltip="The LoRA file.")],
         )  # fmt: skip
 

@@ -33,7 +33,7 @@ from .comfy import w2w as comfy_w2w
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, encode, encode_samples
 from .comfy.progress import progress, text_on
-from .sockets import W2WModelSocket, W2WSpaceSocket
+from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, SPACE
 
 
@@ -51,7 +51,7 @@ class BuildSpace(io.ComfyNode):
             "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
             search_aliases=["weights2weights", "PCA of LoRAs", "LoRA folder", "model space"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("components", "linked"), [
                 io.Combo.Input("folder", options=list(comfy_w2w.lora_folders()) or ["no folder with two LoRAs"],
                                tooltip="A folder below models/loras with LoRAs of one kind and one base model."),
                 io.String.Input("name", default="my_space", tooltip="File name in models/w2w."),
@@ -65,7 +65,7 @@ class BuildSpace(io.ComfyNode):
                 io.Boolean.Input("linked", default=False, optional=True,
                                  tooltip="delta: leave the LoRAs' factors in their files, which must then stay; for "
                                  "folders larger than memory."),
-            ],
+            ]),
             outputs=[
                 W2WSpaceSocket.Output(display_name="SPACE", tooltip="Also saved, for Load W2W Space."),
                 io.String.Output(display_name="report", tooltip="What was found, what was left out, how it was built."),
@@ -156,7 +156,7 @@ class W2WInvert(io.ComfyNode):
             "there.",
             search_aliases=["weights2weights", "invert", "personalise", "one image", "face to model", "dreambooth"],
             hidden=[io.Hidden.unique_id],
-            inputs=[
+            inputs=under_advanced(("lr", "batch", "components", "prior", "together", "posterior"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="The prompt the LoRAs were trained with: sks person."),
@@ -180,7 +180,7 @@ class W2WInvert(io.ComfyNode):
                 io.Combo.Input("posterior", options=[*POSTERIORS], default="mean", optional=True,
                                tooltip="mean trains on the latents that VAE Encode gives. sample draws them anew at "
                                "each step, as the published code does; for VAEs with a Gaussian posterior."),
-            ],
+            ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
                 io.String.Output(display_name="report", tooltip="Loss on held-out noise, nearest training models."),
