@@ -66,6 +66,35 @@ def _contract_inputs(several: bool) -> list[Any]:
     ]  # fmt: skip
 
 
+def _base_inputs() -> list[Any]:
+    """The model that takes a student's first steps, and how many."""
+    return [
+        io.Model.Input(
+            "base",
+            optional=True,
+            tooltip="The model a student of several steps was distilled from: it takes the first step, "
+            "which gives the pictures of one prompt their variety back.",
+        ),
+        io.Int.Input(
+            "base_steps",
+            default=1,
+            min=1,
+            max=50,
+            optional=True,
+            tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
+        ),
+        io.Int.Input(
+            "replaces",
+            default=1,
+            min=1,
+            max=7,
+            optional=True,
+            tooltip="How many of the student's steps, from the first, the base takes: more give more "
+            "variety, and more of the base's blur at few steps.",
+        ),
+    ]
+
+
 def _stock_outputs() -> list[Any]:
     """What core's own sampler needs to run the same student."""
     return [
@@ -123,29 +152,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                         "seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."
                     ),
                     *_contract_inputs(True),
-                    io.Model.Input(
-                        "base",
-                        optional=True,
-                        tooltip="The model a student of several steps was distilled from: it takes the first step, "
-                        "which gives the pictures of one prompt their variety back.",
-                    ),
-                    io.Int.Input(
-                        "base_steps",
-                        default=1,
-                        min=1,
-                        max=50,
-                        optional=True,
-                        tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
-                    ),
-                    io.Int.Input(
-                        "replaces",
-                        default=1,
-                        min=1,
-                        max=7,
-                        optional=True,
-                        tooltip="How many of the student's steps, from the first, the base takes: more give more "
-                        "variety, and more of the base's blur at few steps.",
-                    ),
+                    *_base_inputs(),
                 ],
             ),
             outputs=[

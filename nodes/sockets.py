@@ -45,7 +45,7 @@ def under_advanced(names: Sequence[str], inputs: Sequence[Any]) -> list[Any]:
         raise ValueError(
             f"no input is called {sorted(unknown)}; there are {[entry.id for entry in inputs]}: correct it"
         )
-    found = [copy(entry) for entry in inputs]
-    for entry in found:
+    marked = [copy(entry) for entry in inputs]
+    for entry in marked:
         entry.advanced = entry.advanced or entry.id in names or None
-    return found
+    return marked

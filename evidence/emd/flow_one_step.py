@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import interpolate
 
-from ...engine.emd import EStepConfig
+from ...engine.emd import EStepConfig, StudentContract
 from ...engine.emd.train_config import EMDTrainConfig
 from ...engine.files import write_json
 from ...engine.pipelines.emd import EMDOneStepPipeline
@@ -81,6 +81,11 @@ def judged(
         return decode(model, sample_latents(model, texts, own, steps=number))
 
     pipe = EMDOneStepPipeline.from_pipe(model.pipeline())
+
+    def student_draws(contract: StudentContract, texts: list[str], own: list[int]) -> torch.Tensor:
+        images: torch.Tensor = pipe(texts, own, contract, output_type="pt").images
+        return images
+
     ways: dict[str, Callable[[list[str], list[int]], torch.Tensor]] = {
         "teacher, 1 step": lambda p, s: pipe(p, s, output_type="pt").images,
         **{f"teacher, {n} steps": partial(sampled, n) for n in steps},
@@ -93,7 +98,7 @@ def judged(
     rows["renders of other scenes"] = {"Frechet": round(frechet_distance(half, real), 3)}
     for name, student in students.items():
         contract = pipe.load_student(student, base="flow portraits")
-        rows[name] = row(lambda p, s, c=contract: pipe(p, s, c, output_type="pt").images)
+        rows[name] = row(partial(student_draws, contract))
     return rows
 
 
