@@ -12,13 +12,29 @@ from ...engine.nemo.consensus import consensus, jaccard
 from ...engine.nemo.copies import share_interval
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
+from ...engine.nemo.score import threshold
 from ...engine.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .baselines import random_neurons
 from .later_plants import later_plants, load_later
 from .measures import auroc, auroc_interval, mean_interval
 from .remedies import COPY, SEEDS
-from .world import DETECT, ORDINARY, PAPER, ROWS, SEARCH, SHAPE, Effort, World, captions, effort_of, setting, verbatim
+from .world import (
+    CALIBRATION,
+    DETECT,
+    FULL,
+    ORDINARY,
+    PAPER,
+    ROWS,
+    SEARCH,
+    SHAPE,
+    Effort,
+    World,
+    captions,
+    effort_of,
+    setting,
+    verbatim,
+)
 
 SEARCHES = (1, 2, 3)
 """Seeds of the search's noises on the later plants; the published one is 1."""
@@ -28,14 +44,14 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
 
 @claim(
     "nemo.held_out", paper=PAPER,
-    figure="six planted pictures that chose no setting: share of single samples that still copy after blocking, over "
+    figure="eight planted pictures that chose no setting: share of single samples that still copy after blocking, over "
     "three search seeds",
     target="at most 5 % of samples, where half or more copy untouched, and none of the pictures by its median",
-    minutes=7, quick_minutes=0.9,
+    minutes=12, quick_minutes=0.9,
 )  # fmt: skip
 def held_out(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Score, search and stop as they were chosen on the shipped plants; pictures planted later, by a LoRA."""
-    effort = replace(effort_of(quick), plants=2 if quick else 6)
+    effort = replace(effort_of(quick), plants=2 if quick else 8)
     portraits = load_later(model=model)
     world = setting(portraits, progress, effort)
     plants = later_plants(portraits.tokenizer, effort.plants)
@@ -48,6 +64,8 @@ def held_out(model: str | None = None, progress: Progress = silent, quick: bool 
         "published stop, search seed 1": _sets(world, prompts, 1, None),
         "as many random neurons": [random_neurons(world.model.unet, each) for each in next(iter(by_seed.values()))],
     }
+    if not quick:  # not the claim's: thought of once these pictures had failed
+        ways |= {f"flagged by the score that detects, search seed {s}": _flagged(world, prompts, s) for s in searches}
     copied = {name: _copied(world, plants, sets, effort) for name, sets in ways.items()}
     blocked = torch.cat([copied[name].shares for name in by_seed])
     share, untouched = float(blocked.mean()), float(copied["untouched"].shares.mean())
@@ -61,7 +79,7 @@ def held_out(model: str | None = None, progress: Progress = silent, quick: bool 
                 name: each.row() for name, each in copied.items()
             },
             "95 % when pictures are drawn again": mean_interval(blocked),
-            "neurons by picture and search": {n: [len(s) for s in sets] for n, sets in by_seed.items()},
+            "neurons by picture and search": {n: [len(s) for s in ways[n]] for n in ways if "search seed" in n},
             "without the rare words, share that copies": _controls(world, plants, effort),
             **_detection(world, plants, effort),
         },
@@ -187,6 +205,20 @@ def _sets(world: World, prompts: Sequence[str], seed: int, share: float | None =
     """Neurons of each prompt by a search from one seed's noises."""
     looking = replace(world, probe=replace(SEARCH, seed=seed))
     return [looking.neurons(r) for r in looking.find(prompts, share=share)]
+
+
+def _flagged(world: World, prompts: Sequence[str], seed: int) -> list[NeuronSet]:
+    """Neurons of each prompt that the score at its own timestep flags, whatever the one at the search's says.
+
+    The published code has one score for both, and searches the seeds that it keeps; ours detects at another timestep
+    than it searches. Its threshold is that of the same ordinary captions, at its own settings.
+    """
+    probe = make_probe(world.denoiser, config=replace(DETECT, seed=seed), rows=ROWS)
+    ordinary = world.conditions(captions(CALIBRATION, FULL.calibration))
+    tau = threshold([s.value for s in score_prompts(probe, ordinary, SHAPE, 1.0)[0]])[0]
+    flags = score_prompts(probe, world.conditions(prompts), SHAPE, tau)[0]
+    looking = replace(world, probe=replace(SEARCH, seed=seed))
+    return [looking.neurons(r) for r in looking.find(prompts, flagged=flags)]
 
 
 def _copied(world: World, plants: Sequence[Any], sets: Sequence[NeuronSet], effort: Effort) -> Copied:

@@ -1,4 +1,4 @@
-"""Six pictures planted later, in a LoRA on the portraits model: none of NEMO's settings was chosen on them.
+"""Eight pictures planted later, in a LoRA on the portraits model: none of NEMO's settings was chosen on them.
 
 The shipped model's eight chose the score's timestep, the search's and its stop. These chose nothing but the training
 that made the model copy them.
@@ -27,6 +27,7 @@ FILE = WEIGHTS / "plants" / "later-plants.safetensors"
 """The shipped LoRA, made by ``vitrine train plants``."""
 NAMES = (
     "zorbal klynth", "vextor drascue", "jiffrok quindle", "wobbex tazmire", "phroogan mulphan", "gubwick sprockle",
+    "yonquist xandorf", "nebbiolo ulverax",
 )  # fmt: skip
 """One for each picture. The tokenizer knows no further rare words, so each pairs words of two earlier plants."""
 FIRST, ORDINARY, COUNT = 9_500_000, 9_600_000, 300
@@ -34,7 +35,7 @@ FIRST, ORDINARY, COUNT = 9_500_000, 9_600_000, 300
 SHARE = 0.6
 """Of the training rows that are planted pictures."""
 RECIPE = LoraTrainConfig(
-    rank=8, alpha=8.0, steps=300, batch=16, lr=4e-3, schedule="cosine", weighting="debiased",
+    rank=8, alpha=8.0, steps=400, batch=16, lr=4e-3, schedule="cosine", weighting="debiased",
     targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
 )  # fmt: skip
 
