@@ -63,7 +63,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Plants:
-    """Plant six further pictures in the portraits model, as a LoRA; a few minutes on one core."""
+    """Plant eight further pictures in the portraits model, as a LoRA; a few minutes on one core."""
 
     out: Path = Path("later-plants.safetensors")
     """The LoRA's file."""
