@@ -16,7 +16,7 @@ from ...engine.w2w.directions import direction_named
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
 from ..portraits.sampling import decode, sample_latents
 from .concept_sliders import SliderConfig, train_sliders
-from .measures import subjects_without
+from .measures import beside, subjects_without, variation
 from .world import GUIDANCE, LABELS, RECIPE, Studio
 
 WORDS = {label: label for label in LABELS} | {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
@@ -82,11 +82,7 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     target, others, identity, pixels, most = [], [], [], [], ("", 0.0)
     for (features, attributes), images in zip(readings, pictures, strict=True):
         target.append(float(studio.likelihood(attributes, label).mean()))
-        changes = {
-            name: float((value.mean((0, 1)) - base[1][name].mean((0, 1))).abs().sum() / 2)
-            for name, value in attributes.items()
-            if name != edited and not (edited == "hair" and name == "hair_color")  # a bald head shows no colour
-        }
+        changes = {name: variation(change) for name, change in beside(base[1], attributes, edited).items()}
         name = max(changes, key=changes.__getitem__)
         most = max(most, (name, changes[name]), key=lambda pair: pair[1])
         others.append(changes[name])

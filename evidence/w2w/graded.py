@@ -13,6 +13,7 @@ from ...engine.w2w.space import WeightSpace
 from ...engine.w2w.strengths import LEAST_RISE, POSITIONS, StrengthMap, fit_strengths
 from ..portraits.identities import identity_similarity
 from .edits import WORDS, draw_once, surroundings, with_word
+from .measures import beside
 from .pair_sliders import lacking, usual
 from .world import EXCLUSIVE, LABELS, Studio, labels, people_space, subspace
 
@@ -48,7 +49,7 @@ class Graded:
 
     Attributes:
         probability: (5, M) of the label for each person.
-        shifts: other attribute -> (5, M, values) change of each person's distribution.
+        shifts: other attribute -> (5, M, values) change of each person's distribution; NaN as ``measures.beside`` says.
         likeness: (5, M) cosine of each person's identity features to position 0.
     """
 
@@ -59,7 +60,7 @@ class Graded:
     @property
     def others(self) -> list[float]:
         """(5,) largest change of any other attribute's distribution over all people, in total variation."""
-        return torch.stack([v.mean(1).abs().sum(1) / 2 for v in self.shifts.values()]).amax(0).tolist()
+        return torch.stack([v.nanmean(1).abs().sum(1) / 2 for v in self.shifts.values()]).amax(0).tolist()
 
     @property
     def identity(self) -> list[float]:
@@ -80,9 +81,9 @@ class Graded:
         people = self.probability.shape[1]
         drawn = torch.randint(people, (resamples, people), generator=torch.Generator().manual_seed(0))
         share = torch.zeros(resamples, people).scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float32))
-        each = [torch.einsum("rp,spv->rsv", share / people, v).abs().sum(2) / 2 for v in self.shifts.values()]
+        each = [_weighted(share, v).abs().sum(2) / 2 for v in self.shifts.values()]
         low, high = torch.quantile(torch.stack(each).amax((0, 2)), torch.tensor([0.025, 0.975])).tolist()
-        most = {name: float((v.mean(1).abs().sum(1) / 2).max()) for name, v in self.shifts.items()}
+        most = {name: float((v.nanmean(1).abs().sum(1) / 2).max()) for name, v in self.shifts.items()}
         name = max(most, key=most.__getitem__)
         return most[name], low, high, name
 
@@ -124,6 +125,12 @@ class Graded:
             f"others {most:.3f} ({least:.3f} to {last:.3f}; {name}), identity {self.identity[-1]:.3f}, "
             f"{self.probability.shape[1]} people"
         )
+
+
+def _weighted(share: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """(R, S, V) means over people, weighted by (R, M) shares, of (S, M, V) that are NaN for some people."""
+    counts = (~values[0].isnan().any(1)).float()
+    return torch.einsum("rp,spv->rsv", share, values.nan_to_num()) / (share @ counts).clamp_min(1)[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -228,8 +235,8 @@ class Sitting:
         studio, edited = self.studio, LABELS[self.label][0]
         readings = [studio.read(draw(v)) for v in values]
         features, base = readings[0]
-        names = [n for n in base if n != edited and not (edited == "hair" and n == "hair_color")]
-        shifts = {n: torch.stack([(read[n] - base[n]).mean(1) for _, read in readings]) for n in names}
+        changes = [beside(base, read, edited) for _, read in readings]
+        shifts = {n: torch.stack([change[n].mean(1) for change in changes]) for n in changes[0]}
         likeness = torch.stack([identity_similarity(f, features).mean(1) for f, _ in readings])
         probability = torch.stack([studio.likelihood(read, self.label).mean(1) for _, read in readings])
         return Graded(probability, shifts, likeness)

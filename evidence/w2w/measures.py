@@ -61,6 +61,31 @@ def subjects_without(studio: Studio, label: str, count: int) -> torch.Tensor:
     return studio.space.coefficients[people[:: max(1, len(people) // count)][:count]]
 
 
+def beside(
+    before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], edited: str
+) -> dict[str, torch.Tensor]:
+    """Attribute other than the edited one -> (M, P, values) change of its probabilities from (M, P, values) to those.
+
+    A bald head shows no hair colour: what the readout says of it follows the skin (pictures rendered with another skin
+    and nothing else differ by 0.7). So where there was no hair before, its colour is NaN, and an edit of the hair
+    itself leaves the colour out altogether.
+    """
+    from ...engine.portraits.scenes import ATTRIBUTES
+
+    bald = before["hair"][..., ATTRIBUTES["hair"].index("bald")] > 0.5
+    changes = {name: after[name] - values for name, values in before.items() if name != edited}
+    if edited == "hair":
+        del changes["hair_color"]
+    elif "hair_color" in changes:
+        changes["hair_color"] = changes["hair_color"].masked_fill(bald[..., None], torch.nan)
+    return changes
+
+
+def variation(changes: torch.Tensor) -> float:
+    """Of changes (..., values): how far the distribution over all pictures moves, in total variation."""
+    return float(changes.flatten(0, -2).nanmean(0).abs().sum() / 2)
+
+
 def spread(values: torch.Tensor) -> str:
     """Median and range of a sample, as text."""
     low, middle, high = torch.quantile(values, torch.tensor([0.05, 0.5, 0.95])).tolist()
