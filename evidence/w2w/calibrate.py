@@ -10,7 +10,7 @@ from ...engine.w2w.pair_slider import with_pair_slider
 from ...engine.w2w.space import WeightSpace
 from ...engine.w2w.strengths import StrengthMap, with_strength_maps
 from ..portraits.readout import load_readout
-from .graded import IN_SPACE, TUNING, Sitting, smaller_space
+from .graded import TUNED_ON, Sitting, smaller_space
 from .pair_sliders import name_of, shipped_change, train_from_pairs
 from .world import LABELS, Studio, frozen, retired
 
@@ -47,7 +47,7 @@ def calibrated(
     space = retired(space)
     studio = Studio(frozen()[0], space, load_readout())
     for i, label in enumerate(labels):
-        sitting = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)
+        sitting = Sitting.open(studio, label, TUNED_ON, people, steps)
         maps = {label: sitting.tuned().whole}
         change = shipped_change(space, label)
         if change is not None:

@@ -13,10 +13,11 @@ from ...engine.w2w.directions import quality
 from ...engine.w2w.editing import edit
 from ..registry import ClaimResult, Curves, claim
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
-from .edits import WORDS, EditStand, baseline_sliders, compare
-from .graded import MANY, Comparison, smaller_space
+from .drawing import WORDS
+from .edits import EditStand, baseline_sliders, compare
+from .graded import MANY, MEASURED, Comparison, Sitting, smaller_space
 from .likeness import BARE, Sitters
-from .measures import interval, subjects_without
+from .measures import interval
 from .pair_sliders import shipped_change
 from .spaces import measure_directions, measure_sampling
 from .world import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_space, subspace
@@ -52,26 +53,27 @@ def directions(model: str | None = None, progress: Progress = silent, quick: boo
     "w2w.editing", paper=PAPER, figure="Table 1: edits against prompts and concept sliders",
     target="for 6 attributes or more: target +60 points monotonically, others <= 10 points, identity above both "
     "baselines, the prompt as it is written",
-    minutes=38, quick_minutes=1.0,
+    minutes=38, quick_minutes=1.2,
 )  # fmt: skip
 def editing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Sweeps on 40 models that lack the attribute; baselines on the same models, seeds and surroundings.
+    """Sweeps on 40 people of no space who lack the attribute; baselines on the same people, seeds and surroundings.
 
-    Edits and concept sliders act from the timestep in ``EDITS`` on, prompts from the first step on.
+    The space and its directions come from the first 400 people; 24 of these say where a slider ends and from which
+    timestep it acts, and concept sliders act from there too; prompts from the first step on.
     Identity (the paper's ID), others and pixels (its LPIPS), target (its CLIP).
 
-    Quick: ``QUICK_LABELS`` on 16 models. One model is 6 points of a share, so others may change by two standard errors
-    more; 6 of 13 attributes become 1 of 2.
+    Quick: ``QUICK_LABELS`` on 16 people, after 8 others. One person is 6 points of a share, so others may change by two
+    standard errors more; 6 of 13 attributes become 1 of 2.
     """
-    studio = Studio.open(model)
+    studio = Studio.open(model, smaller_space())
     denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
-    chosen, people, needed = (QUICK_LABELS, 16, 1) if quick else (tuple(WORDS), 40, 6)
+    chosen, people, tuning, needed = (QUICK_LABELS, 16, 8, 1) if quick else (tuple(WORDS), 40, 24, 6)
     tolerance = 0.10 + (2 * math.sqrt(0.10 * 0.90 / people) if quick else 0.0)
     sliders, start = baseline_sliders(studio, denoiser, chosen, progress=progress)
     details: dict[str, Any] = {}
     good, harder = list[str](), list[str]()
     for i, label in enumerate(chosen):
-        stand = EditStand.open(studio, label, people)
+        stand = EditStand.open(studio, label, people, tuning)
         sweeps = stand.w2w(), stand.prompt(), stand.slider(sliders[i], start)
         details[label], holds, holds_weighted = compare(*sweeps, tolerance)
         good, harder = good + [label] * holds, harder + [label] * holds_weighted
@@ -125,20 +127,23 @@ def sliders(model: str | None = None, progress: Progress = silent, quick: bool =
     minutes=3, quick_minutes=0.2,
 )  # fmt: skip
 def delayed(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Three edits at once from 8 timesteps on, 3 pictures of each of 10 people; quick: 4, 2 pictures of 3 people."""
-    studio, (people, pictures) = Studio.open(model), (3, 2) if quick else (10, 3)
+    """Three edits at once from 8 timesteps on, 3 pictures of each of 10 people of no space; quick: 4, 2 of 3 people."""
+    studio, (people, pictures) = Studio.open(model, smaller_space()), (3, 2) if quick else (10, 3)
     starts = (1000, 700, 400, -1) if quick else (1000, 900, 800, 700, 600, 400, 200, -1)
-    coefficients = subjects_without(studio, "glasses", people)
+    sitting = Sitting.open(studio, "glasses", MEASURED, people, studio.steps)
+    nobody = torch.zeros(1, studio.space.dimension)
     strengths = {"glasses": 2.5, "dark skin": 2.5, "bald": 2.0}
-    after = edit(studio.space, coefficients, strengths)
-    reversed_order = coefficients
+    after, reversed_order = edit(studio.space, nobody, strengths), nobody
     for label in reversed(strengths):
         reversed_order = edit(studio.space, reversed_order, {label: strengths[label]})
-    order = float((studio.flat(after)[0] - studio.flat(reversed_order)[0]).abs().max())
-    plain = studio.draw(coefficients, pictures)
+    mean, edited, again = studio.flat(torch.cat([nobody, after, reversed_order]))[0]
+    order = float((edited - again).abs().max())
+    plain = studio.draw_weights(studio.manifest, sitting.weights, pictures)
     table, gains, moves = {}, list[float](), list[float]()
     for start in starts:
-        images = studio.draw(coefficients, pictures, late=after, start=float(start))
+        # weights2weights, section 3.3: theta + a n, of people who are not in the space
+        late = sitting.weights + (edited - mean)
+        images = studio.draw_weights(studio.manifest, sitting.weights, pictures, late=late, start=float(start))
         attributes = studio.read(images)[1]
         gains.append(sum(float(studio.likelihood(attributes, k).mean()) for k in strengths) / len(strengths))
         moves.append(float((images - plain).square().mean().sqrt()))

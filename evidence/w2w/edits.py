@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,29 +11,17 @@ import torch
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.progress import Progress, silent
-from ...engine.w2w.batched_lora import initial_lora, late_lora
-from ...engine.w2w.directions import direction_named
-from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
-from ..portraits.sampling import decode, sample_latents
+from ...engine.w2w.batched_lora import initial_lora
+from ..portraits.identities import context_caption, identity_similarity, portraits_of
 from .concept_sliders import SliderConfig, train_sliders
-from .measures import beside, subjects_without, variation
-from .world import GUIDANCE, LABELS, RECIPE, Studio
+from .drawing import EDIT_STEPS, WORDS, with_word
+from .graded import MEASURED, TUNED_ON, Sitting
+from .measures import beside, variation
+from .world import LABELS, RECIPE, Studio
 
-WORDS = {label: label for label in LABELS} | {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
-"""Attributes whose edits are measured, and what captions call them: the prompt baseline says it."""
-EDITS = {
-    "glasses": (4.5, 700.0), "beard": (3.5, 850.0), "bald": (3.75, 700.0), "long hair": (3.5, 850.0),
-    "dark skin": (4.5, 850.0), "pale skin": (3.5, 1000.0), "mole left": (4.5, 850.0), "mole right": (2.85, 850.0),
-}  # fmt: skip
-"""Strength beyond which an attribute rises no more, and timestep from which the edit acts; for others 4.5 and 1000.
-
-Chosen on 40 people other than those measured, among the starts 1000, 850 and 700. The official code edits late too.
-"""
 SLIDER_STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
 WORD_WEIGHTS = (0.0, 0.5, 0.65, 0.8, 1.0)
 """Of the prompt baseline: text states between those of the prompt without the word (0) and with it (1)."""
-EDIT_STEPS, EDIT_BATCH = 10, 40
-"""Sampler steps where edits are compared, and models drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -91,49 +79,30 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     return Sweep(label, tuple(strengths), target, others, identity, pixels, most[0])
 
 
-def draw_once(
-    studio: Studio, weights: torch.Tensor, prompts: Sequence[str] | torch.Tensor, late: torch.Tensor | None = None,
-    start: float = 1000.0, steps: int = EDIT_STEPS, first_seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
-    """(M, 1, 3, S, S) in [0, 1]: each model (flat weights) with a prompt (or text states) and seed of its own.
-
-    ``late`` weights take over from timestep ``start`` down. One picture of many people tells more about a slider than
-    many pictures of few: whether another attribute comes along depends on the person.
-    """
-    batches = []
-    for first in range(0, len(weights), EDIT_BATCH):
-        batch = slice(first, first + EDIT_BATCH)
-        after = None if late is None else late[batch]
-        with late_lora(studio.portraits.backbone, studio.manifest, weights[batch], after, start):
-            text = prompts[batch] if isinstance(prompts, torch.Tensor) else list(prompts[batch])
-            seeds = list(range(first_seed + first, first_seed + first + len(weights[batch])))
-            latents = sample_latents(studio.portraits, text, seeds, steps=steps, guidance=GUIDANCE)
-        batches.append(decode(studio.portraits, latents))
-    return torch.cat(batches)[:, None]
-
-
 @dataclass(frozen=True)
 class EditStand:
-    """Models without an attribute, their prompts, and what they look like before any edit."""
+    """People of neither the space nor the tuning who lack an attribute, and three ways to give it to them.
 
-    studio: Studio
-    label: str
-    models: torch.Tensor
-    prompts: list[str]
-    before: torch.Tensor
+    Attributes:
+        sitting: the people.
+        end: the strength at which the space's slider ends, as the tuning people say.
+        start: timestep from which edits act, as these say too.
+    """
+
+    sitting: Sitting
+    end: float
+    start: float
 
     @classmethod
-    def open(cls, studio: Studio, label: str, count: int) -> EditStand:
-        """For ``count`` people."""
-        models = subjects_without(studio, label, count)
-        prompts = surroundings(len(models))
-        return cls(studio, label, models, prompts, draw_once(studio, studio.flat(models)[0], prompts))
+    def open(cls, studio: Studio, label: str, count: int, tuning: int = 24) -> EditStand:
+        """For ``count`` people, after ``tuning`` others; the studio's space is :func:`graded.smaller_space`."""
+        points = Sitting.open(studio, label, TUNED_ON, tuning, EDIT_STEPS).tuned().whole
+        return cls(Sitting.open(studio, label, MEASURED, count, EDIT_STEPS), points.strengths[-1], points.start)
 
     def w2w(self) -> Sweep:
         """Sliders along the space's direction, as far as the attribute rises."""
-        d, (top, _) = direction_named(self.studio.space, self.label), self._edit
-        strengths = [top * i / 4 for i in range(5)]
-        return self._sweep(strengths, lambda s: self.studio.flat(self.models + s * d)[0])
+        strengths = [self.end * i / 4 for i in range(5)]
+        return self._sweep(strengths, [self.sitting.moved(s, start=self.start) for s in strengths])
 
     def prompt(self) -> Sweep:
         """The same models, with the attribute's word in the prompt from the first step on, at several weights of it.
@@ -141,41 +110,18 @@ class EditStand:
         The last weight is the prompt as one writes it; the others show what it would keep if it changed as little as a
         slider.
         """
-        weights = self.studio.flat(self.models)[0]
-        with torch.no_grad():
-            plain = self.studio.portraits.encode(self.prompts)
-            worded = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in self.prompts])
-        pictures = [draw_once(self.studio, weights, plain.lerp(worded, w)) for w in WORD_WEIGHTS[1:]]
-        return measure_sweep(self.studio, self.label, WORD_WEIGHTS, [self.before, *pictures])
+        return self._sweep(WORD_WEIGHTS, [self.sitting.worded(w) for w in WORD_WEIGHTS])
 
     def slider(self, slider: torch.Tensor, start: torch.Tensor) -> Sweep:
         """The concept slider's weights added to each model's, at several strengths.
 
         Slider and models share their initial factors, so the factors' differences add up like the paper's merges.
         """
-        flat = self.studio.flat(self.models)[0]
-        return self._sweep(SLIDER_STRENGTHS, lambda s: flat + s * (slider - start))
+        change = slider - start
+        return self._sweep(SLIDER_STRENGTHS, [self.sitting.moved(s, change, self.start) for s in SLIDER_STRENGTHS])
 
-    @property
-    def _edit(self) -> tuple[float, float]:
-        return EDITS.get(self.label, (4.5, 1000.0))
-
-    def _sweep(self, strengths: Sequence[float], weights: Callable[[float], torch.Tensor]) -> Sweep:
-        unedited, (_, start) = self.studio.flat(self.models)[0], self._edit
-        pictures = [draw_once(self.studio, unedited, self.prompts, weights(s), start) for s in strengths[1:]]
-        return measure_sweep(self.studio, self.label, strengths, [self.before, *pictures])
-
-
-def surroundings(pictures: int, first_context: int = 5000) -> list[str]:
-    """Prompts that say the surroundings only."""
-    return context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context))
-
-
-def with_word(prompt: str, word: str) -> str:
-    """A prompt that also names an attribute, where training captions do."""
-    if word in ("dark", "pale"):
-        return prompt.replace(" face", f" {word} face")
-    return prompt.replace("face with", f"face with {word}")
+    def _sweep(self, strengths: Sequence[float], pictures: Sequence[torch.Tensor]) -> Sweep:
+        return measure_sweep(self.sitting.studio, self.sitting.label, strengths, pictures)
 
 
 def baseline_sliders(

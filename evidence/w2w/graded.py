@@ -12,19 +12,23 @@ from ...engine.w2w.directions import direction_named, joint_directions, with_dir
 from ...engine.w2w.space import WeightSpace
 from ...engine.w2w.strengths import LEAST_RISE, POSITIONS, StrengthMap, fit_strengths
 from ..portraits.identities import identity_similarity
-from .edits import WORDS, draw_once, surroundings, with_word
+from .drawing import WORDS, draw_once, surroundings, with_word
 from .measures import beside
-from .pair_sliders import lacking, usual
+from .pair_sliders import lacking
 from .world import EXCLUSIVE, LABELS, Studio, labels, people_space, subspace
 
-IN_SPACE, TUNING = 400, 200
-"""The first 400 people make the space; the last 200 of them tune its sliders; people from 400 on are measured."""
-GRID = 6
-"""Strengths at which a slider is read for its map, up to the end that ``EDITS`` names."""
+IN_SPACE = 400
+"""The first so many people make the space."""
+TUNED_ON, MEASURED = range(200, IN_SPACE), range(IN_SPACE, 520)
+"""People who tune sliders: from when they act, where they end, their maps; and people of no space, who are measured."""
+STARTS = (1000.0, 850.0, 700.0)
+"""Timesteps from which an edit may act. The official code edits late too."""
+GRID, FAR = 6, 4.5
+"""Strengths at which a slider is read for its map, and the largest of them."""
 MANY = 80
 """Of the measured people, at most so many see what counts."""
 FARTHEST, ENOUGH = 1.25, 0.9
-"""A trained change is read up to so many times itself, and used up to where it has risen by this share of the most."""
+"""A trained change is read up to so many times itself; a slider ends where it has risen by this share of the most."""
 ANOTHER = 10_000
 """Seeds of pictures that show what chance alone changes begin here."""
 OTHERS = 0.08
@@ -157,31 +161,26 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Sitting:
-    """People who lack an attribute, as flat weights (M, D), and what is drawn of them with one seed and prompt each.
-
-    Edits act from timestep ``start`` on.
-    """
+    """People who lack an attribute, as flat weights (M, D), and what is drawn of them with one seed and prompt each."""
 
     studio: Studio
     label: str
     weights: torch.Tensor
     steps: int
-    start: float = 1000.0
 
     @classmethod
     def open(cls, studio: Studio, label: str, people: range, count: int, steps: int) -> Sitting:
         """``count`` of the shipped people numbered ``people``, with all of their own weights, in the space or not."""
-        return cls.of(studio, people_space(), label, people, count, steps, usual(label)[1])
+        return cls.of(studio, people_space(), label, people, count, steps)
 
     @classmethod
     def of(
-        cls, studio: Studio, shipped: WeightSpace, label: str, people: range, count: int, steps: int,
-        start: float = 1000.0,
+        cls, studio: Studio, shipped: WeightSpace, label: str, people: range, count: int, steps: int
     ) -> Sitting:  # fmt: skip
         """As :meth:`open`, of another space's people."""
         lacks = lacking(shipped.names, label)
-        who = [i for i in people if bool(lacks[i])][:count]
-        return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps, start)
+        who = [i for i in people if i < shipped.count and bool(lacks[i])][:count]
+        return cls(studio, label, shipped.decode(shipped.coefficients[who]), steps)
 
     @cached_property
     def unmoved(self) -> torch.Tensor:
@@ -195,8 +194,8 @@ class Sitting:
         )
         return self.graded(lambda draw: again if draw else self.unmoved, (0.0, 1.0)).others[1]
 
-    def moved(self, strength: float, change: torch.Tensor | None = None) -> torch.Tensor:
-        """Their pictures, edited by the space's direction, or a (D,) change, from the label's usual timestep on."""
+    def moved(self, strength: float, change: torch.Tensor | None = None, start: float = 1000.0) -> torch.Tensor:
+        """Their pictures, edited by the space's direction, or a (D,) change, from timestep ``start`` on."""
         space = self.studio.space
         assert isinstance(space, WeightSpace)
         prompts = surroundings(len(self.weights))
@@ -206,7 +205,7 @@ class Sitting:
         if change is None:
             change = space.scale * (direction_named(space, self.label) @ space.components.float())
         edited = self.weights + strength * change
-        return draw_once(self.studio, self.weights, prompts, edited, self.start, self.steps)
+        return draw_once(self.studio, self.weights, prompts, edited, start, self.steps)
 
     def worded(self, weight: float) -> torch.Tensor:
         """Their pictures with text states between those of the prompt without (0) and with (1) the attribute's word."""
@@ -218,14 +217,24 @@ class Sitting:
             full = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in prompts])
         return draw_once(self.studio, self.weights, plain.lerp(full, weight), steps=self.steps)
 
+    def latest_start(self, strength: float, change: torch.Tensor | None = None) -> float:
+        """Of ``STARTS`` the latest from which the attribute comes nearly as far (``ENOUGH``) as from any.
+
+        The later an edit begins, the more of the picture it keeps.
+        """
+        read, likelihood = self.studio.read, self.studio.likelihood
+        shown = [float(likelihood(read(self.moved(strength, change, t))[1], self.label).mean()) for t in STARTS]
+        unmoved = float(likelihood(read(self.unmoved)[1], self.label).mean())
+        enough = unmoved + ENOUGH * (max(shown) - unmoved)
+        return min(t for t, share in zip(STARTS, shown, strict=True) if share >= enough)
+
     def tuned(self, change: torch.Tensor | None = None) -> Tuned:
         """What these people make of the space's direction, or of a trained (D,) change."""
-        top, start = usual(self.label)
-        strengths = [(top if change is None else FARTHEST) * i / GRID for i in range(GRID + 1)]
-        seen = self.graded(lambda s: self.moved(s, change), strengths)
-        mean, end = seen.mean, GRID
-        if change is not None:
-            end = next(i for i in range(1, GRID + 1) if mean[i] - mean[0] >= ENOUGH * (max(mean) - mean[0]))
+        far = FAR if change is None else FARTHEST
+        start, strengths = self.latest_start(far, change), [far * i / GRID for i in range(GRID + 1)]
+        seen = self.graded(lambda s: self.moved(s, change, start), strengths)
+        mean = seen.mean
+        end = next(i for i in range(1, GRID + 1) if mean[i] - mean[0] >= ENOUGH * (max(mean) - mean[0]))
         whole = fit_strengths(strengths[: end + 1], mean[: end + 1], start)
         short = fit_strengths(strengths, mean, start, others=seen.others, limit=OTHERS) if change is None else whole
         return Tuned(whole, short, mean[end] - mean[0], max(seen.others[: end + 1]), change)
@@ -247,7 +256,7 @@ class Comparison:
     """One label on people of no space: even strengths, the calibrated maps, and the weighted word.
 
     Attributes:
-        linear: strengths up to the end that ``EDITS`` names.
+        linear: strengths up to where the map ends.
         calibrated: the map to where the attribute rises no more.
         short: the map to where others begin to change.
         worded: the attribute's word in the prompt.
@@ -277,17 +286,22 @@ class Comparison:
             many: of those measured, see the maps; the first ``people`` are the same.
             change: (D,) of a direction trained from pairs.
         """
-        tuning = Sitting.open(studio, label, range(IN_SPACE - TUNING, IN_SPACE), people, steps)
+        tuning = Sitting.open(studio, label, TUNED_ON, people, steps)
         tuned, paired = tuning.tuned(), None if change is None else tuning.tuned(change)
-        measured = range(IN_SPACE, people_space().count)
-        few = Sitting.open(studio, label, measured, people, steps)
-        all_ = Sitting.open(studio, label, measured, many or people, steps)
+        few = Sitting.open(studio, label, MEASURED, people, steps)
+        all_ = Sitting.open(studio, label, MEASURED, many or people, steps)
         even = [i / (POSITIONS - 1) for i in range(POSITIONS)]
-        linear = few.graded(few.moved, [usual(label)[0] * v for v in even])
-        calibrated = all_.graded(lambda v: all_.moved(tuned.whole.at(v)), even)
+        end, start = tuned.whole.strengths[-1], tuned.whole.start
+        linear = few.graded(lambda v: few.moved(end * v, start=start), even)
+        calibrated = all_.graded(lambda v: all_.moved(tuned.whole.at(v), start=start), even)
         same = tuned.short.strengths == tuned.whole.strengths
-        short = calibrated.first(people) if same else few.graded(lambda v: few.moved(tuned.short.at(v)), even)
-        pairs = None if paired is None else all_.graded(lambda v: all_.moved(paired.whole.at(v), change), even)
+        short = calibrated.first(people)
+        if not same:
+            short = few.graded(lambda v: few.moved(tuned.short.at(v), start=start), even)
+        pairs = None
+        if paired is not None:
+            points = paired.whole
+            pairs = all_.graded(lambda v: all_.moved(points.at(v), change, points.start), even)
         worded = few.graded(few.worded, even)
         return cls(linear, calibrated, short, worded, pairs, tuned, paired, all_.chance())
 
@@ -305,17 +319,21 @@ class Comparison:
 
     def described(self) -> dict[str, str]:
         """The label's rows of the table."""
-        whole, short = (", ".join(f"{s:.2f}" for s in m.strengths) for m in (self.tuned.whole, self.tuned.short))
+        whole, short = (_said(m) for m in (self.tuned.whole, self.tuned.short))
         rows = {
             "even strengths": self.linear.described(),
             f"calibrated ({whole})": self.calibrated.described(),
             f"calibrated until others change ({short})": self.short.described(),
         }
         if self.pairs is not None and self.paired is not None:
-            shown = ", ".join(f"{s:.2f}" for s in self.paired.whole.strengths)
+            shown = _said(self.paired.whole)
             chosen = "preferred" if self.best is self.pairs else "not preferred"
             rows[f"trained from pairs, calibrated ({shown}), {chosen} by the tuning people"] = self.pairs.described()
         return rows | {
             "word in the prompt, weighted": self.worded.described(),
             "others without any edit, by another seed": f"{self.chance:.3f}",
         }
+
+
+def _said(points: StrengthMap) -> str:
+    return f"{', '.join(f'{s:.2f}' for s in points.strengths)} from t = {points.start:g}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ...engine.w2w.sampling import SampleConfig
-from .world import LABELS, Studio, labels
+from .world import LABELS, Studio
 
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5, inherit=0.4)
 """How people are drawn for measurements: all components, the attributes of one training model, a little exaggerated.
@@ -49,16 +49,6 @@ def shares(studio: Studio, attributes: Mapping[str, torch.Tensor]) -> dict[str, 
         has = studio.likelihood(attributes, label).mean(1) > 0.5
         by_label[label] = float(has[hair].float().mean() if attribute == "hair_color" else has.float().mean())
     return by_label
-
-
-def subjects_without(studio: Studio, label: str, count: int) -> torch.Tensor:
-    """(count, K) training people without an attribute, spread over the space; hair colours on those with hair."""
-    table = labels(studio.space.names)
-    lacking = table[label] == 0
-    if LABELS[label][0] == "hair_color":
-        lacking &= table["bald"] == 0
-    people = lacking.nonzero().flatten()
-    return studio.space.coefficients[people[:: max(1, len(people) // count)][:count]]
 
 
 def beside(

@@ -13,18 +13,14 @@ from ...engine.w2w.directions import direction_named
 from ...engine.w2w.pair_slider import PairConfig, Pairs, blended, train_pair_slider
 from ...engine.w2w.space import WeightSpace
 from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
-from .edits import EDITS
 from .world import LABELS, Studio, labels
 
 TRAINED_ON = 200
 """The first so many people train; those from here to ``graded.IN_SPACE`` tune, and the rest are measured."""
 PLACES = 2
 """Surroundings of each person, other ones than those measured."""
-
-
-def usual(label: str) -> tuple[float, float]:
-    """Strength where a label's direction shows it, and the timestep from which it acts."""
-    return EDITS.get(label, (4.5, 1000.0))
+BEGIN = 4.5
+"""Training begins at the label's own direction, this many deviations along."""
 
 
 def lacking(names: tuple[str, ...], label: str) -> torch.Tensor:
@@ -56,13 +52,13 @@ def train_from_pairs(
     studio: Studio, label: str, folder: str | Path | None = None, config: PairConfig | None = None,
     progress: Progress = silent,
 ) -> torch.Tensor:  # fmt: skip
-    """(K,) the change that shows a label at strength 1, from the label's own direction at its usual strength on."""
-    space, (top, start) = studio.space, usual(label)
+    """(K,) the change that shows a label at strength 1, from the label's own direction on."""
+    space = studio.space
     assert isinstance(space, WeightSpace)
     denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
-    begin = top * direction_named(space, label)
+    begin = BEGIN * direction_named(space, label)
     pairs = portrait_pairs(studio, label)
-    return train_pair_slider(denoiser, space, pairs, config or PairConfig(start=start), begin, folder, progress)
+    return train_pair_slider(denoiser, space, pairs, config or PairConfig(), begin, folder, progress)
 
 
 def name_of(label: str) -> str:

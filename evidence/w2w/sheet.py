@@ -13,10 +13,9 @@ from ...engine.emd.grids import tile
 from ...engine.files import write_whole
 from ...engine.progress import Progress, silent
 from ...engine.w2w.strengths import POSITIONS
-from .edits import EDITS
 from .flow_claims import EDITED, end_of, first_people, held_out, studio_of
-from .graded import IN_SPACE, Sitting, smaller_space
-from .world import LABELS, Studio, people_space
+from .graded import MEASURED, TUNED_ON, Sitting, smaller_space
+from .world import LABELS, Studio
 
 COLUMNS, TITLE, GAP = 4, 14, 8
 """Sliders side by side, height of a title, and pixels between two sliders."""
@@ -46,13 +45,10 @@ class Sheet:
         positions = [i / (POSITIONS - 1) for i in range(POSITIONS)]
         pictures, probability = dict[str, torch.Tensor](), dict[str, list[float]]()
         for done, label in enumerate(labels):
-            top = EDITS.get(label, (4.5, 1000.0))[0]
-            strengths = [top * v for v in positions]
-            if calibrated:
-                fitted = Sitting.open(studio, label, range(IN_SPACE // 2, IN_SPACE), tuning, steps).tuned().whole
-                strengths = [fitted.at(v) for v in positions]
-            sitting = Sitting.open(studio, label, range(IN_SPACE, people_space().count), people, steps)
-            drawn = torch.cat([sitting.moved(s) for s in strengths], 1)
+            points = Sitting.open(studio, label, TUNED_ON, tuning, steps).tuned().whole
+            strengths = [points.at(v) if calibrated else v * points.strengths[-1] for v in positions]
+            sitting = Sitting.open(studio, label, MEASURED, people, steps)
+            drawn = torch.cat([sitting.moved(s, start=points.start) for s in strengths], 1)
             pictures[label] = drawn
             probability[label] = studio.likelihood(studio.read(drawn)[1], label).mean(0).tolist()
             progress(done + 1, len(labels), None)

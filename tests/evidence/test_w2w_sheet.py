@@ -4,9 +4,9 @@ import pytest
 import torch
 from PIL import Image
 from vitrine.engine.cli.main import main
-from vitrine.evidence.w2w.graded import IN_SPACE, Sitting, smaller_space
+from vitrine.evidence.w2w.graded import MEASURED, Sitting, smaller_space
 from vitrine.evidence.w2w.sheet import Sheet
-from vitrine.evidence.w2w.world import Studio, people_space
+from vitrine.evidence.w2w.world import Studio
 
 
 def test_a_small_sheet(tmp_path):
@@ -14,7 +14,7 @@ def test_a_small_sheet(tmp_path):
     pictures, seen = sheet.pictures["glasses"], sheet.probability["glasses"]
     assert pictures.shape == (2, 5, 3, 64, 64) and len(seen) == 5
     studio = Studio.open(None, smaller_space())
-    sitting = Sitting.open(studio, "glasses", range(IN_SPACE, people_space().count), 2, 4)
+    sitting = Sitting.open(studio, "glasses", MEASURED, 2, 4)
     assert torch.equal(pictures[:, 0], sitting.moved(0.0)[:, 0])
     assert seen[-1] > seen[0] + 0.3
     with Image.open(sheet.write(tmp_path / "s.png")) as image:
