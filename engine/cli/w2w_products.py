@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
 from ..errors import refuse
+from ..files import named, parse_table
 from .w2w_models import Files, Writing, example_of, model_of, sliders_of, space_at, tail_of
 
 
@@ -85,7 +86,7 @@ class Blend:
 @dataclass(frozen=True)
 class Sheet:
     """Draw sliders of the portraits world at five positions on people who are in neither the space nor the tuning, as
-    one picture with what the readout sees; about three minutes on one core, eight with --calibrated."""
+    one picture with what the readout sees; about two minutes on one core for each slider, or with --table for all."""
 
     out: Path = Path("sliders.jpg")
     """The picture, .jpg or .png."""
@@ -95,6 +96,9 @@ class Sheet:
     """Rows."""
     calibrated: bool = False
     """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""
+    table: Path | None = None
+    """What python -m vitrine.evidence.w2w.slider_table wrote (.json): where the sliders end and which maps they have;
+    none: other people are drawn to say so."""
     flow: bool = False
     """People of the flow portraits, 128 px; sliders end where they rise no more on other people."""
 
@@ -114,8 +118,14 @@ class Sheet:
         if self.flow:
             drawn = Drawn.draw_flow(labels, self.people, progress=bar)
         else:
-            drawn = Drawn.draw(labels, self.people, self.calibrated, progress=bar)
+            drawn = Drawn.draw(labels, self.people, self.calibrated, progress=bar, table=self._measured())
         print(drawn.write(self.out))
         for label in drawn.pictures:
             print(f"{label}: {drawn.shown(label)}")
         return 0
+
+    def _measured(self) -> dict[str, Any] | None:
+        if self.table is None:
+            return None
+        with named(self.table, "table", "the JSON file that slider_table wrote", "leave it out"):
+            return parse_table(self.table.read_text(encoding="utf-8"))

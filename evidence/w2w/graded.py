@@ -154,9 +154,11 @@ class Tuned:
     others: float
     change: torch.Tensor | None = None
 
-    def better_than(self, other: Tuned) -> bool:
-        """Rises far enough, and changes less beside the attribute (or the other one does not rise)."""
-        return self.rise >= LEAST_RISE and (self.others < other.others or other.rise < LEAST_RISE)
+    def or_better(self, other: Tuned | None) -> Tuned:
+        """The other one if it rises far enough and changes less beside the attribute (or this one does not rise)."""
+        if other is None or other.rise < LEAST_RISE:
+            return self
+        return other if other.others < self.others or self.rise < LEAST_RISE else self
 
 
 @dataclass(frozen=True)
@@ -306,10 +308,14 @@ class Comparison:
         return cls(linear, calibrated, short, worded, pairs, tuned, paired, all_.chance())
 
     @property
-    def best(self) -> Graded:
+    def chosen(self) -> Tuned:
         """Of the two directions the one that the tuning people preferred."""
-        better = self.pairs is not None and self.paired is not None and self.paired.better_than(self.tuned)
-        return self.pairs if better and self.pairs is not None else self.calibrated
+        return self.tuned.or_better(self.paired)
+
+    @property
+    def best(self) -> Graded:
+        """What that one shows."""
+        return self.calibrated if self.pairs is None or self.chosen is self.tuned else self.pairs
 
     def holds(self, slider: Graded, tolerance: float = 0.10) -> bool:
         """Even, others within ``tolerance``, identity no more than 0.02 below even strengths' on the same people."""

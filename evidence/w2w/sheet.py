@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
@@ -12,10 +13,11 @@ from PIL import Image, ImageDraw
 from ...engine.emd.grids import tile
 from ...engine.files import write_whole
 from ...engine.progress import Progress, silent
-from ...engine.w2w.strengths import POSITIONS
+from ...engine.w2w.strengths import POSITIONS, StrengthMap
 from .flow_claims import EDITED, end_of, first_people, held_out, studio_of
 from .graded import MEASURED, TUNED_ON, Sitting, smaller_space
-from .world import LABELS, Studio
+from .pair_sliders import shipped_change
+from .world import LABELS, Studio, people_space
 
 COLUMNS, TITLE, GAP = 4, 14, 8
 """Sliders side by side, height of a title, and pixels between two sliders."""
@@ -38,17 +40,29 @@ class Sheet:
     @classmethod
     def draw(
         cls, labels: Sequence[str] = tuple(LABELS), people: int = 6, calibrated: bool = False, tuning: int = 24,
-        steps: int = 10, progress: Progress = silent,
+        steps: int = 10, progress: Progress = silent, table: Mapping[str, Any] | None = None,
     ) -> Sheet:  # fmt: skip
-        """For each label the first ``people`` from number 400 on who lack it; maps from ``tuning`` people before."""
+        """For each label the first ``people`` from number 400 on who lack it.
+
+        Args:
+            tuning: so many people before them say which direction, from labels or pairs, is used, and how.
+            table: what ``slider_table`` wrote, where they have said so already.
+        """
         studio = Studio.open(None, smaller_space())
         positions = [i / (POSITIONS - 1) for i in range(POSITIONS)]
         pictures, probability = dict[str, torch.Tensor](), dict[str, list[float]]()
         for done, label in enumerate(labels):
-            points = Sitting.open(studio, label, TUNED_ON, tuning, steps).tuned().whole
+            pairs = shipped_change(people_space(), label)
+            if label in (table or {}):
+                entry = (table or {})[label]
+                points, change = StrengthMap.from_dict(entry["map"]), pairs if entry["from pairs"] else None
+            else:
+                tuners = Sitting.open(studio, label, TUNED_ON, tuning, steps)
+                chosen = tuners.tuned().or_better(None if pairs is None else tuners.tuned(pairs))
+                points, change = chosen.whole, chosen.change
             strengths = [points.at(v) if calibrated else v * points.strengths[-1] for v in positions]
             sitting = Sitting.open(studio, label, MEASURED, people, steps)
-            drawn = torch.cat([sitting.moved(s, start=points.start) for s in strengths], 1)
+            drawn = torch.cat([sitting.moved(s, change, points.start) for s in strengths], 1)
             pictures[label] = drawn
             probability[label] = studio.likelihood(studio.read(drawn)[1], label).mean(0).tolist()
             progress(done + 1, len(labels), None)

@@ -4,9 +4,11 @@ import pytest
 import torch
 from PIL import Image
 from vitrine.engine.cli.main import main
+from vitrine.engine.w2w.strengths import StrengthMap
 from vitrine.evidence.w2w.graded import MEASURED, Sitting, smaller_space
+from vitrine.evidence.w2w.pair_sliders import shipped_change
 from vitrine.evidence.w2w.sheet import Sheet
-from vitrine.evidence.w2w.world import Studio
+from vitrine.evidence.w2w.world import Studio, people_space
 
 
 def test_a_small_sheet(tmp_path):
@@ -19,6 +21,18 @@ def test_a_small_sheet(tmp_path):
     assert seen[-1] > seen[0] + 0.3
     with Image.open(sheet.write(tmp_path / "s.png")) as image:
         assert image.size == (5 * 64 + 8, 2 * 64 + 14 + 8)
+
+
+def test_what_the_tuning_people_said_is_taken_from_the_table(tmp_path):
+    points = StrengthMap((0.0, 2.0, 4.0), 850.0)
+    table = {"red hair": {"map": points.to_dict(), "from pairs": True}}
+    sheet = Sheet.draw(("red hair",), people=2, calibrated=True, steps=2, table=table)
+    sitting = Sitting.open(Studio.open(None, smaller_space()), "red hair", MEASURED, 2, 2)
+    change = shipped_change(people_space(), "red hair")
+    assert change is not None
+    assert torch.equal(sheet.pictures["red hair"][:, 4], sitting.moved(4.0, change, 850.0)[:, 0])
+    missing = ["w2w", "sheet", "--table", str(tmp_path / "none.json")]
+    assert main(missing) == 2
 
 
 @pytest.mark.parametrize("words", [["--labels", "beards"], ["--people", "0"]])
