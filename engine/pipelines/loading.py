@@ -103,16 +103,17 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
 
 def _refuse_unread(model: str, config: LoadConfig) -> None:
     """What would be ignored: a version of files on this machine, a configuration of what has its own."""
+    read: tuple[str, ...] = ()
     if model in (SHIPPED, FLOW):
-        kind, read = "a model that ships with the pack", ()
+        kind = "a model that ships with the pack"
     elif model.endswith(".safetensors"):
         kind, read = "a single file", ("config",)
     elif Path(model).is_dir():
         kind, read = "a folder", ("variant",)
     else:
         kind, read = "a hub id", ("revision", "variant")
-    unread = {f"--{name}": value for name in ("revision", "variant", "config") if (value := getattr(config, name))}
-    unread = {name: value for name, value in unread.items() if name[2:] not in read}
+    settings = {"revision": config.revision, "variant": config.variant, "config": config.config}
+    unread = {f"--{name}": value for name, value in settings.items() if value and name not in read}
     if unread:
         accepted = " and ".join(f"--{name}" for name in read) or "neither --revision, --variant nor --config"
         raise refuse("model", f"{kind} with {readable(unread)}", accepted, "leave it out: it would change nothing")

@@ -43,7 +43,8 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
     """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
-    backbone, factor = uncompiled(backbone_of(pipe)[1]), _factor(pipe)
+    backbone: Any = uncompiled(backbone_of(pipe)[1])
+    factor = _factor(pipe)
     if type(backbone).__name__ in _OWN_AREA:
         remedy = "use ComfyUI's Resolution Transfer Loader, or another model"
         what = f"{type(pipe).__name__}, which draws at one area whatever it is asked for"
