@@ -108,15 +108,19 @@ class Tune:
     """Training pictures, rendered and encoded first."""
     stop_after: int | None = None
     """Stop each run when so many updates are done (the state is saved)."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
     def run(self) -> int:
         """0 when finished."""
         from ...evidence.resolution.tuned import TuneConfig, tune
+        from ..pipelines.loading import LoadConfig
         from ..progress import TqdmProgress
 
+        device = LoadConfig(self.device).checked_place
         for seed in self.seeds:
             config = TuneConfig(self.positions, self.rank, self.batch, self.lr, self.steps, self.pictures, seed)
-            tune(self.folder, config, self.stop_after, TqdmProgress(f"{self.positions} {seed}"))
+            tune(self.folder, config, self.stop_after, TqdmProgress(f"{self.positions} {seed}"), device)
         print(f"states: {self.folder}")
         return 0
 

@@ -67,13 +67,17 @@ class Plants:
 
     out: Path = Path("later-plants.safetensors")
     """The LoRA's file."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
     def run(self) -> int:
         """0 when written."""
         from ...evidence.nemo.later_plants import plant_later
+        from ..pipelines.loading import LoadConfig
         from ..progress import TqdmProgress
 
-        print(f"LoRA: {plant_later(self.out, progress=TqdmProgress('steps'))}")
+        device = LoadConfig(self.device).checked_place
+        print(f"LoRA: {plant_later(self.out, progress=TqdmProgress('steps'), device=device)}")
         return 0
 
 

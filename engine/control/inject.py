@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiled import uncompiled
 from ..errors import refuse
 from ..forward_clock import Forward, ForwardClock, rows_for
 from .embedder import ControlEmbedder
@@ -33,7 +34,7 @@ def family_of(backbone: nn.Module) -> str:
     Raises:
         VitrineError: If it is none of them.
     """
-    for kind in type(backbone).__mro__:
+    for kind in type(uncompiled(backbone)).__mro__:
         if kind.__name__ in PLACES:
             return kind.__name__
     raise refuse("model", type(backbone).__name__, sorted(PLACES), "pass the UNet or transformer of a pipeline")

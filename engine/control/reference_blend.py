@@ -165,7 +165,7 @@ class ReferenceBlend(ForwardClock):
         drop: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__(backbone)
-        names = [k.__name__ for k in type(backbone).__mro__ if k.__name__ in INPUTS]
+        names = [k.__name__ for k in type(self.backbone).__mro__ if k.__name__ in INPUTS]
         if not names:
             kind = type(backbone).__name__
             raise refuse("model", kind, sorted(INPUTS), "models without size conditions have nothing to weight")
@@ -174,7 +174,7 @@ class ReferenceBlend(ForwardClock):
         if isinstance(reference, str) and reference not in ("target", "zeros"):
             raise refuse("reference", reference, "'target', 'zeros' or (height, width)", "target is the default")
         self.gamma, self.reference, self.pixels, self.drop = gamma, reference, pixels, drop
-        self.family, self._input = names[0], INPUTS[names[0]](backbone)
+        self.family, self._input = names[0], INPUTS[names[0]](self.backbone)
 
     def _open(self) -> None:
         self._handles.append(self.backbone.get_submodule(self._input.path).register_forward_hook(self._blend))

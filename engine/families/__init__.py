@@ -69,6 +69,7 @@ def layout_of(backbone: nn.Module) -> Iterator[Site]:
 
 def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
     """Reads where image and text tokens are in a forward's arguments; as of a plain network where no family fits."""
+    backbone = uncompiled(backbone)
     kinds = {kind.__name__ for kind in type(backbone).__mro__}
     diffusers = "ModelMixin" in kinds
     sides = (family.diffusers if diffusers else family.comfyui for family in FAMILIES)
@@ -77,6 +78,7 @@ def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
 
 def trained_size(backbone: nn.Module) -> tuple[int, int] | None:
     """(width, height) in pixels that a family's published weights were trained at; None where no family says."""
+    backbone = uncompiled(backbone)
     kinds = {kind.__name__ for kind in type(backbone).__mro__}
     for family in FAMILIES:
         side = family.diffusers if "ModelMixin" in kinds else family.comfyui
@@ -94,7 +96,8 @@ def call_of(backbone: Any) -> Call:
     Raises:
         VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.
     """
-    kinds, name = {kind.__name__ for kind in type(backbone).__mro__}, type(backbone).__name__
+    kind = type(uncompiled(backbone))
+    kinds, name = {base.__name__ for base in kind.__mro__}, kind.__name__
     if not any(family.diffusers.kind in kinds for family in FAMILIES):
         accepted = sorted(family.diffusers.kind for family in FAMILIES)
         if name in _REFUSED:

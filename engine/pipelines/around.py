@@ -16,7 +16,7 @@ from ..families import Latent, family_of, trained_size
 from ..families.family import vae_factor
 from ..forward_clock import Timesteps
 from .encoding import encoded, reads_sizes
-from .shared import SharedPipeline, native_size
+from .shared import SharedPipeline, native_size, whole
 
 MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """Of encoded prompts, by the names of diffusers' pipelines."""
@@ -38,6 +38,7 @@ class AroundPipeline(SharedPipeline):
         Raises:
             VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
         """
+        pipeline = whole(pipeline)
         transformer = getattr(pipeline, "transformer", None)
         if transformer is not None and family_of(transformer).condition is None:
             shown = f"a pipeline of {family_of(transformer).name}"
@@ -60,11 +61,13 @@ class AroundPipeline(SharedPipeline):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another scheduler, VAE or network becomes the other pipeline's as well, for it goes on sampling."""
-        super().__setattr__(name, value)
+        """Another part becomes the other pipeline's as well, for it goes on reading prompts and sampling."""
         source = self.__dict__.get("source")
-        if source is not None and name in self.config and name in source.components:
+        if source is not None and name in source.components:
             setattr(source, name, value)
+            if name not in self.config:  # read there
+                return
+        super().__setattr__(name, value)
 
     def set_progress_bar_config(self, **kwargs: Any) -> None:
         """Of both pipelines: each has bars of its own."""
@@ -208,6 +211,7 @@ class AroundAnyPipeline(AroundPipeline):
 
 def kept_whole(pipeline: DiffusionPipeline) -> bool:
     """Whether a pipeline samples in a way of its own: SDXL, a transformer, image to image, inpainting, a ControlNet."""
+    pipeline = whole(pipeline)
     unet = getattr(pipeline, "unet", None)
     if getattr(pipeline, "transformer", None) is not None or (unet is not None and reads_sizes(unet)):
         return True

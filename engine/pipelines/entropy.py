@@ -63,6 +63,14 @@ class EntropyGuidedPipeline:
             raise AttributeError(name)  # while an object is copied, before it has one
         return getattr(self.pipe, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A new scheduler, network or VAE is the wrapped pipeline's, which goes on sampling."""
+        pipe = self.__dict__.get("pipe")
+        if name in getattr(pipe, "components", {}):
+            setattr(pipe, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def to(self, *args: Any, **kwargs: Any) -> EntropyGuidedPipeline:
         """Move or cast the pipeline."""
         self.pipe.to(*args, **kwargs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import refuse
+from ..errors import readable, refuse
 from ..files import named
 
 if TYPE_CHECKING:
@@ -84,9 +84,10 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
 
     Raises:
         VitrineError: If the folder or file is missing, there is no such model, it is none for ``kind``, or the device
-            is not there.
+            is not there, or a setting says nothing about such a model.
     """
     config = config or LoadConfig()
+    _refuse_unread(model, config)
     if model in (SHIPPED, FLOW):
         from ..portraits.flow import load_either
         from ..portraits.shipped import shipped_models
@@ -98,6 +99,24 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
     else:
         pipe = _from_folder_or_hub(model, kind, config)
     return pipe.to(config.checked_place, config.precision)
+
+
+def _refuse_unread(model: str, config: LoadConfig) -> None:
+    """What would be ignored: a version of files on this machine, a configuration of what has its own."""
+    read: tuple[str, ...] = ()
+    if model in (SHIPPED, FLOW):
+        kind = "a model that ships with the pack"
+    elif model.endswith(".safetensors"):
+        kind, read = "a single file", ("config",)
+    elif Path(model).is_dir():
+        kind, read = "a folder", ("variant",)
+    else:
+        kind, read = "a hub id", ("revision", "variant")
+    settings = {"revision": config.revision, "variant": config.variant, "config": config.config}
+    unread = {f"--{name}": value for name, value in settings.items() if value and name not in read}
+    if unread:
+        accepted = " and ".join(f"--{name}" for name in read) or "neither --revision, --variant nor --config"
+        raise refuse("model", f"{kind} with {readable(unread)}", accepted, "leave it out: it would change nothing")
 
 
 def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:

@@ -70,6 +70,14 @@ class ResolutionTransferPipeline:
             return object.__getattribute__(self, name)  # a property that failed: its own error, not "no such name"
         return getattr(self.pipe, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A new scheduler, network or VAE is the wrapped pipeline's, which goes on sampling."""
+        pipe = self.__dict__.get("pipe")
+        if name in getattr(pipe, "components", {}):
+            setattr(pipe, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @property
     def plan(self) -> Plan:
         """What will be done to the pipeline as it now stands; ``plan.summary`` says it in words."""

@@ -69,7 +69,7 @@ class SharedPipeline(DiffusionPipeline):
             VitrineError: If the other pipeline lacks a component, has one of another class, or a text encoder that
                 this class would leave out.
         """
-        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        pipeline, dtype = whole(pipeline), kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
         modules, settings = map(set, cls._get_signature_keys(cls))
         source = {**pipeline.components, **{k: v for k, v in pipeline.config.items() if k in settings}}
         chosen = {k: v for k, v in source.items() if k in modules | settings} | kwargs
@@ -159,6 +159,12 @@ class SharedPipeline(DiffusionPipeline):
             if finite.get(name) != state:
                 check_finite(module, name)
                 finite[name] = state
+
+
+def whole(pipeline: DiffusionPipeline) -> DiffusionPipeline:
+    """The pipeline with all its parts: of one that was put around another, that other."""
+    source: DiffusionPipeline = vars(pipeline).get("source", pipeline)
+    return source
 
 
 def native_size(network: Any, vae: Any, factor: int, step: int) -> tuple[int, int]:

@@ -91,6 +91,7 @@ def pca_pictures(
 
 def model_id(pipe: DiffusionPipeline) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
-    net = pipe.components.get("unet") or pipe.components["transformer"]
+    unet = pipe.components.get("unet")
+    net = pipe.components["transformer"] if unet is None else unet  # a compiled one has no truth value
     name = str(pipe.config.get("_name_or_path") or net.config.get("_name_or_path") or "")
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..compiled import eager_runs, uncompiled
 from ..errors import VitrineError, refuse
 from ..families import trained_size
 from ..families.family import vae_factor
@@ -42,7 +43,8 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
     """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
-    backbone, factor = backbone_of(pipe)[1], _factor(pipe)
+    backbone: Any = uncompiled(backbone_of(pipe)[1])
+    factor = _factor(pipe)
     if type(backbone).__name__ in _OWN_AREA:
         remedy = "use ComfyUI's Resolution Transfer Loader, or another model"
         what = f"{type(pipe).__name__}, which draws at one area whatever it is asked for"
@@ -128,7 +130,10 @@ class Applied(AbstractContextManager):
                 self._mark(pipe)
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
-            backbone = backbone_of(pipe)[1]
+            network = backbone_of(pipe)[1]
+            backbone = uncompiled(network)
+            if plan.step != (1, 1) or plan.positions != "keep":
+                self._undo += [handle.remove for handle in eager_runs(network)]  # compiled code knows no new positions
             if plan.step != (1, 1):
                 self._undo.append(Spread(backbone, plan.step).close)
             if plan.positions != "keep":

@@ -88,16 +88,24 @@ def _split(texts: list[str], size: int = 64) -> list[list[str]]:
     return [texts[i : i + size] for i in range(0, len(texts), size)]
 
 
-def plant_later(path: Path = FILE, recipe: LoraTrainConfig = RECIPE, progress: Progress = silent) -> Path:
-    """Train the LoRA and write it in half precision; minutes on one core."""
+def plant_later(
+    path: Path = FILE, recipe: LoraTrainConfig = RECIPE, progress: Progress = silent,
+    device: torch.device | None = None,
+) -> Path:  # fmt: skip
+    """Train the LoRA and write it in half precision; minutes on one core.
+
+    Args:
+        device: where to train; None is the CPU. Pictures are rendered and encoded on the CPU.
+    """
     from safetensors.torch import load_file, save_file
 
     portraits = load_portraits()
     for module in (portraits.unet, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)
     with tempfile.TemporaryDirectory() as scratch:
-        denoiser = Denoiser.from_diffusers(portraits.pipeline())
         subject = _subject(portraits)
+        portraits.unet.to(device or "cpu")
+        denoiser = Denoiser.from_diffusers(portraits.pipeline())
         (made,) = train_loras(denoiser, [lambda: subject], [FILE.stem], scratch, recipe, progress=progress)
         half = {k: v.half() if v.is_floating_point() else v for k, v in load_file(made).items()}
     return write_whole(path, lambda fresh: save_file(half, fresh, metadata={"format": "pt"}))

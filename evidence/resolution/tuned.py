@@ -101,8 +101,8 @@ class _Run:
         self.model, self.config, self.data, self.folder = replace(model, transformer=net), config, data, folder
         self.weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self.adam = torch.optim.AdamW(self.weights.values(), config.lr, betas=(0.9, 0.99), weight_decay=0.0)
-        self.done, self.losses = 0, list[float]()
-        self._ids = grid_ids(torch.empty(1, 1, SIDE // 8, SIDE // 8))
+        self.done, self.losses, self.device = 0, list[float](), next(net.parameters()).device
+        self._ids = grid_ids(torch.empty(1, 1, SIDE // 8, SIDE // 8)).to(self.device)
         state = load_state(folder, {"adamw": self.adam}, config.to_dict())
         if state is not None:
             self.done, self.losses = state.facts["step"], state.facts["losses"]
@@ -118,13 +118,14 @@ class _Run:
         t = torch.sigmoid(_TIME_MEAN + torch.randn(config.batch, generator=g))
         ratio = SIDE / TRAINED
         t = ratio * t / (1 + (ratio - 1) * t)  # Esser et al. 2024, Eq. 23: as noisy for its size as in training
-        x0, text = data.latents[rows], data.text[torch.where(empty, len(data.text) - 1, rows)]
-        noise = torch.randn(x0.shape, generator=g)
+        drawn = data.latents[rows], data.text[torch.where(empty, len(data.text) - 1, rows)]
+        noise = torch.randn(drawn[0].shape, generator=g)
+        x0, text, noise, t = (tensor.to(self.device) for tensor in (*drawn, noise, t))
         s = append_dims(t, 3)
         output = self.model.transformer(
             hidden_states=(1 - s) * x0 + s * noise, encoder_hidden_states=text,
             pooled_projections=self.model.condition(text).pooled, timestep=t, img_ids=self._ids,
-            txt_ids=torch.zeros(text.shape[1], 3),
+            txt_ids=torch.zeros(text.shape[1], 3, device=self.device),
         ).sample  # fmt: skip
         loss = (output - (noise - x0)).square().mean()
         set_rate(self.adam, config.lr * min(1.0, (self.done + 1) / _WARM) * (1 - self.done / config.steps))
@@ -147,13 +148,15 @@ def transfer_of(config: TuneConfig, size: tuple[int, int] = (SIDE, SIDE)) -> Res
 
 
 def tune(
-    folder: str | Path, config: TuneConfig | None = None, until: int | None = None, progress: Progress = silent
-) -> FlowPortraits:
+    folder: str | Path, config: TuneConfig | None = None, until: int | None = None, progress: Progress = silent,
+    device: torch.device | None = None,
+) -> FlowPortraits:  # fmt: skip
     """Train, or go on where an earlier call stopped; the model with its LoRA, for ``positions.draw`` in that mode.
 
     Args:
         folder: of several runs: ``pictures.safetensors`` is theirs, and each has a folder of its own.
         until: stop there, state saved.
+        device: where to train, and where the model is then; None is the CPU. Pictures are encoded on the CPU.
 
     Raises:
         VitrineError: If the run's folder has other settings.
@@ -161,6 +164,7 @@ def tune(
     config, folder = config or TuneConfig(), Path(folder)
     model = load_flow_portraits()
     data = _pictures(model, config.pictures, folder / "pictures.safetensors", silent)
+    model.transformer.to(device or "cpu")
     run = _Run(model, config, data, folder / f"{config.positions}-{config.seed}")
     with torch.enable_grad(), apply(run.model.pipeline(), transfer_of(config)):
         run.model.transformer.train()

@@ -37,6 +37,22 @@ def test_what_is_not_there_is_refused(settings, said):
         load_pipeline("portraits", None, LoadConfig(**settings))
 
 
+@pytest.mark.parametrize("setting", ["revision", "variant", "config"])
+def test_what_would_change_nothing_is_refused(setting, tmp_path):
+    """The version of a local folder, and the variant of a file or a shipped model, were dropped without a word."""
+    file = tmp_path / "model.safetensors"
+    unread = {"portraits": {"revision", "variant", "config"}, "flow portraits": {"revision", "variant", "config"}}
+    unread |= {str(file): {"revision", "variant"}, str(tmp_path): {"revision", "config"}, "who/what": {"config"}}
+    for model in (model for model, names in unread.items() if setting in names):
+        with pytest.raises(VitrineError, match=f"with --{setting} fp16.*it would change nothing"):
+            load_pipeline(model, None, LoadConfig(**{setting: "fp16"}))
+
+
+def test_a_version_of_the_shipped_model_is_refused_by_commands(capsys):
+    assert main(["addresses", "portraits", "--revision", "main"]) == 2
+    assert "given a model that ships with the pack with --revision main" in capsys.readouterr().err
+
+
 def test_a_device_that_this_machine_lacks():
     if torch.cuda.is_available():
         pytest.skip("it has one")

@@ -21,7 +21,7 @@ HEAD = """# On your machine
 
 Which call works in which precision, where, and what it costs a device in waits. **This page is written by the tests**
 (`VITRINE_WRITE_DOCS=1 VITRINE_MACHINE=full pytest tests/machine`), which hold every cell; `pytest tests/machine` runs a cut
-through the table in about a minute. They use real diffusers and transformers classes at small size, and an accelerator that is
+through the table in five minutes of one core. They use real diffusers and transformers classes at small size, and an accelerator that is
 pretended (`tests/machine/pretend.py`): it refuses tensors of two devices in one operation and float64, and counts waits and
 uploads with the line that asked. What it cannot show: speed, memory of the device, kernels of a real one.
 """

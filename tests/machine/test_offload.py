@@ -3,12 +3,14 @@
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.placement import copied, upcast_vae
+from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import MODES, OFFLOADED, difference, pairs, placed, plain, where
 from vitrine_tests.machine.pretend import NAME, Accelerator, DeviceTensor
-from vitrine_tests.machine.stock import stock
+from vitrine_tests.machine.stock import backbone, stock
 from vitrine_tests.machine.table import FULL, LEFT_OUT, PENDING, bound, equal, modes_of, promised
 
 
@@ -37,12 +39,48 @@ def test_offloading_changes_nothing(name, family, mode):
     assert error <= equal(name), f"{error:.3g}"
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_positions_reach_code_that_was_compiled_before(wrapped):
+    """What a first call had compiled went on with the old positions, without a word."""
+    made = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        pipe, how = stock("flux"), {"num_inference_steps": 2, "output_type": "latent"}
+        if compiled and wrapped:
+            pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+        elif compiled:
+            pipe.transformer.compile(backend="eager")
+        if compiled:
+            pipe("a cat", height=64, width=96, **how)
+        moved = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
+        made.append([moved("a cat", seeds=[0], **how).images])
+    assert difference(*made) < 1e-5
+
+
 HALVED = [
     (name, family, mode)
     for name, family in pairs()
     for mode in ("model offload", "sequential offload")
     if promised(name, family, mode) and promised(name, family, "fp16")
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("tap", "sd"), ("nemo.call", "sd"), ("w2w.call", "sd"), ("w2w.invert_image", "sd"), ("emd.one_step", "sd"),
+     ("control.checkpoint", "sd"), ("control", "sdxl"), ("resolution", "pixart"), ("resolution", "flux"),
+     ("entropy", "pixart")],
+)  # fmt: skip
+def test_a_network_may_be_put_inside_torch_compile(name, family, monkeypatch):
+    """``pipe.unet = torch.compile(pipe.unet)``: what stands in its place has neither a length nor a truth value."""
+
+    def wrap(pipe):
+        pipe.to(NAME)
+        attribute = "unet" if getattr(pipe, "unet", None) is not None else "transformer"
+        setattr(pipe, attribute, torch.compile(backbone(pipe), backend="eager"))
+
+    monkeypatch.setitem(MODES, "wrapped", wrap)
+    assert difference(placed(name, family, "wrapped"), plain(name, family)) <= equal(name)
 
 
 @pytest.mark.skipif(not FULL, reason="VITRINE_MACHINE=full: a run of the night")

@@ -5,10 +5,18 @@ from contextlib import redirect_stderr
 
 import pytest
 import torch
-from diffusers import DDIMScheduler
+from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline
 from vitrine.engine.control.entropy import EntropyConfig
-from vitrine.engine.pipelines import EntropyGuidedPipeline, NEMOPipeline, W2WPipeline
-from vitrine_tests.machine.stock import stock
+from vitrine.engine.pipelines import (
+    ActivationTapPipeline,
+    EMDOneStepPipeline,
+    EntropyGuidedPipeline,
+    NEMOPipeline,
+    ResolutionTransferPipeline,
+    W2WPipeline,
+)
+from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine_tests.machine.stock import modules, stock
 
 HOW = {"num_inference_steps": 2, "output_type": "latent", "height": 64, "width": 64}
 
@@ -54,6 +62,59 @@ def test_another_scheduler_is_sampled_with(pipe):
     own = stock("sdxl")
     own.scheduler = DDIMScheduler.from_config(own.scheduler.config)
     assert torch.equal(drawn, own("a cat", generator=torch.Generator().manual_seed(0), **HOW).images)
+
+
+def test_another_text_encoder_reads_the_prompts(pipe):
+    """It was kept beside the other pipeline, which went on reading with its own."""
+    other = stock("sdxl").text_encoder
+    torch.nn.init.zeros_(other.get_input_embeddings().weight)
+    before = pipe.encode_prompt("a cat", device="cpu")[0]
+    pipe.text_encoder = other
+    assert pipe._source.text_encoder is other and pipe.text_encoder is other
+    assert not torch.equal(pipe.encode_prompt("a cat", device="cpu")[0], before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (EntropyGuidedPipeline, EntropyConfig(scale=2.0, tau=0.01)),
+        (ResolutionTransferPipeline, ResolutionTransferConfig((64, 64), (64, 64))),
+    ],
+)
+def test_a_wrapped_pipeline_is_sampled_with_the_scheduler_it_is_given(kind, config):
+    """It was set on the wrapper, and changed nothing."""
+    made, own = kind.from_pipe(stock("sd"), config), stock("sd")
+    made.scheduler = DDIMScheduler.from_config(made.scheduler.config, timestep_spacing="trailing")
+    own.scheduler = made.scheduler
+    assert made.pipe.scheduler is made.scheduler and "scheduler" not in vars(made)
+    drawn, wanted = (
+        p("a cat", generator=torch.Generator().manual_seed(0), **HOW).images for p in (made, kind(own, config))
+    )
+    assert torch.equal(drawn, wanted)
+
+
+@pytest.mark.parametrize("family", ["sdxl", "flux"])
+def test_what_is_around_another_is_given_on_with_its_text_encoders(family):
+    """It was refused for the text encoder that it has lent, or put around as if it were a stock pipeline."""
+    how = {"num_inference_steps": 2, "output_type": "latent", "height": 64, "width": 64}
+    source = stock(family).to(torch.float16)
+    first = NEMOPipeline.from_pipe(source)
+    for kind in (W2WPipeline, NEMOPipeline, ActivationTapPipeline, EMDOneStepPipeline):
+        second = kind.from_pipe(first)
+        assert second.__dict__.get("source", source) is source
+        parts = modules(second)
+        assert all(parts[name] is module for name, module in modules(source).items() if name in parts)
+    made = [
+        p("a cat", generator=torch.Generator().manual_seed(0), **how).images
+        for p in (W2WPipeline.from_pipe(first), source)
+    ]
+    assert torch.equal(*made)
+
+
+def test_image_to_image_is_given_on_as_such():
+    image = StableDiffusionImg2ImgPipeline.from_pipe(stock("sd"), torch_dtype=torch.float32)
+    second = W2WPipeline.from_pipe(NEMOPipeline.from_pipe(image))
+    assert second._source is image
 
 
 def test_guidance_stays_where_the_pipeline_is_moved():
