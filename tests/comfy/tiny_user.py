@@ -64,7 +64,9 @@ class Tiny:
                        save_as=name)[0]  # fmt: skip
         person = call("VitrineW2WSample", space=trained, seed=3)[0]
         call("VitrineSaveW2WLora", space=trained, w2w_model=person, name=name)
-        neurons = NeuronSet({value_sites(backbone)[0].address: tuple(range(8))}, fingerprint_of(backbone))
+        site = value_sites(backbone)[0]
+        self.reads_text_alone = not site.joint
+        neurons = NeuronSet({site.address: tuple(range(8))}, fingerprint_of(backbone))
         call("VitrineSaveNeurons", neurons=neurons, name=name)
         places = Preset(name, (resolve(backbone, "auto")[0].address,), 50.0, self.name, self.side, "chosen by hand")
         call("VitrineSaveFeaturePreset", preset=FeaturePreset(places, fingerprint_of(backbone)), name=name)
@@ -79,17 +81,17 @@ class Tiny:
             "places": f"{name}.json", "taps": f"{name}.safetensors",
         }  # fmt: skip
 
-    def followed(self, workflow, words=note):
-        """The graph after all that its note says, and then what it says to whoever has a transformer."""
+    def following(self, workflow, words=note):
+        """Its graph after all that its note says, and then what it says to whoever has a transformer."""
         following = Following.start(workflow, self.name, self.own)
         for sentence in (words(workflow), for_transformers(workflow)):
             if sentence:
                 following.follow(sentence)
-        return following.graph
+        return following
 
     def template(self, workflow):
         """The template's graph with the user's file names, after what its note says of transformers."""
-        graph = self.followed(workflow, words=lambda _: "")
+        graph = self.following(workflow, words=lambda _: "").graph
         names = {"ckpt_name": FILE, "image": self.own["pictures"][0]}
         for node in graph.values():
             node["inputs"].update({k: v for k, v in names.items() if isinstance(node["inputs"].get(k), str)})
