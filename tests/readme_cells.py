@@ -41,7 +41,7 @@ BOTH = (
 def _at_full_size(family: str, names: dict[str, tuple[str, ...]]) -> Tests:
     return {
         column: [
-            f"full_size/test_nodes.py::test_node[{n}-{family}]" if n.startswith("Vitrine") else
+            f"full_size/test_nodes.py::test_node[{family}-{n}]" if n.startswith("Vitrine") else
             f"full_size/test_pipelines.py::test_pipeline[{n}-{family}]" for n in cases
         ]
         for column, cases in names.items()
@@ -77,7 +77,7 @@ def _unet(name: str) -> list[str]:
 def _nodes(twin: str) -> Tests:
     """What every transformer's small files run in ComfyUI; the last two columns' names are of workflows."""
     note = f"{NOTES}::test_the_note_can_be_followed[{twin}-"
-    resolution = f"{ROTARY}::test_both_libraries_agree_and_something_changes[{twin}]"
+    resolution = f"{ROTARY}::test_both_libraries_agree_and_something_changes[{'flux2' if twin == 'klein' else twin}]"
     return {
         "addresses": [f"{TWINS}[{twin}]", f"{MAPS}[{twin}]"],
         "Tap": [f"{MODELS}::test_nodes_freshly_added_run[{twin}]", f"{MODELS}::test_one_tap_through_both_doors[{twin}]"],
