@@ -48,9 +48,7 @@ rotary positions, flow matching. It is Vitrine's second test bed, beside the 64 
 * Licence: Apache-2.0, like the code that draws the pictures.
 
 Made by `vitrine train flow`; this card and `samples.jpg` by `vitrine card`. The sheet is held-out prompts
-1 to 24 with seeds 0 to 23, none left out: a row as rendered, below it as the model draws. Its pictures are soft where the
-autoencoder is: a render that only went through it has lost curls, strands and crisp outlines, and 100 steps or guidance
-1.5, 2 and 5 bring none back.
+1 to 24 with seeds 0 to 23, none left out: a row as rendered, below it as the model draws.
 """
 SHEET = "samples.jpg"
 
