@@ -31,7 +31,7 @@ from ..engine.w2w.labels import parse_labels
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.conditioning import condition_of
-from .comfy.model import allow_gradients, denoiser_of, encode, encode_samples
+from .comfy.model import allow_gradients, denoiser_of, differentiable, encode, encode_samples
 from .comfy.progress import progress, text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, SPACE
@@ -203,7 +203,7 @@ class W2WInvert(io.ComfyNode):
         small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
         denoiser, cond = denoiser_of(model), condition_of(model, positive, latents[:1])
         trained = latents if posterior == "mean" else _posterior(model, vae, image, latents)
-        with torch.inference_mode(False):  # nodes run in inference mode, where there are no gradients
+        with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
             try:
                 inversion = invert_below(

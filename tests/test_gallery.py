@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from vitrine_tests.full_size.notes import Following, families_of, note, plain
+from vitrine_tests.full_size.notes import Following, families_of, for_transformers, note, plain, transformers_in
 from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +52,7 @@ def test_the_note_is_the_gallerys_and_can_be_followed(workflow):
     (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
     (said,) = re.findall(r"\*\*Your own model:\*\* (.*?)\n- \*\*In Python", section, re.S)
     assert plain(said) == note(workflow.stem)
+    assert transformers_in(" ".join(said.split())) == for_transformers(workflow.stem)
     for family in families_of(workflow.stem):
         following = Following.start(workflow.stem, family, OWN)
         following.follow(note(workflow.stem))

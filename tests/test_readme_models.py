@@ -1,15 +1,17 @@
-"""No cell of README's table of models says more than a test runs, and none less."""
+"""No cell of README's table of models says more than its tests run, and none less: which of them there are is asked
+of pytest, and of each family through which doors they go."""
 
-import ast
-import functools
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from vitrine_tests.families.twin import NAMES
-from vitrine_tests.readme_cells import CELLS, COLUMNS
+from vitrine_tests.readme_cells import BOTH, CELLS, COLUMNS
 
 HERE = Path(__file__).parent
 README = (HERE.parent / "README.md").read_text(encoding="utf-8")
+DOORS = {"diffusers", "ComfyUI"}
 
 
 def table():
@@ -22,45 +24,74 @@ def table():
 
 
 TABLE = table()
+EVERY = [(r, f, c) for r in CELLS for f in CELLS[r] for c in COLUMNS]
 
 
-@functools.cache
-def functions(file):
-    tree = ast.parse((HERE / file).read_text(encoding="utf-8"))
-    return {n.name for n in tree.body if isinstance(n, ast.FunctionDef)}
+def doors(test):
+    """Through which doors a test goes."""
+    file = test.partition("::")[0]
+    if file.startswith(("pipelines/", "full_size/test_pipelines", "evidence/")):
+        return {"diffusers"}
+    if file.startswith("engine/"):
+        return set()
+    return DOORS if any(name in test for name in BOTH) else {"ComfyUI"}
 
 
-@functools.cache
-def spelled(file):
-    """The file's own text, and that of the test modules it takes names from, and theirs."""
-    text = (HERE / file).read_text(encoding="utf-8")
-    modules = [n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and n.module]
-    ours = [m.removeprefix("vitrine_tests.").replace(".", "/") + ".py" for m in modules if "vitrine_tests." in m]
-    # makers are parametrised over by their functions' names, twins by their files'
-    names = " ".join(NAMES) if "families/twin.py" in ours else ""
-    return " ".join([text, names, *(spelled(m) for m in ours if (HERE / m).is_file())])
+def said(cell, family):
+    """What a cell says of one family: the part that begins with its name, else the first."""
+    parts = [part.strip() for part in cell.split(";")]
+    return next((part for part in parts if family and part.startswith(family)), parts[0])
+
+
+def claimed(words):
+    """The doors that a part of a cell claims: both, unless it names one."""
+    first = words.split(",")[0]
+    named = {door for door in DOORS if f"in {door}" in first}
+    return set() if "in the engine" in first or first == "–" else named or DOORS
+
+
+@pytest.fixture(scope="module")
+def collected():
+    """file::function -> its cases, as pytest collects them."""
+    tests = [t for row in CELLS.values() for family in row.values() for cell in family.values() for t in cell]
+    files = sorted({t.partition("::")[0] for t in tests})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run([*command, *(str(HERE / f) for f in files)], capture_output=True, text=True, cwd=HERE.parent)
+    found = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
+    assert len(found) > 500, run.stdout[-2000:]
+    cases = {}
+    for name, case in found:
+        cases.setdefault(name, set()).add(case)
+    return cases
 
 
 def test_every_row_is_known():
     assert list(CELLS) == list(TABLE)
+    for row, families in CELLS.items():
+        assert list(families) == [""] or [f.strip() for f in row.partition(" (")[0].split(",")] == list(families)
 
 
-@pytest.mark.parametrize(("row", "column"), [(r, c) for r in TABLE for c in COLUMNS])
-def test_a_cell_has_its_tests(row, column):
-    cell, tests = TABLE[row][column], CELLS[row].get(column, [])
-    if cell in ("–", "a"):
-        assert cell == "–" or not tests, "the cell could say that something was run"
-        assert all("refused" in t or "cannot" in t for t in tests), "the cell could say that something was run"
-        return
-    assert tests, "nothing stands behind it"
-    for test in tests:
-        file, _, rest = test.partition("::")
-        name, _, case = rest.partition("[")
-        assert name in functions(file), test
-        assert not case or case.rstrip("]") in spelled(file), f"no such case: {test}"
-    if "both" in cell or column == "addresses":
-        assert any(t.startswith(("comfy/", "full_size/test_nodes")) for t in tests), "no test in ComfyUI"
-    if "F" in cell.replace("Flux", "").split(",")[0]:
-        assert any(t.startswith("full_size/") for t in tests)
-    if "its pipeline" in cell:
-        assert any(t.startswith("pipelines/") for t in tests)
+@pytest.mark.parametrize(("row", "family", "column"), EVERY)
+def test_a_cell_says_what_its_tests_run(row, family, column):
+    cell, tests = TABLE[row][column], CELLS[row][family].get(column, [])
+    words = said(cell, family)
+    refusals = [t for t in tests if "refused" in t or "cannot" in t]
+    through = set().union(*(doors(t) for t in tests if t not in refusals))
+    assert bool(tests) or words == "–", "nothing stands behind it"
+    if column == "addresses":
+        assert any(t.startswith("comfy/") for t in tests)
+    else:
+        parts = [words] if family else cell.split(";")
+        assert set().union(*map(claimed, parts)) == through, (words, tests)
+    if words.startswith("F"):
+        assert all(t.startswith("full_size/") for t in tests)
+
+
+def test_the_tests_are_there(collected):
+    """Each with the case that is meant: a name that a file only mentions does not count."""
+    for row in CELLS.values():
+        for test in {t for family in row.values() for cell in family.values() for t in cell}:
+            name, _, case = test.partition("[")
+            assert name in collected, test
+            case = case.removesuffix("]")
+            assert not case or any(c == case or f"-{case}-" in f"-{c}-" for c in collected[name]), test

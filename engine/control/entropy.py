@@ -26,8 +26,8 @@ from ..hooks import edit
 from ..reading import module_at
 from ..site import ModuleSite, Site
 
-_NORMS = ("norm_q", "q_norm", "norm", "qknorm")
-"""What normalises queries: in diffusers, in ComfyUI's networks, in its Flux and in its Krea 2."""
+_NORMS = ("norm_q", "q_norm", "norm", "qknorm", "ln_q", "q_rms_norm")
+"""What normalises queries: in diffusers, in ComfyUI's networks, in its Flux, Krea 2 and SD3, and HiDream in both."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,22 @@ def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
     """Where the queries are that the config names.
 
     Raises:
-        VitrineError: A place is no query, or the network normalises its queries, so that no factor would be left.
+        VitrineError: A place is no query; the network normalises its queries, so that no factor would be left; or it
+            has no attention of the picture to itself, and no place was named.
     """
-    for site in _named(backbone, config.places):
+    remedy = "SD1.x, SD2.x, SDXL and PixArt have plain queries"
+    sites = _named(backbone, config.places)
+    for site in sites:
         if not (isinstance(site, ModuleSite) and site.address.endswith("-q")):
             raise refuse("places", site.address, "queries of attention, *-q", "*-self-q is all of self-attention")
         attention = module_at(backbone, site.path.rpartition(".")[0])
         norms = [getattr(attention, name, None) for name in _NORMS]
         if any(norm is not None and not isinstance(norm, nn.Identity) for norm in norms):
-            remedy = "SD1.x, SD2.x, SDXL and PixArt have plain queries"
             raise refuse("network", f"{type(backbone).__name__}, whose queries are normalised", "plain queries", remedy)
-    return resolve(backbone, config.places)
+    if config.places == EntropyConfig.places and not any(site.address.endswith("-self-q") for site in sites):
+        joint = f"{type(backbone).__name__}, whose attention reads text and picture at once"
+        raise refuse("network", joint, "attention of the picture to itself", remedy)
+    return sites
 
 
 def _named(backbone: nn.Module, places: str) -> list[Site]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..compiled import eager_runs, uncompiled
-from ..errors import refuse
+from ..errors import VitrineError, refuse
+from ..families import family_of
+from ..families.weights import spellings
 from ..forward_clock import Timesteps
 from .manifest import Layer, LoraLayer, Manifest
 from .names import canonical
@@ -33,6 +35,48 @@ def modules_of(backbone: nn.Module) -> dict[str, nn.Module]:
     blocks = getattr(backbone, "num_res_blocks", 2)
     layers = int(blocks[0] if isinstance(blocks, (list, tuple)) else blocks)
     return {canonical(path, layers): module for path, module in backbone.named_modules()}
+
+
+class Spot(NamedTuple):
+    """Where a LoRA's layer is: its module, and which of that one's outputs are its own where several are fused."""
+
+    module: nn.Module
+    rows: slice = slice(None)
+
+
+def spots_of(backbone: nn.Module, manifest: Manifest) -> dict[str, Spot]:
+    """Layer path -> where it is; of ComfyUI's transformers too, which call layers otherwise and fuse some.
+
+    Raises:
+        VitrineError: The network lacks a layer.
+    """
+    spots = {path: Spot(module) for path, module in modules_of(backbone).items()}
+    kinds = (nn.Linear, nn.Conv2d)
+
+    def lacking() -> list[str]:
+        return [layer.path for layer in manifest if not isinstance(_unwrapped(spots.get(layer.path)), kinds)]
+
+    if lacking():
+        spots = _by_family(backbone) | spots
+    if missing := lacking():
+        remedy = "use the base model the LoRAs were made for"
+        raise refuse("LoRA layers", missing[:3], "linear or convolution layers of this model", remedy)
+    return {layer.path: spots[layer.path] for layer in manifest}
+
+
+def _by_family(backbone: nn.Module) -> dict[str, Spot]:
+    """Every name of a transformer's linear layers in the other library."""
+    try:
+        weights = family_of(backbone).weights
+    except VitrineError:
+        return {}
+    spots = {}
+    for path, module in backbone.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
+            for name, rows in spellings(weights, path, (weight.shape[0], weight.shape[1])).items():
+                spots[name] = Spot(module) if rows is None else Spot(module, slice(rows[0], sum(rows)))
+    return spots
 
 
 def target_layers(backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS) -> dict[str, nn.Linear]:
@@ -87,14 +131,8 @@ class BatchedLora(AbstractContextManager):
         if weights.ndim != 2 or weights.shape[1] != manifest.size:
             raise refuse("weights", tuple(weights.shape), f"(M, {manifest.size})", "one flat row for each model")
         self._backbone = backbone
-        modules = modules_of(uncompiled(backbone))
-        kinds = (nn.Linear, nn.Conv2d)
-        missing = [layer.path for layer in manifest if not isinstance(_unwrapped(modules.get(layer.path)), kinds)]
-        if missing:
-            remedy = "use the base model the LoRAs were made for"
-            raise refuse("LoRA layers", missing[:3], "linear or convolution layers of this model", remedy)
+        self._spots = spots_of(uncompiled(backbone), manifest)
         self.manifest, self.weights, self.tiled = manifest, weights, tiled
-        self._modules = {layer.path: modules[layer.path] for layer in manifest}
         self._handles: list[Any] = []
         self._columns: tuple[torch.Tensor, bool, dict[int, torch.Tensor]] | None = None
         self._rows = 0
@@ -103,9 +141,10 @@ class BatchedLora(AbstractContextManager):
         self._handles += eager_runs(self._backbone)
         self._handles.append(uncompiled(self._backbone).register_forward_pre_hook(self._count, with_kwargs=True))
         for layer in self.manifest:
-            module = self._modules[layer.path]
+            spot = self._spots[layer.path]
             # Before all other hooks: edits and captures see it as the layer's weight.
-            self._handles.append(module.register_forward_hook(self._hook(layer), prepend=True))
+            hook = self._hook(layer) if spot.rows == slice(None) else self._fused_hook(layer, spot.rows)
+            self._handles.append(spot.module.register_forward_hook(hook, prepend=True))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -119,6 +158,8 @@ class BatchedLora(AbstractContextManager):
     def _hook(self, layer: Layer) -> Hook:
         def add(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
             x, models, whole = args[0], len(self.weights), output
+            if not len(x):  # HiDream's experts: no token chose this one
+                return output
             if self.tiled and models > 1 and self._rows not in (0, len(x)):
                 x, output = (self._of_pictures(layer, v) for v in (x, output))
             if len(x) % models:
@@ -135,6 +176,15 @@ class BatchedLora(AbstractContextManager):
             inner = torch.bmm(rows, down.mT).to(output.dtype)
             adapted = torch.baddbmm(base, inner, up.mT.to(output.dtype), alpha=layer.scale)
             return self._as_batch(adapted, output).reshape(whole.shape)
+
+        return add
+
+    def _fused_hook(self, layer: Layer, rows: slice) -> Hook:
+        own = self._hook(layer)
+
+        def add(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+            changed = own(module, args, output[..., rows])
+            return torch.cat([output[..., : rows.start], changed, output[..., rows.stop :]], -1)
 
         return add
 
@@ -167,8 +217,9 @@ class BatchedLora(AbstractContextManager):
         return by_model.reshape(models, -1, *like.shape[1:]).transpose(0, 1).reshape(like.shape)
 
 
-def _unwrapped(module: nn.Module | None) -> Any:
+def _unwrapped(module: nn.Module | Spot | None) -> Any:
     """The layer inside PEFT's wrapper, if diffusers has loaded a LoRA of its own; both then add up."""
+    module = module.module if isinstance(module, Spot) else module
     return getattr(module, "base_layer", module)
 
 

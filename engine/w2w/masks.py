@@ -18,13 +18,13 @@ def latent_mask(mask: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def mask_for(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
-    """(B, 1, H, W) weights for latents (B, C, H, W); ones without a mask.
+    """(B, 1, H, W) weights for latents (B, C, H, W), (B, 1, 1, H, W) for (B, C, T, H, W); ones without a mask.
 
     Raises:
         VitrineError: If the mask is empty, outside [0, 1] or of another size.
     """
     if mask is None:
-        return torch.ones(len(latents), 1, 1, 1, device=latents.device)
+        return torch.ones(len(latents), *[1] * (latents.ndim - 1), device=latents.device)
     mask = mask.float().to(latents.device)
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[-2:] != latents.shape[-2:]:
         shown = tuple(mask.shape)
@@ -34,4 +34,5 @@ def mask_for(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
         raise refuse("mask values", span, "0 .. 1", "divide an 8-bit mask by 255")
     if not float(mask.flatten(1).sum(1).min()) > 0:
         raise refuse("mask", "empty", "a mask that covers the subject", "paint the subject white")
-    return mask.expand(len(latents), *mask.shape[1:])
+    weights = mask.expand(len(latents), *mask.shape[1:])
+    return weights[:, :, None] if latents.ndim == 5 else weights

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from vitrine.engine.control import EntropyConfig
+from vitrine.engine.control.entropy import query_sites
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.guidance import guide
 from vitrine.engine.pipelines import EntropyGuidedPipeline
@@ -12,6 +13,7 @@ from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine_tests import models
 from vitrine_tests.comfy.twin_tools import euler_sigmas
+from vitrine_tests.families.twin import network
 
 PROMPT, STEPS = "a smiling pale face with curly red hair glasses navy shirt on yellow", 4
 
@@ -131,6 +133,10 @@ def test_what_it_cannot_do_is_refused_first(comfy, portraits):
         comfy.call("VitrineEntropyGuider", model=model, positive=positive, places="*-q", **settings)
     with pytest.raises(VitrineError, match="queries of attention"):
         node(comfy, portraits, places="*-self-v")
+    for net, said in ((models.sd3(), "reads text and picture at once"), (network("sd35"), "are normalised"),
+                      (network("hidream"), "are normalised"), (network("flux"), "are normalised")):  # fmt: skip
+        with pytest.raises(VitrineError, match=said):
+            query_sites(net, EntropyConfig(2.0))
     pipe = load_portraits().pipeline()
     for wrong in ({"scale": float("nan")}, {"tau": -1.0}, {"start_timestep": 1001}):
         with pytest.raises(VitrineError):

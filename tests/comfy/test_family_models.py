@@ -11,6 +11,7 @@ from vitrine.engine.addresses import resolve, sites_of
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.fingerprint import fingerprint_of
 from vitrine.engine.nemo import NeuronSet, value_sites
+from vitrine.engine.w2w import BatchedLora, Manifest
 from vitrine.engine.w2w.lora_files import read_lora
 from vitrine.engine.w2w.manifest import LoraLayer
 from vitrine_tests.families.twin import (
@@ -49,6 +50,15 @@ class Loaded:
                 model, noise, steps, 2.0, "euler", "simple", self.prompt, self.prompt, torch.zeros_like(noise),
                 disable_pbar=True, seed=3,
             )  # fmt: skip
+
+    def output(self, model):
+        """Of ComfyUI's network, bare, with the model's patches in its weights."""
+        import comfy.model_management
+
+        with torch.inference_mode():
+            comfy.model_management.load_models_gpu([model])
+            t = torch.full((1,), self.t)
+            return twin(self.name).run(self.model.model.diffusion_model, self.x, t, self.cond)
 
 
 @pytest.fixture(scope="module", params=[n for n in NAMES if hasattr(twin(n), "MODEL")])
@@ -163,7 +173,6 @@ SPELLINGS = ("transformer.", "base_model.model.", "lora_unet_", "lora_transforme
 
 def test_loras_of_every_spelling_change_both_networks_alike(loaded, tmp_path):
     """diffusers', PEFT's, Musubi's, OneTrainer's, SimpleTuner's and DiffSynth's names: core loads only some of them."""
-    import comfy.model_management
     from vitrine.nodes.comfy.lora import with_lora
 
     layers = lora_of(loaded.ours)
@@ -179,17 +188,24 @@ def test_loras_of_every_spelling_change_both_networks_alike(loaded, tmp_path):
         found = read_lora(file)
         assert set(found) == set(layers), spelling
         assert all(torch.equal(found[n].up, layers[n].up) and found[n].alpha == 1.0 for n in layers)
-    run, network = twin(loaded.name).run, loaded.model.model.diffusion_model
-
-    def output(model):
-        with torch.inference_mode():
-            comfy.model_management.load_models_gpu([model])
-            return run(network, loaded.x, t, loaded.cond)
-
-    plain, theirs, again = (output(m) for m in (loaded.model, with_lora(loaded.model, found), loaded.model))
+    plain, theirs, again = (loaded.output(m) for m in (loaded.model, with_lora(loaded.model, found), loaded.model))
     assert torch.equal(plain, again)
     assert (theirs - expected).abs().max() <= 5e-6 * expected.abs().max()
     assert (plain - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
+def test_a_lora_inside_the_forward_is_the_patch(loaded):
+    """What a W2W edit is from a timestep on, and an inversion trains: also where ComfyUI fuses the layers."""
+    from vitrine.nodes.comfy.lora import with_lora
+
+    layers = lora_of(loaded.ours)
+    manifest = Manifest.of(layers)
+    plain, patched = (loaded.output(m) for m in (loaded.model, with_lora(loaded.model, layers)))
+    weights = manifest.flatten(layers)[None]
+    with BatchedLora(loaded.model.model.diffusion_model, manifest, weights):
+        inside = loaded.output(loaded.model)
+    assert (inside - patched).abs().max() <= 5e-6 * patched.abs().max() < 1e-2 * (plain - patched).abs().max()
+    assert torch.equal(loaded.output(loaded.model), plain)
 
 
 def test_loras_under_comfyuis_names_load_with_ours(comfy, loaded):

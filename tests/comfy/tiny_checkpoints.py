@@ -11,16 +11,16 @@ import shutil
 import torch
 from transformers import CLIPTextConfig, CLIPTextModel
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
+from vitrine_tests.comfy.tiny_encoders import KINDS, clip
 from vitrine_tests.families.twin import NAMES, comfyui_model, comfyui_twin, conditioning, inputs, network, twin
 
 WIDTHS = {
     name: text.shape[-1]
     for name in NAMES
-    for text, more in conditioning(name, inputs(name, 1)[2])
-    if hasattr(twin(name), "MODEL") and not more and not hasattr(twin(name), "CHANNELS")
+    for text, _ in conditioning(name, inputs(name, 1)[2])
+    if hasattr(twin(name), "MODEL")
 }
-"""Of the text states that each small network takes from ComfyUI. Families that are told more than a prompt's states by
-more than one encoder (Flux.1, SD3.5, HiDream) are left out, and Flux.2, whose autoencoder is none of the small ones."""
+"""Of the text states that each small network takes from ComfyUI."""
 
 
 def _text_encoder(folder, width):
@@ -46,11 +46,34 @@ def _video_vae():
     return comfy.sd.VAE(sd=state, device=torch.device("cpu"), dtype=torch.float32)
 
 
+def _packed_vae():
+    """Flux.2's autoencoder: 32 channels, packed to 128 and normalised by statistics of its own."""
+    import comfy.sd
+
+    torch.manual_seed(8)
+    sizes = {"ch": 32, "ch_mult": [1, 1, 1, 1], "z_channels": 32, "num_res_blocks": 1, "attn_resolutions": []}
+    more = {"double_z": True, "resolution": 256, "in_channels": 3, "out_ch": 3, "dropout": 0.0}
+    params = {"ddconfig": sizes | more | {"batch_norm_latent": True}, "embed_dim": 32}
+    # core's class around a small network, which its state alone would not tell: built empty, then filled
+    vae = comfy.sd.VAE(sd={}, config={"params": params}, device=torch.device("cpu"), dtype=torch.float32)
+    net = vae.first_stage_model
+    state = {name: 0.1 * torch.randn_like(v) if v.is_floating_point() else v for name, v in net.state_dict().items()}
+    state["bn.running_var"] = torch.rand(128) + 0.5
+    net.load_state_dict(state)
+    vae.downscale_ratio = vae.upscale_ratio = 16
+    vae.latent_channels = 128
+    return vae
+
+
 def checkpoint(name, folder):
     """(MODEL, CLIP, VAE) of a family."""
     from vitrine.nodes.comfy.portraits import load_clip, load_vae
 
     model = comfyui_model(name, comfyui_twin(name, network(name)))
-    video = model.get_model_object("latent_format").latent_dimensions == 3
-    vae = _video_vae() if video else load_vae(str(FLOW_WEIGHTS))
-    return model, load_clip(_text_encoder(folder, WIDTHS[name])), vae
+    latents, width = model.get_model_object("latent_format"), WIDTHS[name]
+    if latents.latent_channels == 128:
+        vae = _packed_vae()
+    else:
+        vae = _video_vae() if latents.latent_dimensions == 3 else load_vae(str(FLOW_WEIGHTS))
+    text = clip(name, width) if name in KINDS else load_clip(_text_encoder(folder, width))
+    return model, text, vae

@@ -27,6 +27,7 @@ from vitrine.engine.w2w import (
     partial_inversion,
 )
 from vitrine.engine.w2w.invert_config import preset
+from vitrine.engine.w2w.masks import mask_for
 from vitrine.engine.w2w.stopped_runs import KEPT_STATES
 
 pytestmark = pytest.mark.rounding
@@ -159,6 +160,9 @@ def test_masks(space, unet):
     tall[:, :24] = 1
     # aligned with its picture, not squashed to a square
     assert torch.equal(latent_mask(tall, 12, 8)[0, 0, :, 0], torch.tensor([1.0] * 6 + [0.0] * 6))
+    for frames in (torch.zeros(3, 16, 1, 12, 8), torch.zeros(3, 16, 12, 8)):  # as Krea 2's and Wan's, as Flux's
+        assert (mask_for(latent_mask(tall, 12, 8)[:1], frames) * frames).shape == frames.shape
+        assert (mask_for(None, frames) * frames).shape == frames.shape
     args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), InvertConfig(steps=1))
     for bad, told in ((eight_bit[None, :, :8, :8], "0 .. 1"), (torch.ones(1, 1, 4, 4), "mask"),
                       (torch.zeros(1, 1, 8, 8), "empty")):  # fmt: skip

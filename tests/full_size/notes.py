@@ -27,10 +27,26 @@ OWN_SIDES = {"sd15": 512, "sdxl": 1024}
 
 def note(workflow: str) -> str:
     """The sentence after "Your own model:" in a workflow's note, without marks of emphasis."""
-    graph = json.loads((ROOT / "workflows" / f"{workflow}.json").read_text(encoding="utf-8"))
-    texts = [str(n["widgets_values"][0]) for n in graph["nodes"] if n["type"] in ("Note", "MarkdownNote")]
-    (found,) = re.findall(r"\*\*Your own model:\*\* ([^\n]*)", "\n".join(texts))
+    (found,) = re.findall(r"\*\*Your own model:\*\* ([^\n]*)", note_texts(workflow))
     return plain(found)
+
+
+def note_texts(workflow: str) -> str:
+    """All that a workflow's notes say."""
+    graph = json.loads((ROOT / "workflows" / f"{workflow}.json").read_text(encoding="utf-8"))
+    return "\n".join(str(n["widgets_values"][0]) for n in graph["nodes"] if n["type"] in ("Note", "MarkdownNote"))
+
+
+def for_transformers(workflow: str) -> str:
+    """What a workflow's note says of "Flux and other transformers", after what it says of your own model."""
+    return transformers_in(note_texts(workflow), workflow)
+
+
+def transformers_in(text: str, workflow: str = "") -> str:
+    """The same of a text; the empty string where it says nothing of them."""
+    found = re.findall(r"other transformers: ([^\n]*)", text)
+    assert len(found) < 2, f"{workflow} says it twice"
+    return plain(found[0]) if found else ""
 
 
 def plain(text: str) -> str:
@@ -50,7 +66,7 @@ class Following:
 
     Attributes:
         graph: node id -> class and inputs.
-        family: ``sd15`` or ``sdxl``.
+        family: ``sd15``, ``sdxl``, or a transformer's.
         own: what the user has: names of files and folders, by kind.
     """
 
@@ -180,9 +196,35 @@ def target_sizes(f: Following, value: str) -> None:
 
 
 def your_size(f: Following) -> None:
-    side = OWN_SIDES[f.family] * 3 // 2
+    side = OWN_SIDES.get(f.family, 512) * 3 // 2
     target_sizes(f, str(side))
     set_side(f, str(side))
+
+
+def on_unets(f: Following, *words: str) -> None:
+    if f.family in OWN_SIDES:
+        set_both(f, *words)
+
+
+def on_sd3(f: Following, name: str, value: str) -> None:
+    if f.family == "sd35":
+        f.set_everywhere(name, value)
+
+
+def positions_and_field(f: Following, name: str, value: str, on_sd3: str, other: str, field: str) -> None:
+    set_both(f, name, on_sd3 if f.family == "sd35" else value, other, field)
+
+
+def set_typed(f: Following, name: str, value: str) -> None:
+    """An input of every node in which it is typed and not connected."""
+    typed = [i for i in f.graph if not isinstance(f.inputs(i).get(name, []), list)]
+    assert len(typed) == 2, f"{f.workflow}: {name} is typed in {typed}"
+    f.set_everywhere(name, value, typed)
+
+
+def choose_typed(f: Following, node: str, addresses: str) -> None:
+    for name, value in (("selection", "addresses below"), ("addresses", addresses)):
+        f.set_everywhere(name, value, f.of(node))
 
 
 def set_of(f: Following, name: str, node: str, value: str) -> None:
@@ -304,7 +346,11 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
     (r"set width and height of (What to draw|Draw both) to (\d+)(?: \(SDXL: (\d+)\))?", set_side_in),
     (r"set (timestep_index|schedule) to (\w+) and (share|pos_embed) to (\w+)", set_both),
-    (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto) and (receptive_field) to (dilate)", set_both),
+    (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto) and (receptive_field) to (dilate)", on_unets),
+    (r"on SD3 set (pos_embed) to (auto)", on_sd3),
+    (r"set (pos_embed) to (rope_yarn) \(SD3: (auto)\) and (receptive_field) to (none)", positions_and_field),
+    (r"set both (addresses) to (auto)", set_typed),
+    (r"set selection of (Activation Tap) to addresses below and its addresses to (auto)", choose_typed),
     (r"set timestep_index to (\d+)", lambda f, value: f.set_everywhere("timestep_index", int(value))),
     (r"set train_width and train_height to (\d+)(?: \(the family's usual size\))?", train_sizes),
     (r"set target_width and target_height to (\d+)", target_sizes),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine_tests.pipelines.encoded import source
-from vitrine_tests.pipelines.test_family_taps import pictures
+from vitrine_tests.pipelines.test_family_taps import pictures, ranked
 
 HOW = {"prompt": "a photo of a cat", "addresses": "vit-block1-out", "timestep": 300}
 
@@ -29,3 +29,4 @@ def test_matches_and_masks(chroma):
     masks[:, :, 32:] = 1
     labels = SegmentationPipeline.from_pipe(chroma)(images, masks, images, **HOW)
     assert labels.shape == (2, 64, 64) and set(labels.unique().tolist()) <= {0, 1}
+    ranked(SegmentationPipeline.from_pipe(chroma), images, masks, prompt=HOW["prompt"], timestep=300)

@@ -27,6 +27,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 from vitrine.engine.activations import TapConfig, tap_latents
+from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.condition import Condition
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
@@ -174,6 +175,14 @@ def test_correspondence_and_segmentation_run_on_it(source):
     masks[:, :, 32:] = 1
     labels = SegmentationPipeline.from_pipe(source)(images, masks, images, **how)
     assert labels.shape == (2, 64, 64) and set(labels.unique().tolist()) <= {0, 1}
+    ranked(SegmentationPipeline.from_pipe(source), images, masks, timestep=300)
+
+
+def ranked(pipe, images, masks, **how):
+    """Of places that every transformer has, those are chosen that were measured."""
+    twice = {"images": torch.cat([images, images.flip(0)]), "labels": torch.cat([masks, masks])}
+    ranking = pipe.rank(*twice.values(), patterns="vit-block1-*", rule=FilterRule(None, None, (None, None)), **how)
+    assert ranking.search is not None and ranking.chosen and set(ranking.chosen) <= set(ranking.properties)
 
 
 def test_sizes_that_make_no_whole_tokens_are_refused(source):
