@@ -37,6 +37,7 @@ def test_copies_are_named_shown_and_written(comfy, inputs):
 
 
 def test_each_row_says_what_stands_in_it_and_the_output_is_left_alone(comfy, inputs):
+    import folder_paths
     from PIL import Image
     from vitrine.nodes.captions import LINE
 
@@ -46,7 +47,7 @@ def test_each_row_says_what_stands_in_it_and_the_output_is_left_alone(comfy, inp
     _, rows, _ = answer.result
     shown = answer.ui["images"]
     assert len(shown) == len(rows) == 2 and answer.ui["text"]
-    with Image.open(Path(comfy.folder_paths.get_temp_directory()) / shown[0]["filename"]) as opened:
+    with Image.open(Path(folder_paths.get_temp_directory()) / shown[0]["filename"]) as opened:
         assert opened.size == (2 * rows.shape[2], 2 * rows.shape[1] + 2 * LINE)
         captions = opened.convert("L").crop((0, 0, opened.width, 2 * LINE))
         assert captions.crop((0, 0, opened.width, LINE)).getextrema()[1] > 200 < captions.getextrema()[1]

@@ -166,7 +166,7 @@ def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_p
 
 
 async def _help_links(driver, address):
-    """Where the links of a node's help lead, as the page's own panel shows them."""
+    """Where the links of a node's help lead, as the page's own panel shows them, once its picture stands there."""
     async with driver.page(address) as tab:
         await tab.evaluate("""(() => {
             const node = LiteGraph.createNode('VitrineW2WEdit')
@@ -174,6 +174,7 @@ async def _help_links(driver, address):
         await tab.wait_for("!!document.querySelector('[data-testid=info-button]')")
         await tab.evaluate("document.querySelector('[data-testid=info-button]').click()")
         await tab.wait_for("!!document.querySelector('a[href*=glossary]')")
+        await tab.wait_for("document.querySelector('img[src*=\"docs/pictures/edited\"]').naturalWidth > 200")
         return await tab.evaluate("[...document.querySelectorAll('a[href*=glossary]')].map(a => a.href)")
 
 
