@@ -11,7 +11,7 @@ from ..engine.nemo import ProbeConfig
 from ..engine.nemo.check import CheckConfig, CopyCheck
 from .captions import captioned
 from .comfy.copy_check import Models, Sampling, checked, side_by_side
-from .comfy.progress import progress, text_on
+from .comfy.progress import progress, show_on, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
 from .sockets import under_advanced
@@ -82,6 +82,7 @@ class NEMOCopyCheck(io.ComfyNode):
         )  # fmt: skip
         text, rows = check.text(), side_by_side(check, pictures, SHOWN)
         named = captioned(captioned(rows, columns(check)), [p.prompt for p in check.ranked[:SHOWN]])
+        show_on(cls.hidden, torch.cat(list(named))[None])  # in place of the last sample, which would stay
         shown = ui.PreviewImage(named, cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
         return io.NodeOutput(text, rows, str(folder), ui=shown)
 

@@ -93,8 +93,9 @@ async def _run(driver, workflow, address):
         if os.environ.get("VITRINE_SHOT"):
             await tab.send("Emulation.clearDeviceMetricsOverride")
             boxes = [g["bounding"] for g in graph["groups"]] + [[*n["pos"], *n["size"]] for n in graph["nodes"]]
-            scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 1090 / max(y + h for _, y, _, h in boxes))
-            view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = [60, 30]; app.canvas.setDirty(true, true)"
+            scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 980 / max(y + h for _, y, _, h in boxes))
+            offset = f"[60, {64 / scale}]"  # below the page's own bars
+            view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = {offset}; app.canvas.setDirty(true, true)"
             await tab.evaluate(view)
             await asyncio.sleep(1)
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
