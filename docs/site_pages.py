@@ -79,7 +79,7 @@ def on_files(files, config):
         path, text = waiting.popitem()
         for target in targets(path, text).values():
             page = page_of(target)
-            if page.startswith("files/") and files.get_file_from_path(page) is None:
+            if page.startswith(("files/", "nodes/pictures/")) and files.get_file_from_path(page) is None:
                 files.append(File.generated(config, page, abs_src_path=str(ROOT / target)))
                 if target.endswith(".md"):
                     waiting[target] = (ROOT / target).read_text(encoding="utf-8")

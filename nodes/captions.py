@@ -41,6 +41,13 @@ def captioned(
     return torch.cat(parts, 1)
 
 
+def banded(bands: Mapping[str, torch.Tensor], colours: Mapping[str, str]) -> torch.Tensor:
+    """(1, H, W, 3): pictures (h, W, 3) below each other, each under its name; what the colours mean comes last."""
+    *others, (name, last) = bands.items()
+    parts = [captioned(picture[None], [above]) for above, picture in others]
+    return torch.cat([*parts, captioned(last[None], [name], colours)], 1)
+
+
 def _line(pictures: torch.Tensor, text: str, colours: Mapping[str, str]) -> torch.Tensor:
     """(LINE, W, 3): words in white on black, and before each meaning a square of its colour."""
     width = pictures.shape[2]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from ..engine.errors import refuse
 from ..engine.nemo import (
@@ -21,8 +22,9 @@ from ..engine.nemo import (
     value_sites,
 )
 from ..engine.nemo.config import AUTO, MODES
-from ..engine.nemo.heat_map import heat_map
+from ..engine.nemo.heat_map import BRIGHT, DARK, heat_map
 from ..engine.nemo.sites import SCOPES
+from .captions import banded
 from .comfy.conditioning import condition_of, prompt_conditions
 from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
 from .comfy.nemo import previews
@@ -275,9 +277,18 @@ class NEMOFindNeurons(io.ComfyNode):
         shape = shape_of(blank)
         (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress())
         neurons = result.neurons(model_id)
-        picture = heat_map(neurons, {s.address: len(statistics.means[s.address]) for s in probe.sites})
-        text = describe(neurons)
-        return io.NodeOutput(neurons, text, picture[None], ui=text_on(cls.hidden, text))
+        widths = {s.address: len(statistics.means[s.address]) for s in probe.sites}
+        text, picture = describe(neurons), heat_map(neurons, widths)
+        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
+        return io.NodeOutput(neurons, text, picture[None], ui=shown)
+
+
+def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:
+    """The heat map with each layer's name above it, and what the colours mean below."""
+    kept = {a: neurons.neurons.get(a, ()) for a in widths}
+    bands = {f"{a}: {len(kept[a])} of {w}": heat_map(NeuronSet({a: kept[a]}), {a: w}) for a, w in widths.items()}
+    bright, dark = ("#{:02x}{:02x}{:02x}".format(*(round(255 * v) for v in c)) for c in (BRIGHT, DARK))
+    return banded(bands, {bright: "holds the picture", dark: "does not"})
 
 
 def describe(neurons: NeuronSet) -> str:

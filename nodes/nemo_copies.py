@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from ..engine.nemo import ProbeConfig
-from ..engine.nemo.check import CheckConfig
+from ..engine.nemo.check import CheckConfig, CopyCheck
+from .captions import captioned
 from .comfy.copy_check import Models, Sampling, checked, side_by_side
-from .comfy.progress import progress, text_on
+from .comfy.progress import progress, show_on, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
 from .sockets import under_advanced
@@ -79,8 +80,18 @@ class NEMOCopyCheck(io.ComfyNode):
             Sampling(latent, steps, cfg, sampler_name, scheduler), pictures, config,
             (ProbeConfig(timestep_index=timestep_index), tau or None), progress(),
         )  # fmt: skip
-        text = check.text()
-        return io.NodeOutput(text, side_by_side(check, pictures, SHOWN), str(folder), ui=text_on(cls.hidden, text))
+        text, rows = check.text(), side_by_side(check, pictures, SHOWN)
+        named = captioned(captioned(rows, columns(check)), [p.prompt for p in check.ranked[:SHOWN]])
+        show_on(cls.hidden, torch.cat(list(named))[None])  # in place of the last sample, which would stay
+        shown = ui.PreviewImage(named, cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
+        return io.NodeOutput(text, rows, str(folder), ui=shown)
+
+
+def columns(check: CopyCheck) -> list[str]:
+    """What stands in each row, from left to right."""
+    names = [f" | {check.names[int(p.numbers[p.closest])]}" if check.names else "" for p in check.ranked[:SHOWN]]
+    counts = [f"{p.copies} of {len(p.ratios)} copied" for p in check.ranked[:SHOWN]]
+    return [f"sample ({count}) | copied, in colour{name}" for count, name in zip(counts, names, strict=True)]
 
 
 NODES = [NEMOCopyCheck]

@@ -1,6 +1,7 @@
 """The README's pictures: small, made by the commands beside them, and what they say they are."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -57,3 +58,20 @@ def test_tiles_are_cut_from_the_gallery(tmp_path):
         assert f"tile_{name}.jpg" in README and difference(stored, tiles.tile(name)) < 5
         rows = [stored.crop((60, y, 400, y + 110)) for y in (0, 115)]
         assert difference(*rows) > 3, "two different rows"
+
+
+def test_help_pages_show_what_their_node_does(tmp_path):
+    """docs/make_help.py; ComfyUI's page looks beside the English pages, whatever the language."""
+    sys.modules["make_thumbnails"] = command("make_thumbnails")
+    cut, pages = command("make_help"), ROOT / "nodes/web/docs"
+    texts = {p: p.read_text(encoding="utf-8") for p in pages.rglob("*.md")}
+    shown = {p: re.findall(r"!\[[^]]{10,}\]\(pictures/(\w+)\.jpg\)\n\n\*[^*\n]+\*\n", t) for p, t in texts.items()}
+    assert sum(map(bool, shown.values())) >= 34 + 3 * 6
+    assert {name for names in shown.values() for name in names} == {*cut.PICTURES, "rendered"}
+    assert all(len(names) == t.count("![") <= 1 for names, t in zip(shown.values(), texts.values(), strict=True))
+    for path in pages.glob("Vitrine*/*.md"):
+        assert shown[path] == shown[pages / f"{path.parent.name}.md"], "each language shows the same"
+    drawn = {"rendered": cut.rendered(), **{name: cut.picture(name) for name in cut.PICTURES}}
+    for name, picture in drawn.items():
+        file = cut.HELP / f"{name}.jpg"
+        assert file.stat().st_size < 30_000 and difference(Image.open(file), picture) < 7, name

@@ -8,6 +8,7 @@ from .consensus import consensus, jaccard
 from .copies import Copies, picture_distance
 from .erase import EraseConfig, Erased, EraseData, erase
 from .find import Result, find_neurons, make_probe, score_prompts
+from .held import held_by
 from .kept import keep_scores, kept_scores
 from .neurons import NeuronSet, fingerprint_of
 from .pull import Pull, PullConfig, prompt_scores, pull
@@ -21,6 +22,6 @@ __all__ = [
     "Erased", "Instruments", "NeuronSet", "NeuronStatistics", "PAPER_TAU", "Pictures", "ProbeConfig", "Pull",
     "PullConfig", "Result", "RunningStatistics", "Score", "SearchConfig", "Verification", "VerifyConfig",
     "adversarial_embedding", "bake", "block", "check_copies", "consensus", "erase", "find_neurons", "fingerprint_of",
-    "gather", "jaccard", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull",
-    "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
+    "gather", "held_by", "jaccard", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores",
+    "pull", "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
 ]  # fmt: skip

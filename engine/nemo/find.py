@@ -14,10 +14,11 @@ from ..errors import refuse
 from ..fingerprint import width_of
 from ..progress import Progress, silent
 from .config import AUTO, ProbeConfig, SearchConfig, check_tau
+from .held import Seen, holdings
 from .neurons import NeuronSet
 from .score import Probe, Request, Score, ddim_timestep, probe_noise
 from .search import Outcome, Search, Trial, search
-from .sites import text_only, value_activations, value_sites
+from .sites import each_value, text_only, value_sites
 from .statistics import NeuronStatistics
 
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
@@ -34,6 +35,7 @@ class Result:
         after: cross-seed score with its neurons blocked.
         forwards: network rows spent on this prompt.
         settings: of the probe and the search, as :func:`settings_of` gives them.
+        held: what each neuron holds, see :func:`~vitrine.engine.nemo.held.holdings`.
     """
 
     prompt: str
@@ -42,6 +44,7 @@ class Result:
     after: Score | None
     forwards: int
     settings: dict[str, Any] = field(default_factory=dict)
+    held: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -62,7 +65,7 @@ class Result:
         plain |= {"metric": self.before.metric, "settings": self.settings}
         plain |= {"score_before": self.before.value, "seeds_kept": self.before.keep.nonzero().flatten().tolist()}
         if self.search and self.after:
-            plain |= {"score_after": self.after.value, "search": self.search.to_dict()}
+            plain |= {"score_after": self.after.value, "search": self.search.to_dict(), "held": self.held}
         return plain
 
     def neurons(self, fingerprint: str) -> NeuronSet:
@@ -160,12 +163,13 @@ def find_neurons(
     outcomes, settings = lockstep(probe, tasks, progress), settings_of(probe, config)
     results = []
     for i, prompt in enumerate(prompts):
-        outcome, after, spent = outcomes.get(i), None, len(noise)
+        outcome, after, spent, held = outcomes.get(i), None, len(noise), []
         if outcome is not None:
+            held = holdings(outcome, tasks[i].seen, tasks[i].z, statistics)
             (signals,) = probe.signals([Request(conds[i], noise, outcome.neurons)])
             after = Score(probe.per_seed(signals).cpu(), config.tau, probe.metric(shape))
             spent += len(noise) + tasks[i].rows + (len(tasks[i].noise) if config.share is not None else 0)
-        results.append(Result(prompt, scores[i], outcome, after, spent, settings))
+        results.append(Result(prompt, scores[i], outcome, after, spent, settings, held))
     return results
 
 
@@ -198,6 +202,7 @@ class Task:
         cond: the prompt, one row.
         noise, unblocked: noises of the kept seeds, and their signals with nothing blocked, (s, C, h, w).
         search: the search itself, begun or not.
+        seen, z: address -> what the prompt does to the site's neurons, and their |z|.
         rows: network rows so far.
     """
 
@@ -205,6 +210,8 @@ class Task:
     noise: torch.Tensor
     unblocked: torch.Tensor
     search: Search
+    seen: Mapping[str, Seen] = field(default_factory=dict)
+    z: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows: int = 0
 
 
@@ -214,12 +221,14 @@ def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config
     if not all(text_only(s) for s in probe.sites):
         latents = prompt.noise
         cond = cond.take(torch.zeros(len(latents), dtype=torch.long))
-    activations = [a.mean(0) for a in value_activations(probe.denoiser, cond, probe.sites, latents, probe.t)]
+    values = each_value(probe.denoiser, cond, probe.sites, Seen.of, latents, probe.t)
+    activations = [seen.activations for seen in values]
     activations = list(torch.cat(activations).cpu().split([len(a) for a in activations]))  # the search reads them
     z = [statistics.z(address, a) for address, a in zip(addresses, activations, strict=True)]
     early = probe.data_range is not None
     searching = search(addresses, z, activations, len(prompt.noise), config, early)
-    return Task(prompt.cond, prompt.noise, prompt.unblocked, searching)
+    seen, deviations = dict(zip(addresses, values, strict=True)), dict(zip(addresses, z, strict=True))
+    return Task(prompt.cond, prompt.noise, prompt.unblocked, searching, seen, deviations)
 
 
 def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silent) -> dict[int, Outcome]:

@@ -8,7 +8,7 @@ import torch
 
 from .neurons import NeuronSet
 
-_DARK, _BRIGHT = (0.16, 0.18, 0.22), (1.0, 0.78, 0.24)
+DARK, BRIGHT = (0.16, 0.18, 0.22), (1.0, 0.78, 0.24)
 
 
 def heat_map(neurons: NeuronSet, widths: Mapping[str, int], cell: int = 8, columns: int = 64) -> torch.Tensor:
@@ -22,10 +22,10 @@ def heat_map(neurons: NeuronSet, widths: Mapping[str, int], cell: int = 8, colum
     bands = []
     for address, width in widths.items():
         rows = -(-width // columns)
-        band = torch.tensor(_DARK).expand(rows * columns, 3).clone()
+        band = torch.tensor(DARK).expand(rows * columns, 3).clone()
         band[width:] = 0
         for index in neurons.neurons.get(address, ()):
-            band[index] = torch.tensor(_BRIGHT)
+            band[index] = torch.tensor(BRIGHT)
         picture = band.view(rows, columns, 3).repeat_interleave(cell, 0).repeat_interleave(cell, 1)
         bands += [picture, torch.zeros(cell, columns * cell, 3)]
     return torch.cat(bands[:-1])

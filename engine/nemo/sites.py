@@ -5,8 +5,8 @@ They have canonical addresses, so one list of neurons serves diffusers and Comfy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from ..placement import device_of, dtype_of, onloaded
 from ..site import ModuleSite
 
 SCOPES = ("down+mid", "all")
+R = TypeVar("R")
 
 
 def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[ModuleSite]:
@@ -68,20 +69,29 @@ def value_activations(
     Raises:
         VitrineError: If the condition has no text, or latents are missing where they are needed.
     """
+    return each_value(denoiser, cond, sites, _mean_magnitude, latents, t)
+
+
+def _mean_magnitude(values: torch.Tensor) -> torch.Tensor:
+    # NeMo, section 3.2: a_i = mean over tokens of |(W_v y)_i|
+    return values.float().abs().mean(1)
+
+
+@torch.no_grad()
+def each_value(
+    denoiser: Denoiser, cond: Condition, sites: Sequence[ModuleSite], reduce: Callable[[torch.Tensor], R],
+    latents: torch.Tensor | None = None, t: float = 961.0,
+) -> list[R]:  # fmt: skip
+    """``reduce`` of each site's values (B, T, width), otherwise as :func:`value_activations`; one site's at a time."""
     if cond.text is None:
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
     if all(text_only(s) for s in sites):
         modules: list[Any] = [denoiser.backbone.get_submodule(s.path) for s in sites]
         text = cond.text.to(device_of(denoiser.backbone), dtype_of(denoiser.backbone))
         with onloaded(denoiser.backbone):
-            return [_mean_magnitude(m(text)) for m in modules]
+            return [reduce(m(text)) for m in modules]
     if latents is None:
         raise refuse("latents", None, "(B, C, h, w) for this model family", "its values depend on latent and timestep")
     with capture(denoiser.backbone, list(sites), early_exit=True) as taps:
         denoiser.forward(latents, t, cond)
-    return [_mean_magnitude(taps[s.address].tensor) for s in sites]
-
-
-def _mean_magnitude(values: torch.Tensor) -> torch.Tensor:
-    # NeMo, section 3.2: a_i = mean over tokens of |(W_v y)_i|
-    return values.float().abs().mean(1)
+    return [reduce(taps[s.address].tensor) for s in sites]

@@ -9,7 +9,7 @@ import torch
 
 from ...engine.condition import Condition
 from ...engine.fingerprint import width_of
-from ...engine.nemo import BlockConfig, NeuronSet, bake, block, value_sites
+from ...engine.nemo import BlockConfig, NeuronSet, bake, block, held_by, value_sites
 from ...engine.nemo.block import RunningForward
 from ...engine.nemo.score import probe_noise
 from .forwards import Forward, around_forwards
@@ -36,13 +36,17 @@ def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
 
 
 def layers_of(model: Any, neurons: NeuronSet) -> list[dict[str, Any]]:
-    """What the page draws: address, width and the set's neurons of each layer of values, in the order they run."""
-    backbone = backbone_of(model)
-    sites = value_sites(backbone, "all")
-    return [
-        {"address": s.address, "width": width_of(backbone, s), "neurons": list(neurons.neurons.get(s.address, ()))}
-        for s in sites
-    ]
+    """What the page draws: address, width and the set's neurons of each layer of values, in the order they run.
+
+    "holds" is what searches recorded of each neuron, in the neurons' order.
+    """
+    backbone, records = backbone_of(model), held_by(neurons)
+    layers = []
+    for site in value_sites(backbone, "all"):
+        address, numbers = site.address, list(neurons.neurons.get(site.address, ()))
+        holds = [records.get((address, number), []) for number in numbers]
+        layers.append({"address": address, "width": width_of(backbone, site), "neurons": numbers, "holds": holds})
+    return layers
 
 
 def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:

@@ -51,6 +51,7 @@ function dropdown(node, name, settings) {
     last = value;
     if (combo.value !== value) combo.value = value;
     text.callback?.call(combo, value, app.canvas, node);
+    node.vitrineChosen?.(); // rows.js
   };
   const choose = async (value) => {
     if (value === typed) {

@@ -1,10 +1,11 @@
-// The neurons of NEMO Neuron Blocker, layer by layer: lit ones are blocked, a click leaves one alone.
-// The text field "spared" stays the value.
+// The neurons of NEMO Neuron Blocker, layer by layer: lit ones are blocked. A click on one says what it holds; the button
+// there, or a second click, leaves it alone or blocks it again. The text field "spared" stays the value.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, foldable, undoStep } from "./panel.js";
 import { t } from "./words.js";
 
 const COLOURS = { blocked: "#ffb224", spared: "#5b5b5b" };
+const CHOSEN = "vitrine_neuron"; // a node's property, saved in the workflow
 
 /** Lines "address index, index" as a set of "address index". */
 function parse(text) {
@@ -22,13 +23,36 @@ function styled(tag, css, content = "") {
   return element;
 }
 
-function openBrowser(node, text) {
-  const box = styled("div", "overflow:auto;background:#1d1d1d;border-radius:6px;color:#ccc;font:11px sans-serif");
-  box.className = "vitrine-neurons";
-  const status = styled("div", "position:sticky;top:0;background:#1d1d1d;padding:4px 6px;z-index:1");
-  const rows = styled("div", "padding:0 6px 6px");
-  box.append(status, rows);
+const short = (number) => (Math.abs(number) < 10 ? Number(number).toFixed(2) : Number(number).toFixed(0));
 
+/** What one search recorded of a neuron, in lines. */
+function lines(record) {
+  const { deviations, activation, usual, tokens = [], alone, limit, prompt } = record;
+  return [
+    prompt && prompt !== "prompt" && `“${prompt}”`,
+    t("{deviations} deviations above or below ordinary captions: {activation}, usually {usual}",
+      { deviations: short(deviations), activation: short(activation), usual: short(usual) }),
+    tokens.length && t("strongest at tokens {tokens} of the prompt (0: start)",
+      { tokens: tokens.map(([at, value]) => `${at} (${short(value)})`).join(", ") }),
+    alone !== undefined && t("left alone, likeness to the copied prediction rises to {alone}; below {limit} was wanted",
+      { alone: alone.toFixed(3), limit: limit.toFixed(3) }),
+  ].filter(Boolean);
+}
+
+function openBrowser(node, text) {
+  const box = styled("div", "display:flex;flex-direction:column;overflow:hidden;background:#1d1d1d;border-radius:6px;color:#ccc;font:11px sans-serif");
+  box.className = "vitrine-neurons";
+  const status = styled("div", "padding:4px 6px");
+  const rows = styled("div", "flex:1;overflow:auto;padding:0 6px 6px");
+  const detail = styled("div", "flex:none;max-height:60%;overflow:auto;padding:4px 6px;border-top:1px solid #444;line-height:15px");
+  detail.className = "vitrine-held";
+  box.append(status, rows, detail);
+
+  const choose = (name) => {
+    node.properties[CHOSEN] = name;
+    refresh();
+    undoStep();
+  };
   const toggle = (name) => {
     const spared = parse(String(text.value ?? ""));
     if (!spared.delete(name)) spared.add(name);
@@ -45,17 +69,38 @@ function openBrowser(node, text) {
       `border:1px solid #fff;border-radius:3px;padding:0;cursor:pointer;background:${left ? COLOURS.spared : COLOURS.blocked}`);
     mark.className = "vitrine-neuron";
     Object.assign(mark.dataset, { name, state: left ? "spared" : "blocked" });
+    if (node.properties[CHOSEN] === name) mark.style.boxShadow = "0 0 0 2px #4aa8ff";
     mark.title = t(left ? "{name} of {width}: left alone" : "{name} of {width}: blocked", { name, width: layer.width });
-    mark.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); toggle(name); });
+    mark.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); (node.properties[CHOSEN] === name ? toggle : choose)(name); });
     return mark;
   };
 
+  /** The chosen neuron: what it holds, and its switch. */
+  const tell = (layers, spared) => {
+    const name = node.properties[CHOSEN];
+    const [address, index] = String(name ?? "").split(" ");
+    const layer = layers.find((l) => l.address === address), at = layer ? layer.neurons.indexOf(Number(index)) : -1;
+    detail.style.display = at < 0 ? "none" : "block";
+    if (at < 0) return detail.replaceChildren();
+    const left = spared.has(name);
+    const head = styled("div", "display:flex;align-items:center;gap:6px");
+    const title = styled("b", "flex:1;color:#fff", t(left ? "{name} of {width}: left alone" : "{name} of {width}: blocked", { name, width: layer.width }));
+    const press = styled("button", "flex:none;cursor:pointer;font:inherit;padding:1px 8px", t(left ? "block" : "leave alone"));
+    press.className = "vitrine-switch";
+    press.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); toggle(name); });
+    head.append(title, press);
+    const records = layer.holds?.[at] ?? [];
+    const said = records.length ? records.flatMap(lines) : [t("Nothing is recorded of it: an imported list, or a file of an older version")];
+    return detail.replaceChildren(head, ...said.map((line) => styled("div", "", line)));
+  };
+
   const refresh = () => {
+    node.vitrineLayers ??= app.nodeOutputs?.[node.id]?.vitrine_layers; // undo makes all nodes anew
     const layers = node.vitrineLayers ?? [], spared = parse(String(text.value ?? ""));
     const names = layers.flatMap((l) => l.neurons.map((i) => `${l.address} ${i}`));
     const off = names.filter((name) => spared.has(name)).length;
     status.textContent = layers.length
-      ? t("{on} neurons blocked, {off} left alone; click to change", { on: names.length - off, off })
+      ? t("{on} neurons blocked, {off} left alone; click one to see what it holds", { on: names.length - off, off })
       : t("Run once to see the neurons");
     rows.replaceChildren(...layers.map((layer) => {
       const row = styled("div", "display:flex;align-items:center;gap:6px;height:16px");
@@ -66,6 +111,7 @@ function openBrowser(node, text) {
       row.append(label, track);
       return row;
     }));
+    tell(layers, spared);
   };
 
   refresh();

@@ -17,8 +17,15 @@ export function chain(object, name, after) {
   };
 }
 
+/** After undo Nodes 2.0 goes on showing the element of the node that was, whose clicks go nowhere: ours takes its place. */
+function takePlace(node, box) {
+  if (!box || box.isConnected || !LiteGraph.vueNodesMode) return;
+  document.querySelector(`[data-node-id="${node.id}"] [data-vitrine-panel="${box.dataset.vitrinePanel}"]`)?.replaceWith(box);
+}
+
 /** An element as a widget that is neither saved nor sent: the text fields are. */
 export function addPanel(node, name, box, height = HEIGHT) {
+  box.dataset.vitrinePanel = name;
   box.style.minHeight = `${height - 40}px`; // Nodes 2.0 would squeeze it beside a preview
   const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: () => height, margin: 6 };
   const widget = node.addDOMWidget(name, "VITRINE_PANEL", box, options);
@@ -51,8 +58,9 @@ export function foldable(node, label, open, width = 280) {
   };
   const button = node.addWidget("button", label, null, press, { serialize: false });
   button.serialize = false;
-  const later = (...news) => setTimeout(() => node.graph && panel?.refresh(...news), 0);
-  chain(node, "onConfigure", () => { show(!!node.properties?.[OPEN]); later(); });
+  const settle = () => node.graph && takePlace(node, panel?.widget.element);
+  const later = (...news) => setTimeout(() => { settle(); if (node.graph) panel?.refresh(...news); }, 0);
+  chain(node, "onConfigure", () => { show(!!node.properties?.[OPEN]); later(); setTimeout(settle, 300); });
   chain(node, "onRemoved", () => panel?.close());
   return { later };
 }

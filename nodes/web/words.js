@@ -33,10 +33,40 @@ const WORDS = {
     "一度実行するとニューロンが見えます",
     "한 번 실행하면 뉴런이 보입니다",
   ],
-  "{on} neurons blocked, {off} left alone; click to change": [
-    "已阻断 {on} 个神经元，保留 {off} 个；点击可更改",
-    "{on} 個のニューロンを遮断、{off} 個はそのまま。クリックで切り替え",
-    "뉴런 {on}개 차단, {off}개 유지; 클릭하여 변경",
+  "{on} neurons blocked, {off} left alone; click one to see what it holds": [
+    "已阻断 {on} 个神经元，保留 {off} 个；点击可查看其内容",
+    "{on} 個のニューロンを遮断、{off} 個はそのまま。クリックすると中身が見えます",
+    "뉴런 {on}개 차단, {off}개 유지; 클릭하면 무엇을 담고 있는지 보입니다",
+  ],
+  "leave alone": [
+    "保留",
+    "残す",
+    "그대로 두기",
+  ],
+  "block": [
+    "阻断",
+    "遮断する",
+    "차단",
+  ],
+  "{deviations} deviations above or below ordinary captions: {activation}, usually {usual}": [
+    "与普通描述相差 {deviations} 个标准差：{activation}，通常为 {usual}",
+    "普通のキャプションから標準偏差 {deviations} 個分のずれ：{activation}、ふだんは {usual}",
+    "보통 캡션에서 표준편차 {deviations}만큼 벗어남: {activation}, 평소 {usual}",
+  ],
+  "strongest at tokens {tokens} of the prompt (0: start)": [
+    "在提示词的第 {tokens} 个 token 处最强（0 为起始）",
+    "プロンプトのトークン {tokens} で最も強い（0 は開始）",
+    "프롬프트의 토큰 {tokens}에서 가장 강함 (0: 시작)",
+  ],
+  "left alone, likeness to the copied prediction rises to {alone}; below {limit} was wanted": [
+    "若保留它，与复制预测的相似度会升到 {alone}；目标是低于 {limit}",
+    "残すと、コピーされた予測との類似度が {alone} まで上がります。目標は {limit} 未満",
+    "그대로 두면 복제된 예측과의 유사도가 {alone}까지 오릅니다; 목표는 {limit} 미만",
+  ],
+  "Nothing is recorded of it: an imported list, or a file of an older version": [
+    "没有它的记录：导入的列表，或旧版本的文件",
+    "記録がありません：取り込んだリスト、または古い版のファイルです",
+    "기록이 없습니다: 가져온 목록이거나 이전 버전의 파일입니다",
   ],
   "{name} of {width}: blocked": [
     "{name}（共 {width}）：已阻断",

@@ -42,3 +42,23 @@ def test_a_long_name_loses_its_middle_and_ends(captions):
     )
     with pytest.raises(ValueError, match="zip"):
         captions.captioned(pictures, ["one", "two"])
+
+
+def test_bands_stand_below_their_names(captions):
+    bands = {"one": torch.rand(8, 512, 3), "two": torch.rand(16, 512, 3)}
+    shown, line = captions.banded(bands, {"white": "found"}), captions.LINE
+    assert shown.shape == (1, 8 + 16 + 3 * line, 512, 3)
+    assert torch.equal(shown[0, line : line + 8], bands["one"])
+    assert torch.equal(shown[0, 2 * line + 8 : -line], bands["two"])
+    assert shown[0, -line:, 4:12].max() == 1
+
+
+def test_found_neurons_are_drawn_layer_by_layer(comfy, captions):
+    from vitrine.engine.nemo import NeuronSet
+    from vitrine.nodes.nemo import by_layer
+
+    shown = by_layer(NeuronSet({"mid": (7,)}), {"down": 64, "mid": 96})
+    assert shown.shape == (1, 8 + 16 + 3 * captions.LINE, 512, 3)
+    bright = (shown[0] == torch.tensor([1.0, 0.78, 0.24])).all(-1)
+    rows, columns = bright[: -captions.LINE].nonzero().unbind(1)
+    assert len(rows) == 64 and columns.min() == 56 and columns.max() == 63 and rows.min() == 8 + 2 * captions.LINE

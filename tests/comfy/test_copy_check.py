@@ -36,6 +36,23 @@ def test_copies_are_named_shown_and_written(comfy, inputs):
         comfy.call("VitrineNEMOCopyCheck", **inputs, name="../elsewhere")
 
 
+def test_each_row_says_what_stands_in_it_and_the_output_is_left_alone(comfy, inputs):
+    import folder_paths
+    from PIL import Image
+    from vitrine.nodes.captions import LINE
+
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineNEMOCopyCheck"]
+    with torch.inference_mode():
+        answer = node.execute(**inputs, name="planted")
+    _, rows, _ = answer.result
+    shown = answer.ui["images"]
+    assert len(shown) == len(rows) == 2 and answer.ui["text"]
+    with Image.open(Path(folder_paths.get_temp_directory()) / shown[0]["filename"]) as opened:
+        assert opened.size == (2 * rows.shape[2], 2 * rows.shape[1] + 2 * LINE)
+        captions = opened.convert("L").crop((0, 0, opened.width, 2 * LINE))
+        assert captions.crop((0, 0, opened.width, LINE)).getextrema()[1] > 200 < captions.getextrema()[1]
+
+
 def test_samples_are_those_of_core_and_the_score_is_that_of_its_node(comfy, inputs):
     import csv
 

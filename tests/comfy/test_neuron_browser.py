@@ -1,4 +1,4 @@
-"""The neurons of *NEMO Neuron Blocker* by layer, lit and clicked in ComfyUI's real page."""
+"""The neurons of *NEMO Neuron Blocker* by layer, in ComfyUI's real page: lit, asked what they hold, left alone."""
 
 import asyncio
 import json
@@ -11,6 +11,18 @@ from vitrine.engine.nemo import NeuronSet
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 FOUND = {"down-level1-repeat0-vit-block0-cross-v": (3, 40, 90), "mid-vit-block0-cross-v": (7,)}
+FIRST = "down-level1-repeat0-vit-block0-cross-v"
+RECORD = {
+    "address": FIRST, "index": 40, "deviations": 6.58, "activation": 0.73, "usual": 0.353,
+    "tokens": [[15, 3.15], [16, 3.03]], "alone": 0.5298, "limit": 0.5004,
+}  # fmt: skip
+INFO = {"prompt": "a face with a navy shirt", "held": [RECORD]}
+HELD = [
+    "“a face with a navy shirt”",
+    "6.58 deviations above or below ordinary captions: 0.73, usually 0.35",
+    "strongest at tokens 15 (3.15), 16 (3.03) of the prompt (0: start)",
+    "left alone, likeness to the copied prediction rises to 0.530; below 0.500 was wanted",
+]
 BUILD = """(async () => {
     await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
     await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
@@ -28,6 +40,8 @@ BUILD = """(async () => {
 SPARED = "block.widgets.find(w => w.name === 'spared').value"
 PRESS = "(() => { const b = block.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, block) })()"
 DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.name, e.dataset.state === 'spared'])"
+DETAIL = "[...document.querySelector('.vitrine-held').children].slice(1).map(e => e.textContent)"
+SHOWN = "document.querySelector('.vitrine-held b')?.textContent ?? ''"
 AGAIN = "window.block = app.graph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker'); null"
 RELOAD = (
     "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
@@ -38,8 +52,8 @@ COPIED = """(() => { app.canvas.copyToClipboard([block]); app.canvas.pasteFromCl
         .map(n => n.widgets.find(w => w.name === 'spared').value) })()"""
 
 
-async def _click(tab, name):
-    left, top, width, height = await tab.box(f'.vitrine-neuron[data-name="{name}"]')
+async def _click(tab, selector):
+    left, top, width, height = await tab.box(selector)
     await tab.drag([(left + width / 2, top + height / 2)])
 
 
@@ -51,23 +65,33 @@ async def _walk(driver, address, vue):
         await tab.evaluate(PRESS)
         await tab.wait_for("document.querySelectorAll('.vitrine-neuron').length === 4")
         seen = {"first": await tab.evaluate(DOTS)}
-        name = "down-level1-repeat0-vit-block0-cross-v 40"
-        await _click(tab, name)
+        mark = f'.vitrine-neuron[data-name="{FIRST} 40"]'
+        await _click(tab, mark)
+        seen["asked"], seen["held"] = await tab.evaluate(SPARED), await tab.evaluate(DETAIL)
+        await _click(tab, ".vitrine-switch")
         seen["clicked"], seen["dots"] = await tab.evaluate(SPARED), dict(await tab.evaluate(DOTS))
+        await _click(tab, mark)
+        seen["twice"] = await tab.evaluate(SPARED)
+        await _click(tab, mark)
         if os.environ.get("VITRINE_SHOT"):
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"neurons-{'vue' if vue else 'classic'}.png")
         for name in ("Undo", "Redo"):
             await tab.evaluate(f"app.extensionManager.command.execute('Comfy.{name}')")
             await asyncio.sleep(1.5)
             await tab.evaluate(AGAIN)
-            seen[name] = await tab.evaluate(SPARED)
+            seen[name], seen[f"{name} shows"] = await tab.evaluate(SPARED), await tab.evaluate(SHOWN)
+        for vain in (".vitrine-switch", ".vitrine-switch"):  # what undo has put there anew still takes clicks
+            await _click(tab, vain)
+            seen["after undo"] = [*seen.get("after undo", []), await tab.evaluate(SPARED)]
         await tab.evaluate(RELOAD)
         await tab.wait_for("app.graph._nodes.length === 5")
         await tab.evaluate(AGAIN)
         seen["reloaded"] = await tab.evaluate(SPARED)
         seen["executed"] = await _run(tab, address)
         await tab.wait_for(f"{DOTS}.filter(([, spared]) => spared).length === 1")  # drawn anew when the run reports
-        seen["again"] = dict(await tab.evaluate(DOTS))
+        seen["again"], seen["held again"] = dict(await tab.evaluate(DOTS)), await tab.evaluate(DETAIL)
+        await _click(tab, f'.vitrine-neuron[data-name="{FIRST} 3"]')
+        seen["unknown"] = await tab.evaluate(DETAIL)
         seen["copied"] = await tab.evaluate(COPIED)
         return seen, tab.faults()
 
@@ -85,12 +109,17 @@ def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
     base = tmp_path / "base"
     with driver.server(COMFYUI, ROOT, base) as address:
         (base / "output" / "vitrine_neurons").mkdir(parents=True)
-        NeuronSet(FOUND).save(base / "output" / "vitrine_neurons" / "found.json")
+        NeuronSet(FOUND, info=INFO).save(base / "output" / "vitrine_neurons" / "found.json")
         seen, errors = asyncio.run(_walk(driver, address, vue))
     names = [f"{a} {i}" for a, indices in FOUND.items() for i in indices]
     assert sorted(name for name, _ in seen["first"]) == sorted(names) and not any(left for _, left in seen["first"])
+    assert seen["asked"] == "" and seen["held"] == HELD == seen["held again"], "the first click only asks"
     assert seen["clicked"] == names[1] == seen["Redo"] == seen["reloaded"] == seen["executed"], json.dumps(seen)
-    assert seen["copied"] == [names[1]] and seen["Undo"] == ""
+    assert seen["copied"] == [names[1]] and seen["Undo"] == seen["twice"] == ""
+    assert seen["Undo shows"].startswith(names[1]) and seen["Undo shows"].endswith(": blocked")
+    assert seen["after undo"] == ["", names[1]]
+    assert seen["Redo shows"].endswith(": left alone")
+    assert len(seen["unknown"]) == 1 and seen["unknown"][0].startswith("Nothing is recorded")
     for dots in (seen["dots"], seen["again"]):
         assert [name for name, left in dots.items() if left] == [names[1]]
     assert not errors

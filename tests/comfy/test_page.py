@@ -93,8 +93,9 @@ async def _run(driver, workflow, address):
         if os.environ.get("VITRINE_SHOT"):
             await tab.send("Emulation.clearDeviceMetricsOverride")
             boxes = [g["bounding"] for g in graph["groups"]] + [[*n["pos"], *n["size"]] for n in graph["nodes"]]
-            scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 1090 / max(y + h for _, y, _, h in boxes))
-            view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = [60, 30]; app.canvas.setDirty(true, true)"
+            scale = min(0.95, 1980 / max(x + w for x, _, w, _ in boxes), 980 / max(y + h for _, y, _, h in boxes))
+            offset = f"[60, {64 / scale}]"  # below the page's own bars
+            view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = {offset}; app.canvas.setDirty(true, true)"
             await tab.evaluate(view)
             await asyncio.sleep(1)
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
@@ -166,7 +167,7 @@ def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_p
 
 
 async def _help_links(driver, address):
-    """Where the links of a node's help lead, as the page's own panel shows them."""
+    """Where the links of a node's help lead, as the page's own panel shows them, once its picture stands there."""
     async with driver.page(address) as tab:
         await tab.evaluate("""(() => {
             const node = LiteGraph.createNode('VitrineW2WEdit')
@@ -174,6 +175,7 @@ async def _help_links(driver, address):
         await tab.wait_for("!!document.querySelector('[data-testid=info-button]')")
         await tab.evaluate("document.querySelector('[data-testid=info-button]').click()")
         await tab.wait_for("!!document.querySelector('a[href*=glossary]')")
+        await tab.wait_for("document.querySelector('img[src*=\"docs/pictures/edited\"]').naturalWidth > 200")
         return await tab.evaluate("[...document.querySelectorAll('a[href*=glossary]')].map(a => a.href)")
 
 

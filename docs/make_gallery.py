@@ -1,0 +1,34 @@
+"""Renew the gallery's pictures from what the page test photographed; look at each before you commit.
+
+VITRINE_SHOT=FOLDER pytest tests/comfy/test_page.py -k opens_and_runs && python docs/make_gallery.py FOLDER
+
+Writes docs/pictures/graph_*.jpg, the graphs after their run, and the sheets of what they drew. Then make_thumbnails.py,
+make_tiles.py and make_help.py cut theirs anew.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from make_thumbnails import DOCS, FRAMES, slug
+from PIL import Image
+
+WIDTH = 1200
+
+
+def graph(shot: Path) -> Image.Image:
+    """A photograph of the page, small enough for the gallery."""
+    whole = Image.open(shot).convert("RGB")
+    return whole.resize((WIDTH, round(WIDTH * whole.height / whole.width)), Image.Resampling.LANCZOS)
+
+
+def main(folder: Path) -> None:
+    """Take over what was photographed; templates without a photograph stay as they are."""
+    for title in FRAMES:
+        if (shot := folder / f"{title}.png").is_file():
+            graph(shot).save(DOCS / "pictures" / f"graph_{slug(title)}.jpg", quality=85)
+            shutil.copyfile(folder / f"{title}.pictures.jpg", DOCS / "pictures" / f"{slug(title)}.jpg")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

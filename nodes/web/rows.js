@@ -1,0 +1,39 @@
+// W2W Edit shows the slider rows that are in use and one free one. Values of hidden rows are saved and sent as ever.
+import { app } from "../../scripts/app.js";
+import { chain } from "./panel.js";
+
+const ROWS = [1, 2, 3, 4];
+
+/** In the classic page a widget is hidden by itself, in Nodes 2.0 by its options, which are read when the list changes. */
+function hide(node, widget, hidden) {
+  if (!!widget.hidden === hidden) return;
+  widget.hidden = hidden;
+  widget.options.hidden = hidden;
+  const at = node.widgets.indexOf(widget);
+  node.widgets.splice(at, 1);
+  node.widgets.splice(at, 0, widget);
+}
+
+function showRows(node) {
+  const widget = (name) => node.widgets.find((w) => w.name === name);
+  const linked = (name) => node.inputs?.some((i) => i.widget?.name === name && i.link != null);
+  const used = (row) => String(widget(`label_${row}`)?.value ?? "").trim() || linked(`label_${row}`) || linked(`strength_${row}`);
+  const free = ROWS.find((row) => !used(row));
+  for (const row of ROWS) {
+    const pair = [widget(`label_${row}`), widget(`strength_${row}`)];
+    for (const part of pair.filter(Boolean)) hide(node, part, !used(row) && row !== free);
+  }
+  const least = node.computeSize?.()[1] ?? 0;
+  if (node.size[1] < least) node.setSize([node.size[0], least]);
+  node.setDirtyCanvas?.(true, true);
+}
+
+app.registerExtension({
+  name: "vitrine.rows",
+  nodeCreated(node) {
+    if (node.comfyClass !== "VitrineW2WEdit") return;
+    const later = () => setTimeout(() => node.graph && showRows(node), 0); // values and links are in place by then
+    for (const hook of ["onAdded", "onConfigure", "onConnectionsChange"]) chain(node, hook, later);
+    node.vitrineChosen = later;
+  },
+});

@@ -1,0 +1,56 @@
+"""*W2W Edit* shows the slider rows in use and one free one, in ComfyUI's real page; hidden rows stay in graphs."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
+BUILD = """(async () => {
+    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    const node = LiteGraph.createNode('VitrineW2WEdit')
+    node.pos = [100, 80]; app.graph.add(node); window.edit = node
+    await new Promise(r => setTimeout(r, 800))
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
+})()"""
+CHOOSE = """(async () => { const w = edit.widgets.find(w => w.name === 'NAME')
+    w.value = 'VALUE'; w.callback?.('VALUE', app.canvas, edit)
+    await new Promise(r => setTimeout(r, 800)) })()"""
+RELOAD = """(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize()))
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved)
+    window.edit = app.graph._nodes[0]; await new Promise(r => setTimeout(r, 800)) })()"""
+ROWS = {
+    False: "edit.widgets.filter(w => /^label_/.test(w.name) && edit.isWidgetVisible(w)).map(w => w.name)",
+    True: "document.querySelector(`[data-node-id='${edit.id}']`).innerText.match(/label_\\d/g)",
+}
+SENT = "app.graphToPrompt().then(p => p.output[edit.id].inputs)"
+SAVED = "app.graph.serialize().nodes[0].widgets_values"
+
+
+async def _walk(driver, address, vue):
+    async with driver.page(address) as tab:
+        rows, seen = ROWS[vue], []
+        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        before = await tab.evaluate(SAVED)
+        seen.append(await tab.evaluate(rows))
+        for name, value in (("label_2", "glasses"), ("label_3", "bald"), ("label_2", "")):
+            await tab.evaluate(CHOOSE.replace("NAME", name).replace("VALUE", value))
+            seen.append(await tab.evaluate(rows))
+        await tab.evaluate(RELOAD)
+        seen.append(await tab.evaluate(rows))
+        fits = await tab.evaluate("edit.size[1] >= edit.computeSize()[1]")
+        return seen, before, await tab.evaluate(SAVED), await tab.evaluate(SENT), fits, tab.faults()
+
+
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+def test_rows_grow_as_they_are_used(driver, tmp_path, vue):
+    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
+        seen, before, saved, sent, fits, faults = asyncio.run(_walk(driver, address, vue))
+    names = [f"label_{row}" for row in (1, 2, 3, 4)]
+    assert seen == [names[:2], names[:3], names, names[:3], names[:3]]
+    assert len(saved) == len(before) and saved[:6] == ["beard", 2, "", 0, "bald", 0]
+    assert {f"{part}_{row}" for part in ("label", "strength") for row in (1, 2, 3, 4)} <= set(sent)
+    assert sent["label_3"] == "bald" and fits and not faults
