@@ -1,9 +1,12 @@
 """How often a call waits for the device, and sends data to it, a step: held by the numbers of the table."""
 
+import math
+
 import pytest
 from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import pairs, traffic
+from vitrine_tests.machine.pretend import UPLOAD
 from vitrine_tests.machine.table import BUDGETS, FULL, PENDING_TRAFFIC
 
 JOBS = ("tap.stream", "nemo.consensus", "nemo.copies", "nemo.erase", "copy_check")
@@ -29,3 +32,12 @@ def test_a_call_keeps_to_its_budget(name, family):
 
 def test_every_call_has_a_budget():
     assert set(CALLS) - set(BUDGETS) <= {"rank", "nemo.attack", *JOBS, *LATER}
+
+
+@pytest.mark.parametrize(("name", "family"), list(pairs("w2w.invert_image")))
+def test_an_inversion_uploads_no_basis(name, family):
+    few, many = (
+        sum(math.prod(note.shape) for note in traffic(name, family, steps).seen.notes if note.kind == UPLOAD)
+        for steps in (2, 3)
+    )
+    assert 0 < many - few < 10_000, "numbers a step; the space's basis has 400 x 3,808"
