@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiled import eager_runs, uncompiled
+from ..compiled import EagerRuns, eager_runs, uncompiled
 from ..errors import VitrineError, refuse
 from ..families import trained_size
 from ..families.family import vae_factor
@@ -120,10 +120,12 @@ class Applied(AbstractContextManager):
 
     Attributes:
         plan: what was decided, with its summary.
+        eager_runs: handles that keep compiled code from running on the old positions.
     """
 
     def __init__(self, pipe: Any, plan: Plan, facts: ModelFacts) -> None:
         self.plan, self._undo = plan, list[Callable[[], None]]()
+        self.eager_runs: list[EagerRuns] = []
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
             if scheduler is not pipe.scheduler or plan.positions != "keep" or plan.step != (1, 1):
@@ -133,7 +135,7 @@ class Applied(AbstractContextManager):
             network = backbone_of(pipe)[1]
             backbone = uncompiled(network)
             if plan.step != (1, 1) or plan.positions != "keep":
-                self._undo += [handle.remove for handle in eager_runs(network)]  # compiled code knows no new positions
+                self.eager_runs += eager_runs(network)  # compiled code knows no new positions
             if plan.step != (1, 1):
                 self._undo.append(Spread(backbone, plan.step).close)
             if plan.positions != "keep":
@@ -155,6 +157,8 @@ class Applied(AbstractContextManager):
         """Put everything back; harmless twice."""
         while self._undo:
             self._undo.pop()()
+        while self.eager_runs:
+            self.eager_runs.pop().remove()
 
     def _swap(self, owner: Any, name: str, value: Any) -> None:
         old = getattr(owner, name)
@@ -216,19 +220,25 @@ def transferred_copy(
     """(a pipeline with the transfer in it for good, its plan). It shares all weights with ``pipe``, which stays as is.
 
     Raises:
-        VitrineError: As :func:`apply`.
+        VitrineError: As :func:`apply`, and for a network whose ``forward`` was replaced, as offloading does.
     """
-    name, backbone = backbone_of(pipe)
-    new = copy.copy(pipe)
+    name, network = backbone_of(pipe)
+    new, backbone = copy.copy(pipe), uncompiled(network)
     paths = [position_part(backbone)[0]]
     if config.receptive_field != "none" and hasattr(backbone, "down_blocks"):
         paths += inner_convolutions(backbone)
     setattr(new, name, _branch(backbone, [path for path in paths if path]))
-    return new, apply(new, config, metadata).plan
+    applied = apply(new, config, metadata)
+    while applied.eager_runs:  # a copy of a module leaves compiled code behind, so all others may go on with theirs
+        applied.eager_runs.pop().remove()
+    return new, applied.plan
 
 
 def _branch(module: nn.Module, paths: list[str]) -> nn.Module:
     """A copy of ``module`` and of what lies on the way to ``paths``; all tensors and all other parts are shared."""
+    if "forward" in vars(module):  # bound to the first module, so the copy would run it, with the old positions
+        remedy = "make the copy first, then offload or compile, or work inside `with apply(...)`"
+        raise refuse("network", f"a {type(module).__name__} with its forward replaced", "one as it was loaded", remedy)
     new = copy.copy(module)
     for key, value in vars(module).items():
         if type(value) in (dict, OrderedDict):  # a module's tables of children and hooks; not its frozen config
