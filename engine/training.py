@@ -149,16 +149,6 @@ def state_facts(folder: str | Path) -> dict[str, Any]:
         return parse_table(file.metadata()["facts"])
 
 
-def shrink_state(folder: str | Path, target: str | Path) -> Path:
-    """Writes a saved run into ``target`` at a quarter of its size: half precision, and no slots of optimisers.
-
-    It resumes as any state does, with optimisers that begin anew: no longer bit for bit.
-    """
-    flat, metadata = read_safetensors(Path(folder) / STATE)
-    kept = {k: v.half() if v.is_floating_point() else v for k, v in flat.items() if not k.startswith("optimizer/")}
-    return save_safetensors(Path(target) / STATE, kept, {"facts": metadata["facts"]})
-
-
 def run_steps(
     step: Callable[[], Any], done: Callable[[], int], until: int, total: int,
     *, save: Callable[[], None], save_every: int, progress: Progress,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vitrine_tests.readme_cells import BOTH, CELLS, COLUMNS
+from vitrine_tests.readme_cells import BOTH, CELLS, COLUMNS, NOTES
 
 HERE = Path(__file__).parent
 README = (HERE.parent / "README.md").read_text(encoding="utf-8")
@@ -50,18 +50,22 @@ def claimed(words):
     return set() if "in the engine" in first or first == "–" else named or DOORS
 
 
+MORE_NOTES = NOTES.replace(".py", "_more.py")
+"""The same tests on the other half of the families."""
+
+
 @pytest.fixture(scope="module")
 def collected():
     """file::function -> its cases, as pytest collects them."""
     tests = [t for row in CELLS.values() for family in row.values() for cell in family.values() for t in cell]
-    files = sorted({t.partition("::")[0] for t in tests})
+    files = sorted({t.partition("::")[0] for t in tests} | {MORE_NOTES})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     run = subprocess.run([*command, *(str(HERE / f) for f in files)], capture_output=True, text=True, cwd=HERE.parent)
     found = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
     assert len(found) > 500, run.stdout[-2000:]
     cases = {}
     for name, case in found:
-        cases.setdefault(name, set()).add(case)
+        cases.setdefault(name.replace(MORE_NOTES, NOTES), set()).add(case)
     return cases
 
 

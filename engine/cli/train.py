@@ -1,4 +1,4 @@
-"""``vitrine train portraits | flow | identity | plants | shrink``: how what ships was made."""
+"""``vitrine train portraits | flow | decoder | identity | plants``: how what ships was made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 from tyro.conf import OmitArgPrefixes, Positional
 
-from ...evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
+from ...evidence.portraits.flow_config import (
+    AdvancedDecoderTrainConfig,
+    AdvancedFlowTrainConfig,
+    DecoderTrainConfig,
+    FlowTrainConfig,
+)
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
 
@@ -36,6 +41,19 @@ class Flow(FlowTrainConfig):
     def run(self) -> int:
         """0 when finished, or stopped by ``--max-seconds``."""
         from ...evidence.portraits.flow_train import main
+
+        return _train(main, self)
+
+
+@dataclass(frozen=True)
+class Decoder(DecoderTrainConfig):
+    """Train a finished flow model's decoder to draw sharply; the same command resumes an interrupted run."""
+
+    advanced: OmitArgPrefixes[AdvancedDecoderTrainConfig] = field(default_factory=AdvancedDecoderTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by ``--max-seconds``."""
+        from ...evidence.portraits.decoder_train import main
 
         return _train(main, self)
 
@@ -81,27 +99,6 @@ class Plants:
         return 0
 
 
-@dataclass(frozen=True)
-class Shrink:
-    """Write the states of a training run at a quarter of their size, to keep or to carry elsewhere."""
-
-    run_folder: Positional[Path]
-    """Folder of the run: `--out` of the training."""
-    target: Positional[Path]
-    """Folder for the small states; training resumes in it, with optimisers that begin anew."""
-
-    def run(self) -> int:
-        """0 when written."""
-        from ..training import STATE, shrink_state
-
-        states = sorted(self.run_folder.glob(f"*/{STATE}"))
-        if not states:
-            raise refuse("run", str(self.run_folder), f"a folder with */{STATE}", "give the training's --out")
-        for path in states:
-            print(shrink_state(path.parent, self.target / path.parent.name))
-        return 0
-
-
 def _train(main: Callable[..., Any], config: Any) -> int:
     """Train; a run whose time is up says how it goes on."""
     from ...evidence.portraits.phase import OutOfTime
@@ -115,6 +112,5 @@ def _train(main: Callable[..., Any], config: Any) -> int:
 
 
 COMMANDS: dict[str, type] = {
-    "portraits": Portraits, "flow": Flow, "identity": Identity, "plants": Plants,
-    "shrink": Shrink,
+    "portraits": Portraits, "flow": Flow, "decoder": Decoder, "identity": Identity, "plants": Plants,
 }  # fmt: skip

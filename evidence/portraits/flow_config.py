@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ...engine.config import Config
 from .train_config import AdvancedSettings, TrainSettings
 
 
@@ -18,11 +20,8 @@ class AdvancedFlowTrainConfig(AdvancedSettings):
     vae_lr: float = 1.5e-3
     """AdamW's highest rate, for each phase."""
     flow_lr: float = 1.5e-3
-    decoder_lr: float = 1e-3
     kl_weight: float = 1e-7
     """Of the autoencoder's KL divergence beside its reconstruction error."""
-    decoder_noise: float = 0.1
-    """Deviation of the noise on the latents, which are of deviation 1, that the decoder alone is trained on."""
     edge_weight: float = 0.5
     """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""
     colourings: int = 120
@@ -41,10 +40,57 @@ class FlowTrainConfig(TrainSettings):
     """Rendered training pictures, besides the planted ones."""
     flow_steps: int = 12_000
     """Updates of the transformer's phase."""
-    decoder_steps: int = 0
-    """Updates of the decoder alone, after it; a finished run may be given some."""
     card_samples: int = 512
     """Prompts that the finished model's card is measured on; 0 writes no card."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the networks' arithmetic; weights, averages and losses are float32 in any case."""
     advanced: AdvancedFlowTrainConfig = field(default_factory=AdvancedFlowTrainConfig)
+
+
+@dataclass(frozen=True)
+class AdvancedDecoderTrainConfig(Config):
+    """What rarely changes."""
+
+    decoder_batch: int = 4
+    """Pictures of one step."""
+    decoder_lr: float = 5e-4
+    """AdamW's highest rate, of the decoder and its judge."""
+    decoder_noise: float = 0.05
+    """Deviation of the noise on encoded latents, which are of deviation 1."""
+    denoised_until: float = 0.5
+    """Highest time that the transformer's latents are denoised from, in one step."""
+    edge_weight: float = 0.5
+    """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""
+    colourings: int = 120
+    """Of each planted template."""
+    judge_weight: float = 0.5
+    """Of the patches' score, as a share of the pixels' gradient at the last layer."""
+    feature_weight: float = 1.0
+    """Of the distance between the judge's features of the drawn and the true picture."""
+    ema_decay: float = 0.999
+    """Of the moving average of the weights, which is what ships."""
+    save_every_seconds: float = 240.0
+    """Seconds between two saves of the state."""
+
+
+@dataclass(frozen=True)
+class DecoderTrainConfig(Config):
+    """Settings of the training of a finished flow model's decoder."""
+
+    out: str = "decoder-run"
+    """Folder for the state and the finished model."""
+    model: str = ""
+    """Folder of the flow model; empty is the shipped one."""
+    pictures: int = 16_384
+    """Rendered training pictures, besides the planted ones."""
+    steps: int = 8_000
+    """Updates of the decoder and its judge."""
+    max_seconds: float = math.inf
+    """Stop after so long; the same command resumes."""
+    seed: int = 0
+    """Of the judge's weights and of batches."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the networks' arithmetic; weights, averages and losses are float32 in any case."""
+    advanced: AdvancedDecoderTrainConfig = field(default_factory=AdvancedDecoderTrainConfig)

@@ -1,8 +1,8 @@
-"""How the flow portraits are made: renders -> autoencoder -> cached latents -> transformer and text encoder -> decoder.
+"""How the flow portraits are made: renders -> autoencoder -> cached latents -> transformer and text encoder.
 
 As in ``train``, every phase resumes from its state bit for bit: a batch depends on (seed, step) only. The pictures are
-drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. A decoder trained
-further on the same latents draws sharper pictures and leaves the transformer as it is.
+drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. Its decoder is
+then taught to draw sharply, and leaves all else as it is: ``decoder_train``.
 
 ``vitrine train flow --out FOLDER`` on a CPU, or with ``--device cuda --dtype bfloat16 --flow-batch 256`` on a GPU.
 """
@@ -13,14 +13,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...engine.families.packing import grid_ids, pack, unpack
+from ...engine.families.packing import grid_ids, pack
 from ...engine.files import write_json
 from ...engine.portraits.flow import (
     LATENT_SHAPE,
@@ -36,7 +35,7 @@ from ...engine.schedule import append_dims
 from ...engine.training import state_facts
 from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
-from .flow_config import FlowTrainConfig
+from .flow_config import DecoderTrainConfig, FlowTrainConfig
 from .phase import OutOfTime, Phase, own_rows
 from .train import face_map, reconstruct
 
@@ -166,45 +165,6 @@ def train_flow(
         both.eval()
 
 
-class Decoder(nn.Module):
-    """The half of the autoencoder that draws: (B, 16, 16, 16) latents -> pictures in [-1, 1]."""
-
-    def __init__(self, model: FlowPortraits) -> None:
-        super().__init__()
-        self.post_quant_conv, self.decoder = model.vae.post_quant_conv, model.vae.decoder
-
-    def forward(self, latents: torch.Tensor) -> torch.Tensor:
-        return self.decoder(self.post_quant_conv(latents))
-
-
-def train_decoder(
-    config: FlowTrainConfig, accelerator: Accelerator, decoder: Decoder, packed: torch.Tensor,
-    draw: Callable[[], TrainingSet], deadline: float, progress: Progress,
-) -> None:  # fmt: skip
-    """Phase 3, if asked for. Latents get a little noise, for the transformer's are never exact."""
-    device, advanced = accelerator.device, config.advanced
-    phase = Phase("decoder", config, decoder.to(device).train(), config.decoder_steps, advanced.decoder_lr)
-    run = torch.compile(decoder) if config.compile else decoder
-
-    images = None if phase.done else draw().images
-
-    def loss_of_step() -> torch.Tensor:
-        assert images is not None
-        g = phase.generator(4, device)
-        pick = torch.randint(len(images), (advanced.vae_batch,), generator=g, device=device)
-        latents = unpack(packed[pick], packed.new_empty(len(pick), *LATENT_SHAPE))
-        latents = latents + advanced.decoder_noise * torch.randn(latents.shape, generator=g, device=device)
-        target, latents = own_rows(accelerator, images[pick].float() / 127.5 - 1, latents)
-        return picture_error(run(latents).float() - target, advanced.edge_weight)
-
-    try:
-        if not phase.done:
-            phase.run(accelerator, loss_of_step, deadline, progress)
-    finally:
-        phase.use_average()
-        decoder.eval()
-
-
 def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
     """Run all phases; the finished model stands in ``OUT/flow-portraits`` with its card. Returns that folder.
 
@@ -218,11 +178,6 @@ def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda n
     standardise(model.vae, latents.mean, latents.deviation)
     try:
         train_flow(config, accelerator, TextToVelocity(model), latents, deadline, progress("flow"))
-        if config.decoder_steps:
-            draw = partial(pictures, config, model, accelerator.device, progress)
-            step = progress("decoder")
-            train_decoder(config, accelerator, Decoder(model), latents.packed, draw, deadline, step)
-            (out / PICTURES).unlink(missing_ok=True)
     except OutOfTime:
         if accelerator.is_main_process:
             export(config, model, out / "unfinished", accelerator.device)
@@ -235,7 +190,7 @@ def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda n
     return folder
 
 
-def accelerator_of(config: FlowTrainConfig) -> Accelerator:
+def accelerator_of(config: FlowTrainConfig | DecoderTrainConfig) -> Accelerator:
     """Device and precision of the run."""
     from accelerate import Accelerator
 
@@ -260,8 +215,9 @@ def prepare(
 
 
 def pictures(
-    config: FlowTrainConfig, model: FlowPortraits, device: torch.device, progress: Callable[[str], Progress]
-) -> TrainingSet:
+    config: FlowTrainConfig | DecoderTrainConfig, model: FlowPortraits, device: torch.device,
+    progress: Callable[[str], Progress],
+) -> TrainingSet:  # fmt: skip
     """The training pictures, drawn and kept in the run's folder unless they stand there."""
     path = Path(config.out) / PICTURES
     if not path.is_file():
@@ -278,7 +234,7 @@ def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: 
     save_portraits(model, folder)
     write_preview(folder, model)
     phases = {}
-    for name in ("vae", "flow", *(["decoder"] if config.decoder_steps else [])):
+    for name in ("vae", "flow"):
         facts = state_facts(Path(config.out) / name)
         last = [loss for _, loss in facts["losses"][-5:]]
         mean = round(sum(last) / len(last), 5) if last else None

@@ -13,7 +13,7 @@ from torch import nn
 
 from ...engine.progress import Progress
 from ...engine.training import MovingAverage, load_state, save_state, set_rate
-from .flow_config import FlowTrainConfig
+from .flow_config import DecoderTrainConfig, FlowTrainConfig
 from .train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ class Phase:
     """Module, AdamW, cosine schedule with warm-up, moving average, and their state on disk."""
 
     def __init__(
-        self, name: str, config: TrainConfig | FlowTrainConfig, module: nn.Module, steps: int, lr: float
-    ) -> None:
+        self, name: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, module: nn.Module, steps: int,
+        lr: float, betas: tuple[float, float] = (0.9, 0.99),
+    ) -> None:  # fmt: skip
         self.name, self.config, self.module, self.steps, self.lr = name, config, module, steps, lr
         self.folder = Path(config.out) / name
-        self.optimizer = torch.optim.AdamW(module.parameters(), lr, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr, betas=betas, weight_decay=0.01, fused=True)
         self.average = MovingAverage(module.state_dict(), torch.float32)
         self.step, self.seconds = 0, 0.0
         self.losses: list[tuple[int, float]] = []

@@ -83,39 +83,6 @@ def test_a_finished_run_can_be_given_more_steps_and_stopped_again(drawn, finishe
     assert not same(unfinished, finished) and json.loads((unfinished / "training.json").read_text())["phases"]["flow"]
 
 
-def test_a_finished_runs_decoder_is_trained_further(finished, tmp_path):
-    """Encoder and transformer stay as they are; stopped and resumed, the decoder ends in the same weights."""
-    for name in ("stopped", "whole"):
-        shutil.copytree(finished.parent, tmp_path / name)
-    stopped, whole = (
-        FlowTrainConfig(out=str(tmp_path / n), **TINY | {"decoder_steps": 2}) for n in ("stopped", "whole")
-    )
-    with pytest.raises(OutOfTime, match="decoder: stopped at step 1 of 2"):
-        main(FlowTrainConfig.from_dict(stopped.to_dict() | {"max_seconds": -1.0}))
-    a, b = main(stopped), main(whole)
-    assert same(a, b) and not (tmp_path / "whole" / PICTURES).exists()
-    before, after = weights(finished), weights(a)
-    changed = {k.split(".")[0] for k in before if not torch.equal(before[k], after[k])}
-    assert changed == {"2 decoder", "2 post_quant_conv"}
-    assert json.loads((a / "training.json").read_text())["phases"]["decoder"]["steps"] == 2
-
-
-def test_a_shrunken_run_resumes(finished, tmp_path, capsys):
-    """Half precision, a quarter of the size, the same weights to 1e-3; more steps may follow."""
-    assert cli(["train", "shrink", str(finished.parent), str(tmp_path)]) == 0
-    for name in ("vae", "flow"):
-        small, whole = (folder / name / "state.safetensors" for folder in (tmp_path, finished.parent))
-        assert small.stat().st_size < 0.27 * whole.stat().st_size
-    shutil.copy(finished.parent / LATENTS, tmp_path)
-    folder = main(FlowTrainConfig(out=str(tmp_path), **TINY))
-    before, after = weights(finished), weights(folder)
-    assert all(torch.allclose(before[k], after[k], atol=2e-3) for k in before)
-    again = main(FlowTrainConfig(out=str(tmp_path), **TINY | {"flow_steps": 4}))
-    assert not same(again, finished)
-    assert cli(["train", "shrink", str(tmp_path / "nothing"), str(tmp_path)]) != 0
-    assert "state.safetensors" in capsys.readouterr().err
-
-
 def test_the_pooled_vector_stays_unread_and_text_is_learned(finished):
     trained, fresh = load_flow_portraits(finished), build_flow_models()
     reader = trained.transformer.time_text_embed.text_embedder

@@ -50,6 +50,7 @@ def test_commands_refuse_a_device_that_is_not_there(tmp_path, monkeypatch, capsy
         "train plants",
         "train portraits",
         "train flow",
+        "train decoder",
     )
     for words in trainings:
         assert main([*words.split(), "--device", "tpu9"]) != 0, words
