@@ -8,12 +8,13 @@ from ..control.entropy import EntropyConfig, first_half_weakened, query_sites
 from ..errors import refuse
 from ..noise import generators
 from .conventions import accepted_by, refuse_unknown
+from .wrapping import Wrapping
 
 _BATCHED = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "PixArtAlphaPipeline", "PixArtSigmaPipeline")
 """Pipelines whose guidance is one forward of [negative, positive] rows."""
 
 
-class EntropyGuidedPipeline:
+class EntropyGuidedPipeline(Wrapping):
     """A pipeline (SD1.x, SD2.x, SDXL, PixArt) under entropy rectifying guidance (Berrada et al., NeurIPS 2025).
 
     It wraps the pipeline, whose own guidance then leads away from the same network with flat attention. The pipeline is
@@ -56,25 +57,6 @@ class EntropyGuidedPipeline:
     @property
     def _net(self) -> Any:
         return self.pipe.unet if hasattr(self.pipe, "unet") else self.pipe.transformer
-
-    def __getattr__(self, name: str) -> Any:
-        """The rest is the wrapped pipeline's: saving, offloading, LoRAs, the progress bar."""
-        if name == "pipe":
-            raise AttributeError(name)  # while an object is copied, before it has one
-        return getattr(self.pipe, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """A new scheduler, network or VAE is the wrapped pipeline's, which goes on sampling."""
-        pipe = self.__dict__.get("pipe")
-        if name in getattr(pipe, "components", {}):
-            setattr(pipe, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    def to(self, *args: Any, **kwargs: Any) -> EntropyGuidedPipeline:
-        """Move or cast the pipeline."""
-        self.pipe.to(*args, **kwargs)
-        return self
 
     def __call__(self, prompt: Any = None, *, seeds: list[int] | None = None, **kwargs: Any) -> Any:
         """Sample, all other arguments as the pipeline takes them.

@@ -10,9 +10,10 @@ from ..noise import generators
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of, refuse_moved
 from .conventions import accepted_by, inputs_of_blocks, refuse_unknown
+from .wrapping import Wrapping
 
 
-class ResolutionTransferPipeline:
+class ResolutionTransferPipeline(Wrapping):
     """A pipeline (SD, SDXL, PixArt, SD3, FLUX, DiT) sampled away from its training size (Berrada et al., NeurIPS 2024).
 
     It wraps the pipeline rather than deriving from one class, so it serves all of them. The pipeline is changed only
@@ -62,31 +63,10 @@ class ResolutionTransferPipeline:
 
         return cls(DiffusionPipeline.from_pretrained(path, **kwargs), config, metadata)
 
-    def __getattr__(self, name: str) -> Any:
-        """The rest is the wrapped pipeline's: saving, offloading, LoRAs, the progress bar."""
-        if name == "pipe":
-            raise AttributeError(name)  # while an object is copied, before it has one
-        if hasattr(type(self), name):
-            return object.__getattribute__(self, name)  # a property that failed: its own error, not "no such name"
-        return getattr(self.pipe, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """A new scheduler, network or VAE is the wrapped pipeline's, which goes on sampling."""
-        pipe = self.__dict__.get("pipe")
-        if name in getattr(pipe, "components", {}):
-            setattr(pipe, name, value)
-        else:
-            super().__setattr__(name, value)
-
     @property
     def plan(self) -> Plan:
         """What will be done to the pipeline as it now stands; ``plan.summary`` says it in words."""
         return plan_transfer(facts_of(self.pipe, self.config.train_size), self.config, self.metadata)
-
-    def to(self, *args: Any, **kwargs: Any) -> ResolutionTransferPipeline:
-        """Move the pipeline."""
-        self.pipe.to(*args, **kwargs)
-        return self
 
     def __call__(self, *args: Any, seeds: list[int] | None = None, **kwargs: Any) -> Any:
         """Sample at the target size, all other arguments as the pipeline takes them.
