@@ -151,7 +151,7 @@ CELLS: dict[str, dict[str, Tests]] = {
     "PixArt": {"": {
         "addresses": ["comfy/test_cross_layout.py::test_transformer_tensors_agree[PixArt]"],
         "Tap": [f"{PIXART}::test_a_tap", f"{TAPS}[pixart]"],
-        "match, rank": [f"{PIXART}::test_points_and_masks", f"{MATCHES}[pixart]"],
+        "match, rank": [f"{PIXART}::test_points_travel", f"{PIXART}::test_masks_travel", f"{MATCHES}[pixart]"],
         "NEMO": [f"{PIXART}::test_neurons_are_blocked", f"{AROUND['NEMO']}[pixart]", "pipelines/test_nemo_around.py::test_statistics_scores_and_searches_are_the_engines[pixart]"],
         "EMD": [f"{PIXART}::test_one_step", f"{AROUND['EMD']}[pixart]", "comfy/test_emd_families.py::test_pixart_is_refused"],
         "W2W": [f"{PIXART}::test_a_lora_is_the_same_change", f"{AROUND['W2W']}[pixart]"],
@@ -165,7 +165,7 @@ CELLS: dict[str, dict[str, Tests]] = {
     "flow portraits (Flux-shaped)": {"": {
         "addresses": ["comfy/test_portraits_flow.py::test_every_layer_is_the_same_network"],
         "Tap": ["comfy/test_flow_nodes.py::test_a_tap"],
-        "match, rank": ["comfy/test_flow_nodes.py::test_points_and_masks"],
+        "match, rank": ["comfy/test_flow_nodes.py::test_points_travel", "comfy/test_flow_nodes.py::test_masks_travel"],
         "NEMO": ["evidence/test_nemo_flow.py::test_statistics_and_score_of_the_flow_model", f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[flux]"],
         "EMD": ["comfy/test_emd_flow.py::test_one_step_is_the_pipelines", "comfy/test_emd_flow.py::test_repair_also_moves_the_noise"],
         "W2W": ["evidence/test_w2w_flow.py::test_a_sampled_model_is_one_person", "evidence/test_w2w_flow.py::test_directions_in_the_quick_form", f"{NOTES}::test_the_note_can_be_followed[flux-Pull sliders on a person]"],

@@ -61,10 +61,10 @@ def collected():
     files = sorted({t.partition("::")[0] for t in tests} | {MORE_NOTES})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     run = subprocess.run([*command, *(str(HERE / f) for f in files)], capture_output=True, text=True, cwd=HERE.parent)
-    found = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
-    assert len(found) > 500, run.stdout[-2000:]
+    names = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
+    assert len(names) > 500, run.stdout[-2000:]
     cases = {}
-    for name, case in found:
+    for name, case in names:
         cases.setdefault(name.replace(MORE_NOTES, NOTES), set()).add(case)
     return cases
 

@@ -9,16 +9,14 @@ from vitrine.engine.emd import StudentContract
 from vitrine.engine.fingerprint import fingerprint_of
 from vitrine.engine.nemo import BlockConfig, NeuronSet, value_sites
 from vitrine.engine.pipelines import (
-    ActivationTapPipeline,
-    CorrespondencePipeline,
     EMDOneStepPipeline,
     NEMOAroundPipeline,
-    SegmentationPipeline,
 )
-from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
+from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers
 from vitrine.engine.w2w import BatchedLora, Manifest
 from vitrine_tests.comfy.test_family_models import lora_of
+from vitrine_tests.comfy.two_doors import close, test_a_tap, test_masks_travel, test_points_travel  # noqa: F401
 
 NAME = next(n for n in shipped_transformers() if not n.endswith("128"))
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -40,52 +38,17 @@ def doors(comfy):
     stock.set_progress_bar_config(disable=True)
     with torch.no_grad():
         text, empty = base.encode([PROMPT]), base.encode([""])
-    told = {"prompt_embeds": text, "prompt_attention_mask": torch.ones(1, text.shape[1])}
+    encoded = {"prompt_embeds": text, "prompt_attention_mask": torch.ones(1, text.shape[1])}
     negated = {"negative_prompt_embeds": empty, "negative_prompt_attention_mask": torch.ones(1, empty.shape[1])}
     return SimpleNamespace(
         model=model, parts={"model": model, "vae": vae, "positive": positive}, positive=positive, negative=negative,
-        stock=stock, told=told, both=told | negated,
+        stock=stock, encoded=encoded, both=encoded | negated, node=NODE, tap=TAP,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def pictures():
     return render(sample_scenes(range(7_000_000, 7_000_004)))
-
-
-def image(pictures, rows):
-    return pictures.images[rows].permute(0, 2, 3, 1)
-
-
-def close(a, b, bound=1e-5):
-    return float((a - b).abs().max()) <= bound * float(b.abs().max())
-
-
-def test_a_tap(comfy, doors, pictures):
-    taps, _, _ = comfy.call("VitrineActivationTap", **doors.parts, image=image(pictures, [0, 1]), dtype="float32",
-                            **NODE)  # fmt: skip
-    pipe = ActivationTapPipeline.from_pipe(doors.stock)
-    ours = pipe(pictures.images[:2], **TAP, **doors.told, output_type="none").activations
-    assert list(taps) == list(ours) == PLACES.split()
-    assert all(close(taps[a].tensor, ours[a].tensor) for a in ours)
-
-
-def test_points_and_masks(comfy, doors, pictures):
-    asked = pictures.keypoints[0, :3]
-    text = "\n".join(f"{x} {y}" for x, y in asked.tolist())
-    told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": text, "softness": 0.02}
-    found, _ = comfy.call("VitrineFindCorrespondence", **doors.parts, **told, **NODE)
-    rows = torch.tensor([[float(v) for v in line.split()[:2]] for line in found.splitlines()])
-    pipe = CorrespondencePipeline.from_pipe(doors.stock)
-    (match,) = pipe(pictures.images[:1], pictures.images[1:2], asked, **TAP, **doors.told)
-    assert torch.allclose(rows, match.points, atol=1e-3)
-    background = (pictures.parts == PARTS.index("background")).float()
-    told = {"examples": image(pictures, [0, 1]), "masks": background[:2], "images": image(pictures, [2, 3])}
-    hard, _ = comfy.call("VitrineSegmentLikeThis", **doors.parts, **told, hidden=0, **NODE)
-    pipe = SegmentationPipeline.from_pipe(doors.stock)
-    ours = pipe(pictures.images[:2], background[:2].long(), pictures.images[2:], **TAP, **doors.told)
-    assert float((ours.float() == hard).float().mean()) > 0.999
-    assert float((hard == background[2:]).float().mean()) > 0.8, "it was trained"
 
 
 def drawn(doors, model, steps=4):
@@ -115,8 +78,8 @@ def stock_run(doors, pipe, steps=4, **how):
 def test_neurons_are_blocked(comfy, doors):
     network = doors.stock.transformer
     neurons = NeuronSet({value_sites(network)[1].address: tuple(range(48))}, fingerprint_of(network))
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0, "tokens": ""}
-    (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=doors.model, neurons=neurons, **told)
+    settings = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0, "tokens": ""}
+    (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=doors.model, neurons=neurons, **settings)
     around = NEMOAroundPipeline.from_pipe(doors.stock)
     ours = stock_run(doors, around, neurons=neurons, block_config=BlockConfig(factor=0.0, branch="both"))
     theirs, plain = drawn(doors, blocked), drawn(doors, doors.model)
@@ -139,10 +102,12 @@ def test_a_lora_is_the_same_change(comfy, doors):
 def test_one_step(comfy, doors):
     from vitrine.nodes.comfy.lora import NO_STUDENT
 
-    told = {"seed": 5, "student": NO_STUDENT, "contract": "manual", "timestep": 700.0, "noise": "unit"}
+    settings = {"seed": 5, "student": NO_STUDENT, "contract": "manual", "timestep": 700.0, "noise": "unit"}
     latent = {"samples": torch.zeros(1, 4, 16, 16)}
-    made = comfy.call("VitrineEMDOneStepGenerator", model=doors.model, positive=doors.positive, latent=latent, **told)
+    latents = comfy.call(
+        "VitrineEMDOneStepGenerator", model=doors.model, positive=doors.positive, latent=latent, **settings
+    )
     pipe = EMDOneStepPipeline.from_pipe(doors.stock)
-    how = {"height": 64, "width": 64, "output_type": "latent"} | doors.told
+    how = {"height": 64, "width": 64, "output_type": "latent"} | doors.encoded
     ours = pipe(None, [5], StudentContract(timestep=700.0), **how).images
-    assert close(doors.model.model.process_latent_in(made[0]["samples"]), ours)
+    assert close(doors.model.model.process_latent_in(latents[0]["samples"]), ours)

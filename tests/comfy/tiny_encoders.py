@@ -118,9 +118,9 @@ def clip(name, width):
             return text[..., :width], *more
 
     options = widths | {"dtype": torch.float32}
-    found = comfy.sd.CLIP(ClipTarget(tokenizer, Cut), tokenizer_data=files, model_options=options)
+    clip = comfy.sd.CLIP(ClipTarget(tokenizer, Cut), tokenizer_data=files, model_options=options)
     g = torch.Generator().manual_seed(6)
     with torch.no_grad():
-        for parameter in found.cond_stage_model.parameters():
+        for parameter in clip.cond_stage_model.parameters():
             parameter.copy_(0.1 * torch.randn(parameter.shape, generator=g))
-    return found
+    return clip
