@@ -12,7 +12,7 @@ BUILD = """(async () => {
     await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
     await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const node = LiteGraph.createNode('VitrineW2WEdit')
-    node.pos = [100, 80]; app.graph.add(node); window.edit = node
+    node.pos = [100, 140]; app.graph.add(node); window.edit = node
     await new Promise(r => setTimeout(r, 800))
     app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
@@ -39,6 +39,9 @@ async def _walk(driver, address, vue):
         for name, value in (("label_2", "glasses"), ("label_3", "bald"), ("label_2", "")):
             await tab.evaluate(CHOOSE.replace("NAME", name).replace("VALUE", value))
             seen.append(await tab.evaluate(rows))
+            if value and os.environ.get("VITRINE_SHOT"):
+                shot = f"rows-{'vue' if vue else 'classic'}-{len(seen)}.png"
+                await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / shot)
         await tab.evaluate(RELOAD)
         seen.append(await tab.evaluate(rows))
         fits = await tab.evaluate("edit.size[1] >= edit.computeSize()[1]")
