@@ -40,13 +40,17 @@ def denoiser_of(model: Any) -> Denoiser:
     schedule = schedule_of(model)
     flow, frames = schedule.kind == "flow", has_frames(model)
 
-    def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-        if frames and x_t.ndim == 4:
-            return call(x_t[:, :, None], t, cond)[:, :, 0]
+    # No function here may name itself: it would be in a cycle with the clone. Clones that die together, by Python's
+    # collector, leave ComfyUI a network without an owner, and it collects all garbage at every load from then on.
+    def whole(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         sigma = schedule.sigma(t).to(x_t.device, torch.float32)
         wide = append_dims(sigma, x_t.ndim)
         x0 = clean_prediction(model, x_t if flow else x_t * torch.sqrt(1 + wide**2), sigma, cond)
         return (x_t - x0) / wide if flow else x0
+
+    def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+        still = frames and x_t.ndim == 4
+        return whole(x_t[:, :, None], t, cond)[:, :, 0] if still else whole(x_t, t, cond)
 
     return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call, _learned(model))
 
