@@ -4,6 +4,7 @@ import pytest
 import torch
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (
     EditConfig,
     StrengthMap,
@@ -12,6 +13,7 @@ from vitrine.engine.w2w import (
     edit,
     edit_step,
     fit_strengths,
+    load_space,
     start_of,
     strength_map,
     with_directions,
@@ -125,3 +127,11 @@ def test_the_command_line_takes_positions_and_records_deviations(labelled, tmp_p
     assert torch.equal(models[0].coefficients, models[1].coefficients)
     assert models[0].history[-1] == models[1].history[-1] == {"edit": {"beard": 2.0}}
     assert main(["w2w", "edit", str(path), name, "--edits", "beard=2", "--calibrated", "--out", str(tmp_path)]) == 2
+
+
+def test_every_slider_of_the_shipped_people_that_a_readout_sees_is_calibrated():
+    """Positions rise and end within the space's reach; shapes of the face are lengths, which no readout judges."""
+    space = load_space(PEOPLE_SPACE)
+    shapes = {"eye distance", "eye size", "hair volume", "head width", "mouth width", "nose width"}
+    maps = {label: strength_map(space, label) for label in space.directions if label not in shapes}
+    assert len(maps) == 22 and all(len(m.strengths) == 5 and 0 < m.strengths[-1] < 8 for m in maps.values())
