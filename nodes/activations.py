@@ -261,7 +261,7 @@ class SaveActivations(io.ComfyNode):
         """Save under a plain name; an existing file of that name is replaced whole."""
         path = str(saved.folder(_FOLDER) / f"{plain_name(name)}.safetensors")
         activations.save(path)
-        return io.NodeOutput(path, ui=text_on(cls.hidden, f"{path}\n{describe(activations)}"))
+        return io.NodeOutput(path, ui=text_on(cls.hidden, f"{saved.shown(path)}\n{describe(activations)}"))
 
 
 class LoadActivations(io.ComfyNode):

@@ -119,7 +119,7 @@ class SaveNeurons(io.ComfyNode):
     def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
         path = neurons.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n{describe(neurons)}"))
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{saved.shown(path)}\n{describe(neurons)}"))
 
 
 class LoadNeurons(io.ComfyNode):

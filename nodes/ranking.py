@@ -158,7 +158,8 @@ class SaveFeaturePreset(io.ComfyNode):
     def execute(cls, preset: FeaturePreset, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
         path = preset.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n" + "\n".join(preset.preset.addresses)))
+        text = "\n".join([saved.shown(path), *preset.preset.addresses])
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, text))
 
 
 class LoadFeaturePreset(io.ComfyNode):

@@ -82,7 +82,7 @@ class SaveW2WLora(io.ComfyNode):
             lora, kept = slider.lora, f"\n{slider.summary()}"
         path = write_lora(saved.lora_file(name), lora, names, dtype=getattr(torch, dtype))
         model_path = w2w_model.save(saved.folder(comfy_w2w.FOLDER) / f"{plain_name(name)}.w2wmodel.safetensors")
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{path}\n{model_path}{kept}"))
+        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{saved.shown(path)}\n{saved.shown(model_path)}{kept}"))
 
 
 class LoadW2WModel(io.ComfyNode):

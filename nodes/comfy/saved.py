@@ -42,6 +42,14 @@ def folder(kind: str) -> Path:
     return _folders(kind)[0]
 
 
+def shown(path: str | Path) -> str:
+    """A written file as its node names it: without what stands above ComfyUI's folders of models and of output."""
+    for root in (Path(folder_paths.models_dir).parent, Path(folder_paths.get_output_directory()).parent):
+        if Path(path).is_relative_to(root):
+            return Path(path).relative_to(root).as_posix()
+    return str(path)
+
+
 def _folders(kind: str) -> list[Path]:
     """Where a Load node looks; files of earlier versions lie in output/<kind>."""
     models = map(Path, folder_paths.get_folder_paths(kind)) if kind in MODELS else ()

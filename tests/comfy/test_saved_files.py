@@ -21,6 +21,17 @@ def test_neurons_are_kept_among_the_models(comfy):
     assert comfy.call("VitrineLoadNeurons", file="mine.json")[0].neurons == NeuronSet(FOUND).neurons
 
 
+def test_a_node_names_its_file_without_the_machines_folders(comfy, tmp_path):
+    from vitrine.nodes.comfy import saved
+
+    assert saved.shown(saved.folder("vitrine_neurons") / "mine.json") == "models/vitrine_neurons/mine.json"
+    assert saved.shown(saved.folder("vitrine_activations") / "a.safetensors").endswith(
+        "vitrine_activations/a.safetensors"
+    )
+    assert not Path(saved.shown(saved.folder("vitrine_activations") / "a.safetensors")).is_absolute()
+    assert saved.shown(tmp_path / "elsewhere.json") == str(tmp_path / "elsewhere.json")
+
+
 def test_a_folder_of_extra_model_paths_is_listed(comfy, tmp_path):
     import folder_paths
 
