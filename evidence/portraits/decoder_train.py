@@ -22,7 +22,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from ...engine.families.packing import pack, unpack
 from ...engine.files import read_safetensors, save_safetensors, write_json
-from ...engine.portraits.flow import LATENT_SHAPE, FlowPortraits, load_flow_portraits
+from ...engine.portraits.flow import FLOW_WEIGHTS, LATENT_SHAPE, FlowPortraits, load_flow_portraits
 from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
@@ -173,7 +173,7 @@ def encode_pictures(
 
 def export(config: DecoderTrainConfig, model: FlowPortraits, phase: Phase, folder: Path) -> None:
     """The model as a FluxPipeline folder; its record of training gains the decoder's phase."""
-    record = json.loads((model.folder / "training.json").read_text())
+    record = json.loads(((model.folder or FLOW_WEIGHTS) / "training.json").read_text(encoding="utf-8"))
     save_portraits(model, folder)
     write_preview(folder, model)
     last = [loss for _, loss in phase.losses[-5:]]
