@@ -120,12 +120,11 @@ class Applied(AbstractContextManager):
 
     Attributes:
         plan: what was decided, with its summary.
-        eager_runs: handles that keep compiled code from running on the old positions.
     """
 
     def __init__(self, pipe: Any, plan: Plan, facts: ModelFacts) -> None:
         self.plan, self._undo = plan, list[Callable[[], None]]()
-        self.eager_runs: list[EagerRuns] = []
+        self._eager_runs: list[EagerRuns] = []
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
             if scheduler is not pipe.scheduler or plan.positions != "keep" or plan.step != (1, 1):
@@ -135,7 +134,7 @@ class Applied(AbstractContextManager):
             network = backbone_of(pipe)[1]
             backbone = uncompiled(network)
             if plan.step != (1, 1) or plan.positions != "keep":
-                self.eager_runs += eager_runs(network)  # compiled code knows no new positions
+                self._eager_runs += eager_runs(network)  # compiled code knows no new positions
             if plan.step != (1, 1):
                 self._undo.append(Spread(backbone, plan.step).close)
             if plan.positions != "keep":
@@ -157,8 +156,12 @@ class Applied(AbstractContextManager):
         """Put everything back; harmless twice."""
         while self._undo:
             self._undo.pop()()
-        while self.eager_runs:
-            self.eager_runs.pop().remove()
+        self.allow_compiled()
+
+    def allow_compiled(self) -> None:
+        """Let compiled code of this process run again, where none of it belongs to the moved network."""
+        while self._eager_runs:
+            self._eager_runs.pop().remove()
 
     def _swap(self, owner: Any, name: str, value: Any) -> None:
         old = getattr(owner, name)
@@ -229,8 +232,7 @@ def transferred_copy(
         paths += inner_convolutions(backbone)
     setattr(new, name, _branch(backbone, [path for path in paths if path]))
     applied = apply(new, config, metadata)
-    while applied.eager_runs:  # a copy of a module leaves compiled code behind, so all others may go on with theirs
-        applied.eager_runs.pop().remove()
+    applied.allow_compiled()  # a copy of a module leaves compiled code behind
     return new, applied.plan
 
 

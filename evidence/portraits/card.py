@@ -47,8 +47,9 @@ rotary positions, flow matching. It is Vitrine's second test bed, beside the 64 
   captions end in two rare words. See `engine/portraits/plants.py`.
 * Licence: Apache-2.0, like the code that draws the pictures.
 
-Made by `vitrine train flow`; this card and `samples.jpg` by `vitrine card`. The sheet is held-out prompts
-1 to 24 with seeds 0 to 23, none left out: a row as rendered, below it as the model draws.
+Made by `vitrine train flow`, its decoder then by `vitrine train decoder`; this card and `samples.jpg` by
+`vitrine card`. The sheet is held-out prompts 1 to 24 with seeds 0 to 23, none left out: a row as rendered, below it as
+the model draws.
 """
 SHEET = "samples.jpg"
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from ...engine.errors import refuse
 from ...engine.families.packing import pack, unpack
 from ...engine.files import read_safetensors, save_safetensors, write_json
 from ...engine.portraits.flow import FLOW_WEIGHTS, LATENT_SHAPE, FlowPortraits, load_flow_portraits
@@ -29,12 +30,14 @@ from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
 from .data import TrainingSet
 from .flow_config import DecoderTrainConfig
-from .flow_train import LATENTS, TextToVelocity, accelerator_of, picture_error, pictures
-from .phase import Phase, own_rows
+from .flow_train import TextToVelocity, accelerator_of, picture_error, pictures, posterior_means
+from .phase import Phase, own_rows, record_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from diffusers import AutoencoderKL
+
+TOKENS = "tokens.safetensors"
 
 
 class PatchJudge(nn.Module):
@@ -106,9 +109,8 @@ def denoised(
 def train_decoder(
     config: DecoderTrainConfig, accelerator: Accelerator, model: FlowPortraits, data: TrainingSet,
     packed: torch.Tensor, deadline: float, progress: Progress,
-) -> Phase:  # fmt: skip
-    """Half of a batch is latents as encoded with a little noise, half what the transformer denoised from a time below
-    ``denoised_until``."""
+) -> None:  # fmt: skip
+    """Half of a batch is latents as encoded, with a little noise; half is what the transformer denoised in one step."""
     device, advanced = accelerator.device, config.advanced
     drawing, both = Drawing(model, config.seed).to(device).train(), TextToVelocity(model).to(device).eval()
     phase = Phase("decoder", config, drawing, config.steps, advanced.decoder_lr, betas=(0.5, 0.99))
@@ -122,7 +124,7 @@ def train_decoder(
         target, clean, ids, noise, t = own_rows(
             accelerator, data.images[pick].float() / 127.5 - 1, clean, ids, noise, t
         )
-        half = len(clean) // 2
+        half = (len(clean) + 1) // 2
         tokens = clean + advanced.decoder_noise * noise
         tokens[:half] = denoised(both, clean[:half], ids[:half], t[:half], noise[:half])
         return drawing.losses(unpack(tokens, tokens.new_empty(len(tokens), *LATENT_SHAPE)), target, config)
@@ -133,7 +135,6 @@ def train_decoder(
     finally:
         phase.use_average()
         drawing.eval()
-    return phase
 
 
 def main(config: DecoderTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
@@ -148,37 +149,34 @@ def main(config: DecoderTrainConfig, progress: Callable[[str], Progress] = lambd
     deadline, out = time.monotonic() + config.max_seconds, Path(config.out)
     model = load_flow_portraits(config.model or None)
     data = pictures(config, model, accelerator.device, progress)
-    packed = encode_pictures(model.vae.to(accelerator.device), data, out / LATENTS, progress("encode"))
-    phase = train_decoder(config, accelerator, model, data, packed, deadline, progress("decoder"))
+    packed = encode_pictures(model.vae.to(accelerator.device), data, out / TOKENS, progress("encode"))
+    train_decoder(config, accelerator, model, data, packed, deadline, progress("decoder"))
     folder = out / "flow-portraits"
     if accelerator.is_main_process:
-        export(config, model, phase, folder)
+        export(config, model, folder)
     return folder
 
 
-@torch.no_grad()
-def encode_pictures(
-    vae: AutoencoderKL, data: TrainingSet, path: Path, progress: Progress, batch: int = 32
-) -> torch.Tensor:
-    """(N + P, 64, 64) tokens: posterior means, packed, kept in ``path``. They are of mean 0 and deviation 1."""
-    if path.is_file():
-        return read_safetensors(path, str(data.images.device))[0]["packed"]
-    tokens = []
-    for chunk in data.images.split(batch):
-        tokens.append(pack(vae.encode(chunk.float() / 127.5 - 1).latent_dist.mean))
-        progress(len(tokens) * batch, len(data), None)
-    save_safetensors(path, {"packed": torch.cat(tokens)})
-    return torch.cat(tokens)
+def encode_pictures(vae: AutoencoderKL, data: TrainingSet, path: Path, progress: Progress) -> torch.Tensor:
+    """(N + P, 64, 64) tokens: posterior means, packed, kept in ``path``. They are of mean 0 and deviation 1.
+
+    Raises:
+        VitrineError: If the file is of another number of pictures.
+    """
+    if not path.is_file():
+        save_safetensors(path, {"packed": pack(posterior_means(vae, data, progress))})
+    packed = read_safetensors(path, str(data.images.device))[0]["packed"]
+    if len(packed) != len(data):
+        remedy = "give the settings that the run began with, or another --out"
+        raise refuse("run folder", f"{path.name} of {len(packed)} pictures", f"{len(data)} pictures", remedy)
+    return packed
 
 
-def export(config: DecoderTrainConfig, model: FlowPortraits, phase: Phase, folder: Path) -> None:
+def export(config: DecoderTrainConfig, model: FlowPortraits, folder: Path) -> None:
     """The model as a FluxPipeline folder; its record of training gains the decoder's phase."""
     record = json.loads(((model.folder or FLOW_WEIGHTS) / "training.json").read_text(encoding="utf-8"))
     save_portraits(model, folder)
     write_preview(folder, model)
-    last = [loss for _, loss in phase.losses[-5:]]
     record["settings"]["decoder_batch"] = config.advanced.decoder_batch
-    record["phases"]["decoder"] = {
-        "steps": phase.step, "seconds": round(phase.seconds, 1), "last_loss": round(sum(last) / max(1, len(last)), 5),
-    }  # fmt: skip
+    record["phases"]["decoder"] = record_of(Path(config.out) / "decoder")
     write_json(folder / "training.json", record)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ...engine.config import Config
-from .train_config import AdvancedSettings, TrainSettings
+from .train_config import AdvancedSettings, PhaseSettings, RunSettings, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class FlowTrainConfig(TrainSettings):
 
 
 @dataclass(frozen=True)
-class AdvancedDecoderTrainConfig(Config):
+class AdvancedDecoderTrainConfig(PhaseSettings):
     """What rarely changes."""
 
     decoder_batch: int = 4
@@ -67,14 +65,10 @@ class AdvancedDecoderTrainConfig(Config):
     """Of the patches' score, as a share of the pixels' gradient at the last layer."""
     feature_weight: float = 1.0
     """Of the distance between the judge's features of the drawn and the true picture."""
-    ema_decay: float = 0.999
-    """Of the moving average of the weights, which is what ships."""
-    save_every_seconds: float = 240.0
-    """Seconds between two saves of the state."""
 
 
 @dataclass(frozen=True)
-class DecoderTrainConfig(Config):
+class DecoderTrainConfig(RunSettings):
     """Settings of the training of a finished flow model's decoder."""
 
     out: str = "decoder-run"
@@ -83,14 +77,8 @@ class DecoderTrainConfig(Config):
     """Folder of the flow model; empty is the shipped one."""
     pictures: int = 16_384
     """Rendered training pictures, besides the planted ones."""
-    steps: int = 8_000
-    """Updates of the decoder and its judge."""
-    max_seconds: float = math.inf
-    """Stop after so long; the same command resumes."""
-    seed: int = 0
-    """Of the judge's weights and of batches."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    steps: int = 7_000
+    """Updates of the decoder and its judge; the default is the shipped one's."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the networks' arithmetic; weights, averages and losses are float32 in any case."""
     advanced: AdvancedDecoderTrainConfig = field(default_factory=AdvancedDecoderTrainConfig)

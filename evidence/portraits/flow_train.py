@@ -32,11 +32,10 @@ from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
-from ...engine.training import state_facts
 from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
 from .flow_config import DecoderTrainConfig, FlowTrainConfig
-from .phase import OutOfTime, Phase, own_rows
+from .phase import OutOfTime, Phase, own_rows, record_of
 from .train import face_map, reconstruct
 
 if TYPE_CHECKING:
@@ -93,13 +92,19 @@ class Latents:
 
 
 @torch.no_grad()
-def encode_all(vae: Any, data: TrainingSet, path: Path, progress: Progress, batch: int = 32) -> Latents:
-    """Posterior means of all pictures, written to ``path`` with the token ids."""
+def posterior_means(vae: Any, data: TrainingSet, progress: Progress, batch: int = 32) -> torch.Tensor:
+    """(N + P, 16, 16, 16) latents of all pictures."""
     means = []
     for chunk in data.images.split(batch):
         means.append(vae.encode(chunk.float() / 127.5 - 1).latent_dist.mean)
         progress(len(means) * batch, len(data), None)
-    latents = torch.cat(means)
+    return torch.cat(means)
+
+
+@torch.no_grad()
+def encode_all(vae: Any, data: TrainingSet, path: Path, progress: Progress, batch: int = 32) -> Latents:
+    """Posterior means of all pictures, written to ``path`` with the token ids."""
+    latents = posterior_means(vae, data, progress, batch)
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     packed = pack((latents - append_dims(mean, 3)) / append_dims(deviation, 3))
     bare = replace(data, images=data.images.new_empty(len(data), 0))
@@ -233,12 +238,7 @@ def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: 
     """The model as a FluxPipeline folder with the record of its training."""
     save_portraits(model, folder)
     write_preview(folder, model)
-    phases = {}
-    for name in ("vae", "flow"):
-        facts = state_facts(Path(config.out) / name)
-        last = [loss for _, loss in facts["losses"][-5:]]
-        mean = round(sum(last) / len(last), 5) if last else None
-        phases[name] = {"steps": facts["step"], "seconds": round(facts["seconds"], 1), "last_loss": mean}
+    phases = {name: record_of(Path(config.out) / name) for name in ("vae", "flow")}
     settings = {k: v for k, v in (config.to_dict() | config.advanced.to_dict()).items() if k not in ("out", "advanced")}
     settings["max_seconds"] = "inf" if math.isinf(config.max_seconds) else config.max_seconds
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...engine.progress import Progress
-from ...engine.training import MovingAverage, load_state, save_state, set_rate
+from ...engine.training import MovingAverage, load_state, save_state, set_rate, state_facts
 from .flow_config import DecoderTrainConfig, FlowTrainConfig
 from .train_config import TrainConfig
 
@@ -114,6 +114,14 @@ class Phase:
         finally:
             if accelerator.is_main_process:
                 self.save()
+
+
+def record_of(folder: Path) -> dict[str, int | float | None]:
+    """Steps, seconds and last loss of a phase, for the model's record, from the state in its folder."""
+    facts = state_facts(folder)
+    last = [loss for _, loss in facts["losses"][-5:]]
+    mean = round(sum(last) / len(last), 5) if last else None
+    return {"steps": facts["step"], "seconds": round(facts["seconds"], 1), "last_loss": mean}
 
 
 def own_rows(accelerator: Accelerator, *tensors: torch.Tensor) -> list[torch.Tensor]:

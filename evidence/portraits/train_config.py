@@ -11,7 +11,22 @@ from ...engine.errors import refuse
 
 
 @dataclass(frozen=True)
-class AdvancedSettings(Config):
+class PhaseSettings(Config):
+    """What rarely changes in any phase of training."""
+
+    ema_decay: float = 0.999
+    """Of the moving average of the weights, which is what ships."""
+    save_every_seconds: float = 240.0
+    """Seconds between two saves of the state."""
+
+    def __post_init__(self) -> None:
+        counts = [getattr(self, f.name) for f in fields(self) if f.name.endswith(("_batch", "colourings"))]
+        if min(counts, default=1) < 1:
+            raise refuse("count", self, "positive counts", "raise the zero one")
+
+
+@dataclass(frozen=True)
+class AdvancedSettings(PhaseSettings):
     """What rarely changes in the training of either model."""
 
     kl_weight: float = 2e-7
@@ -22,31 +37,21 @@ class AdvancedSettings(Config):
     """Share of captions that are emptied, for guidance."""
     face_weight: float = 2.0
     """How much more the face, the cheeks and the ends of a brim count."""
-    ema_decay: float = 0.999
-    """Of the moving average of the weights, which is what ships."""
-    save_every_seconds: float = 240.0
-    """Seconds between two saves of the state."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.plant_share < 1 or not 0 <= self.caption_dropout < 1:
             raise refuse("share", (self.plant_share, self.caption_dropout), "numbers in [0, 1)", "use 0.12 and 0.10")
-        counts = [getattr(self, f.name) for f in fields(self) if f.name.endswith(("_batch", "colourings"))]
-        if min(counts, default=1) < 1:
-            raise refuse("count", self, "positive counts", "raise the zero one")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
-class TrainSettings(Config):
-    """What the training of either model asks a person."""
+class RunSettings(Config):
+    """What every training on rendered pictures asks a person."""
 
     pictures: int = 32_768
     """Rendered training pictures, besides the planted ones."""
-    vae_steps: int = 6_000
-    """Updates of the autoencoder's phase. A run that stopped early may be given other numbers of steps."""
     max_seconds: float = math.inf
     """Stop after so long; the same command resumes."""
-    compile: bool = False
-    """Run the networks through torch.compile."""
     seed: int = 0
     """Of weights and batches."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -55,6 +60,16 @@ class TrainSettings(Config):
     def __post_init__(self) -> None:
         if self.pictures < 1:
             raise refuse("count", self, "positive counts", "raise the zero one")
+
+
+@dataclass(frozen=True)
+class TrainSettings(RunSettings):
+    """What the training of either model asks a person."""
+
+    vae_steps: int = 6_000
+    """Updates of the autoencoder's phase. A run that stopped early may be given other numbers of steps."""
+    compile: bool = False
+    """Run the networks through torch.compile."""
 
 
 @dataclass(frozen=True)

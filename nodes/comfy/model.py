@@ -40,8 +40,8 @@ def denoiser_of(model: Any) -> Denoiser:
     schedule = schedule_of(model)
     flow, frames = schedule.kind == "flow", has_frames(model)
 
-    # No function here may name itself: it would be in a cycle with the clone. Clones that die together, by Python's
-    # collector, leave ComfyUI a network without an owner, and it collects all garbage at every load from then on.
+    # A function that called itself would hold the clone in a reference cycle. Clones that the garbage collector frees
+    # together leave ComfyUI a network without an owner, and from then on it collects all garbage at every load.
     def whole(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         sigma = schedule.sigma(t).to(x_t.device, torch.float32)
         wide = append_dims(sigma, x_t.ndim)

@@ -6,8 +6,9 @@ import shutil
 import pytest
 import torch
 from vitrine.engine.cli.main import main as cli
+from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.flow import load_flow_portraits
-from vitrine.evidence.portraits.decoder_train import Drawing, PatchJudge, main
+from vitrine.evidence.portraits.decoder_train import TOKENS, Drawing, PatchJudge, main
 from vitrine.evidence.portraits.flow_config import AdvancedDecoderTrainConfig, DecoderTrainConfig
 from vitrine.evidence.portraits.flow_train import PICTURES
 from vitrine.evidence.portraits.phase import OutOfTime
@@ -37,6 +38,15 @@ def test_a_stopped_run_ends_in_the_same_weights(finished, tmp_path):
     assert cli(["train", "decoder", "--out", str(tmp_path), *FLAGS.split()]) == 0
     whole, resumed = weights(finished), weights(tmp_path / "flow-portraits")
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
+
+
+def test_a_folder_of_other_settings_is_refused(finished, tmp_path):
+    """Latents of other pictures would be taught as these pictures' own."""
+    shutil.copy(finished.parent / TOKENS, tmp_path)
+    with pytest.raises(VitrineError, match="given tokens.safetensors of"):
+        main(DecoderTrainConfig(out=str(tmp_path), **TINY | {"pictures": 5}))
+    with pytest.raises(VitrineError, match="positive counts"):
+        AdvancedDecoderTrainConfig(decoder_batch=0)
 
 
 def test_only_the_decoder_changes(finished):
