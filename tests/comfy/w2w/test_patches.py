@@ -1,5 +1,6 @@
 """W2W nodes in real ComfyUI as patches of a MODEL: against the pipeline, stock LoraLoader, siblings, late edits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,8 @@ def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, o
 
 
 def test_positions_on_a_calibrated_slider(comfy, space, person):
-    mapped = with_strength_maps(space, {"beard": StrengthMap((0.0, 2.0, 3.0))})
+    bare = replace(space, info={k: v for k, v in space.info.items() if k != "strength_maps"})
+    mapped = with_strength_maps(bare, {"beard": StrengthMap((0.0, 2.0, 3.0))})
     by_position, by_strength = (
         comfy.call("VitrineW2WEdit", space=mapped, w2w_model=person, calibrated=on, **sliders(beard=s))[0]
         for on, s in ((True, 0.5), (False, 2.0))
