@@ -2,16 +2,18 @@
 
 VITRINE_SHOT=FOLDER pytest tests/comfy/test_page.py -k opens_and_runs && python docs/make_gallery.py FOLDER
 
-Writes docs/pictures/graph_*.jpg, the graphs after their run, and the sheets of what they drew. Then make_thumbnails.py,
-make_tiles.py and make_help.py cut theirs anew.
+Writes docs/pictures/graph_*.jpg, the graphs after their run, the sheets of what they drew, and what stands where on
+them. Then make_thumbnails.py, make_tiles.py and make_help.py cut theirs anew.
 """
 
+import json
 import shutil
 import sys
 from pathlib import Path
 
-from make_thumbnails import DOCS, FRAMES, slug
+from make_thumbnails import FRAMES
 from PIL import Image
+from sheets import DOCS, PLACES, slug
 
 WIDTH = 1200
 
@@ -24,10 +26,13 @@ def graph(shot: Path) -> Image.Image:
 
 def main(folder: Path) -> None:
     """Take over what was photographed; templates without a photograph stay as they are."""
+    places = json.loads(PLACES.read_text(encoding="utf-8")) if PLACES.is_file() else {}
     for title in FRAMES:
         if (shot := folder / f"{title}.png").is_file():
             graph(shot).save(DOCS / "pictures" / f"graph_{slug(title)}.jpg", quality=85)
             shutil.copyfile(folder / f"{title}.pictures.jpg", DOCS / "pictures" / f"{slug(title)}.jpg")
+            places[slug(title)] = json.loads((folder / f"{title}.pictures.json").read_text(encoding="utf-8"))
+    PLACES.write_text(json.dumps(places, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,75 +3,89 @@
 ComfyUI's page looks for them beside the pages, ``nodes/web/docs/pictures``, whatever the language of the page.
 """
 
-from make_thumbnails import DOCS, LEFT, RIGHT, ROWS, STEP, TILE, slug
 from PIL import Image
+from sheets import DOCS, Box, crop, pictures, sheet, squares
 from vitrine.engine.portraits import render, sample_scenes
 
 HELP = DOCS.parent / "nodes" / "web" / "docs" / "pictures"
-FIRST, SECOND, THIRD = ROWS
-GAP = 18
+TILE, STEP, GAP = 112, 115, 18
+"""Pixels of a picture, from one to the next, and between two cuts."""
 
-Cut = tuple[str, int, int, int, int]
-"""Gallery picture of a template, and left, top, width and height in it."""
+Cut = tuple[str, Box]
+"""Template or picture of a widget, and the part of it."""
 
 
-def tiles(title: str, x: int, y: int, count: int = 2) -> Cut:
-    """``count`` samples side by side."""
-    return title, x, y, (count - 1) * STEP + TILE, TILE
+def tiles(title: str, row: str, count: int = 2) -> Cut:
+    """The first ``count`` squares of a row, side by side."""
+    boxes = squares(title, row)[:count]
+    (left, top, *_), (x, _, width, height) = boxes[0], boxes[-1]
+    return title, (left, top, x + width - left, height)
+
+
+def strip(title: str, row: str) -> Cut:
+    """The first picture of a row, whole."""
+    return title, pictures(title, row)[0]
 
 
 PERSON, INSIDE, ONE_STEP = "Pull sliders on a person", "See what the model sees", "Draw in one step"
 COPIED, SIZE = "Stop the model copying a picture", "Say how large a picture should look"
 FIND, OWN = "Find the same part in every picture", "Make your own slider, threshold and space"
 LATE, GUIDED = "Change a person halfway through", "Guide the size apart from the prompt"
-PICTURES: dict[str, list[Cut]] = {
-    "tap": [tiles(INSIDE, RIGHT, FIRST), tiles(INSIDE, LEFT, SECOND)],
-    "inside": [tiles(INSIDE, RIGHT, FIRST), tiles(INSIDE, LEFT, FIRST)],
-    "steps": [tiles("Look inside a copied picture", LEFT, SECOND), tiles("Look inside a copied picture", LEFT, THIRD)],
-    "points": [(FIND, LEFT, 453, 450, TILE)],
-    "places": [(FIND, LEFT, FIRST, 336, 19), (FIND, LEFT, 187, 336, 19)],
-    "sizes": [tiles(SIZE, LEFT, FIRST, 1), tiles(SIZE, 370, FIRST, 1), tiles(SIZE, LEFT, SECOND, 1)],
-    "weighted": [tiles(SIZE, 584, SECOND, 1), tiles(SIZE, LEFT, THIRD, 1), tiles(SIZE, 370, THIRD, 1)],
-    "guided": [tiles(GUIDED, LEFT, FIRST), tiles(GUIDED, 255, FIRST)],
-    "padded": [tiles(GUIDED, LEFT, FIRST), tiles(GUIDED, 501, FIRST)],
-    "entropy": [tiles("Guide without a negative prompt", LEFT, y) for y in (FIRST, SECOND)],
-    "larger": [tiles("Leave the trained size", x, FIRST, 1) for x in (LEFT, 255, 747)],
-    "one_step": [tiles(ONE_STEP, RIGHT, FIRST), tiles(ONE_STEP, LEFT, SECOND)],
-    "repaired": [tiles(ONE_STEP, LEFT, SECOND), tiles(ONE_STEP, LEFT, FIRST)],
-    "student": [tiles(OWN, LEFT, 429, 4)],
-    "noises": [tiles(OWN, LEFT, SECOND, 4)],
-    "edited": [tiles(PERSON, LEFT, FIRST), tiles(PERSON, RIGHT, FIRST)],
-    "person": [tiles(PERSON, LEFT, FIRST, 4)],
-    "late": [tiles(LATE, LEFT, FIRST), tiles(LATE, RIGHT, FIRST)],
-    "child": [tiles(PERSON, LEFT, FIRST), tiles(PERSON, LEFT, THIRD)],
-    "own_slider": [tiles(OWN, LEFT, FIRST, 4)],
-    "own_space": [tiles("Turn a folder of LoRAs into sliders", LEFT, FIRST, 4)],
-    "neurons": [(COPIED, RIGHT, FIRST, 336, 37)],
-    "blocked": [tiles(COPIED, LEFT, FIRST), tiles(COPIED, LEFT, SECOND)],
-    "comes_back": [tiles(COPIED, LEFT, SECOND), tiles(COPIED, RIGHT, SECOND)],
-    "copies": [tiles("Check a model for copies", 463, FIRST)],
-    "portraits": [tiles(ONE_STEP, RIGHT, FIRST, 4)],
-    "found": [tiles(PERSON, RIGHT, SECOND, 4)],
-    "map": [("widget_people", 18, 106, 214, 190)],
-    "clicks": [("widget_points", 16, 42, 389, 248)],
-    "transformer": [tiles(SIZE, 370, FIRST, 3)],
-}  # fmt: skip
-"""Picture -> what stands in it, from left to right; strips stand below each other."""
+LOOK, ENTROPY, LARGER = "Look inside a copied picture", "Guide without a negative prompt", "Leave the trained size"
+CALLS, CALL = "60 network calls a picture", "One network call a picture"
+COPY = "Sample, and what of it is copied"
+
+
+def cuts() -> dict[str, list[Cut]]:
+    """Picture -> what stands in it, from left to right; strips stand below each other."""
+    return {
+        "tap": [tiles(INSIDE, "The pictures"), tiles(INSIDE, "Tap of the finished pictures")],
+        "inside": [tiles(INSIDE, "The pictures"), tiles(INSIDE, "Second place")],
+        "steps": [tiles(LOOK, "Inside, step 2 of 20"), tiles(LOOK, "Inside, step 10 of 20")],
+        "points": [tiles(FIND, "The same points in other faces", 4)],
+        "places": [strip(FIND, "Kept places: one strip each"), strip(FIND, "Dropped places")],
+        "sizes": [tiles(SIZE, f"Constant, told {told} px", 1) for told in (16, 64, 256)],
+        "weighted": [tiles(SIZE, f"Power-cosine, told {told} px", 1) for told in (16, 64, 256)],
+        "guided": [tiles(GUIDED, "control 1"), tiles(GUIDED, "control 3: blurrier, as a small original is")],
+        "padded": [tiles(GUIDED, "control 1"), tiles(GUIDED, "padded with its own tokens")],
+        "entropy": [tiles(ENTROPY, "No guidance"), tiles(ENTROPY, "Away from flat attention")],
+        "larger": [
+            tiles(LARGER, f"128 px, {p}", 1) for p in ("positions run on", "positions on a grid", "after fine-tuning")
+        ],
+        "one_step": [tiles(ONE_STEP, CALLS), tiles(ONE_STEP, CALL)],
+        "repaired": [tiles(ONE_STEP, CALL), tiles(ONE_STEP, "Repaired: steps is the slider")],
+        "student": [tiles(OWN, "The student's first pictures", 4)],
+        "noises": [tiles(OWN, "Ten noises, one step each: one picture", 4)],
+        "edited": [tiles(PERSON, "The person"), tiles(PERSON, "Edited")],
+        "late": [tiles(LATE, "The person"), tiles(LATE, "Edited from t = 700 on")],
+        "child": [tiles(PERSON, "The person"), tiles(PERSON, "The child")],
+        "own_slider": [tiles(OWN, "Forty labels made a slider", 4)],
+        "own_space": [tiles("Turn a folder of LoRAs into sliders", "Somebody new, with glasses", 4)],
+        "neurons": [strip(COPIED, "Neurons found: one band a layer")],
+        "blocked": [tiles(COPIED, "One memorized picture, four times"), tiles(COPIED, "What the caption says")],
+        "comes_back": [
+            tiles(COPIED, "What the caption says"), tiles(COPIED, "It comes back: blocking is not erasing"),
+        ],
+        "copies": [("Check a model for copies", pictures("Check a model for copies", COPY)[2])],
+        "person": [tiles(PERSON, "The person", 4)],
+        "portraits": [tiles(ONE_STEP, CALL, 4)],
+        "found": [tiles(PERSON, "The same person elsewhere", 4)],
+        "map": [("widget_people", (18, 106, 214, 190))],
+        "clicks": [("widget_points", (16, 42, 389, 248))],
+        "transformer": [tiles(SIZE, "Constant, told 64 px", 3)],
+    }  # fmt: skip
 
 
 def picture(name: str) -> Image.Image:
     """The cuts on white."""
-    cuts = [
-        Image.open(DOCS / "pictures" / f"{slug(title)}.jpg").convert("RGB").crop((x, y, x + w, y + h))
-        for title, x, y, w, h in PICTURES[name]
-    ]
-    strips = cuts[0].width > 8 * cuts[0].height
-    across, down = [c.width + GAP for c in cuts], [c.height + 4 for c in cuts]
+    parts = [crop(sheet(title), box) for title, box in cuts()[name]]
+    strips = parts[0].width > 8 * parts[0].height
+    across, down = [c.width + GAP for c in parts], [c.height + 4 for c in parts]
     size = (max(across), sum(down) - 4) if strips else (sum(across), max(down) - 4)
     image, x, y = Image.new("RGB", (size[0] - GAP, size[1]), "white"), 0, 0
-    for cut in cuts:
-        image.paste(cut, (x, y))
-        x, y = (x, y + cut.height + 4) if strips else (x + cut.width + GAP, y)
+    for part in parts:
+        image.paste(part, (x, y))
+        x, y = (x, y + part.height + 4) if strips else (x + part.width + GAP, y)
     return image
 
 
@@ -89,7 +103,7 @@ def main() -> None:
     """Write nodes/web/docs/pictures/*.jpg."""
     HELP.mkdir(exist_ok=True)
     rendered().save(HELP / "rendered.jpg", quality=88)
-    for name in PICTURES:
+    for name in cuts():
         picture(name).save(HELP / f"{name}.jpg", quality=88)
 
 

@@ -5,45 +5,73 @@ name moves: before, after, before. A template on your own model has the pictures
 same way. Run from anywhere.
 """
 
-import re
-from pathlib import Path
-
 from PIL import Image, ImageDraw, ImageFont
+from sheets import DOCS, crop, sheet, squares
 
-DOCS = Path(__file__).parent
-SIDE, TILE, STEP = 400, 110, 115
-"""Pixels of a thumbnail; of a picture in the gallery's sheets; from one to the next."""
-LEFT, RIGHT = 9, 485
-ROWS = (27, 169, 311)
+SIDE = 400
+"""Pixels of a thumbnail."""
 REST, FADE = 1500, 60
 """Milliseconds that a frame stands, and each of three between two frames."""
 
-Frame = tuple[str, int, int, int]
-"""Caption, place of the first picture in the sheet, across and down, and how many: four as a square, else one."""
+Frame = tuple[str, str, int, int]
+"""Caption, row of the sheet, the first of its squares, and how many: four as a square, else one."""
 FRAMES: dict[str, list[Frame]] = {
-    "Change a person halfway through": [("the person", LEFT, 27, 4), ("edited from the middle on", RIGHT, 27, 4)],
-    "Check a model for copies": [("a sample", 463, 27, 1), ("what of it is copied", 575, 27, 1)],
-    "Draw a person in one step": [("forty network calls", LEFT, 169, 4), ("one network call", RIGHT, 27, 4)],
-    "Draw at twice the size": [("twice the size, untouched", LEFT, 27, 1), ("positions fitted", 255, 27, 1)],
-    "Draw in one step": [("sixty network calls", RIGHT, 27, 4), ("one network call", LEFT, 169, 4)],
+    "Change a person halfway through": [
+        ("the person", "The person", 0, 4), ("edited from the middle on", "Edited from t = 700 on", 0, 4),
+    ],
+    "Check a model for copies": [
+        ("a sample", "Sample, and what of it is copied", 4, 1),
+        ("what of it is copied", "Sample, and what of it is copied", 5, 1),
+    ],
+    "Draw a person in one step": [
+        ("forty network calls", "For comparison: 40 calls a picture", 0, 4),
+        ("one network call", "One person, one call", 0, 4),
+    ],
+    "Draw at twice the size": [
+        ("twice the size, untouched", "256 px, untouched", 0, 1), ("positions fitted", "256 px, static", 0, 1),
+    ],
+    "Draw in one step": [
+        ("sixty network calls", "60 network calls a picture", 0, 4),
+        ("one network call", "One network call a picture", 0, 4),
+    ],
     "Find the same part in every picture": [
-        ("click here", LEFT, 453, 1), ("found", 121, 453, 1), ("found", 348, 453, 1), ("found", 575, 453, 1),
+        ("click here", "The same points in other faces", 0, 1),
+        *(("found", "The same points in other faces", k, 1) for k in (1, 3, 5)),
     ],
-    "Guide the size apart from the prompt": [("size guided by 1", LEFT, 27, 1), ("told small, by 3", 255, 27, 1)],
-    "Guide without a negative prompt": [("no guidance", LEFT, 27, 4), ("away from flat attention", LEFT, 169, 4)],
-    "Leave the trained size": [("twice the size, untouched", LEFT, 27, 1), ("positions and fine-tuning", 747, 27, 1)],
+    "Guide the size apart from the prompt": [
+        ("size guided by 1", "control 1", 0, 1),
+        ("told small, by 3", "control 3: blurrier, as a small original is", 0, 1),
+    ],
+    "Guide without a negative prompt": [
+        ("no guidance", "No guidance", 0, 4), ("away from flat attention", "Away from flat attention", 0, 4),
+    ],
+    "Leave the trained size": [
+        ("twice the size, untouched", "128 px, positions run on", 0, 1),
+        ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
+    ],
     "Look inside a copied picture": [
-        ("four seeds, one picture", LEFT, 27, 4), ("inside, at step 10", LEFT, 311, 4), ("blocked", RIGHT, 27, 4),
+        ("four seeds, one picture", "Untouched: one picture, four times", 0, 4),
+        ("inside, at step 10", "Inside, step 10 of 20", 0, 4),
+        ("blocked", "Blocked: what the caption says", 0, 4),
     ],
-    "Make your own slider, threshold and space": [("forty labels made a slider", LEFT, 27, 4)],
+    "Make your own slider, threshold and space": [("forty labels made a slider", "Forty labels made a slider", 0, 4)],
     "Pull sliders on a person": [
-        ("a person", LEFT, 27, 4), ("sliders pulled", RIGHT, 27, 4), ("the same person elsewhere", RIGHT, 169, 4),
+        ("a person", "The person", 0, 4), ("sliders pulled", "Edited", 0, 4),
+        ("the same person elsewhere", "The same person elsewhere", 0, 4),
     ],
-    "Save and load what you found": [("a person from a file", RIGHT, 27, 4), ("activations, too", RIGHT, 169, 4)],
-    "Say how large a picture should look": [("told 16 pixels", 585, 169, 1), ("told 256 pixels", 370, 311, 1)],
-    "See what the model sees": [("the pictures", RIGHT, 27, 4), ("what the model sees", LEFT, 27, 4)],
-    "Stop the model copying a picture": [("four seeds, one picture", LEFT, 27, 4), ("neurons off", LEFT, 169, 4)],
-    "Turn a folder of LoRAs into sliders": [("in none of the files", LEFT, 27, 4)],
+    "Save and load what you found": [
+        ("a person from a file", "A person from a file", 0, 4),
+        ("activations, too", "From a file, no model needed", 0, 4),
+    ],
+    "Say how large a picture should look": [
+        ("told 16 pixels", "Power-cosine, told 16 px", 0, 1), ("told 256 pixels", "Power-cosine, told 256 px", 0, 1),
+    ],
+    "See what the model sees": [("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4)],
+    "Stop the model copying a picture": [
+        ("four seeds, one picture", "One memorized picture, four times", 0, 4),
+        ("neurons off", "What the caption says", 0, 4),
+    ],
+    "Turn a folder of LoRAs into sliders": [("in none of the files", "Somebody new, with glasses", 0, 4)],
 }  # fmt: skip
 SAME_WAY = {
     "Draw at twice the size with your model": "Draw at twice the size",
@@ -57,17 +85,12 @@ SAME_WAY = {
 """Template on your model -> the one whose pictures it shows."""
 
 
-def slug(title: str) -> str:
-    """File name of a template's sheet in docs/pictures."""
-    return re.sub(r"\W+", "_", title.lower())
-
-
-def frame(sheet: Image.Image, cut: Frame) -> Image.Image:
-    """One square: the pictures, and below them what they are."""
-    caption, x, y, count = cut
+def frame(title: str, cut: Frame) -> Image.Image:
+    """One square: the pictures of a template, and below them what they are."""
+    caption, row, first, count = cut
     image, side = Image.new("RGB", (SIDE, SIDE)), SIDE // 2 if count == 4 else SIDE
-    for k in range(4 if count == 4 else 1):
-        tile = sheet.crop((x + k * STEP, y, x + k * STEP + TILE, y + TILE))
+    for k, box in enumerate(squares(title, row)[first : first + count]):
+        tile = crop(sheet(title), box)
         image.paste(tile.resize((side, side), Image.Resampling.BICUBIC), (k % 2 * side, k // 2 * side))
     bar = Image.new("RGBA", (SIDE, 44), (12, 14, 18, 190))
     image.paste(bar, (0, SIDE - 44), bar)
@@ -79,8 +102,7 @@ def frame(sheet: Image.Image, cut: Frame) -> Image.Image:
 def frames(title: str) -> tuple[list[Image.Image], list[int]]:
     """Frames of a thumbnail, and the milliseconds each stands."""
     source = SAME_WAY.get(title, title)
-    sheet = Image.open(DOCS / "pictures" / f"{slug(source)}.jpg").convert("RGB")
-    still = [frame(sheet, cut) for cut in FRAMES[source]]
+    still = [frame(source, cut) for cut in FRAMES[source]]
     if len(still) == 1:
         return still, [REST]
     images, times = [], []

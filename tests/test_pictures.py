@@ -13,7 +13,9 @@ Image = pytest.importorskip("PIL.Image")
 
 
 def command(name):
-    """docs/NAME.py as a module."""
+    """docs/NAME.py as a module, which finds those beside it."""
+    if name != "sheets" and "sheets" not in sys.modules:
+        command("sheets")
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -54,7 +56,7 @@ def test_the_slider_moves_and_its_frames_are_what_the_model_draws():
 def test_tiles_are_cut_from_the_gallery(tmp_path):
     tiles = command("make_tiles")
     for name in tiles.TILES:
-        stored = Image.open(tiles.FOLDER / f"tile_{name}.jpg")
+        stored = Image.open(tiles.DOCS / "pictures" / f"tile_{name}.jpg")
         assert f"tile_{name}.jpg" in README and difference(stored, tiles.tile(name)) < 5
         rows = [stored.crop((60, y, 400, y + 110)) for y in (0, 115)]
         assert difference(*rows) > 3, "two different rows"
@@ -62,16 +64,15 @@ def test_tiles_are_cut_from_the_gallery(tmp_path):
 
 def test_help_pages_show_what_their_node_does(tmp_path):
     """docs/make_help.py; ComfyUI's page looks beside the English pages, whatever the language."""
-    sys.modules["make_thumbnails"] = command("make_thumbnails")
     cut, pages = command("make_help"), ROOT / "nodes/web/docs"
     texts = {p: p.read_text(encoding="utf-8") for p in pages.rglob("*.md")}
     shown = {p: re.findall(r"!\[[^]]{10,}\]\(pictures/(\w+)\.jpg\)\n\n\*[^*\n]+\*\n", t) for p, t in texts.items()}
     assert sum(map(bool, shown.values())) >= 34 + 3 * 6
-    assert {name for names in shown.values() for name in names} == {*cut.PICTURES, "rendered"}
+    assert {name for names in shown.values() for name in names} == {*cut.cuts(), "rendered"}
     assert all(len(names) == t.count("![") <= 1 for names, t in zip(shown.values(), texts.values(), strict=True))
     for path in pages.glob("Vitrine*/*.md"):
         assert shown[path] == shown[pages / f"{path.parent.name}.md"], "each language shows the same"
-    drawn = {"rendered": cut.rendered(), **{name: cut.picture(name) for name in cut.PICTURES}}
+    drawn = {"rendered": cut.rendered(), **{name: cut.picture(name) for name in cut.cuts()}}
     for name, picture in drawn.items():
         file = cut.HELP / f"{name}.jpg"
         assert file.stat().st_size < 30_000 and difference(Image.open(file), picture) < 7, name

@@ -226,13 +226,16 @@ async def page(address):
 
 
 def results(rows, path, side=112, wide=1000):
-    """Write (title, PNG bytes of a batch) rows as one picture: what a workflow shows, large enough to see."""
+    """Write (title, PNG bytes of a batch) rows as one picture: what a workflow shows, large enough to see.
+
+    Returns [title, boxes of its pictures on the sheet] of each row, as docs/sheets.py reads them.
+    """
     import io
 
     from PIL import Image, ImageDraw
 
     sheet, x, y, low = Image.new("RGB", (wide, 8000), "white"), 8, 8, 0
-    draw = ImageDraw.Draw(sheet)
+    draw, places = ImageDraw.Draw(sheet), []
     for title, pictures in rows:
         opened = [Image.open(io.BytesIO(p)).convert("RGB") for p in pictures]
         scale = min(side / opened[0].height, 3 * side / opened[0].width)
@@ -241,10 +244,13 @@ def results(rows, path, side=112, wide=1000):
         if x > 8 and x + width > wide:
             x, y = 8, low + 12
         draw.text((x, y), title, "black", font_size=13)
+        places.append([title, []])
         for image in opened:
             if x + image.width > wide:
                 x, y, width = 8, low - 12, wide  # what follows a batch of several lines begins a line
             sheet.paste(image, (x, y + 18))
+            places[-1][1].append([x, y + 18, *image.size])
             x, low = x + image.width + 3, max(low, y + 18 + image.height)
         x = wide if width == wide else x + 16
     sheet.crop((0, 0, wide, low + 8)).save(path, quality=88)
+    return places

@@ -85,7 +85,7 @@ async def _run(driver, workflow, address):
                 entry = next(iter(history.values()))
                 shown = sorted((n for n in every_node(graph) if n["type"] == "PreviewImage"), key=lambda n: n["id"])
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
-                _keep(driver, workflow.stem, {n["id"]: row for n, row in zip(shown, rows, strict=True)})
+                _keep(driver, workflow.stem, rows)
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
                 help_page = await answer.text() if answer.status == 200 else ""
         await asyncio.sleep(3)
@@ -104,13 +104,10 @@ async def _run(driver, workflow, address):
 
 
 def _keep(driver, title, rows):
-    """What a workflow shows: one sheet for the gallery, and the pictures themselves for docs/make_thumbnails.py."""
+    """What a workflow shows, for docs/make_gallery.py: one sheet, and what stands where on it."""
     folder = Path(os.environ["VITRINE_SHOT"])
-    driver.results(list(rows.values()), folder / f"{title}.pictures.jpg")
-    (folder / title).mkdir(exist_ok=True)
-    for node_id, (_, pictures) in rows.items():
-        for k, picture in enumerate(pictures):
-            (folder / title / f"{node_id}-{k}.png").write_bytes(picture)
+    places = driver.results(rows, folder / f"{title}.pictures.jpg")
+    (folder / f"{title}.pictures.json").write_text(json.dumps(places))
 
 
 async def _pictures(session, address, entry, node_id):

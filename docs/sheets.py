@@ -1,0 +1,59 @@
+"""What stands where on the gallery's sheets, so that other pictures are cut from them by name and never by place.
+
+A sheet holds all that a workflow shows, a row for each *Preview Image*, under its title; a row that does not fit moves
+on, so places change with any row before. ``pictures/sheets.json``, written by make_gallery.py, keeps the boxes:
+``{sheet: [[row's title, [[left, top, width, height], ...]], ...]}``.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+DOCS = Path(__file__).parent
+PLACES = DOCS / "pictures" / "sheets.json"
+
+Box = tuple[int, int, int, int]
+"""Left, top, width and height, pixels of the sheet."""
+
+
+def slug(title: str) -> str:
+    """File name of a template's sheet in docs/pictures."""
+    return re.sub(r"\W+", "_", title.lower())
+
+
+@cache
+def sheet(title: str) -> Image.Image:
+    """A template's sheet."""
+    return Image.open(DOCS / "pictures" / f"{slug(title)}.jpg").convert("RGB")
+
+
+@cache
+def _places() -> dict[str, list[tuple[str, list[Box]]]]:
+    return json.loads(PLACES.read_text(encoding="utf-8"))
+
+
+def pictures(title: str, row: str) -> list[Box]:
+    """The pictures of a template's row; of two rows of one title, the first.
+
+    Raises:
+        KeyError: If the template shows no such row.
+    """
+    rows = _places()[slug(title)]
+    for name, boxes in rows:
+        if name == row:
+            return boxes
+    raise KeyError(f"{title} shows {[name for name, _ in rows]}, not {row!r}")
+
+
+def squares(title: str, row: str) -> list[Box]:
+    """The row cut into squares: two for a picture that shows a sample beside its mask or its match."""
+    return [(x + k * h, y, h, h) for x, y, w, h in pictures(title, row) for k in range(max(1, round(w / h)))]
+
+
+def crop(image: Image.Image, *boxes: Box) -> Image.Image:
+    """The part of a sheet from the first box to the last."""
+    left, top = min(x for x, *_ in boxes), min(y for _, y, *_ in boxes)
+    return image.crop((left, top, max(x + w for x, _, w, _ in boxes), max(y + h for _, y, _, h in boxes)))
