@@ -42,7 +42,7 @@ PLACING = """
 ## Devices and offloading
 
 Each call once under each of diffusers' ways to place a pipeline. `✓`: the result of the plain pipeline (to {equal:g} in float32, to
-{wider:g} for `rank`, whose probes magnify rounding), and every module where it was, in its precision, when the call has ended.
+{rank:g} for `rank`, whose probes magnify rounding, and {labels:g} for `segmentation`, two pixels on an edge), and every module where it was, in its precision, when the call has ended.
 *Refused* and – have their reasons below; "not run yet" waits for the run of the night. *Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
 *Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
 network. *Compiled*: `unet.compile()` in place. `†` marks what raised an error, or left a module elsewhere, before.
@@ -72,7 +72,7 @@ FAMILIES |= {
 
 def render(figures: dict[str, dict[str, Any]]) -> str:
     """The page for these figures."""
-    head = PLACING.format(equal=equal("tap"), wider=equal("rank"))
+    head = PLACING.format(equal=equal("tap"), rank=equal("rank"), labels=equal("segmentation"))
     return "\n".join(
         [
             HEAD,

@@ -36,7 +36,7 @@ WIDER = {
 }
 EQUAL = 1e-4
 """The largest error of float32 on the device or offloaded, against the CPU; other kernels round otherwise."""
-# L-BFGS magnifies rounding; of 8,192 labelled pixels two may lie on an edge between two classes, each counts 0.013
+# L-BFGS magnifies rounding; of the labelled pixels two may lie on an edge between two classes, and one counts 0.013
 EQUAL_WIDER = {"rank": 0.005, "segmentation": 0.02}
 
 
