@@ -7,6 +7,7 @@ stand in for ComfyUI's own ``comfy``.
 import importlib.util
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,30 @@ pytest.register_assert_rewrite("vitrine_tests")
 shared = ModuleType("vitrine_tests")
 shared.__path__ = [str(HERE)]
 sys.modules["vitrine_tests"] = shared
+
+
+SLOW, SECONDS = HERE / "slow.txt", 2
+"""Cases that take this long or longer, one a line; written by ``VITRINE_WRITE_SLOW=1 pytest -n 2 --dist loadfile``."""
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of the whole suite the slow cases wait for VITRINE_SLOW=1; whoever names a file or a folder gets all of it."""
+    asked = any(os.environ.get(name) for name in ("VITRINE_SLOW", "VITRINE_WRITE_SLOW"))
+    if asked or [Path(arg).name for arg in config.args] != [HERE.name]:
+        return
+    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in slow])
+    items[:] = [item for item in items if item.nodeid not in slow]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Write down which cases are slow."""
+    if os.environ.get("VITRINE_WRITE_SLOW"):
+        seconds = Counter()
+        for report in (r for reports in terminalreporter.stats.values() for r in reports if hasattr(r, "duration")):
+            seconds[report.nodeid] += report.duration
+        slow = sorted(nodeid for nodeid, taken in seconds.items() if taken >= SECONDS)
+        SLOW.write_text("".join(f"{nodeid}\n" for nodeid in slow), encoding="utf-8")
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
