@@ -1,5 +1,6 @@
 """Jobs that are killed with SIGKILL, which nothing can catch, in a fork of this process."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -17,9 +18,20 @@ def killing(when):
     return progress
 
 
+@contextlib.contextmanager
+def one_thread():
+    """As a fork computes, which has no other threads: sums in another number of parts round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _alone(job):
-    torch.set_num_threads(1)  # a fork has no other threads
-    job()
+    with one_thread():
+        job()
 
 
 def killed(job):

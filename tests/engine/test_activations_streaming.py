@@ -18,6 +18,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.footprint import memory_bytes
 from vitrine_tests import models
+from vitrine_tests.killed import one_thread
 
 pytestmark = pytest.mark.rounding
 NAMES = [f"p{n}" for n in range(5)]
@@ -74,7 +75,6 @@ def test_a_budget_is_read_and_too_small_a_one_refused(tmp_path):
 
 def stalls_at_the_third(folder, said):
     """Taps two pictures, says so, and waits to be killed."""
-    torch.set_num_threads(1)
 
     def stalling(numbers):
         if 2 in numbers:
@@ -82,7 +82,8 @@ def stalls_at_the_third(folder, said):
             time.sleep(600)
         return source(numbers)
 
-    stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
+    with one_thread():
+        stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
 
 
 def test_goes_on_after_kill_9(tmp_path):
@@ -104,9 +105,10 @@ def test_goes_on_after_kill_9(tmp_path):
         asked.extend(numbers)
         return source(numbers)
 
-    found = stream_taps(denoiser(), asking, NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB")
+    with one_thread():
+        found = stream_taps(denoiser(), asking, NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB")
+        whole = tap_latents(denoiser(), LATENTS, COND, TapConfig(PLACES, batch=1))
     assert 0 not in asked and 4 in asked, "finished pictures are not tapped again"
-    whole = tap_latents(denoiser(), LATENTS, COND, TapConfig(PLACES, batch=1))
     again = found.read(NAMES, list(whole))
     assert all(torch.equal(again[a].tensor, whole[a].tensor) for a in whole)
 
