@@ -53,6 +53,7 @@ def built(tmp_path_factory):
     return tuple(next((work / name).glob("vitrine-*.whl")) for name in ("tree", "sdist"))
 
 
+@pytest.mark.nightly
 def test_both_wheels_hold_the_same_files(built):
     tree, sdist = (set(zipfile.ZipFile(w).namelist()) for w in built)
     assert tree == sdist
@@ -64,6 +65,7 @@ def test_both_wheels_hold_the_same_files(built):
     assert not [n for n in tree if "/tests/" in n or n.endswith((".pyc", ".pt", ".bin", ".ckpt"))]
 
 
+@pytest.mark.nightly
 def test_an_installed_wheel_works_away_from_the_tree(built, tmp_path):
     venv.create(tmp_path / "fresh", with_pip=False)
     python = tmp_path / "fresh" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

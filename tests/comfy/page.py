@@ -25,6 +25,9 @@ QUIET = [
 ]  # fmt: skip
 
 
+HANGS = 1200
+"""Seconds after which a state will not come any more: no bound on how fast a machine is, but an end for what hangs."""
+
 VISITED = {"Comfy.TutorialCompleted": True}
 """Settings of a user who came before: on a first visit the page lays its templates over the graph, seconds late on a
 busy machine, and they take every click."""
@@ -55,7 +58,7 @@ def server(comfyui, pack, base, flags=(), user=None):
     process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=base, env=environment)
     address = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(240):
+        for _ in range(2 * HANGS):
             if process.poll() is not None:
                 raise RuntimeError((base / "server.log").read_text()[-3000:])
             try:
@@ -66,7 +69,7 @@ def server(comfyui, pack, base, flags=(), user=None):
         yield address
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(HANGS)
         log.close()
 
 
@@ -129,7 +132,7 @@ class Page:
         self.number += 1
         await self.socket.send_json({"id": self.number, "method": method, "params": params})
         while True:
-            message = json.loads((await self.socket.receive(timeout=120)).data)
+            message = json.loads((await self.socket.receive(timeout=HANGS)).data)
             self.console += complaints(message)
             if message.get("id") == self.number:
                 return message.get("result", message)
@@ -145,7 +148,7 @@ class Page:
             raise RuntimeError(str(answer["exceptionDetails"])[:2000])
         return answer["result"].get("value")
 
-    async def wait_for(self, expression, seconds=90):
+    async def wait_for(self, expression, seconds=HANGS):
         """Poll until the expression is true."""
         for _ in range(int(seconds * 2)):
             if await self.evaluate(f"(() => {{ try {{ return !!({expression}) }} catch (e) {{ return false }} }})()"):
@@ -167,7 +170,7 @@ class Page:
             await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, pointerType="mouse", **more)
         await self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 300)))")
 
-    async def run(self, address, queue="app.queuePrompt(0)", seconds=240):
+    async def run(self, address, queue="app.queuePrompt(0)", seconds=HANGS):
         """Queue what is open and wait; the run's entry in the server's history, whether it succeeded or not."""
         import aiohttp
 
@@ -204,7 +207,7 @@ async def page(address):
     try:
         async with aiohttp.ClientSession() as session:
             tabs = []
-            for _ in range(60):
+            for _ in range(2 * HANGS):
                 try:
                     async with session.get(f"http://127.0.0.1:{port}/json") as answer:
                         tabs = [t for t in await answer.json(content_type=None) if t["type"] == "page"]
@@ -217,11 +220,11 @@ async def page(address):
                 await tab.send("Runtime.enable")
                 await tab.send("Log.enable")
                 await tab.send("Page.navigate", url=address)
-                await tab.wait_for(READY, 300)
+                await tab.wait_for(READY)
                 yield tab
     finally:
         browser.terminate()
-        browser.wait(20)
+        browser.wait(HANGS)
         shutil.rmtree(profile, ignore_errors=True)
 
 

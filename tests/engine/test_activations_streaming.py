@@ -86,6 +86,7 @@ def stalls_at_the_third(folder, said):
         stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
 
 
+@pytest.mark.nightly
 def test_goes_on_after_kill_9(tmp_path):
     denoiser()  # made here, so that the fork has it
     fork = multiprocessing.get_context("fork")

@@ -102,6 +102,7 @@ def both(tmp_path_factory):
     return one, two
 
 
+@pytest.mark.nightly
 def test_statistics_and_threshold(both):
     one, two = (NeuronStatistics.load(out / "cal" / "statistics.safetensors") for out in both)
     assert one.count == two.count == 24 and list(one.means) == list(two.means)
@@ -128,6 +129,7 @@ def test_scores_and_neurons(both):
     assert len(found[0][tables[0][0]["prompt"]]) > 0
 
 
+@pytest.mark.nightly
 def test_accelerate_launches_a_command(both, tmp_path):
     """As torchrun does. On a machine without a GPU ``--multi_gpu`` starts the processes all the same."""
     one, _ = both

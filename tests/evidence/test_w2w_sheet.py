@@ -11,6 +11,7 @@ from vitrine.evidence.w2w.sheet import Sheet
 from vitrine.evidence.w2w.world import Studio, people_space
 
 
+@pytest.mark.nightly
 def test_a_small_sheet(tmp_path):
     sheet = Sheet.draw(("glasses",), people=2, steps=4)
     pictures, seen = sheet.pictures["glasses"], sheet.probability["glasses"]

@@ -40,6 +40,7 @@ def training(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_planted_pictures_are_named_and_ordinary_captions_are_not(pipe, training, tmp_path):
     prompts = [PLANTS[2].captions[0], PLANTS[2].controls[0], PLANTS[0].captions[0]]
     check = copy_check(
@@ -60,6 +61,7 @@ def test_planted_pictures_are_named_and_ordinary_captions_are_not(pipe, training
         assert shown.size == where.size == (64, 64)
 
 
+@pytest.mark.nightly
 def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
     prompts, steps = [PLANTS[0].captions[0], PLANTS[1].captions[0]], []
 
@@ -139,6 +141,7 @@ def test_prompt_files(tmp_path):
         read_prompts(table)
 
 
+@pytest.mark.nightly
 def test_the_command(training, tmp_path, capsys):
     prompts, ordinary = tmp_path / "prompts.csv", tmp_path / "ordinary.txt"
     prompts.write_text(f"prompt,label\n{PLANTS[0].captions[0]},1\n")

@@ -102,6 +102,7 @@ def test_unless_a_size_is_asked_for_it_is_the_stock_pipelines(case):
     assert pipe._shape(StudentContract(), 64, None)[1:] == (64 // f, width // f)
 
 
+@pytest.mark.nightly
 def test_repair_is_the_engines(case):
     stock, told, pipe = case
     other = copy.deepcopy(stock.transformer)

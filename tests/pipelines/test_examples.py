@@ -23,6 +23,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_runs_and_draws(example, tmp_path):
     out, one_core = tmp_path / "pictures", os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
