@@ -55,7 +55,7 @@ def test_names_say_what_they_hold():
 
 
 def test_no_module_imports_a_package_that_it_is_in():
-    """import-linter finds circles between siblings; this is the one that it leaves out."""
+    """import-linter finds cycles between siblings; this is the one kind that it leaves out."""
     grimp = pytest.importorskip("grimp", reason="comes with import-linter, of the dev extra")
     graph = grimp.build_graph("vitrine", cache_dir=None)
     imports = [(a, b) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)]
