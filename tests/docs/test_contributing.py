@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tomllib
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 yaml = pytest.importorskip("yaml")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -57,13 +57,14 @@ def test_a_release_names_the_repository_it_is_made_in(tmp_path):
     assert all(".ci/address" in [step.get("run") for step in jobs[job]["steps"]] for job in ("build", "registry"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda p: p.stem)
-def test_issue_forms_are_forms(path):
-    form = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if path.stem == "config":
-        assert form == {"blank_issues_enabled": True}
-        return
-    ids = [field["id"] for field in form["body"] if field["type"] != "markdown"]
-    assert form["name"] and form["description"] and ids and len(ids) == len(set(ids))
-    assert {field["type"] for field in form["body"]} <= {"markdown", "textarea", "input", "dropdown", "checkboxes"}
-    assert all(field["attributes"].get("label") or field["type"] == "markdown" for field in form["body"])
+def test_issue_forms_are_forms(subtests):
+    files = {p.stem: p.read_text(encoding="utf-8") for p in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")}
+    forms = {name: yaml.safe_load(text) for name, text in files.items()}
+    assert forms.pop("config") == {"blank_issues_enabled": True} and forms
+    for name, form in forms.items():
+        with subtests.test(name):
+            ids = [field["id"] for field in form["body"] if field["type"] != "markdown"]
+            assert form["name"] and form["description"] and ids and len(ids) == len(set(ids))
+            kinds = {field["type"] for field in form["body"]}
+            assert kinds <= {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+            assert all(field["attributes"].get("label") or field["type"] == "markdown" for field in form["body"])

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from vitrine_tests.readme_cells import BOTH, CELLS, COLUMNS, NOTES
+from vitrine_tests.docs.readme_cells import BOTH, CELLS, COLUMNS, NOTES
 
-HERE = Path(__file__).parent
-README = (HERE.parent / "README.md").read_text(encoding="utf-8")
+TESTS = Path(__file__).parents[1]
+README = (TESTS.parent / "README.md").read_text(encoding="utf-8")
 DOORS = {"diffusers", "ComfyUI"}
 
 
@@ -60,7 +60,7 @@ def collected():
     tests = [t for row in CELLS.values() for family in row.values() for cell in family.values() for t in cell]
     files = sorted({t.partition("::")[0] for t in tests} | {MORE_NOTES})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
-    run = subprocess.run([*command, *(str(HERE / f) for f in files)], capture_output=True, text=True, cwd=HERE.parent)
+    run = subprocess.run([*command, *(str(TESTS / f) for f in files)], capture_output=True, text=True, cwd=TESTS.parent)
     names = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
     assert len(names) > 500, run.stdout[-2000:]
     cases = {}
@@ -75,9 +75,13 @@ def test_every_row_is_known():
         assert list(families) == [""] or [f.strip() for f in row.partition(" (")[0].split(",")] == list(families)
 
 
-@pytest.mark.parametrize(("row", "family", "column"), EVERY)
-def test_a_cell_says_what_its_tests_run(row, family, column):
-    cell, tests = TABLE[row][column], CELLS[row][family].get(column, [])
+def test_a_cell_says_what_its_tests_run(subtests):
+    for row, family, column in EVERY:
+        with subtests.test(row=row, family=family, column=column):
+            says_what_its_tests_run(TABLE[row][column], CELLS[row][family].get(column, []), family, column)
+
+
+def says_what_its_tests_run(cell, tests, family, column):
     words = said(cell, family)
     refusals = [t for t in tests if "refused" in t or "cannot" in t]
     through = set().union(*(doors(t) for t in tests if t not in refusals))

@@ -9,17 +9,19 @@ from urllib.parse import unquote
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_relative_links_lead_somewhere(path):
-    text = FENCE.sub("", path.read_text(encoding="utf-8"))
-    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
-    near = [unquote(link) for link in links if "://" not in link]
-    assert not [link for link in near if link[0] == "/" or not (path.parent / (link.split("#")[0] or path)).exists()]
+def test_relative_links_lead_somewhere(subtests):
+    for path in PAGES:
+        with subtests.test(str(path.relative_to(ROOT))):
+            text = FENCE.sub("", path.read_text(encoding="utf-8"))
+            links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+            near = [unquote(link) for link in links if "://" not in link]
+            targets = {link: path.parent / (link.split("#")[0] or path) for link in near}
+            assert not [link for link, target in targets.items() if link[0] == "/" or not target.exists()]
 
 
 class Seen(HTMLParser):

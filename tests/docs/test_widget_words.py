@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-WEB = Path(__file__).parents[1] / "nodes" / "web"
+WEB = Path(__file__).parents[2] / "nodes" / "web"
 SCRIPTS = {p.name: p.read_text(encoding="utf-8") for p in WEB.glob("*.js")}
 SCRIPTS_OF = (("\u4e00", "\u9fff"), ("\u3040", "\u9fff"), ("\uac00", "\ud7af"))
 """First and last sign that a sentence in zh, ja, ko must hold one of, as in words.js."""

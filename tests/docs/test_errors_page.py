@@ -3,9 +3,6 @@
 import ast
 from pathlib import Path
 
-import torch
-from vitrine.engine.errors import readable, refuse
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 
@@ -64,11 +61,3 @@ def test_each_row_says_why_and_what_to_do():
 def test_each_file_reader_is_documented():
     missing = readers() - {message for message, _, _ in rows()}
     assert not missing, "explain it in docs/errors.md"
-
-
-def test_values_are_written_for_readers():
-    said = str(refuse("model", ("UNet2DConditionModel", 1280), ("factors", "delta"), "choose"))
-    assert said == "model: given UNet2DConditionModel, 1280; accepted: factors, delta. choose"
-    assert readable((1, 4, 8, 8)) == "(1, 4, 8, 8)" and readable([0.5, 2]) == "[0.5, 2]"
-    assert readable(((3, 8), None, torch.float16, dict)) == "(3, 8), none, float16, dict"
-    assert readable({"a": [], "b": ("c",)}) == "a none, b c" and readable(()) == "none" and readable(True) == "True"

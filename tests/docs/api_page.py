@@ -46,7 +46,8 @@ def pages() -> dict[str, str]:
     links = [
         f"- [{name}]({name}.md): {about}" for name, about in {**ROOMS, "core": "what all methods stand on"}.items()
     ]
-    head = "# Every public name\n\nWritten from the docstrings by `VITRINE_WRITE_DOCS=1 pytest tests/api`.\n\n"
+    command = "VITRINE_WRITE_DOCS=1 pytest tests/docs/test_api.py"
+    head = f"# Every public name\n\nWritten from the docstrings by `{command}`.\n\n"
     return made | {"README.md": head + "\n".join(links) + "\n"}
 
 
