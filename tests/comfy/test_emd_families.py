@@ -207,7 +207,7 @@ def test_pixart_is_refused():
 
 def test_the_page_has_the_table():
     if set(rows) != {*FAMILIES, "PixArt"} or any(row["train"] == "–" for row in rows.values()):
-        pytest.skip("not every family was tested and trained: were the slow cases left out?")
+        pytest.skip("not every family was tested and trained: the nightly cases were left out")
     lines = [f"| family | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     lines += [f"| {family} | {' | '.join(row.values())} |" for family, row in rows.items()]
     before, _, behind = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")
