@@ -5,10 +5,13 @@ Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,23 +27,66 @@ KEY = "vitrine"
 TEMPORARY = ".tmp-vitrine"
 """Ending of a file that is being written; leftovers may be deleted."""
 
+LONGEST_NAME = 255
+"""Bytes of a name in the common filesystems."""
+
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
-    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing."""
+    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing.
+
+    The file's mode follows the umask, whatever the library that writes it prefers.
+
+    Raises:
+        VitrineError: If a name in the path is longer than filesystems take.
+        OSError: If the disk is full, or the folder cannot be written to.
+    """
     path = Path(path)
+    refuse_long_names(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
+    scratch = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}{TEMPORARY}"
     try:
-        write(str(scratch))
-        with open(scratch, "rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(scratch, path)
+        with _disk_errors(path):
+            scratch.touch()
+            mode = stat.S_IMODE(scratch.stat().st_mode)
+            write(str(scratch))
+            scratch.chmod(mode)
+            with open(scratch, "rb+") as handle:
+                os.fsync(handle.fileno())
+            os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
     return path
+
+
+def refuse_long_names(path: str | Path, what: str = "file") -> None:
+    """Refuses a path with a name that no common filesystem takes.
+
+    Raises:
+        VitrineError: If a name in it has more than 255 bytes.
+    """
+    for name in Path(path).parts:
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            shown = f"a name of {len(os.fsencode(name))} bytes, {name[:40]}..."
+            raise refuse(what, shown, f"at most {LONGEST_NAME} bytes", "choose a shorter name")
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Errors of writing carry the name of the file that was to be written; safetensors' become ``OSError`` as well."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))
+        if type(error).__name__ != "SafetensorError" or code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -58,19 +104,41 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
-    """Lets ``write`` fill a new folder, which then replaces ``folder``; an error leaves the old one."""
+    """Lets ``write`` fill a new folder, whose entries then replace those of ``folder``; an error leaves the old ones.
+
+    Other files in ``folder`` stay, since it may be anybody's. Modes follow the umask.
+
+    Raises:
+        VitrineError, OSError: As :func:`write_whole`.
+    """
     import shutil
     import tempfile
 
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        fresh = Path(scratch) / folder.name
-        write(fresh)
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        fresh.rename(folder)
+    refuse_long_names(folder, "folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".", suffix=TEMPORARY) as scratch:
+        fresh = Path(scratch) / "fresh"
+        with _disk_errors(folder):
+            write(fresh)
+            _follow_umask(fresh)
+        for entry in fresh.iterdir():
+            target = folder / entry.name
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            entry.replace(target)
     return folder
+
+
+def _follow_umask(folder: Path) -> None:
+    """Gives each file below ``folder`` the mode of a new one."""
+    probe = folder / TEMPORARY
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def save_safetensors(

@@ -15,7 +15,7 @@ import torch
 
 from ..condition import Condition
 from ..errors import refuse
-from ..files import write_folder
+from ..files import save_safetensors, write_folder
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .render import render
 from .scenes import Scenes
@@ -196,8 +196,8 @@ def save_portraits(model: Any, folder: str | Path) -> None:
 
 def name_as_every_transformers(file: Path) -> None:
     """transformers 5 saves without ``text_model.``, which 4 answers with random weights; with it, both load."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     tensors = load_file(file)
     named = {k if k.startswith("text_model.") else f"text_model.{k}": v for k, v in tensors.items()}
-    save_file(named, file, metadata={"format": "pt"})
+    save_safetensors(file, named)
