@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..files import named, parse_table
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFile, OutFolder
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
@@ -37,9 +38,9 @@ class Train:
     with ``-m vitrine.engine.cli.main emd train``, processes share each batch.
     """
 
-    config: Positional[Path | None] = None
+    config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
     """JSON file; see above."""
-    out: Path = Path("emd-student")
+    out: OutFolder = Path("emd-student")
     """Folder for state.safetensors and the exported LoRA files."""
     stop_after: int | None = None
     """Stop when so many steps are done in all (the state is saved)."""
@@ -97,7 +98,7 @@ class Evaluate:
     Beside them stand the teacher's own single step, and the teacher on other seeds: as near as chance allows.
     """
 
-    student: Positional[Path]
+    student: Positional[Annotated[Path, arg(metavar="STUDENT")]]
     """A student's file, LoRA or whole network; or OUT/checkpoints of a run that keeps some, whose best is named."""
     prompts: Path
     """Text file, one prompt a line."""
@@ -107,15 +108,15 @@ class Evaluate:
     """The feature network: readout for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
     clip: str = ""
     """A transformers folder of a CLIPModel, for a CLIP score; none without."""
-    seeds: int = 4
+    seeds: Count = 4
     """Pictures of each prompt."""
-    steps: int = 30
+    steps: Count = 30
     """Of the teacher."""
     guidance: float = 3.0
     """Of the teacher."""
-    size: tuple[int, int] | None = None
+    size: tuple[Count, Count] | None = None
     """Height and width in pixels; by default what the teacher's pipeline draws."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the figures."""
     load: Load = LoadConfig()
 

@@ -8,13 +8,14 @@ import io
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..files import named, parse_table, save_safetensors, write_json, write_text
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFile, OutFolder
 from .nemo_check import Check
 from .options import Load
 
@@ -52,11 +53,11 @@ class Calibrate:
     Under ``torchrun`` or ``accelerate launch`` processes share the captions.
     """
 
-    prompts: Positional[Path]
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
     """Text file with ordinary captions, one a line; 500 or more."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
-    out: Path = Path("nemo")
+    out: OutFolder = Path("nemo")
     """Folder for statistics.safetensors and threshold.json."""
     scope: str = "down+mid"
     """down+mid (published) or all."""
@@ -66,7 +67,7 @@ class Calibrate:
     """Of the scores, at twice the rows; 0 is published. Detection takes it over."""
     parity: bool = False
     """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
-    scored: int = 200
+    scored: Count = 200
     """How many of the captions are scored for the threshold."""
     memory: str = "4GB"
     """What may be held beyond the model."""
@@ -106,13 +107,13 @@ class ScorePrompts:
     Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
     """
 
-    prompts: Positional[Path]
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
     """Text file, one prompt a line."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
-    out: Path = Path("scores.csv")
+    out: OutFile = Path("scores.csv")
     """A table: prompt, score, memorized or not; the highest score first."""
     memory: str = "4GB"
     """What may be held beyond the model."""
@@ -149,19 +150,19 @@ class Find:
     Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
     """
 
-    prompts: Positional[Path]
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
     """Text file, one prompt a line."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
-    out: Path = Path("neurons")
+    out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
     share: float | None = None
     """Stop at this share of what blocking everything does, instead of at tau; 0.98 suits the portraits."""
     mode: str = "chain"
     """parity, chain or fast."""
-    together: int = 16
+    together: Count = 16
     """Prompts searched in lockstep."""
     seed: int = 0
     """Of the noises; 0: as calibrated. Several searches, each in a folder of its own, make a vitrine nemo consensus."""
@@ -218,11 +219,11 @@ def _same_search(path: Path, settings: dict[str, Any]) -> None:
 class Bake:
     """Write the union of NEURONS files into a model's weights, as the changed tensors only."""
 
-    neurons: Positional[tuple[Path, ...]]
+    neurons: Positional[Annotated[tuple[Path, ...], arg(metavar="NEURONS ...")]]
     """NEURONS files of one model."""
     model: str = "portraits"
     """That model."""
-    out: Path = Path("nemo-patch.safetensors")
+    out: OutFile = Path("nemo-patch.safetensors")
     """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
     factor: float = 0.0
     """0 prunes."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFolder
 from .options import Load
 
 
@@ -34,11 +35,11 @@ class Verify:
     runs; without it no published identity has anything beside it."""
     lpips: Path | None = None
     """LPIPS as a TorchScript file, likewise."""
-    subset: int | None = None
+    subset: Count | None = None
     """At most so many prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
     """What may be held beyond the weights."""
-    out: Path = Path("verify")
+    out: OutFolder = Path("verify")
     """Folder of this verification."""
     dry: bool = False
     """Stop after the plan."""

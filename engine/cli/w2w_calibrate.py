@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
-from .options import Load
+from ..setting_checks import Count, OutFolder
+from .options import Load, OutSpace
 from .w2w_models import model_of
 
 
@@ -54,9 +55,9 @@ class Calibrate:
     From a table of readings of your own space, or for the portraits world by its readout.
     """
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """A space file."""
-    readings: Positional[Path | None] = None
+    readings: Positional[Annotated[Path | None, arg(metavar="[READINGS]")]] = None
     """CSV with the columns label, strength, reading: how much of the attribute pictures showed, on average over several
     models, at strengths from 0 up; readings of any unit, such as a classifier's probability or your own marks."""
     start: float = 1000.0
@@ -65,13 +66,13 @@ class Calibrate:
     """The space is the shipped people's: read by the readout, on people 200 to 399."""
     labels: tuple[str, ...] = ()
     """Portraits only: these labels; none: all that the readout knows."""
-    people: int = 24
+    people: Count = 24
     """Portraits only: how many people see each slider."""
     pairs: tuple[str, ...] = ()
     """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' beside 'red hair'."""
-    work: Path = Path("calibrate.work")
+    work: OutFolder = Path("calibrate.work")
     """Portraits only: where the state of these trainings is kept; the same command goes on."""
-    out: Path | None = None
+    out: OutSpace = None
     """The calibrated space; none: SPACE itself."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
@@ -126,11 +127,11 @@ class PairSlider:
     What the pictures show beside the attribute stays as it is: the slider is charged for changing it.
     """
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file, which gets the direction."""
-    before: Positional[Path]
+    before: Positional[Annotated[Path, arg(metavar="BEFORE")]]
     """Folder of pictures without the attribute."""
-    after: Positional[Path]
+    after: Positional[Annotated[Path, arg(metavar="AFTER")]]
     """Folder of the same pictures with it."""
     label: str = "my slider"
     """What the slider is called."""
@@ -140,13 +141,13 @@ class PairSlider:
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
     """What the LoRAs were trained with, or what the pictures show beside the subject and the attribute."""
-    steps: int = 150
+    steps: Count = 150
     """Adam steps of 16 pictures."""
     start: float = 1000.0
     """Timestep from which the slider will act; it is trained below it."""
-    size: int | None = None
+    size: Count | None = None
     """Side in pixels; none: the base model's."""
-    out: Path | None = None
+    out: OutSpace = None
     """The space with the slider; none: SPACE itself."""
     save_dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..setting_checks import OutFile
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,9 +20,9 @@ class Map:
     """Draw all models of a space on one HTML page that needs nothing beside it: points or thumbnails, coloured by a
     label of choice, with neighbours and distances."""
 
-    space: Positional[Path | None] = None
+    space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
-    out: Path = Path("map.html")
+    out: OutFile = Path("map.html")
     """The page."""
     thumbnails: Path | None = None
     """A folder of pictures called like the models, such as anna.png."""

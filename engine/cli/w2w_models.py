@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFolder
 from .options import Load
 
 
@@ -18,11 +19,11 @@ from .options import Load
 class Writing:
     """How models are written: a LoRA file and a .w2wmodel file of the same name for each."""
 
-    out: Path = Path("w2w-models")
+    out: OutFolder = Path("w2w-models")
     """Folder for the files."""
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
-    rank: int | None = None
+    rank: Count | None = None
     """At most so many factors a layer; none: exact."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the LoRA's factors."""
@@ -52,7 +53,7 @@ Files = Annotated[Writing, arg(name="")]
 class Sample:
     """Write new models of a space as LoRA files, drawn as the space's file says where nothing else is given."""
 
-    space: Positional[Path | None] = None
+    space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     """One model each."""
@@ -66,7 +67,7 @@ class Sample:
     """Scores the models must have before sliders, in deviations, such as 'glasses=-1'."""
     factor: float | None = None
     """Spread of the models: 1 varies as the training models do, 0 is their mean."""
-    components: int | None = None
+    components: Count | None = None
     """Draw only the first so many."""
     truncation: float | None = None
     """Redraw numbers beyond so many deviations."""
@@ -103,9 +104,9 @@ class Sample:
 class Edit:
     """Move models along sliders: the same person with a beard."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    models: Positional[tuple[str, ...]]
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
     """.w2wmodel files, or names of training models."""
     edits: tuple[str, ...] = ()
     """Sliders such as 'beard=2', in deviations of the training models."""
@@ -140,9 +141,9 @@ class Invert:
     """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command goes on, also after
     kill -9."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    pictures: Positional[tuple[Path, ...]]
+    pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURES ...")]]
     """One model for each, unless together; they are cropped to squares."""
     masks: tuple[Path, ...] = ()
     """Pictures that are white where the subject is, one for each picture and of its size."""
@@ -154,11 +155,11 @@ class Invert:
     """What the LoRAs were trained with, or what the pictures show beside the subject."""
     preset: str = "quick"
     """photo and out_of_distribution are the paper's; quick: fewer steps, larger batches."""
-    steps: int | None = None
+    steps: Count | None = None
     """Adam steps, instead of the preset's."""
     lr: float | None = None
     """Learning rate, instead of the preset's."""
-    components: int | None = None
+    components: Count | None = None
     """How many to train, instead of the preset's."""
     prior: float | None = None
     """Pull towards the mean model; for drawings or hidden faces try 0.001."""
@@ -166,7 +167,7 @@ class Invert:
     """Latents that are trained on: the VAE's mean, or another sample at each step, as in the published code."""
     seed: int = 0
     """Of noise levels and noise."""
-    size: int | None = None
+    size: Count | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
     files: Files = Writing()
@@ -237,11 +238,11 @@ class Invert:
 class Encode:
     """Somebody's LoRA, or a training model by name, as a model of a space, and how much of it the space holds."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    loras: Positional[tuple[str, ...]]
+    loras: Positional[Annotated[tuple[str, ...], arg(metavar="LORAS ...")]]
     """LoRA files, names of training models, or w2wmodel.pt of the published code."""
-    out: Path = Path("w2w-models")
+    out: OutFolder = Path("w2w-models")
     """Folder for the .w2wmodel files; vitrine w2w export makes LoRAs of them."""
     base_weights: Path | None = None
     """The base model's safetensors file, or diffusers' unet folder, for a DoRA."""
@@ -269,9 +270,9 @@ class Encode:
 class Export:
     """Write models of a space as LoRA files of a chosen rank, precision and spelling."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    models: Positional[tuple[str, ...]]
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
     """.w2wmodel files, or names of training models."""
     files: Files = Writing()
 

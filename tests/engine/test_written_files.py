@@ -11,7 +11,7 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.files import save_safetensors, write_folder, write_text
-from vitrine.engine.output_paths import refuse_unwritable
+from vitrine.engine.setting_checks import refuse_unwritable
 
 LONGEST = 255
 
