@@ -15,6 +15,7 @@ from ..families import Latent
 from ..files import named
 from ..noise import seeded_noise
 from ..placement import device_of, dtype_of, upcast_vae
+from ..sizes import check_sides
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -45,6 +46,7 @@ def to_pixels(
     Raises:
         VitrineError: If a picture has another form or range, sizes differ, or ``factor`` does not divide the sides.
     """
+    check_sides("size", *(size if isinstance(size, tuple) else (size,)))
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     if not images:
         raise refuse("image", image, _FORMS, "give at least one picture")

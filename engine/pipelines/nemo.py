@@ -15,6 +15,7 @@ from ..errors import refuse
 from ..families import family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
+from ..sizes import check_sides
 from .around import AroundAnyPipeline, clock_of, kept_whole
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart
@@ -50,6 +51,7 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
             VitrineError: If the other pipeline lacks a component, its model is of no known family, or the autoencoder
                 does not divide the size.
         """
+        check_sides("size", *(size or ()))
         if kept_whole(pipeline):
             return NEMOAroundPipeline.from_pipe(pipeline, size=size, **kwargs)
         made = super().from_pipe(pipeline, **kwargs)
@@ -100,6 +102,7 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         Raises:
             VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
         """
+        check_sides("size", *(size or ()))
         made = super().from_pipe(pipeline, **kwargs)
         made.__dict__["_size"] = size
         return made

@@ -17,6 +17,7 @@ from ..config import Config
 from ..errors import refuse
 from ..files import named
 from ..progress import Progress, silent
+from ..sizes import check_sides
 from .tap_call import tap_config
 
 Features = Callable[[str], torch.Tensor]
@@ -51,6 +52,7 @@ class FeatureSettings(Config):
     seeds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_sides("size", self.size)
         if check_protocol(self.protocol) and self.keep_aspect:
             raise refuse("keep_aspect", True, "False under protocol='gdf'", "the official code squeezes to squares")
 

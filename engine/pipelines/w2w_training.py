@@ -14,6 +14,7 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import family_of
 from ..placement import upcast_vae
+from ..sizes import check_sides
 from ..w2w import Subject
 from .loading import LoadConfig, load_pipeline
 from .w2w import W2WPipeline
@@ -38,6 +39,7 @@ def subjects_in(
     Raises:
         VitrineError: If ``folder`` holds no folder with pictures, or (from a maker) a picture cannot be read.
     """
+    check_sides("size", size)
     root = Path(folder)
     folders = sorted(p for p in root.iterdir() if p.is_dir() and _pictures(p)) if root.is_dir() else []
     if not folders:
