@@ -16,6 +16,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "nightly.json"
+MARKED = re.compile(r"mark\.nightly\b|\bnightly_but\(")
+"""What marks a case in a test file: the mark itself, or ``tests/lanes.py``."""
 INTERRUPTED = 2
 """pytest's exit status after Ctrl-C."""
 
@@ -68,8 +71,8 @@ LONG = (
 
 def pieces() -> list[Piece]:
     """Every piece: the files with cases marked ``nightly``, then the long ones."""
-    marked = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.nightly" in p.read_text(encoding="utf-8")]
-    names = [str(p.relative_to(ROOT)) for p in marked]
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [str(p.relative_to(ROOT)) for p in files if MARKED.search(p.read_text(encoding="utf-8"))]
     return [*(Piece(name, (name, "-m", "nightly")) for name in names), *LONG]
 
 

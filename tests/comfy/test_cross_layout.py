@@ -248,6 +248,7 @@ def test_the_same_convolutions_are_spread_at_full_size(comfy, name):
     assert len(shapes[0]) == {"SD1.5": 37, "SD2.1": 37, "SDXL": 26}[name]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["small SD1.5", "small SD2.1", "small SDXL", "portraits shape", "uneven"])
 def test_spread_unets_agree(comfy, name, record_property):
     """Both libraries' UNets with their inner convolutions spread, by another step on each axis."""

@@ -19,6 +19,8 @@ from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine_tests.comfy.emd_families import TWINS, teacher
 from vitrine_tests.pipelines.encoded import source
 
+pytestmark = pytest.mark.nightly
+
 FAMILIES = ["SD1 (portraits)", "SD2, predicting v", "SDXL", "Flux (flow portraits)", *TWINS]
 COLUMNS = ("train", "run", "export", "load in diffusers", "Load LoRA of ComfyUI", "EMD's nodes in ComfyUI")
 PAGE = Path(__file__).parents[2] / "docs" / "emd_families.md"

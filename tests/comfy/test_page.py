@@ -139,6 +139,7 @@ async def _opened(driver, workflow, address):
         return *await _open(tab, workflow), tab.faults()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workflow", ON_YOUR_MODEL, ids=lambda p: p.stem)
 def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
     """Its API graph runs on full-size checkpoints in tests/full_size/test_own_models.py."""
