@@ -135,7 +135,10 @@ class Record:
 
     def __init__(self, path: Path):
         self.path, self._lock = path, threading.Lock()
-        self.entries: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.entries = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
 
     def passed(self, piece: Piece, at: str | None = None) -> bool:
         """Whether a piece passed; with ``at``, at that commit."""
@@ -143,9 +146,9 @@ class Record:
         return entry.get("result") == "passed" and at in (None, entry.get("commit"))
 
     def keep(self, piece: Piece, entry: dict[str, Any], known: list[str]) -> None:
-        """Add a result; entries of pieces that no longer exist go."""
+        """Add a result to what is in the file by now; entries of pieces that no longer exist go."""
         with self._lock:
-            self.entries = {k: v for k, v in {**self.entries, piece.name: entry}.items() if k in known}
+            self.entries = {k: v for k, v in {**self._read(), piece.name: entry}.items() if k in known}
             beside = self.path.with_suffix(".part")
             beside.write_text(json.dumps(dict(sorted(self.entries.items())), indent=1) + "\n", encoding="utf-8")
             beside.replace(self.path)
