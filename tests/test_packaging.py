@@ -50,7 +50,7 @@ def built(tmp_path_factory):
     made = run(sys.executable, "-c", build, cwd=tree)
     for name, source in (("tree", tree), ("sdist", work / made.splitlines()[-1])):
         run(*pip, "--no-build-isolation", "-w", work / name, source)
-    return tuple(next((work / name).glob("vitrine-*.whl")) for name in ("tree", "sdist"))
+    return tuple(next((work / name).glob("vitrine_diffusion-*.whl")) for name in ("tree", "sdist"))
 
 
 @pytest.mark.nightly
@@ -61,7 +61,7 @@ def test_both_wheels_hold_the_same_files(built):
     data = {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "locales").rglob("*.json")}
     data |= {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "nodes/web").rglob("*.md")}
     assert code | data <= tree
-    assert all(name.startswith(("vitrine/", "vitrine-")) for name in tree)
+    assert all(name.startswith(("vitrine/", "vitrine_diffusion-")) for name in tree)
     assert not [n for n in tree if "/tests/" in n or n.endswith((".pyc", ".pt", ".bin", ".ckpt"))]
 
 
