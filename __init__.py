@@ -72,7 +72,7 @@ _HOMES = {
 }
 """Where a short name is found; every other name of ``__all__`` in ``.engine.pipelines``."""
 
-if TYPE_CHECKING:  # the same once more, for type checkers; tests/test_short_imports.py compares
+if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.activations import Activations, PCABasis, pca_rgb
     from .engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
     from .engine.denoiser import Denoiser
