@@ -6,7 +6,7 @@ The lock is the operating system's (``filelock``, which torch brings), so it end
 from __future__ import annotations
 
 import os
-import socket
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +35,7 @@ def sole_owner(folder: str | Path) -> Iterator[None]:
         shown = f"{folder.name}, in use by {_owner(note)}"
         raise refuse("work folder", shown, "a folder of its own", "wait for that process, or stop it") from error
     try:
-        write_json(note, {"process": os.getpid(), "machine": socket.gethostname()})
+        write_json(note, {"process": os.getpid(), "machine": platform.node()})
         yield
     finally:
         note.unlink(missing_ok=True)

@@ -9,11 +9,10 @@ import os
 import sys
 from typing import Annotated, Any, NamedTuple, Union
 
+from .. import packages
 from ..errors import VitrineError, refuse
 from ..setting_checks import check_settings
 from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_libraries, wide_enough
-
-EXTRAS = "This command needs more packages: pip install torch 'vitrine[demo]'"
 
 
 class Group(NamedTuple):
@@ -49,13 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     """The exit status of one command."""
+    if arguments == ["--version"]:
+        print(packages.versions())
+        return 0
     try:
         command = _parse(arguments)
         check_settings(command)
         with quiet_libraries():
             return command.run()
     except ImportError as error:
-        return _explained(f"{error}. {EXTRAS}")
+        remedy = packages.install("demo", "torch")
+        return _explained(f"{error}. This command needs more packages: {remedy}")
     except BrokenPipeError:
         drop_stdout()
         return CLOSED_PIPE
@@ -103,7 +106,10 @@ def _parse(arguments: list[str]) -> Any:
     tree = _tree()
     _check_words(arguments, tree)
     errors = io.StringIO()
-    about = "Open a diffusion model like a display case: see what is inside, change it, sample from it."
+    about = (
+        "Open a diffusion model like a display case: see what is inside, change it, sample from it. "
+        "`vitrine --version` prints versions."
+    )
     try:
         with contextlib.redirect_stderr(errors), wide_enough():
             return tyro.cli(_union(tree), args=_at_home(arguments), prog="vitrine", description=about)

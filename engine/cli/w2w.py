@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,14 +56,14 @@ class TrainLoras:
 
     def run(self) -> int:
         """0 when all are trained."""
-        from ..processes import cores, launched, side_by_side
+        from ..processes import cores, launched, side_by_side, world_size
 
         self._refuse_unread()
         small = self.folder is None or self.model == "portraits"
         count = (cores() if small else 1) if self.workers is None else self.workers
         if count < 1:
             raise refuse("workers", count, "1 or more", "leave it out for the usual number")
-        if count > 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if count > 1 and world_size() > 1:
             raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
         trained = side_by_side(self._train, count) if count > 1 else [self._train()]
         launched().meet()  # the others may still be training

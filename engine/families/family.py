@@ -1,4 +1,4 @@
-"""What a model family has to say of itself. Each family is one file here; docs/add_a_family.md walks through one."""
+"""What a model family has to say of itself. Each family is one file of this folder."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
     """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
 
     Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. Nobody has
-    published what the method does there; see docs/claims.md for what was measured here.
+    published what the method does there.
 
     ::
 

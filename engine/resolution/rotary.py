@@ -161,8 +161,7 @@ class RotaryPositions(AbstractContextManager):
             self._undo.pop()()
 
     def _recompute(self, part: Any, args: tuple, kwargs: Named, output: Any) -> Any:
-        named = inspect.signature(part.forward).bind(*args, **kwargs).arguments
-        return _READERS[type(part).__name__](part, named, self.plan, self.tau)
+        return _READERS[type(part).__name__](part, _named(part, args, kwargs), self.plan, self.tau)
 
     def _tabled(self, backbone: nn.Module, path: str, old: Any) -> Any:
         """A copy of the embedding with tables of its own in its place; the old one is put back as it was."""
@@ -175,9 +174,14 @@ class RotaryPositions(AbstractContextManager):
         return new
 
 
+def _named(module: nn.Module, args: tuple, kwargs: Named) -> Named:
+    """A forward's arguments by the names of its parameters."""
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
+
+
 def _noise_share(net: nn.Module, args: tuple, kwargs: Named) -> float:
     """tau of a forward, 1 .. 0, from what the network is told."""
-    named, kind = inspect.signature(net.forward).bind(*args, **kwargs).arguments, type(net).__name__
+    named, kind = _named(net, args, kwargs), type(net).__name__
     timesteps = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
     t = torch.as_tensor(timesteps, dtype=torch.float64, device="cpu").reshape(-1)
     if not bool((t == t[0]).all()):

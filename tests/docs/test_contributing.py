@@ -48,7 +48,9 @@ def test_a_release_names_the_repository_it_is_made_in(tmp_path):
     for _ in range(2):
         subprocess.run([str(ROOT / ".ci" / "address")], cwd=tmp_path, env=os.environ | where, check=True)
         written = tomllib.loads((tmp_path / "pyproject.toml").read_text())
-        assert written["project"].pop("urls") == {"Repository": "https://example.org/some/where"}
+        urls = written["project"].pop("urls")
+        assert urls["Repository"] == "https://example.org/some/where" and len(urls) == 4
+        assert all(url.startswith(urls["Repository"]) for url in urls.values())
         assert written == PROJECT
     comfy, project = PROJECT["tool"]["comfy"], PROJECT["project"]
     assert comfy["PublisherId"] and comfy["DisplayName"] and re.fullmatch(r">=\d+\.\d+\.\d+", comfy["requires-comfyui"])

@@ -239,7 +239,7 @@ CASES = (
     Wild("PEFT", "LoRA of projections, 1 x 1 convolutions too", by_peft(lora()), "read"),
     Wild("PEFT", "LoRA of 3 x 3 convolutions (LoCon)", by_peft(lora(target_modules=["conv1", "to_k"])), "read"),
     Wild("PEFT", "rank-stabilised (rsLoRA)", by_peft(lora(use_rslora=True)), "read"),
-    Wild("PEFT", "rank and alpha by pattern, regular expressions", by_peft(lora(**PATTERNS)), "read"),
+    Wild("PEFT", "rank and alpha by pattern, with alternatives", by_peft(lora(**PATTERNS)), "read"),
     Wild("PEFT", "half precision", by_peft(lora(), torch.bfloat16), "read"),
     Wild("PEFT", "8-bit floats", by_peft(lora(), FP8), "read"),
     Wild("PEFT", "biases of factors", by_peft(lora(lora_bias=True, target_modules=["to_q"])), "read, says lora_B.bias"),

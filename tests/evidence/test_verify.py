@@ -193,7 +193,7 @@ def test_a_dry_run_stops_after_the_plan(portraits_data, tmp_path, capsys):
         (["--model", "portraits", "--config", "some/where"], "--config"),
         (["--model", "portraits", "--claim", "nemo.detecton"], "Did you mean nemo.detection"),
         (["--model", "portraits", "--subset", "1"], "2 or more"),
-        (["--model", "portraits", "--data", "no-such-folder"], "docs/verify.md"),
+        (["--model", "portraits", "--data", "no-such-folder"], "the plan (--dry)"),
         (["--model", "portraits", "--sscd", "no-such.pt", "--claim", "nemo.blocking"], "--sscd"),
     ],
 )
