@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_an_installed_wheel_works_away_from_the_tree(built, tmp_path):
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", built[0])
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     # Dependencies from this environment, after the fresh one's own; its .pth files (an editable install) do not run.
-    (own / "outer.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    (own / "outer.pth").write_text("\n".join(path for path in sys.path if any(Path(path).glob("*.dist-info"))))
     told = json.loads(run(python, "-c", QUESTIONS, cwd=tmp_path, OMP_NUM_THREADS="1").splitlines()[-1])
     assert Path(told["file"]).is_relative_to(own) and told["module"] == "vitrine.engine.activations.config"
     assert told["languages"] == ["en", "ja", "ko", "zh"] and told["typed"] and told["student"]
