@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 # Read when torch is imported. Where something else has one of two cores, threads that spin while they wait for each
@@ -25,6 +26,16 @@ if importlib.util.find_spec("vitrine") is None:
     spec = importlib.util.spec_from_file_location("vitrine", root / "__init__.py", **where)
     sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["vitrine"])
+
+# No bound on seconds, and the same examples each time, so that lanes A and B pass or fail alike on every machine.
+# `pytest --hypothesis-profile nightly` searches anew, and longer.
+settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("same")
 
 pytest.register_assert_rewrite("vitrine_tests")
 shared = ModuleType("vitrine_tests")

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
 from email.parser import HeaderParser
@@ -87,9 +86,8 @@ def test_an_installed_wheel_works_away_from_the_tree(built, tmp_path):
     python = tmp_path / "fresh" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", built[0])
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    site = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     # Dependencies from this environment, after the fresh one's own; its .pth files (an editable install) do not run.
-    (own / "outer.pth").write_text("\n".join({*site, *(path for path in sys.path if path.endswith("site-packages"))}))
+    (own / "outer.pth").write_text("\n".join(path for path in sys.path if any(Path(path).glob("*.dist-info"))))
     told = json.loads(run(python, "-c", QUESTIONS, cwd=tmp_path, OMP_NUM_THREADS="1").splitlines()[-1])
     assert Path(told["file"]).is_relative_to(own) and told["module"] == "vitrine.engine.activations.config"
     assert told["languages"] == ["en", "ja", "ko", "zh"] and told["typed"] and told["student"]

@@ -18,6 +18,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.footprint import memory_bytes
 from vitrine_tests import models
+from vitrine_tests.hangs import HANGS
 from vitrine_tests.killed import one_thread
 
 pytestmark = pytest.mark.rounding
@@ -79,7 +80,7 @@ def stalls_at_the_third(folder, said):
     def stalling(numbers):
         if 2 in numbers:
             said.send("two are done")
-            time.sleep(600)
+            time.sleep(HANGS)
         return source(numbers)
 
     with one_thread():
@@ -94,7 +95,7 @@ def test_goes_on_after_kill_9(tmp_path):
     first = fork.Process(target=stalls_at_the_third, args=(tmp_path, said))
     first.start()
     try:
-        assert heard.poll(60) and heard.recv() == "two are done"
+        assert heard.poll(HANGS) and heard.recv() == "two are done"
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.join()

@@ -19,6 +19,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import seeded_noise
 from vitrine.engine.training import mean_gradients
 from vitrine_tests.emd_runs import teacher, texts, trainer
+from vitrine_tests.hangs import HANGS
 
 
 def digest(module):
@@ -314,7 +315,7 @@ def test_two_processes_average_their_gradients(tmp_path):
     """)
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300)
+    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=HANGS)
     assert ended.returncode == 0, ended.stderr.decode()[-2000:]
     first, second = (load_file(tmp_path / f"process{i}.safetensors") for i in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)
