@@ -50,21 +50,8 @@ _TEXT = re.compile(
     r"|(base_model\.model\.)?(text_model|encoder)\.)"
 )
 
-# Module names that contain an underscore themselves; every other underscore of a kohya name separates modules.
-_WORDS = [
-    "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "to_q", "to_k", "to_v", "to_out", "proj_in",
-    "proj_out", "time_emb_proj", "conv_in", "conv_out", "conv_shortcut", "time_embedding", "add_embedding",
-    "linear_1", "linear_2", "input_blocks", "output_blocks", "middle_block", "in_layers", "out_layers", "emb_layers",
-    "skip_connection", "time_embed", "label_emb", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",
-    "single_transformer_blocks", "ff_context", "double_blocks", "single_blocks", "img_attn", "txt_attn", "img_mlp",
-    "txt_mlp", "img_mod", "txt_mod", "img_in", "txt_in", "time_in", "vector_in", "guidance_in", "in_layer", "out_layer",
-    "final_layer", "adaLN_modulation", "joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder",
-    "context_embedder", "time_text_embed", "timestep_embedder", "guidance_embedder", "text_embedder", "proj_mlp",
-    "norm1_context", "norm_out", "norm_q", "norm_k", "adaln_single", "caption_projection", "pos_embed",
-    "context_refiner", "noise_refiner", "feed_forward", "cap_embedder",
-    "text_fusion", "layerwise_blocks", "refiner_blocks",
-]  # fmt: skip
-_WORDS += sorted(set().union(*(words(family.weights) for family in FAMILIES)) - set(_WORDS))
+_WORDS = set().union(*(words(family.weights) | {*family.underscored} for family in FAMILIES))
+"""Names of modules with an underscore of their own; every other underscore of a kohya name separates modules."""
 _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
 
 
