@@ -12,15 +12,16 @@ from torch import nn
 
 from ..compiled import uncompiled
 from ..condition import Condition
-from ..errors import refuse
+from ..errors import VitrineError, refuse
 from ..placement import device_of, dtype_of
 from ..site import Site
 from .facts import Published
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
+from .weights import spellings
 
 __all__ = [
     "FAMILIES", "Family", "Inputs", "Latent", "Side", "Tokens", "call_of", "class_names", "family_of", "layout_of",
-    "published_as", "record_of", "refuse_unfit", "tokens_reader", "trained_size",
+    "published_as", "record_of", "refuse_unfit", "spelled_layers", "tokens_reader", "trained_size",
 ]  # fmt: skip
 
 _modules = (importlib.import_module(f".{entry.name}", __name__) for entry in pkgutil.iter_modules(__path__))
@@ -93,6 +94,22 @@ def trained_size(backbone: nn.Module) -> tuple[int, int] | None:
     """(width, height) in pixels that a family's published weights were trained at; None where no family says."""
     record = record_of(backbone)
     return None if record is None else record[0].trained(uncompiled(backbone))
+
+
+def spelled_layers(backbone: nn.Module) -> Iterator[tuple[str, str, tuple[int, int] | None]]:
+    """(name, path, rows) of each linear layer under every name that LoRA files have for it.
+
+    ``rows`` is (start, length) of the outputs that are meant, None for all. Nothing for a network of no family.
+    """
+    try:
+        weights = family_of(backbone).weights
+    except VitrineError:  # loaders have names of their own for other models
+        return
+    for path, module in backbone.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
+            spelled = spellings(weights, path, (weight.shape[0], weight.shape[1]))
+            yield from ((name, path, rows) for name, rows in spelled.items())
 
 
 def published_as(name: str) -> tuple[Family, Published] | None:

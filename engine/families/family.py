@@ -208,6 +208,7 @@ class Family:
         rope_tables: class of one that looks positions up in tables -> its attribute with the axes' widths.
         grid_scale: (backbone, latents on a side) -> the divisor of positions that a network works out by itself.
         adapted: ends of the paths of the layers that a student's LoRA adapts; by default all linear ones of blocks.
+        renamed: (path of ComfyUI's or ldm's module, repeats of a level) -> diffusers', where no table can say it.
         lora_paths: a pattern of the paths of layers in LoRA files by which ``published`` are told apart.
         underscored: names of modules with an underscore of their own that ``weights`` lacks; kohya's names blur them.
         published: models of the family that methods must tell apart.
@@ -233,6 +234,7 @@ class Family:
     rope_tables: Mapping[str, str] = field(default_factory=dict)
     grid_scale: Callable[[Any, int], float] | None = None
     adapted: tuple[str, ...] = ()
+    renamed: Callable[[str, int], str] | None = None
     lora_paths: str = ""
     underscored: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()

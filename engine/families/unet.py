@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -165,6 +166,39 @@ def strangeness(net: Any) -> tuple[str, str] | None:
     return None
 
 
+# --- names in files -------------------------------------------------------------------------------------------------
+_RESNET = {"in_layers.2": "conv1", "out_layers.3": "conv2", "emb_layers.1": "time_emb_proj"}
+_RESNET["skip_connection"] = "conv_shortcut"
+_EDGES = {
+    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2", "input_blocks.0.0": "conv_in",
+    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2", "out.2": "conv_out",
+}  # fmt: skip
+
+
+def renamed(path: str, layers: int) -> str:
+    """ldm module names in diffusers' words. A level has ``layers`` repeats on the way down, one more on the way up."""
+    if path in _EDGES:
+        return _EDGES[path]
+    match = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
+    if not match:
+        return path
+    stage, n = match[1], int(match[2])
+    if stage == "middle_block":
+        return _child("mid_block", n // 2, n % 2 == 1, ".".join(filter(None, match.group(3, 4))))
+    child, tail = int(match[3] or 0), match[4]
+    level, repeat = divmod(n - 1 if stage == "input_blocks" else n, layers + 1)
+    block = f"{'down' if stage == 'input_blocks' else 'up'}_blocks.{level}"
+    if tail == "op":
+        return f"{block}.downsamplers.0.conv"
+    if tail == "conv":
+        return f"{block}.upsamplers.0.conv"
+    return _child(block, repeat, child == 1, tail)
+
+
+def _child(block: str, index: int, attention: bool, tail: str) -> str:
+    return f"{block}.attentions.{index}.{tail}" if attention else f"{block}.resnets.{index}.{_RESNET.get(tail, tail)}"
+
+
 # --- sizes ----------------------------------------------------------------------------------------------------------
 def _with_sizes(path: str, embed: Any, channels: int, **more: Any) -> SizeInput:
     """SDXL's vector, the same in both libraries: pooled text, then six sinusoids of ``channels``.
@@ -226,6 +260,7 @@ FAMILY = Family(
         "to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "conv1", "conv2",
         "conv_shortcut", "time_emb_proj",
     ),
+    renamed=renamed,
     lora_paths=r"^(down_blocks|up_blocks|mid_block)\..*\.attn2\.to_[kv]$",
     underscored=(
         "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "proj_in", "proj_out", "time_emb_proj",

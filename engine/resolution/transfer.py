@@ -18,7 +18,7 @@ from ..families.family import vae_factor
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
-from .receptive import Spread, inner_convolutions
+from .receptive import Spread, inner_convolutions, is_convolutional
 from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
@@ -56,7 +56,7 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     counts = "" if hasattr(pipe.scheduler, "sigmas") else type(pipe.scheduler).__name__
     return ModelFacts(
         type(backbone).__name__, schedule, size, factor, patch, shift, dynamic, positions,
-        hasattr(backbone, "down_blocks"), counts,
+        is_convolutional(backbone), counts,
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
 
 def _positions(backbone: Any, part: Any, latents: int) -> Positions:
     if part is None:
-        return Positions("none" if hasattr(backbone, "down_blocks") else "unknown")
+        return Positions("none" if is_convolutional(backbone) else "unknown")
     if is_rotary(part):
         return Positions("rope")
     if not part.pos_embed_max_size:
@@ -224,7 +224,7 @@ def transferred_copy(
     name, network = backbone_of(pipe)
     new, backbone = copy.copy(pipe), uncompiled(network)
     paths = [position_part(backbone)[0]]
-    if config.receptive_field != "none" and hasattr(backbone, "down_blocks"):
+    if config.receptive_field != "none" and is_convolutional(backbone):
         paths += inner_convolutions(backbone)
     setattr(new, name, _branch(backbone, [path for path in paths if path]))
     applied = apply(new, config, metadata)

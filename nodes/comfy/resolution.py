@@ -14,7 +14,7 @@ import torch
 from ...engine.errors import VitrineError, refuse
 from ...engine.families import FAMILIES, class_names, trained_size
 from ...engine.resolution import ModelFacts, Plan, Positions, read_metadata, recover_grid
-from ...engine.resolution.receptive import Spread
+from ...engine.resolution.receptive import Spread, is_convolutional
 from ...engine.resolution.rope import DYNAMIC, axis_angles
 from ...engine.rotary import turns
 from .forwards import Forward, Run, around_forwards, around_sampling
@@ -59,9 +59,9 @@ def facts_of(model: Any) -> ModelFacts:
     sampling, network = model.get_model_object("model_sampling"), backbone_of(model)
     config = model.model.model_config
     positions = _position_facts(model, network)
-    patch = 1 if hasattr(network, "input_blocks") else _patch(network)
+    convolutional = is_convolutional(network)
+    patch = 1 if convolutional else _patch(network)
     factor = model.get_model_object("latent_format").spacial_downscale_ratio
-    convolutional = hasattr(network, "input_blocks")
     return ModelFacts(
         type(config).__name__.lstrip("_"), movable_schedule(sampling), _own_size(model, network), factor, patch,
         own_shift(sampling), None, positions, convolutional, set_before="model_sampling" in model.object_patches,
@@ -96,7 +96,7 @@ def _position_facts(model: Any, network: Any) -> Positions:
         return Positions("rope")
     if hasattr(network, "pe_interpolation"):
         return Positions("computed")
-    return Positions("none" if hasattr(network, "input_blocks") else "unknown")
+    return Positions("none" if is_convolutional(network) else "unknown")
 
 
 def _rotary(model: Any) -> tuple[str, Any]:
