@@ -14,14 +14,16 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..condition import Condition
+from ..rotary import doubled
 from ..site import AdaLN, Columns, ModuleSite, Site
+from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import QKV, block_input, fused_stream, joint_map, norm_at, part, split_stream
 from .packing import flow_time, grid_ids, pack, text_length, text_of, unpack
@@ -66,6 +68,8 @@ WEIGHTS = {
     "norm_out.linear": "final_layer.adaLN_modulation.1|swap",
     "proj_out": "final_layer.linear",
 }
+LORA_PATHS = r"(double|single|single_transformer)_blocks\."
+"""Of layers in LoRA files, in either library's names."""
 
 
 # --- sites ----------------------------------------------------------------------------------------------------------
@@ -226,6 +230,18 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return Condition(text, pooled, {"guidance": torch.full((len(text),), 3.5)} if guided else {})
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """FluxPosEmbed, and those of other families that take the same arguments."""
+    return doubled(*turn(named["ids"], part.axes_dim, part.theta))
+
+
+def _reads_guidance(net: Any) -> str:
+    """Dev in either library, which schnell's students do not fit."""
+    settings = (getattr(net, "config", None), getattr(net, "params", None))
+    flags = (getattr(s, name, False) for s in settings for name in ("guidance_embeds", "guidance_embed"))
+    return "Flux.1 dev, which reads a guidance" if any(map(bool, flags)) else ""
+
+
 def strangeness(net: Any) -> tuple[str, str] | None:
     """ComfyUI builds others from the class of Flux.1, with other wiring."""
     params = getattr(net, "params", None)
@@ -244,4 +260,29 @@ FAMILY = Family(
     WEIGHTS,
     strangeness,
     trained=square(1024),
+    rope_readers={"FluxPosEmbed": rope},
+    lora_paths=LORA_PATHS,
+    underscored=(
+        "double_blocks",
+        "single_blocks",
+        "img_attn",
+        "txt_attn",
+        "img_mlp",
+        "txt_mlp",
+        "img_mod",
+        "txt_mod",
+        "img_in",
+        "txt_in",
+        "time_in",
+        "vector_in",
+        "guidance_in",
+        "in_layer",
+        "out_layer",
+        "final_layer",
+        "adaLN_modulation",
+    ),
+    published=(
+        Published("Flux or Chroma", width=3072),
+        Published("Flux.1 schnell", other=_reads_guidance),
+    ),
 )

@@ -14,7 +14,7 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from ..attention import text_bias
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, ModuleSite, Site
+from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, plain_tokens, square
 from .joint import QKV, block_input, joint_map, split_stream
-from .packing import MASK, flow_time, masked, pack, text_of, unpack
+from .packing import MASK, flow_time, masked, pack, text_of, unpack, video_grid
 
 
 def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
@@ -92,6 +93,24 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return masked(*pipe.encode_prompt(prompts))
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """Rows and columns are counted from the picture's middle; text goes on beyond its corner, on all axes."""
+    shapes = named["video_fhw"]
+    shapes = shapes[0] if isinstance(shapes, list) else shapes
+    shapes, device = shapes if isinstance(shapes, list) else [shapes], named.get("device")
+    ids, last = [], 0
+    for k, (frames, height, width) in enumerate(shapes):
+        sides = [(-(n - n // 2), n // 2) if part.scale_rope else (0, n) for n in (height, width)]
+        last = max(last, *(end for _, end in sides))
+        ids.append(video_grid(*(torch.arange(a, b, device=device) for a, b in ((k, k + frames), *sides))))
+    text = last + torch.arange(int(named["max_txt_seq_len"]), device=device)[:, None].expand(-1, 3)
+    turned = []
+    for positions in (torch.cat(ids), text):
+        angles, factor = turn(positions, part.axes_dim, part.theta)
+        turned.append(torch.polar(torch.full_like(angles, factor), angles).to(torch.complex64))
+    return tuple(turned)
+
+
 FAMILY = Family(
     "Qwen-Image",
     Side("QwenImageTransformer2DModel", sites, diffusers_tokens),
@@ -100,4 +119,8 @@ FAMILY = Family(
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     condition,
     trained=square(1328),
+    guidance=("true_cfg_scale", 1.0),
+    masks_optional=True,
+    rope_readers={"QwenEmbedRope": rope},
+    published=(Published("Qwen-Image"),),
 )

@@ -13,6 +13,7 @@ import torch
 
 from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
+from .facts import Published, TimeEmbedding
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, fused_stream, joint_map, part, split_stream
 from .packing import text_length
@@ -135,11 +136,25 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 FAMILY = Family(
     "SD3",
-    Side("SD3Transformer2DModel", diffusers_sites),
-    Side("OpenAISignatureMMDITWrapper", comfyui_sites),
+    Side(
+        "SD3Transformer2DModel", diffusers_sites,
+        time=TimeEmbedding(lambda net: net.inner_dim, lambda net: ["time_text_embed"]),
+    ),
+    Side(
+        "OpenAISignatureMMDITWrapper", comfyui_sites,
+        time=TimeEmbedding(lambda net: net.t_embedder.mlp[2].out_features, lambda net: ["t_embedder"]),
+    ),
     call,
     Latent(16, patch=2),
     condition,
     WEIGHTS,
     trained=square(1024),
-)
+    told="timestep",
+    stacked=True,
+    lora_paths=r"joint_blocks\.",
+    underscored=("joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder"),
+    published=(
+        Published("Stable Diffusion 3 / 3.5 medium", width=1536),
+        Published("Stable Diffusion 3.5 large", width=2432),
+    ),
+)  # fmt: skip

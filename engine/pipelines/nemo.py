@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline
 
 from ..condition import Condition
 from ..errors import refuse
-from ..families import family_of
+from ..families import FAMILIES, family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
 from ..sizes import check_sides
@@ -156,8 +156,8 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     net = getattr(pipe, "unet", None)
     net = pipe.transformer if net is None else net
     config, running = config or BlockConfig(), RunningForward()
-    if config.branch == "cond" and family_of(net).name not in STACKED:
-        accepted = f"'both', or a pipeline of {', '.join(STACKED)}"
+    if config.branch == "cond" and not family_of(net).stacked:
+        accepted = f"'both', or a pipeline of {', '.join(family.name for family in FAMILIES if family.stacked)}"
         raise refuse("branch", config.branch, accepted, "this one's rows of the negative prompt cannot be told")
     clock = clock_of(pipe, net)
 
@@ -175,7 +175,3 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
             yield
     finally:
         handle.remove()
-
-
-STACKED = ("UNet", "SD3")
-"""Families whose pipelines run the negative prompt's rows in front of the prompt's, in one forward, and say so."""

@@ -249,10 +249,10 @@ class TapPipeline(SharedPipeline):
 
     def _follows_gdf(self, protocol: str) -> bool:
         """Whether the protocol is GDF's, which is written for the UNets of Stable Diffusion."""
-        asked, family = check_protocol(protocol), family_of(self._network).name
-        if asked and family != "UNet":
+        asked, family = check_protocol(protocol), family_of(self._network)
+        if asked and family.component != "unet":
             remedy = "the official code's timestep, posterior and joining are those of Stable Diffusion's UNets"
-            raise refuse("protocol", f"'gdf' with {family}", "'vitrine'", remedy)
+            raise refuse("protocol", f"'gdf' with {family.name}", "'vitrine'", remedy)
         return asked
 
     def _inputs(

@@ -50,21 +50,8 @@ _TEXT = re.compile(
     r"|(base_model\.model\.)?(text_model|encoder)\.)"
 )
 
-# Module names that contain an underscore themselves; every other underscore of a kohya name separates modules.
-_WORDS = [
-    "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "to_q", "to_k", "to_v", "to_out", "proj_in",
-    "proj_out", "time_emb_proj", "conv_in", "conv_out", "conv_shortcut", "time_embedding", "add_embedding",
-    "linear_1", "linear_2", "input_blocks", "output_blocks", "middle_block", "in_layers", "out_layers", "emb_layers",
-    "skip_connection", "time_embed", "label_emb", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",
-    "single_transformer_blocks", "ff_context", "double_blocks", "single_blocks", "img_attn", "txt_attn", "img_mlp",
-    "txt_mlp", "img_mod", "txt_mod", "img_in", "txt_in", "time_in", "vector_in", "guidance_in", "in_layer", "out_layer",
-    "final_layer", "adaLN_modulation", "joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder",
-    "context_embedder", "time_text_embed", "timestep_embedder", "guidance_embedder", "text_embedder", "proj_mlp",
-    "norm1_context", "norm_out", "norm_q", "norm_k", "adaln_single", "caption_projection", "pos_embed",
-    "context_refiner", "noise_refiner", "feed_forward", "cap_embedder",
-    "text_fusion", "layerwise_blocks", "refiner_blocks",
-]  # fmt: skip
-_WORDS += sorted(set().union(*(words(family.weights) for family in FAMILIES)) - set(_WORDS))
+_WORDS = set().union(*(words(family.weights) | {*family.underscored} for family in FAMILIES))
+"""Names of modules with an underscore of their own; every other underscore of a kohya name separates modules."""
 _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
 
 
@@ -120,36 +107,15 @@ def _strip(text: str, prefix: str) -> str:
     return text[len(prefix) :] if text.startswith(prefix) else text
 
 
-_RESNET = {"in_layers.2": "conv1", "out_layers.3": "conv2", "emb_layers.1": "time_emb_proj"}
-_RESNET["skip_connection"] = "conv_shortcut"
-_EDGES = {
-    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2", "input_blocks.0.0": "conv_in",
-    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2", "out.2": "conv_out",
-}  # fmt: skip
-
-
 def canonical(path: str, layers: int = 2) -> str:
-    """ldm module names in diffusers' words; other names as they are.
+    """A module's name in diffusers' words, where a family's own code has others (ldm); other names as they are.
 
-    A level has ``layers`` repeats on the way down and one more on the way up.
+    Args:
+        layers: repeats of a level on the way down.
     """
-    if path in _EDGES:
-        return _EDGES[path]
-    match = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
-    if not match:
-        return path
-    stage, n = match[1], int(match[2])
-    if stage == "middle_block":
-        return _child("mid_block", n // 2, n % 2 == 1, ".".join(filter(None, match.group(3, 4))))
-    child, tail = int(match[3] or 0), match[4]
-    level, repeat = divmod(n - 1 if stage == "input_blocks" else n, layers + 1)
-    block = f"{'down' if stage == 'input_blocks' else 'up'}_blocks.{level}"
-    if tail == "op":
-        return f"{block}.downsamplers.0.conv"
-    if tail == "conv":
-        return f"{block}.upsamplers.0.conv"
-    return _child(block, repeat, child == 1, tail)
+    for rename in _RENAMES:
+        path = rename(path, layers)
+    return path
 
 
-def _child(block: str, index: int, attention: bool, tail: str) -> str:
-    return f"{block}.attentions.{index}.{tail}" if attention else f"{block}.resnets.{index}.{_RESNET.get(tail, tail)}"
+_RENAMES = [family.renamed for family in FAMILIES if family.renamed is not None]

@@ -13,9 +13,8 @@ import torch
 
 from ...engine.emd import StudentContract, check_names, read_student
 from ...engine.emd.students import one_step_of
-from ...engine.errors import VitrineError, refuse
-from ...engine.families import family_of
-from ...engine.families.weights import spellings
+from ...engine.errors import refuse
+from ...engine.families import spelled_layers
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
 from ...engine.w2w.export import usual_names
@@ -38,18 +37,10 @@ def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> t
 
 def _all_names(model: Any) -> dict[str, Any]:
     """Every trainer's names for the network's linear layers -> its weight, or rows of it: core knows only some."""
-    network = backbone_of(model)
-    try:
-        weights = family_of(network).weights
-    except VitrineError:  # core's own names serve other models
-        return {}
     names: dict[str, Any] = {}
-    for path, module in network.named_modules():
-        if getattr(module, "weight", None) is None or module.weight.ndim != 2:
-            continue
+    for name, path, rows in spelled_layers(backbone_of(model)):
         key = f"{PREFIX}{path}.weight"
-        for name, rows in spellings(weights, path, tuple(module.weight.shape)).items():
-            names[name] = key if rows is None else (key, (0, *rows))
+        names[name] = key if rows is None else (key, (0, *rows))
     return names
 
 
