@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from os import environ
 
 NARROWEST = 40
 """Columns of a help page at least: tyro's layout never ends below six."""
@@ -29,14 +30,14 @@ takes, of an empty list of modules, of a LoRA for the network alone that has no 
 @contextlib.contextmanager
 def wide_enough() -> Iterator[None]:
     """Help pages are laid out for :data:`NARROWEST` columns or more."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
+    before = environ.get("COLUMNS")
+    environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
     try:
         yield
     finally:
-        del os.environ["COLUMNS"]
+        del environ["COLUMNS"]
         if before is not None:
-            os.environ["COLUMNS"] = before
+            environ["COLUMNS"] = before
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""LTX-2, which has no addresses; ``tests/comfy/test_ltx2.py`` shows why and fails when that changes."""
+"""LTX-2, which has no addresses: it denoises sound as well, and the two libraries mix it in in another order."""
 
 from __future__ import annotations
 
