@@ -165,9 +165,11 @@ def check_network(contract: StudentContract, backbone: nn.Module) -> None:
         return
     widths = sorted({model.text for _, model in bases if model.text})
     shown = type(backbone).__name__ + (f" with text states of width {width}" if width else "")
-    accepted = f"one of {contract.base}"
+    accepted = contract.base
+    if bases[0][0].name != contract.base:
+        accepted = f"a {bases[0][0].name} of {contract.base}"
     if widths:
-        accepted = f"a {bases[0][0].name} of {contract.base} (width {' or '.join(map(str, widths))})"
+        accepted += f" (width {' or '.join(map(str, widths))})"
     remedy = "choose the preset of this model's student, or enter t* by hand"
     raise refuse("model", next(iter(rivals), shown), accepted, remedy)
 

@@ -19,5 +19,5 @@ FAMILY = Family(
     "CogView3-Plus",
     Side("CogView3PlusTransformer2DModel", sizes=sizes),
     unaddressed="it has no layout here yet",
-    told="timestep",
+    time_input="timestep",
 )

@@ -17,5 +17,5 @@ FAMILY = Family(
         ),
     ),
     unaddressed="it draws classes, not prompts, and has no layout here",
-    told="timestep",
+    time_input="timestep",
 )

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-Told = Literal["timestep", "s", "1 - s", "1000 s"]
+TimeInput = Literal["timestep", "s", "1 - s", "1000 s"]
 """What diffusers' pipelines tell a network as its time: the scheduler's own timestep, or a flow's time s in units."""
 
 

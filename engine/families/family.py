@@ -11,7 +11,7 @@ import torch
 from ..attention import text_bias
 from ..condition import Condition
 from ..site import Site
-from .facts import Published, Refusal, RopeReader, SizeInput, TimeEmbedding, Told
+from .facts import Published, Refusal, RopeReader, SizeInput, TimeEmbedding, TimeInput
 
 Call = Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]
 """(x_t (B, C, H, W) or (B, C, T, H, W), t (B,), Condition) -> the network's own prediction, of x_t's shape."""
@@ -198,7 +198,7 @@ class Family:
         trained: the size its published weights were trained at; a config or a user that says another comes first.
         unaddressed: why no layer has an address; such a family is known for what other methods read here.
         component: the backbone's name in a diffusers pipeline, and before its layers in files.
-        told: what diffusers' pipelines tell it as its time.
+        time_input: what diffusers' pipelines tell it as its time.
         stacked: they run the negative prompt's rows in front of the prompt's, in one forward, and say so by
             ``do_classifier_free_guidance``.
         stacking: names of pipelines that guide in one forward of [negative, positive] rows.
@@ -225,7 +225,7 @@ class Family:
     trained: Trained = lambda net: None
     unaddressed: str = ""
     component: str = "transformer"
-    told: Told = "s"
+    time_input: TimeInput = "s"
     stacked: bool = False
     stacking: tuple[str, ...] = ()
     guidance: tuple[str, float] = ("guidance_scale", 1.0)

@@ -134,6 +134,6 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
-    told="1000 s",
+    time_input="1000 s",
     rope_readers={"HiDreamImageEmbedND": rope},
 )

@@ -26,6 +26,6 @@ FAMILY = Family(
     "Hunyuan-DiT",
     Side("HunyuanDiT2DModel", sizes=sizes),
     unaddressed="it has no layout here yet",
-    told="timestep",
+    time_input="timestep",
     published=(Published("Hunyuan-DiT", config="HunyuanDiT", side=(1024, 1024)),),
 )

@@ -131,7 +131,7 @@ FAMILY = Family(
     Latent(patch=2),
     condition,
     trained=square(1024),
-    told="timestep",
+    time_input="timestep",
     stacking=("PixArtAlphaPipeline", "PixArtSigmaPipeline"),
     grid_scale=grid_scale,
     lora_paths=r"^transformer_blocks\..*\.attn2\.",

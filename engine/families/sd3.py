@@ -149,7 +149,7 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
-    told="timestep",
+    time_input="timestep",
     stacked=True,
     lora_paths=r"joint_blocks\.",
     underscored=("joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder"),

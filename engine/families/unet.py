@@ -252,7 +252,7 @@ FAMILY = Family(
     call,
     strangeness=strangeness,
     component="unet",
-    told="timestep",
+    time_input="timestep",
     stacked=True,
     stacking=("StableDiffusionPipeline", "StableDiffusionXLPipeline"),
     # DMD2's list for one-step LoRA students

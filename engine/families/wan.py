@@ -128,6 +128,6 @@ FAMILY = Family(
     WEIGHTS,
     strangeness,
     trained,
-    told="1000 s",
+    time_input="1000 s",
     rope_readers={"WanRotaryPosEmbed": rope},
 )

@@ -118,7 +118,7 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
-    told="1 - s",
+    time_input="1 - s",
     guidance=("guidance_scale", 0.0),
     rope_tables={"RopeEmbedder": "axes_dims"},
     published=(Published("Z-Image"),),

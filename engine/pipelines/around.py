@@ -218,10 +218,10 @@ def kept_whole(pipeline: DiffusionPipeline) -> bool:
 
 def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
     """(args, kwargs) of a forward of a pipeline's network -> its timestep on the scheduler's scale of 0..1000."""
-    timesteps, told = Timesteps(), family_of(net).told
+    timesteps, time_input = Timesteps(), family_of(net).time_input
 
     def now(args: tuple, kwargs: dict[str, Any]) -> float:
-        if told != "timestep" and hasattr(pipe.scheduler, "step_index"):
+        if time_input != "timestep" and hasattr(pipe.scheduler, "step_index"):
             # the scheduler counts its steps from the first
             step = pipe.scheduler.begin_index if pipe.scheduler.step_index is None else pipe.scheduler.step_index
             args, kwargs = (), {"timestep": pipe.scheduler.timesteps[step or 0]}

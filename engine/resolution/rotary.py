@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..families import FAMILIES
-from ..families.facts import Told
+from ..families.facts import TimeInput
 from .plan import Plan
 from .rope import DYNAMIC, axis_angles, frequencies
 
@@ -74,7 +74,7 @@ class RotaryPositions(AbstractContextManager):
         if plan.positions.endswith(DYNAMIC):
 
             def follow(net: nn.Module, args: tuple, kwargs: Named) -> None:
-                self.tau = _noise_share(net, args, kwargs, family.told)
+                self.tau = _noise_share(net, args, kwargs, family.time_input)
                 if type(part).__name__ in _TABLED:
                     part.freqs_cis = _tables(part, plan, self.tau)
 
@@ -109,7 +109,7 @@ def _named(module: nn.Module, args: tuple, kwargs: Named) -> Named:
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
 
 
-def _noise_share(net: nn.Module, args: tuple, kwargs: Named, told: Told) -> float:
+def _noise_share(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInput) -> float:
     """tau of a forward, 1 .. 0, from what the network is told."""
     named = _named(net, args, kwargs)
     timesteps = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
@@ -117,4 +117,4 @@ def _noise_share(net: nn.Module, args: tuple, kwargs: Named, told: Told) -> floa
     if not bool((t == t[0]).all()):
         raise refuse("timesteps", t.tolist(), "one for all rows", "rows at one noise level, or a mode without _dynamic")
     share = float(t[0])
-    return {"s": share, "1 - s": 1 - share}.get(told, share / 1000)
+    return {"s": share, "1 - s": 1 - share}.get(time_input, share / 1000)

@@ -87,14 +87,14 @@ def test_without_stdout_a_command_runs():
 def test_ctrl_c_is_one_line(tmp_path):
     waiting = (
         "import sys, time\nfrom vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
-        "def run(self):\n    open('runs', 'w').close()\n    time.sleep(60)\n"
+        "def run(self):\n    open('runs', 'w').close()\n    time.sleep(1200)\n"
         "commands.Demo.run = run\nsys.exit(main(['demo']))"
     )
     running = subprocess.Popen([sys.executable, "-c", waiting], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "runs").exists() and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
-    assert running.communicate(timeout=60)[1] == "vitrine: interrupted\n" and running.returncode == 130
+    assert running.communicate(timeout=1200)[1] == "vitrine: interrupted\n" and running.returncode == 130
 
 
 def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):

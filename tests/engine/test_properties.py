@@ -34,7 +34,7 @@ FIELDS = {
     "TapConfig": {
         "addresses": st.lists(st.from_regex(r"[a-z0-9*-]{1,20}", fullmatch=True), min_size=1).map(tuple),
         "timestep": st.floats(0, 999), "seeds": st.sets(st.integers(0, 2**63 - 1), min_size=2, max_size=5).map(tuple),
-        "dtype": st.sampled_from(("float32", "float16", "bfloat16")), "size": st.none() | WHOLE,
+        "dtype": st.sampled_from(("float32", "float16", "bfloat16")), "size": st.none() | st.integers(1, 65_536),
         "early_exit": st.booleans(), "posterior": st.sampled_from(("mean", "sample")), "batch": WHOLE,
         "variance": st.booleans(), "noise": st.booleans(), "map_heads": st.sampled_from(("each", "mean")),
         "map_tokens": TOKENS,

@@ -49,7 +49,7 @@ FAMILY = Family(
     latent=Latent(patch=2),
     weights=WEIGHTS,
     trained=square(64),
-    told="1 - s",
+    time_input="1 - s",
     stacked=True,
     adapted=("to_q", "to_v"),
     lora_paths=r"layer_stack\.",
