@@ -31,7 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "nightly.json"
-MARKED = re.compile(r"mark\.nightly\b|\bnightly_but\(")
+MARKED = re.compile(r"^\s*(@|pytestmark = )pytest\.mark\.nightly\b|marks=pytest\.mark\.nightly\b|nightly_but\(", re.M)
 """What marks a case in a test file: the mark itself, or ``tests/lanes.py``."""
 INTERRUPTED = 2
 """pytest's exit status after Ctrl-C."""
