@@ -70,8 +70,8 @@ class Erase:
 
     def run(self) -> int:
         """0 on success."""
-        from ..activations.images import open_picture
         from ..nemo import AttackConfig, EraseConfig, NeuronSet
+        from ..pictures import open_picture
         from ..pipelines.nemo_erase import SurrogateConfig
         from ..progress import TqdmProgress
 

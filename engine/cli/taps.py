@@ -91,13 +91,14 @@ class Rank:
 
     def _pictures(self) -> Any:
         """The folder with its masks, or the files."""
-        from ..activations.labelled import PICTURES, read_masks
+        from ..activations.labelled import read_masks
+        from ..pictures import pictures_in
 
         if self.masks is not None and self.keypoints is not None:
             raise refuse("--keypoints", "and --masks", "one of them", "rank by each, and compare")
         if self.masks is not None:
             return read_masks(self.pictures, self.masks, self.classes)
-        files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in PICTURES)
+        files = pictures_in(self.pictures)
         if len(files) < 2:
             raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
         return files

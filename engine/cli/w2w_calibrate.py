@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..pictures import pictures_in
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
 from .options import Load, OutSpace
@@ -40,8 +41,7 @@ def paired_names(before: Path, after: Path) -> list[str]:
     Raises:
         VitrineError: If there is none, or a picture lacks its partner.
     """
-    endings = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-    sides = [{p.name for p in f.glob("*") if p.suffix.lower() in endings} for f in (before, after)]
+    sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
     if not sides[0] or sides[0] != sides[1]:
         shown = sorted(sides[0] ^ sides[1])[:3] or "no pictures"
         raise refuse("pictures", shown, "two folders with files of the same names", "name both of a pair alike")
@@ -159,7 +159,8 @@ class PairSlider:
 
         import torch
 
-        from ..activations.images import open_picture, to_pixels
+        from ..activations.images import to_pixels
+        from ..pictures import open_rgb
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
@@ -170,7 +171,7 @@ class PairSlider:
         pipe = load_pipeline(self.model, W2WPipeline, self.load)
         side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
         sides = [
-            torch.cat([to_pixels(open_picture(folder / name).resize((side, side)), side) for name in names])
+            torch.cat([to_pixels(open_rgb(folder / name).resize((side, side)), side) for name in names])
             for folder in (self.before, self.after)
         ]
         target = self.out or self.space

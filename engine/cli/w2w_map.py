@@ -62,13 +62,12 @@ class Map:
 
 def _pictures(folder: Path | None, names: Any) -> dict[str, Image]:
     """Model's name -> its picture, 48 pixels; by the whole name or its last part."""
-    from ..activations.images import open_picture
+    from ..pictures import open_rgb, pictures_in
 
     if folder is None:
         return {}
     if not folder.is_dir():
         raise refuse("thumbnails", folder.name, "a folder of pictures called like the models", "check the path")
-    endings = (".png", ".jpg", ".jpeg", ".webp")
-    files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in endings}
+    files = {path.stem: path for path in pictures_in(folder)}
     matched = {name: files.get(name, files.get(Path(name).name)) for name in names}
-    return {name: open_picture(path).resize((48, 48)) for name, path in matched.items() if path is not None}
+    return {name: open_rgb(path).resize((48, 48)) for name, path in matched.items() if path is not None}

@@ -176,7 +176,8 @@ class Invert:
         """0 on success, 130 after Ctrl-C."""
         import torch
 
-        from ..activations.images import open_picture, to_pixels
+        from ..activations.images import to_pixels
+        from ..pictures import open_picture
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
@@ -218,7 +219,8 @@ class Invert:
         """(B, side, side) in [0, 1], cropped as the pictures are; None without masks."""
         import torch
 
-        from ..activations.images import open_picture, to_pixels
+        from ..activations.images import to_pixels
+        from ..pictures import soft_mask, stored
 
         if not self.masks:
             return None
@@ -226,10 +228,10 @@ class Invert:
             raise refuse("masks", len(self.masks), f"{len(self.pictures)}, one for each picture", "or leave them out")
         masks = []
         for path, picture in zip(self.masks, self.pictures, strict=True):
-            mask, size = open_picture(path), open_picture(picture).size
+            mask, size = soft_mask(path, picture), stored(picture).size[::-1]
             if mask.size != size:
                 raise refuse("mask size", f"{path.name} {mask.size}", size, "crop picture and mask together")
-            pixels = to_pixels(_square(mask.convert("L").convert("RGB")), side).mean(1)
+            pixels = to_pixels(_square(mask.convert("RGB")), side).mean(1)
             masks.append(((pixels + 1) / 2).clamp(0, 1))
         return torch.cat(masks)
 

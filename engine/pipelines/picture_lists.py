@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..activations.images import open_picture, to_pixels
+from ..activations.images import to_pixels
 from ..activations.labelled import LabelledFolder
 from ..activations.pictures import Masks, wrong_number
 from ..errors import refuse
+from ..pictures import open_picture
 from ..sizes import check_sides
 from .conventions import masks_of
 

@@ -16,7 +16,7 @@ from transformers import CLIPTokenizer
 from ..activations.config import TapConfig
 from ..activations.container import Activations
 from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
-from ..activations.images import encode_pixels, open_picture, per_picture, to_pixels, value_range_of
+from ..activations.images import encode_pixels, per_picture, to_pixels, value_range_of
 from ..activations.pca import PCABasis
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
@@ -25,6 +25,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import Latent, family_of
+from ..pictures import open_picture
 from ..progress import Progress, silent
 from .conventions import Generators
 from .shared import SharedPipeline, native_size

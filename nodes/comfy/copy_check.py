@@ -19,6 +19,7 @@ from ...engine.nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, 
 from ...engine.nemo.check_page import write_check
 from ...engine.nemo.config import ProbeConfig
 from ...engine.nemo.pull import PULL, prompt_scores
+from ...engine.pictures import open_picture, pixels_of
 from ...engine.progress import Progress
 from .conditioning import prompt_conditions
 from .model import blank_latents, fingerprint, loading_denoiser_of
@@ -148,22 +149,14 @@ def _scores(
 
 def side_by_side(check: CopyCheck, images: torch.Tensor | None, count: int) -> torch.Tensor:
     """IMAGE (n, H, 2 W or 3 W, 3): sample, what of it is copied, and the training picture, most copied first."""
-    from PIL import Image
-
     rows = []
     for prompt in check.ranked[:count]:
         parts = []
         for file in (prompt.file, prompt.overlay_file):
-            with Image.open(file) as opened:
-                parts.append(_pixels(opened.convert("RGB")))
+            parts.append(torch.from_numpy(pixels_of(open_picture(file))) / 255)
         if images is not None:
             picture = images[int(prompt.numbers[prompt.closest])][None, ..., :3].movedim(-1, 1).float().cpu()
             height, width = parts[0].shape[:2]
             parts.append(comfy.utils.common_upscale(picture, width, height, "area", "center")[0].movedim(0, -1))
         rows.append(torch.cat(parts, 1))
     return torch.stack(rows)
-
-
-def _pixels(image: Any) -> torch.Tensor:
-    """(H, W, 3) in [0, 1]."""
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3) / 255
