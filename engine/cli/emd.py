@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from ..errors import refuse
 from ..files import named, parse_table
 from ..pipelines.loading import LoadConfig
+from ..prompt_files import read_prompts
 from ..setting_checks import Count, OutFile, OutFolder
 from .options import Load
 
@@ -101,7 +102,7 @@ class Evaluate:
     student: Positional[Annotated[Path, arg(metavar="STUDENT")]]
     """A student's file, LoRA or whole network; or OUT/checkpoints of a run that keeps some, whose best is named."""
     prompts: Path
-    """Text file, one prompt a line."""
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     model: str = "portraits"
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
@@ -128,8 +129,7 @@ class Evaluate:
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
 
-        with named(self.prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
-            lines = [line.strip() for line in self.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines, _ = read_prompts(self.prompts)
         students, protocol = (
             checkpoints(self.student),
             Protocol(lines, self.seeds, self.steps, self.guidance, size=self.size),

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
-from ..files import named, parse_table, save_safetensors, write_json, write_text
+from ..files import parse_table, save_safetensors, write_json, write_text
 from ..pipelines.loading import LoadConfig
+from ..prompt_files import read_prompts
 from ..setting_checks import Count, OutFile, OutFolder
 from .nemo_check import Check
 from .options import Load
@@ -36,16 +37,6 @@ def _bar(label: str, workers: Any) -> Any:
     return TqdmProgress(label, not workers.index)
 
 
-def _prompts(path: Path, least: int = 1) -> list[str]:
-    if not path.is_file():
-        raise refuse("prompt file", str(path), "a text file, one prompt a line", "check the path")
-    with named(path, "prompt file", "a text file in UTF-8, one prompt a line", "save it as UTF-8"):
-        prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if len(prompts) < least:
-        raise refuse("prompt file", f"{len(prompts)} prompts", f"{least} or more, one a line", "add ordinary captions")
-    return prompts
-
-
 @dataclass(frozen=True)
 class Calibrate:
     """Measure neuron statistics and the memorization threshold on ordinary captions. The same command resumes.
@@ -54,7 +45,7 @@ class Calibrate:
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
-    """Text file with ordinary captions, one a line; 500 or more."""
+    """Ordinary captions, 500 or more: text, one a line; or CSV, TSV, JSON, JSONL with a column prompt or caption."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
     out: OutFolder = Path("nemo")
@@ -79,7 +70,7 @@ class Calibrate:
         from ..nemo.config import AUTO
         from ..processes import launched
 
-        texts, pipe, workers = _prompts(self.prompts, 2), _pipeline(self.model, self.load), launched()
+        texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
         probe = ProbeConfig(
             timestep_index=self.timestep_index, guidance=self.guidance, data_range=None if self.parity else AUTO
         )
@@ -108,7 +99,7 @@ class ScorePrompts:
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
-    """Text file, one prompt a line."""
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
@@ -125,7 +116,7 @@ class ScorePrompts:
         from ..nemo.calibrated import Calibrated
         from ..processes import launched
 
-        calibrated, texts = Calibrated.load(self.calibrated), _prompts(self.prompts)
+        calibrated, texts = Calibrated.load(self.calibrated), read_prompts(self.prompts)[0]
         pipe, workers = _pipeline(self.model, self.load), launched()
         calibrated.check(fingerprint_of(pipe._network))
         state = self.out.with_suffix(".safetensors")
@@ -151,7 +142,7 @@ class Find:
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
-    """Text file, one prompt a line."""
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
@@ -182,7 +173,8 @@ class Find:
         pipe = _pipeline(self.model, self.load)
         calibrated.check(fingerprint_of(pipe._network))
         config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode)
-        paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
+        prompts, _ = read_prompts(self.prompts)
+        paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
         settings = settings_of(pipe.probe(calibrated.scope, probe), config)
         for path in paths.values():
             _same_search(path, settings)

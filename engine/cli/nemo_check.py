@@ -20,7 +20,7 @@ class Check:
     """
 
     prompts: Path
-    """CSV with a column prompt (or caption, or text) and, if you like, label; or a text file, one prompt a line."""
+    """CSV, TSV, JSON or JSONL with a column prompt (caption, text) and, if you like, label; or text, one a line."""
     model: str = "portraits"
     """Pipeline folder, hub id or .safetensors file of any text-to-image model."""
     pictures: Path | None = None
@@ -28,7 +28,7 @@ class Check:
     lora: Path | None = None
     """A LoRA (.safetensors) that is loaded for this check; the model without it says which distance is usual."""
     ordinary: Path | None = None
-    """Text file with captions that have nothing to do with the pictures; needed where there is no LoRA."""
+    """A list of captions that have nothing to do with the pictures; needed where there is no LoRA."""
     out: OutFolder = Path("copy-check")
     """Folder of this check."""
     seeds: Count = 8

@@ -5,7 +5,6 @@ Heavy imports wait for ``run``, so settings stand here as plain numbers; what th
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,8 +14,10 @@ from tyro.conf import Positional, arg
 from ..errors import refuse
 from ..files import named
 from ..pipelines.loading import LoadConfig
+from ..prompt_files import read_prompts
 from ..setting_checks import AtLeast, Count, OutFile, OutFolder
-from .nemo import _pipeline, _prompts
+from ..tables import read_records
+from .nemo import _pipeline
 from .options import Load
 
 
@@ -33,7 +34,7 @@ class Erase:
     neurons: tuple[Path, ...]
     """NEURONS files that vitrine nemo find wrote; their union is blocked while surrogates are sampled."""
     ordinary: Path
-    """Text file with captions that must stay as they are, one a line; 100 or more."""
+    """Captions that must stay as they are, 100 or more: text, one a line, or CSV, TSV, JSON, JSONL."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
     out: OutFile = Path("erased.safetensors")
@@ -87,7 +88,7 @@ class Erase:
         work = self.work or self.out.with_suffix(".work")
         opened, union = [open_picture(p) for p in pictures], sets[0].merged(*sets[1:])
         erased = _pipeline(self.model, self.load).erase(
-            prompts, opened, _prompts(self.ordinary), union, training, sources, work, TqdmProgress("updates")
+            prompts, opened, read_prompts(self.ordinary)[0], union, training, sources, work, TqdmProgress("updates")
         )  # fmt: skip
         erased.save(self.out)
         kind = f"LoRA of rank {erased.rank}" if erased.rank else "UNet"
@@ -103,8 +104,8 @@ def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
     """
     accepted = "a CSV in UTF-8 with the columns prompt and picture"
     with named(path, "pairs", accepted, "one line for each memorized picture"):
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
-        pairs = [(row["prompt"].strip(), path.parent / row["picture"].strip()) for row in rows]
+        rows = read_records(path, ("prompt", "picture"), "pairs")
+        pairs = [(row["prompt"], path.parent / row["picture"]) for row in rows]
     missing = [str(picture) for _, picture in pairs if not picture.is_file()]
     if missing or not pairs:
         raise refuse("pairs", missing[:3] or f"{path.name}, no rows", "pictures that exist", "correct the paths")

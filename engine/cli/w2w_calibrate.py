@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +10,11 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..files import named
 from ..pictures import pictures_in
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
+from ..tables import read_records
 from .options import Load, OutSpace
 from .w2w_models import model_of
 
@@ -24,14 +26,16 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
         VitrineError: If a column is missing, or holds something else.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
+    accepted = "a CSV with the columns label, strength, reading; the last two are numbers"
+    with named(path, "readings", accepted, "mend the file"):
+        for number, row in enumerate(read_records(path, ("label", "strength", "reading"), "readings"), 2):
             try:
                 pair = (float(row["strength"]), float(row["reading"]))
-                curves.setdefault(row["label"].strip(), []).append(pair)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                accepted = "the columns label, strength, reading; the last two are numbers"
-                raise refuse("readings", f"line {number} of {path.name}", accepted, "mend the line") from None
+            except ValueError:
+                pair = (math.nan, math.nan)
+            if not all(map(math.isfinite, pair)):
+                raise refuse("readings", f"row {number} of {path.name}", accepted, "mend the row")
+            curves.setdefault(row["label"], []).append(pair)
     return curves
 
 

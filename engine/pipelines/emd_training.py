@@ -16,11 +16,11 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..emd.targets import adapted_layers
 from ..errors import refuse
-from ..files import named
 from ..fingerprint import fingerprint_of, short
 from ..footprint import memory_bytes
 from ..processes import ALONE, Workers, processes
 from ..progress import Progress, silent
+from ..prompt_files import read_prompts
 from ..stored_text import StoredText, in_memory, row_bytes
 from .emd import EMDOneStepPipeline
 from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
@@ -123,11 +123,9 @@ def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condi
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
-    lines = prompts or ()
-    if isinstance(lines, (str, Path)):
-        with named(lines, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
-            lines = Path(lines).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    if isinstance(prompts, (str, Path)) and prompts:
+        return read_prompts(prompts)[0]
+    return [line.strip() for line in prompts or () if line.strip()]
 
 
 def _check_device(load: LoadConfig) -> None:

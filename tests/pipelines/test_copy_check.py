@@ -130,6 +130,9 @@ def test_prompt_files(tmp_path):
     table.write_text('Caption;URL;label\n"one; two";x;1\n;y;0\nthree;z;0\n')
     assert read_prompts(table) == (["one; two", "three"], ["1", "0"])
     table.write_text("no head, here\nsecond\n")
+    with pytest.raises(VitrineError, match="several columns"):  # which would be the prompt?
+        read_prompts(table)
+    table.write_text("no head\nsecond\n")
     assert read_prompts(table) == (["no head", "second"], [])
     lines = tmp_path / "prompts.txt"
     lines.write_text("one, two\n\nthree\n")
