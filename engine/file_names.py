@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 
-from .errors import refuse
+from .errors import printable, refuse
 
 LONGEST = 200
 """Bytes of a name in UTF-8: file systems hold 255, endings and temporary files take some."""
@@ -13,8 +12,6 @@ _FORBIDDEN = set('<>:"/\\|?*')
 """Separators, and what Windows forbids or reads as a stream, a drive or a pattern."""
 _DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])\s*(\..*)?", re.IGNORECASE)
 """Names that Windows gives to devices, with any ending."""
-_JOINERS = "\u200c\u200d"
-"""Invisible, and part of words in several scripts and of emoji."""
 
 
 def safe_name(name: str, what: str = "file name") -> str:
@@ -31,7 +28,7 @@ def safe_name(name: str, what: str = "file name") -> str:
         raise refuse(what, name, "a text", "give it a name")
     problem = _problem(name)
     if problem:
-        shown = f"{name[:80]} ({problem})"
+        shown = f"{printable(name[:80])} ({problem})"
         raise refuse(what, shown, "letters without folders, e.g. portrait-t50", "choose another name")
     return name
 
@@ -41,10 +38,9 @@ def _problem(name: str) -> str:
         return "empty"
     if len(name.encode("utf-8", "replace")) > LONGEST:
         return f"longer than {LONGEST} bytes"
-    strange = [c for c in name if c in _FORBIDDEN or unicodedata.category(c)[0] == "C" and c not in _JOINERS]
-    strange += [c for c in name if unicodedata.category(c) in ("Zl", "Zp")]
-    if strange:
-        return f"{ascii(strange[0])} is in it"
+    strange = next((c for c in name if c in _FORBIDDEN or printable(c) != c), None)
+    if strange is not None:
+        return f"{ascii(strange)} is in it"
     if name.startswith((".", " ", "~")) or name.endswith((".", " ")):
         return "a dot, a blank or ~ at its beginning or end"
     return "the name of a device" if _DEVICES.fullmatch(name) else ""
@@ -56,5 +52,5 @@ def as_name(text: str) -> str:
     Raises:
         VitrineError: If it is still none.
     """
-    kept = (c if c not in _FORBIDDEN and unicodedata.category(c)[0] != "C" or c in _JOINERS else "-" for c in text)
+    kept = ("-" if c in _FORBIDDEN or printable(c) != c else c for c in text)
     return safe_name("".join(kept).strip(" ."))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .errors import VitrineError, refuse
+from .errors import VitrineError, printable, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -252,7 +252,7 @@ class named:
     """
 
     def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
-        self.name, self.what, self.accepted, self.remedy = Path(path).name, what, accepted, remedy
+        self.name, self.what, self.accepted, self.remedy = printable(Path(path).name), what, accepted, remedy
 
     def __enter__(self) -> None:
         pass

@@ -23,10 +23,10 @@ def files_in(folder: str | Path, endings: str | Sequence[str], deep: bool = Fals
     Args:
         deep: those of its subfolders too, each real folder once.
     """
-    found = []
+    paths = []
     for where, names in walk(folder) if deep else _flat(Path(folder)):
-        found += [where / name for name in names if has_ending(name, endings)]
-    return sorted(found)
+        paths += [where / name for name in names if has_ending(name, endings)]
+    return sorted(paths)
 
 
 def folders_in(folder: str | Path) -> list[Path]:

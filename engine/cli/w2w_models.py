@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..file_names import as_name
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
 from .options import Load
@@ -34,7 +35,7 @@ class Writing:
 
         from ..w2w import change_kept, materialise, nearest, write_lora
 
-        for i, name in enumerate(names):
+        for i, name in enumerate(map(as_name, names)):
             lora = materialise(space, model.coefficients[i], self.rank)
             path = self.out / (name if self.dialect == "peft" else f"{name}.safetensors")
             path = write_lora(path, lora, self.dialect, dtype=getattr(torch, self.save_dtype))
@@ -263,7 +264,7 @@ class Encode:
                 lora = path.suffix == ".safetensors"
                 encoding = encode(space, read_lora(path, base=weights), path.stem) if lora else member(space, source)
                 model, summary = encoding.model, encoding.summary(space)
-            name = path.stem if path.suffix else source.replace("/", "-")
+            name = as_name(path.stem if path.suffix else source)
             print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {summary}")
         return 0
 
@@ -302,7 +303,7 @@ def model_of(space: Any, source: str) -> tuple[Any, str]:
 
     if source.endswith((".safetensors", ".pt")):
         return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
-    return member(space, source).model, source.replace("/", "-")
+    return member(space, source).model, as_name(source)
 
 
 def _named(name: str, count: int) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..file_names import as_name
 from ..files import named, parse_table
 from ..setting_checks import Count, OutFile, Writes
 from .w2w_models import Files, Writing, example_of, model_of, sliders_of, space_at, tail_of
@@ -52,7 +53,9 @@ class SliderLora:
         before = model_of(space, self.around)[0].coefficients[0] if self.around else torch.zeros(space.dimension)
         after = edit(space, before, strengths, EditConfig(self.protect, calibrated=self.calibrated))
         slider = slider_lora(space, before, after, self.rank, self.one_sided)
-        out = self.out or Path(f"slider{tail_of(strengths)}{'' if self.dialect == 'peft' else '.safetensors'}")
+        out = self.out or Path(
+            as_name(f"slider{tail_of(strengths)}") + ("" if self.dialect == "peft" else ".safetensors")
+        )
         path = write_lora(out, slider.lora, self.dialect, dtype=getattr(torch, self.save_dtype))
         print(f"{path}: {slider.summary()}")
         return 0

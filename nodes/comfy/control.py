@@ -32,6 +32,7 @@ from ...engine.portraits.shipped import TRANSFORMERS
 from .conditioning import NULL, PIXELS, SIZES
 from .forwards import Forward, Run, around_forwards, around_sampling, without
 from .model import PREFIX, backbone_of
+from .saved import known_files
 from .schedule import clock_of
 
 KEY = "vitrine.control"
@@ -221,8 +222,7 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 def checkpoints() -> list[str]:
     """Files of ``models/vitrine_control``, then those that ship."""
-    files = [f for f in folder_paths.get_filename_list(FOLDER) if f.endswith(".safetensors")]
-    return [*files, *shipped_checkpoints()]
+    return [*known_files(FOLDER), *shipped_checkpoints()]
 
 
 def read_checkpoint(name: str) -> ControlCheckpoint:

@@ -14,6 +14,7 @@ import folder_paths
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ...engine.file_names import safe_name
 from ...engine.nemo import make_probe
 from ...engine.nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
 from ...engine.nemo.check_page import write_check
@@ -24,7 +25,6 @@ from ...engine.progress import Progress
 from .conditioning import prompt_conditions
 from .model import blank_latents, fingerprint, loading_denoiser_of
 from .patches import patches_of
-from .saved import plain_name
 
 KIND = "vitrine_copy_check"
 
@@ -68,7 +68,7 @@ def checked(
     Raises:
         VitrineError: As :func:`~vitrine.engine.nemo.check.check_copies`, or if the name leaves the folder.
     """
-    folder = Path(folder_paths.get_output_directory()) / KIND / plain_name(name)
+    folder = Path(folder_paths.get_output_directory()) / KIND / safe_name(name)
     pictures = Pictures()
     if images is not None:
         names = [f"picture {i + 1}" for i in range(len(images))]

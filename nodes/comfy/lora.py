@@ -19,6 +19,7 @@ from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
 from ...engine.w2w.export import usual_names
 from .model import PREFIX, backbone_of
+from .saved import known_files
 
 NO_STUDENT = "(the model is the student)"
 _SHIPPED = "vitrine-portraits-emd-"
@@ -45,16 +46,21 @@ def _all_names(model: Any) -> dict[str, Any]:
 
 
 def as_listed(data: dict[str, Any]) -> dict[str, Any]:
-    """A prompt whose shipped LoRAs have the names that the list has now: they moved into its folder ``vitrine``.
+    """A prompt whose files have the names that the lists have now.
 
-    Saved graphs name them as they once stood, and with another system's separators; *Load LoRA* does so, too.
+    Saved graphs name the shipped LoRAs as they once stood, outside the folder ``vitrine``; *Load LoRA* does so, too.
+    Graphs from another system have its separators in the names of a user's own files.
     """
     listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
+    kinds = {"loras", "w2w"} & set(folder_paths.folder_names_and_paths)
+    own = {n.replace("\\", "/"): n for kind in kinds for n in folder_paths.get_filename_list(kind)}
     for node in data.get("prompt", {}).values():
         inputs = node.get("inputs", {}) if isinstance(node, dict) else {}
         for key, value in inputs.items():
             if isinstance(value, str) and _SHIPPED in value:
                 inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
+            elif isinstance(value, str) and str(node.get("class_type")).startswith("Vitrine"):
+                inputs[key] = own.get(value.replace("\\", "/"), value)
     return data
 
 
@@ -69,7 +75,7 @@ def register() -> None:
 
 def student_files() -> list[str]:
     """LoRA files on offer, after the entry that means none."""
-    return [NO_STUDENT, *folder_paths.get_filename_list("loras")]
+    return [NO_STUDENT, *known_files("loras")]
 
 
 def usual_student() -> str:

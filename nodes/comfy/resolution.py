@@ -19,6 +19,7 @@ from ...engine.resolution.rope import DYNAMIC, axis_angles
 from ...engine.rotary import turns
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
+from .saved import known_files
 from .schedule import movable_schedule, moved_sampling, own_shift
 
 NONE = "(none)"
@@ -28,7 +29,7 @@ _FOLDERS = ("checkpoints", "diffusion_models")
 
 def checkpoint_files() -> list[str]:
     """Files whose header can say how they were trained, after the entry that means none."""
-    return [NONE, *sorted({name for f in _FOLDERS for name in folder_paths.get_filename_list(f)})]
+    return [NONE, *sorted({name for f in _FOLDERS for name in known_files(f)})]
 
 
 def metadata_in(name: str) -> dict[str, str] | None:

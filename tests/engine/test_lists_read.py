@@ -65,7 +65,8 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path):
         "open.csv": b'prompt\n"a\nb\n', "url.csv": b"url,score\nx,1\n", "more.csv": b"prompt,label\na,1\nb,c,2\n",
         "object.json": b'{"a.png": "a face"}', "numbers.json": b"[1, 2]", "nested.json": b'[["a"]]',
         "other.json": b'[{"file": "a.png"}]', "deep.json": b"[" * 90_000, "half.json": b'["a"',
-        "run.py": b"a = 1", "half.jsonl": b'"a"\n{"b', "labels.json": b'[{"prompt": "a", "label": ["x"]}]', "nothing.txt": b"\n \n",
+        "run.py": b"a = 1", "half.jsonl": b'"a"\n{"b', "labels.json": b'[{"prompt": "a", "label": ["x"]}]',
+        "nothing.txt": b"\n \n",
         "empty.csv": b"", "head.csv": b"prompt\n", "empty.json": b"[]",
     }  # fmt: skip
     for name, data in refused.items():
