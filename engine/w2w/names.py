@@ -12,6 +12,7 @@ which PEFT silently ignores under any other adapter name).
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ..families import FAMILIES
@@ -26,6 +27,7 @@ _ROLES = (
     ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
     ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
+    ("singular", re.compile(r"\.lora_E(?P<adapter>\.[^.]+)?$")),
     ("alpha", re.compile(r"(?:_lora)?\.alpha$")),
     ("magnitude", re.compile(r"\.lora_magnitude_vector(?:\.weight)?$")),
     ("dora_scale", re.compile(r"\.dora_scale$")),
@@ -35,6 +37,7 @@ _ROLES = (
 )
 _OTHER_KINDS = (
     ("OFT", re.compile(r"\.b?oft_")),
+    ("KaSA", re.compile(r"\.lora_diag(\.|$)")),
     ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
     ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
 )
@@ -44,6 +47,7 @@ _DROPPED = (
     ("biases of factors (lora_B.bias)", re.compile(r"(lora_[AB](\.[^.]+)?|lora_(up|down))\.bias$")),
     ("norm layers (diff)", re.compile(r"\.diff$")),
     ("biases (diff_b)", re.compile(r"\.diff_b$")),
+    ("biases", re.compile(r"\.bias$")),
 )
 _TEXT = re.compile(
     r"^(lora_(prior_)?te\d?_|text_encoders?(_\d)?\.|te\d?\.|clip_[lgh]\.|t5xxl\.|cond_stage_model\.|conditioner\."
@@ -80,6 +84,18 @@ def other_kind(key: str) -> str | None:
     return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
 
 
+def beside_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
+    """Whether a key that is no LoRA tensor belongs to one of ``layers``, or is an adapter's: what it does is unknown.
+
+    Biases and norm layers are known: a space leaves them out.
+    """
+    if any(pattern.search(key) for _, pattern in _DROPPED) or _TEXT.match(key):
+        return False
+    parts = key.split(".")
+    stems = {canonical(bare(".".join(parts[:cut]))[0], layers_per_block) for cut in range(1, len(parts))}
+    return bool(stems & set(layers)) or any(part.startswith("lora_") for part in parts[1:])
+
+
 def dropped_part(key: str) -> str:
     """What a key that is no LoRA tensor changes, for the remark that a space leaves it out."""
     return next(
@@ -92,19 +108,19 @@ def bare(stem: str, adapter: str = "") -> tuple[str, str]:
     for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
         if stem.startswith(prefix):
             return ".".join(_TOKENS.findall(stem[len(prefix) :])), "kohya"
-    stem = _strip(stem, "model.")
+    stem = stem.removeprefix("model.")
+    path = _AROUND.sub("", stem)
     if stem.startswith("diffusion_model."):
-        return stem[16:], "ComfyUI"
+        return path, "ComfyUI"
     if stem.startswith("base_model.model."):
-        stem = _strip(_strip(stem[17:], "unet."), "transformer.")
-        return stem, f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
-    if ".processor." in stem:
-        return re.sub(r"\.to_out$", ".to_out.0", _strip(stem, "unet.").replace(".processor.", ".")), "diffusers old"
-    return _strip(_strip(stem, "unet."), "transformer."), "diffusers"
+        return path, f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
+    if ".processor." in path:
+        return re.sub(r"\.to_out$", ".to_out.0", path.replace(".processor.", ".")), "diffusers old"
+    return path, "diffusers"
 
 
-def _strip(text: str, prefix: str) -> str:
-    return text[len(prefix) :] if text.startswith(prefix) else text
+_AROUND = re.compile(r"^(?:(?:base_model\.model|unet|transformer|diffusion_model|module|_orig_mod)\.)+")
+"""Around a network's own module names: pipelines, PEFT, ComfyUI, data-parallel and compiled modules, in any order."""
 
 
 def canonical(path: str, layers: int = 2) -> str:
