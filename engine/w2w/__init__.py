@@ -1,5 +1,7 @@
 """weights2weights (Dravid et al. 2024): a space of models built from LoRAs; sample, edit, invert."""
 
+from ..lora_layer import Lora, LoraLayer
+from ..lora_writing import usual_dialect, write_lora
 from .base_weights import BaseWeights
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .build import BuildConfig, Built, build_space, labels_in, load_space
@@ -33,7 +35,6 @@ from .editing import (
     start_of,
 )
 from .encoding import Encoded, encode, member, official_model
-from .export import usual_dialect, write_lora
 from .folder_look import FolderLook, look_at_folder
 from .gauge import Gauge, gauge_test
 from .inversion import Inversion, invert, invert_below, invert_in, partial_inversion
@@ -43,7 +44,7 @@ from .layout import SpaceMap, at_place, map_of, mapped, neighbours_of, place_of,
 from .lora_files import LoraFile, read_header, read_lora
 from .lora_folders import FolderScan, scan_folder
 from .low_rank import refactor, share_kept
-from .manifest import Layer, Lora, LoraLayer, Manifest
+from .manifest import Layer, Manifest
 from .map_page import map_page, map_picture
 from .masks import latent_mask
 from .model_file import W2WModel

@@ -18,7 +18,8 @@ from ..compiled import eager_runs, uncompiled
 from ..errors import refuse
 from ..families import spelled_layers
 from ..forward_clock import Timesteps
-from .manifest import Layer, LoraLayer, Manifest
+from ..lora_layer import LoraLayer
+from .manifest import Layer, Manifest
 from .names import canonical
 
 PAPER_TARGETS = ("to_q", "to_v")

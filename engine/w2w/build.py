@@ -14,6 +14,7 @@ import torch
 from ..config import Config
 from ..errors import refuse
 from ..files import open_artefact
+from ..lora_layer import LoraLayer
 from ..ownership import sole_owner
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
@@ -25,7 +26,7 @@ from .gauge import Gauge, gauge_test
 from .gram_state import GramState
 from .linked import LinkedStacks
 from .lora_folders import BadFile, FolderScan, scan_folder
-from .manifest import LoraLayer, Manifest
+from .manifest import Manifest
 from .mode import choose_mode, read_or_problem, some_readable, unlike
 from .pca import Matrix, PCAConfig, Stored, principal_components, shards
 from .space import KIND, LINKED_VERSION, WeightSpace

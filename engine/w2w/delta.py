@@ -17,11 +17,11 @@ import torch
 
 from ..errors import refuse
 from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
+from ..lora_layer import Lora, LoraLayer
 from ..progress import Progress, silent
 from .gram_state import GramState
 from .linked import LinkedStacks
 from .low_rank import factored, refactor
-from .manifest import Lora, LoraLayer
 from .pca import top_components
 from .space import DTYPES, KIND, LINKED_VERSION, VERSION, WeightSpace
 from .stacks import TOGETHER, Stack, gram

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from ..errors import refuse
+from ..lora_layer import Lora
 from .delta import DeltaSpace, Space, member_names
 from .editing import difference, materialise
 from .low_rank import squared_change
-from .manifest import Lora
 from .model_file import W2WModel
 from .report import described
 

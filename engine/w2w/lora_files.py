@@ -12,12 +12,12 @@ from typing import Any
 from ..errors import printable, refuse
 from ..files import check_tensors, named
 from ..folders import has_ending
+from ..lora_layer import LoraLayer
 from .adapter_factors import factors_of
 from .adapters import LARGEST_PRODUCT, Entry, entry_of
 from .base_models import named_base, shaped_base
 from .base_weights import BaseWeights
 from .lora_settings import LoraRules, check_alpha, settings_of
-from .manifest import LoraLayer
 from .names import beside_factors, dropped_part, other_kind, parse
 
 Shapes = dict[str, tuple[int, ...]]

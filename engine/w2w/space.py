@@ -16,7 +16,8 @@ import torch
 
 from ..errors import refuse
 from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
-from .manifest import LoraLayer, Manifest
+from ..lora_layer import LoraLayer
+from .manifest import Manifest
 
 KIND = "vitrine.w2w.space"
 VERSION = 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import refuse
+from ..lora_layer import Lora, LoraLayer
 from ..progress import Progress, silent
 from .gram_state import GramState
-from .manifest import Lora, LoraLayer
 
 TOGETHER = 4096
 """Most factors of a layer that are combined as they stand; of more, their sum is formed."""

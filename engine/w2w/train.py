@@ -24,6 +24,8 @@ from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..files import KEY, named, parse_table, write_json
+from ..lora_layer import LoraLayer
+from ..lora_writing import write_lora
 from ..narrow_heads import NarrowHeads
 from ..noise import generators
 from ..ownership import sole_owner
@@ -31,8 +33,7 @@ from ..placement import refuse_offloaded
 from ..progress import Progress, silent
 from ..training import set_rate
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
-from .export import write_lora
-from .manifest import LoraLayer, Manifest
+from .manifest import Manifest
 
 
 @dataclass(frozen=True)

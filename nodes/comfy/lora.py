@@ -15,9 +15,9 @@ from ...engine.emd import StudentContract, check_names, read_student
 from ...engine.emd.students import one_step_of
 from ...engine.errors import refuse
 from ...engine.families import spelled_layers
+from ...engine.lora_writing import usual_names
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
-from ...engine.w2w.export import usual_names
 from .model import PREFIX, backbone_of
 from .saved import known_files
 

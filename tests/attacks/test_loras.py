@@ -140,7 +140,8 @@ def test_sizes_that_are_known_are_asked_first(tmp_path):
 
 KEYS = (
     "lora_down.weight", "lora_up.weight", "alpha", "lora_mid.weight", "lokr_w1", "lokr_w2", "lokr_w2_a", "lokr_w2_b",
-    "lokr_t2", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "diff", "dora_scale", "lora_E", "lora_diag",
+    "lokr_t2", "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "diff", "dora_scale", "lora_E",
+    "lora_diag",
 )  # fmt: skip
 NAMES = ("lora_alpha", "r", "alpha_pattern", "rank_pattern", "peft_type", "init_r", "use_rslora")
 VALUES = st.recursive(

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from vitrine.engine.activations.filter import FilterRule
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import kohya
 from vitrine.engine.nemo import NeuronSet, NeuronStatistics
 from vitrine.engine.ownership import LOCK, sole_owner
 from vitrine.engine.pipelines import SegmentationPipeline
@@ -27,7 +28,6 @@ from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.processes import launched
 from vitrine.engine.w2w import BuildConfig, build_space, load_space, train_loras
-from vitrine.engine.w2w.export import kohya
 from vitrine_tests.engine.small_loras import lora
 from vitrine_tests.hangs import HANGS
 

@@ -1,4 +1,6 @@
-"""A LoRA as a file that loads elsewhere: kohya names (ComfyUI, A1111, diffusers), diffusers names, or a PEFT folder.
+"""The one writer of LoRAs, as files that load elsewhere.
+
+kohya names are for ComfyUI, A1111 and diffusers; others are diffusers names, or a folder as PEFT writes it.
 
 What a name needs depends on the network: UNets and transformers have prefixes of their own, and a transformer's modules
 are named as in the files its space was built from, diffusers' or ComfyUI's.
@@ -12,9 +14,19 @@ from pathlib import Path
 
 import torch
 
-from ..errors import refuse
-from ..files import save_safetensors, write_json
-from .manifest import Lora
+from .errors import refuse
+from .files import save_safetensors, write_json
+from .lora_layer import Lora, LoraLayer
+
+
+def of_peft(weights: Mapping[str, torch.Tensor]) -> dict[str, LoraLayer]:
+    """PEFT's tensors, ``<module>.lora_A.<adapter>.weight`` and ``lora_B``, of an adapter whose alpha is its rank."""
+    halves: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in weights.items():
+        module, side = key.split(".lora_", 1)
+        halves.setdefault(module, {})[side[0]] = value
+    return {path: LoraLayer(half["A"], half["B"], float(len(half["A"]))) for path, half in halves.items()}
+
 
 DIALECTS = ("auto", "kohya", "diffusers", "peft")
 _UNET = ("down_blocks", "up_blocks", "mid_block", "conv_in", "conv_out", "time_embedding", "add_embedding")
