@@ -15,7 +15,7 @@ from ..setting_checks import AtLeast, Count, OutFile, OutFolder
 from .options import Load, OutSpace
 from .w2w_calibrate import Calibrate, PairSlider
 from .w2w_map import Map
-from .w2w_models import Edit, Encode, Export, Invert, Sample, weights_at
+from .w2w_models import Edit, Encode, Export, Invert, Sample, space_at, weights_at
 from .w2w_products import Blend, Sheet, SliderLora
 
 
@@ -168,7 +168,10 @@ class Build:
         """0 on success; bad files are named and left out."""
         from ..processes import launched
         from ..w2w import mapped
+        from ..w2w.linked import linked_file, place_of
 
+        if self.linked:  # refused now, not after hours
+            linked_file(self.out, place_of(self.out, self.folder / "a.safetensors"), [Path.cwd()])
         work = self.out.with_name(self.out.name + ".work")
         space = self._space(work, launched())
         if space is None:
@@ -223,11 +226,11 @@ class Label:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import load_space, usual_sampling, with_sampling
+        from ..w2w import usual_sampling, with_sampling
 
         if self.labels is None and not self.sampling:
             raise refuse("labels", "none", "a CSV file, or --sampling", "give one of the two")
-        space = load_space(self.space)
+        space = space_at(self.space)
         if self.labels is not None:
             space = _labelled(space, self.labels, self.method, self.exclusive)
         if self.sampling:

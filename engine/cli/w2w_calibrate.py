@@ -16,7 +16,7 @@ from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
 from ..tables import read_records
 from .options import Load, OutSpace
-from .w2w_models import model_of
+from .w2w_models import model_of, space_at
 
 
 def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
@@ -83,11 +83,10 @@ class Calibrate:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import load_space
 
         if self.portraits == (self.readings is not None):
             raise refuse("readings", "none or both", "a CSV file, or --portraits", "give one of the two")
-        space, target = load_space(self.space), self.out or self.space
+        space, target = space_at(self.space), self.out or self.space
         space = self._by_readout(space, target) if self.portraits else self._by_table(space)
         for label, points in sorted(space.info["strength_maps"].items()):
             print(f"{label}: strengths {', '.join(f'{s:.2f}' for s in points['strengths'])}, from {points['start']:g}")
@@ -168,9 +167,9 @@ class PairSlider:
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
-        from ..w2w import PairConfig, load_space, with_pair_slider
+        from ..w2w import PairConfig, with_pair_slider
 
-        space, names = load_space(self.space), paired_names(self.before, self.after)
+        space, names = space_at(self.space), paired_names(self.before, self.after)
         rows = model_of(space, self.shown)[0].coefficients[:1] if self.shown else torch.zeros(1, space.dimension)
         pipe = load_pipeline(self.model, W2WPipeline, self.load)
         side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor

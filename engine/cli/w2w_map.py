@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..setting_checks import OutFile
+from .w2w_models import space_at
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -40,14 +41,13 @@ class Map:
 
     def run(self) -> int:
         """0 on success."""
-        from ..portraits.shipped import PEOPLE_SPACE
         from ..progress import TqdmProgress
-        from ..w2w import load_space, map_of, map_page, member_names, with_map
+        from ..w2w import map_of, map_page, member_names, with_map
         from ..w2w.labels import read_table
 
         if self.store and self.space is None:
             raise refuse("store", "the shipped space", "a space file of your own", "name it, or leave --store out")
-        space = load_space(self.space or PEOPLE_SPACE)
+        space = space_at(self.space)
         names = member_names(space)
         labels = read_table(self.labels, names) if self.labels else {}
         drawn = map_of(space, labels, self.method, self.seed, TqdmProgress("laying out"))

@@ -290,11 +290,11 @@ class Export:
 
 # --- shared -------------------------------------------------------------------------------------------------------
 def space_at(path: Path | None) -> Any:
-    """The space in a file; none: the shipped people."""
+    """The space in a file; none: the shipped people. A linked one's LoRAs may lie below the working directory."""
     from ..portraits.shipped import PEOPLE_SPACE
     from ..w2w import load_space
 
-    return load_space(path or PEOPLE_SPACE)
+    return load_space(path or PEOPLE_SPACE, [Path.cwd()])
 
 
 def model_of(space: Any, source: str) -> tuple[Any, str]:

@@ -15,12 +15,16 @@ from ..config import Config
 from ..errors import refuse
 from ..families import family_of, published_as
 from ..files import check_tensors, named, parse_table, read_safetensors
+from ..folders import has_ending
 from ..placement import weight_of
 from ..site import ModuleSite
 
 KEY = "vitrine.student"
 VERSION = 1
 CONVENTIONS = ("unit", "vp", "edm")
+
+
+_LARGEST_SIDE, _MOST_BETAS = 1 << 16, 10_000
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,15 @@ class StudentContract(Config):
             raise refuse("guidance", self.guidance, accepted, "guidance is distilled into a one-step student: set 1")
         object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
+        if len(self.shape) > 4 or not all(0 < side <= _LARGEST_SIDE for side in self.shape):
+            raise refuse("shape", self.shape, f"(C, h, w) of a latent, sides up to {_LARGEST_SIDE}", "leave it out")
+        numbers = {name: getattr(self, name) for name in ("latent_scale", "trained_guidance", "ge", "gz")}
+        if not all(0 <= value <= 1e6 for value in numbers.values()) or not 0 <= self.steps <= 1e9:
+            raise refuse(
+                "contract", numbers | {"steps": self.steps}, "numbers of 0 or more", "export the student again"
+            )
+        if len(self.betas) > _MOST_BETAS or not all(0 < beta < 1 for beta in self.betas):
+            raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} between 0 and 1", "leave them out")
 
     def to_metadata(self) -> dict[str, str]:
         """The safetensors header entry."""
@@ -121,7 +134,7 @@ def read_student(
         VitrineError: The file is no safetensors file, has names that ComfyUI would ignore, or has no contract.
     """
     path = Path(path)
-    if path.suffix != ".safetensors" or not path.is_file():
+    if not has_ending(path, ".safetensors") or not path.is_file():
         raise refuse("student file", str(path.name), "an existing .safetensors file", "convert or download it first")
     with named(path, "student file", "a safetensors file", "it cannot be read: download or export it again"):
         tensors, metadata = read_safetensors(path)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import refuse
+from ..errors import printable, refuse
 from ..files import named, parse_json, parse_table, write_json
 from ..fingerprint import fingerprint_of, same_weights, short, width_of
 from ..site import ModuleSite
@@ -119,12 +119,22 @@ class NeuronSet:
             table = parse_table(Path(path).read_text(encoding="utf-8"))
             if table["format"] != FORMAT or table["version"] != VERSION:
                 raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            neurons = {a: _indices(n) for a, n in table["neurons"].items()}
-            return cls(neurons, str(table["fingerprint"]), dict(table["info"]))
+            neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
+            return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
+
+
+def _address(text: str) -> str:
+    if printable(text) != text or len(text) > 1000:
+        raise ValueError(f"address {printable(text[:60])!r}")
+    return text
+
+
+_MOST = 1 << 24
+"""Neurons of a layer."""
 
 
 def _indices(value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or any(type(i) is not int for i in value):
+    if not isinstance(value, (list, tuple)) or any(type(i) is not int or i >= _MOST for i in value):
         raise ValueError(f"a list of whole numbers is wanted, not {str(value)[:60]}")
     return tuple(value)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import refuse
 from .base_weights import BaseWeights
+from .layer_sizes import layer_fits, most_numbers
 from .lora_settings import LARGEST_ALPHA, LoraRules
 
 Shape = tuple[int, ...]
@@ -26,9 +27,6 @@ _THREE = ("conv1", "conv2", "conv_in", "conv_out", "samplers.0.conv")
 """Ends of the names of a UNet's 3 x 3 convolutions: factors of LoHa and LoKr may be stored flat."""
 _FULL = 1 << 40
 """A rank for what has no factors."""
-_UNET = ("down_blocks.", "up_blocks.", "mid_block.", "conv_", "time_", "add_")
-_LARGEST_UNET, _LARGEST = 1 << 26, 1 << 29
-"""Numbers in a weight: SDXL's refiner has 42 million in one layer, Flux.2 340 million."""
 LARGEST_PRODUCT = 1e12
 """Of a product's numbers, by those of its factors: beyond it a file is damaged, or meant to damage."""
 
@@ -209,11 +207,14 @@ _MADE_OF = {
 
 
 def _check_size(name: str, path: str, size: _Measured) -> None:
-    most = _LARGEST_UNET if path.startswith(_UNET) else _LARGEST
-    numbers = size.out * math.prod(size.tail)
-    if not 0 < numbers <= most:
+    if not layer_fits(path, size.out * math.prod(size.tail)):
         shown = f"{name}: {path} of {size.out} x {' x '.join(map(str, size.tail))}"
-        raise refuse("LoRA file", shown, f"a layer's size, at most {most} numbers", "it is damaged: download it again")
+        raise refuse(
+            "LoRA file",
+            shown,
+            f"a layer's size, at most {most_numbers(path)} numbers",
+            "it is damaged: download it again",
+        )
 
 
 def _adaptive(name: str, settings: LoraRules) -> float:

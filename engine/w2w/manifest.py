@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from ..errors import refuse
+from ..errors import printable, refuse
 from ..files import parse_json
 from ..lora_layer import Lora, LoraLayer
+from .layer_sizes import layer_fits
+from .lora_settings import LARGEST_ALPHA
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class Layer:
         return self.alpha / self.rank
 
     @property
+    def numbers(self) -> int:
+        """Of the weight that the two factors change."""
+        return self.up[0] * math.prod(self.down[1:])
+
+    @property
     def middle(self) -> int:
         """Index of the first number of the up factor."""
         return self.offset + math.prod(self.down)
@@ -62,7 +69,8 @@ class Manifest(Sequence[Layer]):
     """The layers of a flat vector, in order and without gaps.
 
     Raises:
-        VitrineError: If the layers leave a gap or overlap, or the two factors of one differ in rank.
+        VitrineError: If the layers leave a gap or overlap, the two factors of one differ in rank, or one is larger than
+            any layer or has an alpha that no trainer writes.
     """
 
     layers: tuple[Layer, ...]
@@ -72,6 +80,9 @@ class Manifest(Sequence[Layer]):
         for layer in self.layers:
             sides = (*layer.down, *layer.up)
             sound = len(layer.down) > 1 and len(layer.up) > 1 and all(type(s) is int and s > 0 for s in sides)
+            sound = sound and isinstance(layer.path, str) and printable(layer.path) == layer.path
+            sound = sound and type(layer.offset) is int and isinstance(layer.alpha, (int, float))
+            sound = sound and 0 < abs(layer.alpha) <= LARGEST_ALPHA and layer_fits(layer.path, layer.numbers)
             if not sound or layer.offset != expected or layer.up[1] != layer.down[0]:
                 shown = f"{layer.path} at {layer.offset}, {layer.down} and {layer.up}"
                 raise refuse("manifest", shown, f"offset {expected} and one rank", "rebuild the space")

@@ -59,7 +59,7 @@ def space_path(name: str) -> Path:
 
 def space(name: str) -> Space:
     """A space by its entry in the list."""
-    return load_space(space_path(name))
+    return load_space(space_path(name), folder_paths.get_folder_paths("loras"))
 
 
 def save_space(space: Space, name: str) -> Path:
