@@ -99,15 +99,17 @@ def _from_plain(value: Any, annotation: Any) -> Any:
     return value
 
 
+_TOO_LARGE = 1 << 64
+"""Whole numbers from here on fit no tensor, and no seed."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def _fits(value: Any, annotation: Any) -> bool:
     """Whether a plain value is of the annotation's type; what is annotated otherwise is its class's to check.
 
-    Whole numbers pass for others; NaN passes nowhere.
+    Whole numbers pass for others; NaN passes nowhere, nor does a whole number that no tensor holds.
     """
-    if isinstance(value, float) and math.isnan(value):
+    if isinstance(value, float) and math.isnan(value) or isinstance(value, int) and abs(value) >= _TOO_LARGE:
         return False
     if isinstance(value, tuple):
         inner = _elements(annotation)

@@ -8,6 +8,7 @@ are named as in the files its space was built from, diffusers' or ComfyUI's.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,6 +97,11 @@ def peft_config(lora: Lora) -> dict:
     }  # fmt: skip
 
 
+def _finite(layer: LoraLayer) -> bool:
+    both = bool(torch.isfinite(layer.down).all()) and bool(torch.isfinite(layer.up).all())
+    return both and math.isfinite(layer.alpha)
+
+
 def write_lora(
     path: str | Path,
     lora: Lora,
@@ -110,12 +116,17 @@ def write_lora(
         dtype: of the factors; alphas stay as they are in any of them.
 
     Raises:
-        VitrineError: If the dialect is unknown or does not suit the network, or the LoRA has no layers.
+        VitrineError: If the dialect is unknown or does not suit the network, or the LoRA has no finite layers.
     """
     if dialect not in DIALECTS:
         raise refuse("dialect", dialect, DIALECTS, "auto loads in most programs")
     if not lora:
         raise refuse("LoRA", "no layers", "one or more", "sample or load a model first")
+    broken = [name for name, layer in lora.items() if not _finite(layer)]
+    if broken:
+        raise refuse(
+            "LoRA", f"NaN or Inf in {broken[0]}", "finite numbers", "look at the step before: it made no model"
+        )
     path = Path(path)
     if dialect == "peft":
         write_json(path / "adapter_config.json", peft_config(lora))

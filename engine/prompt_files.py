@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def _entry(entry: Any) -> tuple[str, str | None]:
     return prompt.strip(), None if label is None else str(label)
 
 
-_READERS = {
+_READERS: dict[str, Callable[[str], Pairs]] = {
     "text": _text, "table": _table, "tabbed table": partial(_table, separators="\t"),
     "json": _json, "json lines": _json_lines,
 }  # fmt: skip

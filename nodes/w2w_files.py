@@ -15,6 +15,7 @@ from ..engine.w2w import (
     change_kept,
     described,
     encode,
+    layer_sizes,
     materialise,
     read_lora,
     slider_lora,
@@ -136,7 +137,7 @@ class LoadW2WModel(io.ComfyNode):
         encoding = (
             training_model(space, member.strip())
             if member.strip()
-            else encode(space, read_lora(comfy_w2w.lora_path(lora)), lora)
+            else encode(space, read_lora(comfy_w2w.lora_path(lora), sizes=layer_sizes(space)), lora)
         )
         text = encoding.summary(space)
         return io.NodeOutput(encoding.model, text, ui=text_on(cls.hidden, text))

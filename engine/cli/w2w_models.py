@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..file_names import as_name
+from ..folders import has_ending
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
 from .options import Load
@@ -252,17 +253,20 @@ class Encode:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import described, encode, member, official_model, read_lora
+        from ..w2w import described, encode, layer_sizes, member, official_model, read_lora
 
         space, weights = space_at(self.space), weights_at(self.base_weights)
         for source in self.loras:
             path = Path(source)
-            if path.suffix == ".pt":
+            if has_ending(path, ".pt"):
                 model = official_model(path, space)
                 summary = described(space, model.coefficients)
             else:
-                lora = path.suffix == ".safetensors"
-                encoding = encode(space, read_lora(path, base=weights), path.stem) if lora else member(space, source)
+                if has_ending(path, ".safetensors"):
+                    lora = read_lora(path, base=weights, sizes=layer_sizes(space))
+                    encoding = encode(space, lora, path.stem)
+                else:
+                    encoding = member(space, source)
                 model, summary = encoding.model, encoding.summary(space)
             name = as_name(path.stem if path.suffix else source)
             print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {summary}")
@@ -301,7 +305,7 @@ def model_of(space: Any, source: str) -> tuple[Any, str]:
     """A saved model or a training model by name, and what to call its files."""
     from ..w2w import W2WModel, member
 
-    if source.endswith((".safetensors", ".pt")):
+    if has_ending(source, (".safetensors", ".pt")):
         return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
     return member(space, source).model, as_name(source)
 

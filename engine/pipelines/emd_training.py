@@ -123,8 +123,8 @@ def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condi
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
-    if isinstance(prompts, (str, Path)) and prompts:
-        return read_prompts(prompts)[0]
+    if isinstance(prompts, (str, Path)):
+        return read_prompts(prompts)[0] if prompts else []
     return [line.strip() for line in prompts or () if line.strip()]
 
 

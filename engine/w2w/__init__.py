@@ -34,7 +34,7 @@ from .editing import (
     shift,
     start_of,
 )
-from .encoding import Encoded, encode, member, official_model
+from .encoding import Encoded, encode, layer_sizes, member, official_model
 from .folder_look import FolderLook, look_at_folder
 from .gauge import Gauge, gauge_test
 from .inversion import Inversion, invert, invert_below, invert_in, partial_inversion
@@ -74,7 +74,8 @@ __all__ = [
     "WeightSpace", "at_place", "blend", "blended", "build_space", "change_kept", "closeness", "conditioned",
     "contents", "described", "difference", "direction", "direction_named", "edit", "edit_step", "edited_lora",
     "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "invert_below", "invert_in",
-    "joint_directions", "labels_in", "latent_mask", "listed", "load_space", "look_at_folder", "map_of", "map_page",
+    "joint_directions", "labels_in", "latent_mask", "layer_sizes", "listed", "load_space", "look_at_folder", "map_of",
+    "map_page",
     "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest", "neighbours_of",
     "official_model", "one_deviation", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",

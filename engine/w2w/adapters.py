@@ -130,6 +130,8 @@ def _kind_of(name: str, path: str, sides: Mapping[str, Shape]) -> str:
 
 
 def _of_lora(sides: Mapping[str, Shape], path: str) -> _Measured:
+    if math.prod(sides["up"][2:]) != 1:
+        raise ValueError
     return _Measured(sides["up"][0], sides["down"][1:], sides["down"][0], sides["down"][0])
 
 

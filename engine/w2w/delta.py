@@ -231,7 +231,7 @@ class DeltaSpace:
         names, variance = check_names(parse_json(header["names"]), len(vectors)), float(header["total_variance"])
         info = parse_table(header["info"])
         check_spread(singular, variance, len(vectors))
-        check_directions(directions, len(singular))
+        check_directions(directions, singular)
         check_info(info, len(singular), len(vectors))
         if not variance > 0 or not bool((singular > 0).all()):
             raise ValueError(f"total variance {variance}, singular values from {float(singular.min())}")

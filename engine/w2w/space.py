@@ -185,7 +185,7 @@ class WeightSpace:
         names, variance = check_names(parse_json(header["names"]), len(rows)), float(header["total_variance"])
         info = parse_table(header["info"])
         check_spread(singular, variance, count)
-        check_directions(directions, len(singular))
+        check_directions(directions, singular)
         check_info(info, len(singular), len(rows))
         if bool((tensors["std"] == 0).any()):
             raise ValueError("a deviation of 0 (std), by which weights are divided")

@@ -11,6 +11,8 @@ from ..errors import printable
 
 LARGEST = 1e9
 """Of any number in a space: singular values of real ones stay below a million."""
+_LEAST = 1e-15
+"""Of a singular value: the square of a smaller one is none in float32."""
 _TEXTS = ("base", "reason", "source", "licence", "note")
 _COUNT = 1 << 31
 
@@ -40,26 +42,30 @@ def check_names(names: Sequence[Any], models: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_directions(directions: Mapping[str, torch.Tensor], dimension: int) -> None:
-    """Checks that each direction has a name and a number for each component.
+def check_directions(directions: Mapping[str, torch.Tensor], singular_values: torch.Tensor) -> None:
+    """Checks that each direction has a name, a number for each component, and models that differ along it.
 
     Raises:
         ValueError: If one has not.
     """
     for label, direction in directions.items():
         _check_text(label, "a label")
-        if tuple(direction.shape) != (dimension,) or not bool(direction.any()):
-            raise ValueError(f"direction {label} of shape {tuple(direction.shape)}, for {dimension} components")
+        spread = singular_values if bool(singular_values.any()) else torch.ones_like(singular_values)
+        if direction.shape != spread.shape or not float((direction * spread).norm()) > _LEAST:
+            raise ValueError(
+                f"direction {label} {tuple(direction.shape)}, for {len(spread)} components, or no direction"
+            )
 
 
 def check_spread(singular_values: torch.Tensor, variance: float, models: int) -> None:
     """Checks singular values (K,), the total variance and the number of models.
 
     Raises:
-        ValueError: If one is negative, or there are fewer than two models.
+        ValueError: If one is negative or next to nothing, or there are fewer than two models.
     """
-    if not len(singular_values) or bool((singular_values < 0).any()):
-        raise ValueError("singular values below 0, or none")
+    known = singular_values[singular_values != 0]  # a published space says of some components that they are unknown
+    if not len(singular_values) or bool((known < _LEAST).any()):
+        raise ValueError(f"singular values below {_LEAST}, or none")
     if not 0 <= variance <= LARGEST * LARGEST or not 2 <= models < _COUNT:
         raise ValueError(f"total variance {variance} of {models} models")
 
