@@ -25,7 +25,7 @@ from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, ModuleSite, Site
 from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, plain_tokens, square
-from .joint import QKV, block_input, joint_map, split_stream
+from .joint import block_input, split_attention
 from .packing import MASK, flow_time, masked, pack, text_of, unpack, video_grid
 
 
@@ -42,17 +42,10 @@ def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
 def sites(net: Any) -> Iterator[Site]:
     """QwenImageTransformer2DModel of either library."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
-    for b, block in enumerate(net.transformer_blocks):
+    for b in range(len(net.transformer_blocks)):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
         yield block_input(name, f"{path}.img_norm1", AdaLN(f"{path}.img_mod.1"), **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
-        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
-        last, rope = f"{path}.attn.add_k_proj", f"{path}.attn"
-        yield joint_map(f"{name}-map", f"{path}.attn", both, last, int(block.attn.heads), rope=rope, rotary=_rope)
-        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        yield from split_attention(net, name, f"{path}.attn", image, rope=f"{path}.attn", rotary=_rope)
         yield ModuleSite(f"{name}-ctx-attn-out", f"{path}.attn.to_add_out", "text")
         yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.net.0", **image)
         yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
