@@ -14,6 +14,7 @@ from ..file_names import as_name
 from ..folders import has_ending
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
+from .edits import example_of, sliders_of, tail_of
 from .options import Load
 
 
@@ -312,29 +313,6 @@ def model_of(space: Any, source: str) -> tuple[Any, str]:
 
 def _named(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
-
-
-def sliders_of(texts: tuple[str, ...]) -> dict[str, float]:
-    """'beard=2' .. -> label -> number."""
-    return dict(map(_slider, texts))
-
-
-def _slider(text: str) -> tuple[str, float]:
-    label, _, number = text.partition("=")
-    try:
-        return label.strip(), float(number)
-    except ValueError:
-        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
-
-
-def tail_of(strengths: dict[str, float]) -> str:
-    """The end of a file's name that says what was edited."""
-    return "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
-
-
-def example_of(space: Any) -> str:
-    """A label that can be edited."""
-    return next(iter(space.directions), "beard")
 
 
 def _square(picture: Any) -> Any:
