@@ -16,6 +16,7 @@ import pytest
 from vitrine.engine.cli.console import NOISE, quiet_libraries
 from vitrine.engine.cli.main import Group, _parse, _tree, main
 from vitrine.engine.setting_checks import Writes, _marks
+from vitrine_tests.hangs import HANGS
 
 TREE = _tree()
 PATHS = [[], *([name] for name in TREE)]
@@ -94,7 +95,7 @@ def test_ctrl_c_is_one_line(tmp_path):
     while not (tmp_path / "runs").exists() and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
-    assert running.communicate(timeout=1200)[1] == "vitrine: interrupted\n" and running.returncode == 130
+    assert running.communicate(timeout=HANGS)[1] == "vitrine: interrupted\n" and running.returncode == 130
 
 
 def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):

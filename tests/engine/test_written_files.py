@@ -12,6 +12,7 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.files import save_safetensors, write_folder, write_text
 from vitrine.engine.setting_checks import refuse_unwritable
+from vitrine_tests.hangs import HANGS
 
 LONGEST = 255
 
@@ -48,7 +49,12 @@ def full(folder, code):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
     return subprocess.run(
-        [sys.executable, "-B", "-c", code], cwd=folder, capture_output=True, text=True, preexec_fn=limited, timeout=60
+        [sys.executable, "-B", "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,
+        timeout=HANGS,
     )
 
 
