@@ -12,7 +12,8 @@ from ..errors import refuse
 from ..file_names import as_name
 from ..files import named, parse_table
 from ..setting_checks import Count, OutFile, Writes
-from .w2w_models import Files, Writing, example_of, model_of, sliders_of, space_at, tail_of
+from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of
+from .w2w_models import Files, Writing
 
 
 @dataclass(frozen=True)
