@@ -13,9 +13,10 @@ from ..errors import refuse
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import AtLeast, Count, OutFile, OutFolder
 from .options import Load, OutSpace
+from .w2w_arguments import space_at, weights_at
 from .w2w_calibrate import Calibrate, PairSlider
 from .w2w_map import Map
-from .w2w_models import Edit, Encode, Export, Invert, Sample, space_at, weights_at
+from .w2w_models import Edit, Encode, Export, Invert, Sample
 from .w2w_products import Blend, Sheet, SliderLora
 
 

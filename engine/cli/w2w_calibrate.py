@@ -16,7 +16,7 @@ from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
 from ..tables import read_records
 from .options import Load, OutSpace
-from .w2w_models import model_of, space_at
+from .w2w_arguments import model_of, space_at
 
 
 def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..setting_checks import OutFile
-from .w2w_models import space_at
+from .w2w_arguments import space_at
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,8 +14,8 @@ from ..file_names import as_name
 from ..folders import has_ending
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
-from .edits import example_of, sliders_of, tail_of
 from .options import Load
+from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of, weights_at
 
 
 @dataclass(frozen=True)
@@ -293,24 +293,6 @@ class Export:
         return 0
 
 
-# --- shared -------------------------------------------------------------------------------------------------------
-def space_at(path: Path | None) -> Any:
-    """The space in a file; none: the shipped people. A linked one's LoRAs may lie below the working directory."""
-    from ..portraits.shipped import PEOPLE_SPACE
-    from ..w2w import load_space
-
-    return load_space(path or PEOPLE_SPACE, [Path.cwd()])
-
-
-def model_of(space: Any, source: str) -> tuple[Any, str]:
-    """A saved model or a training model by name, and what to call its files."""
-    from ..w2w import W2WModel, member
-
-    if has_ending(source, (".safetensors", ".pt")):
-        return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
-    return member(space, source).model, as_name(source)
-
-
 def _named(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
 
@@ -323,10 +305,3 @@ def _square(picture: Any) -> Any:
 
 def _lowest(losses: list[tuple[int, list[float]]]) -> list[float]:
     return [min(values) for values in zip(*(row for _, row in losses), strict=True)]
-
-
-def weights_at(path: Path | None) -> Any:
-    """A base model's weights by layer; None without a path."""
-    from ..w2w import BaseWeights
-
-    return None if path is None else BaseWeights.of_file(path)

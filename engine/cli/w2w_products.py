@@ -12,8 +12,8 @@ from ..errors import refuse
 from ..file_names import as_name
 from ..files import named, parse_table
 from ..setting_checks import Count, OutFile, Writes
-from .edits import example_of, sliders_of, tail_of
-from .w2w_models import Files, Writing, model_of, space_at
+from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of
+from .w2w_models import Files, Writing
 
 
 @dataclass(frozen=True)

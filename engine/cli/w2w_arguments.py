@@ -1,0 +1,57 @@
+"""What the W2W commands' arguments mean: a space, a model of it, sliders, a base model's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import refuse
+from ..file_names import as_name
+from ..folders import has_ending
+
+
+def space_at(path: Path | None) -> Any:
+    """The space in a file; none: the shipped people. A linked one's LoRAs may lie below the working directory."""
+    from ..portraits.shipped import PEOPLE_SPACE
+    from ..w2w import load_space
+
+    return load_space(path or PEOPLE_SPACE, [Path.cwd()])
+
+
+def model_of(space: Any, source: str) -> tuple[Any, str]:
+    """A saved model or a training model by name, and what to call its files."""
+    from ..w2w import W2WModel, member
+
+    if has_ending(source, (".safetensors", ".pt")):
+        return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
+    return member(space, source).model, as_name(source)
+
+
+def sliders_of(texts: tuple[str, ...]) -> dict[str, float]:
+    """'beard=2' .. -> label -> number."""
+    return dict(map(_slider, texts))
+
+
+def _slider(text: str) -> tuple[str, float]:
+    label, _, number = text.partition("=")
+    try:
+        return label.strip(), float(number)
+    except ValueError:
+        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
+
+
+def tail_of(strengths: dict[str, float]) -> str:
+    """The end of a file's name that says what was edited."""
+    return "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
+
+
+def example_of(space: Any) -> str:
+    """A label that can be edited."""
+    return next(iter(space.directions), "beard")
+
+
+def weights_at(path: Path | None) -> Any:
+    """A base model's weights by layer; None without a path."""
+    from ..w2w import BaseWeights
+
+    return None if path is None else BaseWeights.of_file(path)
