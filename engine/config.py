@@ -114,12 +114,11 @@ def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(value, tuple):
         inner = _elements(annotation)
         return inner is None or all(_fits(entry, inner) for entry in value)
-    kinds = _members(annotation)
-    if not isinstance(value, _PLAIN) or not all(kind in _PLAIN for kind in kinds):
-        return not isinstance(value, _PLAIN) or not set(kinds) <= {*_PLAIN, tuple}
-    if type(value) in kinds or (type(value) is int and float in kinds):
+    if not isinstance(value, _PLAIN):
         return True
-    return isinstance(value, float) and value.is_integer() and int in kinds
+    kinds = _members(annotation)
+    whole = type(value) is int and float in kinds or isinstance(value, float) and value.is_integer() and int in kinds
+    return type(value) in kinds or whole or not set(kinds) <= {*_PLAIN, tuple}
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
