@@ -33,6 +33,8 @@ from .tap_inputs import (
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_activations"
+HALVES = ("cond", "uncond", "middle", "empty_negative_prompt", "null", "controlled_negative", "other")
+"""What a recording calls the rows of a guider's conditionings."""
 
 
 class ActivationTap(io.ComfyNode):
@@ -175,7 +177,14 @@ class CollectTaps(io.ComfyNode):
                 io.Int.Input(
                     "step", default=-1, min=-1, max=10_000, tooltip="A recorded step of the run; -1: the last."
                 ),
-                io.Combo.Input("half", options=["cond", "uncond"], default="cond", tooltip="Prompted or not."),
+                io.Combo.Input(
+                    "half", options=list(HALVES), default="cond",
+                    tooltip="Prompted or not; the others are what some guiders have beside these.",
+                ),
+                io.Int.Input(
+                    "part", default=0, min=0, max=100, optional=True,
+                    tooltip="Which of several prompts that were combined, from 1; 0: the only one.",
+                ),
             ],
             outputs=[
                 ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All recorded places at this step."),
@@ -186,11 +195,13 @@ class CollectTaps(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, latent: dict, step: int, half: str, recorder: Recorder | None = None) -> io.NodeOutput:
-        """Read one step of the recorder."""
+    def execute(
+        cls, latent: dict, step: int, half: str, recorder: Recorder | None = None, part: int = 0
+    ) -> io.NodeOutput:
+        """Read one step of the run that the LATENT came out of."""
         if recorder is None:
             return io.NodeOutput(nothing_recorded(), nothing_recorded(), latent)
-        taps = recorder.activations(step, half)
+        taps = recorder.activations(step, half, latent, part)
         drawn = picture(taps)
         return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
 

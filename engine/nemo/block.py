@@ -67,17 +67,26 @@ def token_positions(text: str) -> tuple[int, ...] | None:
 
 @dataclass
 class RunningForward:
-    """What blocking must know of the forward that is running: does it act at all, and in which rows (None: in all)."""
+    """What blocking must know of the forward that is running.
+
+    Attributes:
+        active: whether it acts at all.
+        rows: (B,) bool, the rows in which it acts; None: in all.
+        lengths: (B,) tokens of each row's own prompt, where it was repeated to match a longer one; 0 where it was not.
+    """
 
     active: bool = True
     rows: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
 
-    def update(self, config: BlockConfig, t: float, cond_rows: torch.Tensor) -> None:
-        """Set both, from the network's timestep (999 is the start of sampling) and the (B,) rows with the prompt."""
-        progress = 1 - t / 999
-        # flow models begin at 1000, a little before the start
-        self.active = config.start <= max(progress, 0.0) and (progress < config.end or config.end == 1)
-        self.rows = cond_rows if config.branch == "cond" else None
+    def update(self, config: BlockConfig, share: float, cond_rows: Callable[[], torch.Tensor]) -> None:
+        """Set ``active`` and ``rows``, from how much of the run is over (0 .. 1) and the (B,) rows with the prompt.
+
+        Args:
+            cond_rows: called only where it matters.
+        """
+        self.active = config.start <= share and (share < config.end or config.end == 1)
+        self.rows = cond_rows() if config.branch == "cond" and self.active else None
 
 
 def block(
@@ -134,14 +143,24 @@ def _multiplied(
         # NeMo, section 3: v_i <- factor v_i for each neuron i to block, 1 v_i for the others
         blocked = values * placed.unsqueeze(-2)
         if tokens is not None:
-            chosen = torch.zeros(values.shape[1], dtype=torch.bool, device=values.device)
-            chosen[[i for i in tokens if i < len(chosen)]] = True
-            blocked = torch.where(chosen[:, None], blocked, values)
+            chosen = _at_tokens(tokens, values, None if running is None else running.lengths)
+            blocked = torch.where(chosen[..., None], blocked, values)
         if running is not None and running.rows is not None:
             blocked = torch.where(append_dims(running.rows.to(values.device), 3), blocked, values)
         return blocked
 
     return change
+
+
+def _at_tokens(tokens: Sequence[int], values: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """(1 or B, N) bool: where the values (B, N, width) are those of the tokens, in every copy of a repeated prompt."""
+    count = values.shape[1]
+    positions = torch.arange(count)[None]
+    if lengths is not None:
+        whole = torch.full_like(lengths, count)
+        repeated = (lengths > 0) & (count % torch.where(lengths > 0, lengths, whole) == 0)
+        positions = positions % torch.where(repeated, lengths, whole)[:, None]
+    return torch.isin(positions, torch.tensor(tokens)).to(values.device)
 
 
 @torch.no_grad()

@@ -17,6 +17,8 @@ import comfy.samplers
 import torch
 
 from ...engine.condition import Condition
+from ...engine.errors import refuse
+from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
 
@@ -54,10 +56,45 @@ class Forward:
         return float(sampling.timestep(self.sigma[:1]))
 
     @property
+    def running(self) -> Running | None:
+        """The run it belongs to; None where no guider runs it."""
+        return running_in(self.options)
+
+    @property
+    def share(self) -> float:
+        """How much of the run's steps is over, 0 to below 1. Outside a run: of the schedule's timesteps."""
+        running = self.running
+        if running is None or not running.steps:
+            return max(0.0, 1 - self.timestep / 999)
+        return running.step_of(self.options.get("sigmas", self.sigma))[0] / running.steps
+
+    @property
+    def parts(self) -> list[Part]:
+        """What the equal parts of the batch are, in its order."""
+        return [OTHER] if self.running is None else self.running.parts(self.options)
+
+    def by_row(self, values: list[Any]) -> torch.Tensor:
+        """(B,) from one value for each part."""
+        return torch.tensor(values).repeat_interleave(len(self.x) // len(values))
+
+    @property
     def positive_rows(self) -> torch.Tensor:
-        """(B,) bool: rows that have the positive prompt. ComfyUI lists its chunks, unconditional ones as 1."""
-        chunks, batch = self.options.get("cond_or_uncond") or [0], len(self.x)
-        return torch.tensor([c == 0 for c in chunks]).repeat_interleave(max(1, batch // len(chunks)))[:batch]
+        """(B,) bool: rows that have the positive prompt.
+
+        Raises:
+            VitrineError: There are rows of a conditioning that no guider says to be the prompt or not.
+        """
+        unknown = [part.name for part in self.parts if part.prompted is None]
+        if unknown:
+            accepted = "conditionings of core's guiders, or ones with a prompt_type"
+            remedy = "let it act on all rows, or use a guider of ComfyUI's own (Perp-Neg Guider for Perp-Neg)"
+            raise refuse("rows of the prompt", f"unknown of {', '.join(unknown)}", accepted, remedy)
+        return self.by_row([bool(part.prompted) for part in self.parts])
+
+    @property
+    def prompt_lengths(self) -> torch.Tensor:
+        """(B,) tokens of each row's own prompt, where core may have repeated it; 0 where it has not."""
+        return self.by_row([part.tokens or 0 for part in self.parts])
 
 
 @dataclass
@@ -68,25 +105,40 @@ class Run:
         guider: ComfyUI's guider; ``guider.conds`` are this run's own.
         noise: (B, C, H, W).
         sigmas: (steps + 1,) noise levels, the last one 0.
+        output: latents that came out, once it is over; None before.
     """
 
     guider: Any
     noise: torch.Tensor
     sigmas: torch.Tensor
+    output: torch.Tensor | None = None
+
+    @property
+    def running(self) -> Running:
+        """What its forwards know of it; of clones that are ``watched``."""
+        found: Running = self.guider.model_options["transformer_options"][RUN]
+        return found
 
 
 def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractContextManager]) -> Any:
-    """A clone whose every forward runs inside ``context(forward)``. Nothing is on the network between forwards."""
+    """A clone whose every forward runs inside ``context(forward)``. Nothing is on the network between forwards.
+
+    Forwards of another network that core runs with this clone's options, such as that of the negative in its Dual Model
+    CFG Guider, are left alone.
+    """
 
     def apply_model(
         executor: Any, x: Any, t: Any, c_concat: Any = None, c_crossattn: Any = None, control: Any = None,
         transformer_options: Any = None, **conditions: Any,
     ) -> Any:  # fmt: skip
         forward = Forward(executor.class_obj, x, t, dict(transformer_options or {}), conditions)
+        if forward.running is not None and not forward.running.owns(forward.base):
+            own = {k: v for k, v in conditions.items() if not k.startswith("vitrine_")}
+            return executor(x, t, c_concat, c_crossattn, control, transformer_options, **own)
         with context(forward):
             return executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
 
-    return _wrapped(model, _WRAPPERS.APPLY_MODEL, key, apply_model, context)
+    return _wrapped(watched(model), _WRAPPERS.APPLY_MODEL, key, apply_model, context)
 
 
 def around_sampling(model: Any, key: str, context: Callable[[Run], AbstractContextManager]) -> Any:
@@ -97,7 +149,8 @@ def around_sampling(model: Any, key: str, context: Callable[[Run], AbstractConte
     ) -> Any:
         run = Run(executor.class_obj, noise, sigmas)
         with context(run):
-            return executor(run.noise, latent, sampler, run.sigmas, *args, **kwargs)
+            run.output = executor(run.noise, latent, sampler, run.sigmas, *args, **kwargs)
+        return run.output
 
     return _wrapped(model, _WRAPPERS.OUTER_SAMPLE, key, outer_sample, context)
 
@@ -133,13 +186,15 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
         if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
             inner[name] = value.clone()  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
     inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
+    key = uuid.uuid4()
+    inner[RUN] = one_forward(model, key)
     named = {"c_crossattn": cond.text} | cond.extra
     model_conds = {k: comfy.conds.CONDRegular(v) for k, v in named.items() if v is not None}
     model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in cond.fixed.items()}
     model.pre_run()
     try:
         comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
-        part = {"model_conds": model_conds, "uuid": uuid.uuid4()}
+        part = {"model_conds": model_conds, "uuid": key}
         return comfy.samplers.calc_cond_batch(model.model, [[part]], x, sigma, options)[0]
     finally:
         comfy.samplers.cast_to_load_options(options, model.offload_device)

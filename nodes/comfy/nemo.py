@@ -28,8 +28,8 @@ def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
     neurons.check(backbone_of(model), value_sites(backbone_of(model), "all"), model_id)
 
     def blocking(forward: Forward) -> AbstractContextManager:
-        running = RunningForward()
-        running.update(config, forward.timestep, forward.positive_rows)
+        running = RunningForward(lengths=None if config.tokens is None else forward.prompt_lengths)
+        running.update(config, forward.share, lambda: forward.positive_rows)
         return block(forward.network, neurons, config, running=running, fingerprint=model_id)
 
     return around_forwards(model, _KEY, blocking)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...engine.patches import ActivePatch
+from .running import RUN
 
 
 def patches_of(model: Any) -> list[ActivePatch]:
@@ -57,7 +58,7 @@ def _functions(kind: str, items: Iterable[tuple[str, Any]]) -> Iterable[ActivePa
 def _keyed(kind: str, table: dict[str, dict[Any, list]]) -> Iterable[ActivePatch]:
     for where, by_key in table.items():
         for key, callables in by_key.items():
-            if callables:
+            if callables and key != RUN:  # it watches and changes nothing
                 yield ActivePatch(kind, where + (f" ({key})" if key else ""), len(callables), _owner(callables[0]))
 
 
