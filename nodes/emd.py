@@ -30,10 +30,18 @@ from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from ..engine.tables import lines_of
+from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
 from .comfy.emd import bases, distil, refuse_guidance_input, stock_sampling, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
-from .comfy.model import backbone_of, blank_latents, differentiable, latent_of, loading_denoiser_of
+from .comfy.model import (
+    backbone_of,
+    blank_latents,
+    differentiable,
+    latent_of,
+    loading_denoiser_of,
+    picture_numbers,
+)  # fmt: skip
 from .comfy.progress import progress
 from .sockets import under_advanced
 
@@ -181,7 +189,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             refuse_guidance_input(several)
         runner = with_prediction(with_student(model, student), student_contract.prediction)
         blank = blank_latents(runner, latent)
-        seeds = [seed + i for i in range(len(blank))]
+        seeds = [seed + i for i in picture_numbers(latent)]
         z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
         generator, cond = loading_denoiser_of(runner), condition_of(runner, positive, blank)
         if several is None:
@@ -192,7 +200,8 @@ class EMDOneStepGenerator(io.ComfyNode):
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         levels = several or StudentSampling("", (max(student_contract.timestep, 1.0),))
         sigmas, sampler = stock_sampling(runner, levels)
-        return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()}, sigmas, sampler)
+        numbers = {k: latent[k] for k in ("batch_index",) if k in latent}
+        return io.NodeOutput(latent_of(runner, x0) | numbers, {"samples": z.cpu()} | numbers, sigmas, sampler)
 
 
 class EMDMCMCCorrect(io.ComfyNode):
@@ -261,11 +270,11 @@ class EMDMCMCCorrect(io.ComfyNode):
         check_network(student_contract, backbone_of(model))
         runner = with_prediction(with_student(model, student), student_contract.prediction)
         student_contract = replace(student_contract, prediction="model")
-        start = z["samples"].to(runner.load_device).float()
+        start = latent_keys(z)["samples"].to(runner.load_device).float()
         cond = condition_of(runner, positive, start)
         null = None if empty is None else condition_of(runner, empty, start)
         networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))
-        seeds = [seed + i for i in range(len(start))]
+        seeds = [seed + i for i in picture_numbers(z)]
         # a z that moves needs gradients of the generator
         with torch.inference_mode(not z_step_size), torch.no_grad(), differentiable() if z_step_size else nullcontext():
             if z_step_size:

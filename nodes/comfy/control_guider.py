@@ -17,7 +17,8 @@ from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, contro
 from ...engine.control.entropy import query_sites, weakened
 from ...engine.control.guidance import Key
 from ...engine.errors import refuse
-from .conditioning import PIXELS, SIZES, high_is_null, null_control, same_control
+from .carried import SIZES
+from .conditioning import PIXELS, high_is_null, null_control, same_control
 from .control import size_input, weighting_of
 from .forwards import Forward, around_forwards
 from .model import backbone_of

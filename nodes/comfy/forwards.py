@@ -12,15 +12,17 @@ import comfy.conds
 import comfy.model_patcher
 import comfy.model_sampling
 import comfy.patcher_extension
-import comfy.sampler_helpers
 import comfy.samplers
 import torch
 
 from ...engine.condition import Condition
 from ...engine.errors import refuse
+from .carried import CARRIED, Carried, applied
 from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
+LISTED = "[]"
+"""Between the name and the number of a tensor that the network takes in a list."""
 
 
 # --- around a clone's forwards ------------------------------------------------------------------------------------
@@ -180,22 +182,45 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
     """
     options = comfy.model_patcher.create_model_options_clone(model.model_options)
     options.pop("context_handler", None)
-    comfy.sampler_helpers.prepare_model_patcher(model, {}, options)
-    inner = options["transformer_options"]
-    for name, value in inner.items():
-        if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
-            inner[name] = value.clone()  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
-    inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
-    key = uuid.uuid4()
-    inner[RUN] = one_forward(model, key)
-    named = {"c_crossattn": cond.text} | cond.extra
-    model_conds = {k: comfy.conds.CONDRegular(v) for k, v in named.items() if v is not None}
-    model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in cond.fixed.items()}
-    model.pre_run()
-    try:
-        comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
-        part = {"model_conds": model_conds, "uuid": key}
-        return comfy.samplers.calc_cond_batch(model.model, [[part]], x, sigma, options)[0]
-    finally:
-        comfy.samplers.cast_to_load_options(options, model.offload_device)
-        model.cleanup()
+    key, inner = uuid.uuid4(), options["transformer_options"]
+    with applied(model, _part(model, cond, sigma) | {"uuid": key}, options) as conds:
+        for name, value in inner.items():
+            if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
+                inner[name] = (
+                    value.clone()
+                )  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
+        inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
+        inner[RUN] = one_forward(model, key)
+        model.pre_run()
+        try:
+            comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
+            return comfy.samplers.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+        finally:
+            comfy.samplers.cast_to_load_options(options, model.offload_device)
+            model.cleanup()
+
+
+def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
+    """Core's settings of one conditioning, from the engine's.
+
+    Raises:
+        VitrineError: A ControlNet acts on a part of the run only, and the rows are at several noise levels.
+    """
+    named = {k: v for k, v in ({"c_crossattn": cond.text} | cond.extra).items() if v is not None}
+    fixed = dict(cond.fixed)
+    carried: Carried | None = fixed.pop(CARRIED, None)
+    if model.get_attachment("vitrine.control") is None:  # another model of the same method may have it
+        named = {k: v for k, v in named.items() if not k.startswith("vitrine_")}
+    lists: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(k for k in named if LISTED in k):
+        lists.setdefault(name.split(LISTED)[0], []).append(named.pop(name))
+    model_conds: dict[str, Any] = {k: comfy.conds.CONDRegular(v) for k, v in named.items()}
+    model_conds |= {k: comfy.conds.CONDList(v) for k, v in lists.items()}
+    model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in fixed.items()}
+    if carried is None:
+        return {"model_conds": model_conds}
+    ranges = [control for control in carried.controls if control.timestep_percent_range != (0.0, 1.0)]
+    if ranges and not bool((sigma == sigma[0]).all()):
+        accepted = "one noise level for all rows, or a ControlNet for the whole run"
+        raise refuse("ControlNet", "for a part of the run", accepted, "set start_percent 0 and end_percent 1")
+    return carried.settings | {"model_conds": model_conds}
