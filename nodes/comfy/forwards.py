@@ -200,6 +200,26 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
             model.cleanup()
 
 
+def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """A flow network's eps - x0 (B, C, H, W) at sigma (B,), 0 included: nothing is divided by sigma.
+
+    Core turns each output v into x - sigma v, and combines what several parts give linearly. In this call it turns it
+    into x - v, so that v is left over.
+
+    Raises:
+        VitrineError: The sampling class turns outputs into clean pictures in a way of its own.
+    """
+    sampling = model.get_model_object("model_sampling")
+    if type(sampling).calculate_denoised is not comfy.model_sampling.CONST.calculate_denoised:
+        shown, remedy = type(sampling).__name__, "remove the sampling patch"
+        raise refuse("model sampling", shown, "a rectified flow whose network puts out a velocity", remedy)
+    sampling.calculate_denoised = lambda sigma, output, x: x - output
+    try:
+        return x - clean_prediction(model, x, sigma, cond)
+    finally:
+        del sampling.calculate_denoised
+
+
 def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
     """Core's settings of one conditioning, from the engine's.
 

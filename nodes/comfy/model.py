@@ -18,7 +18,7 @@ from ...engine.families import record_of, refuse_unfit
 from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
 from ...engine.schedule import append_dims
 from .carried import latent_keys, own_tensors
-from .forwards import clean_prediction
+from .forwards import clean_prediction, velocity
 from .schedule import schedule_of
 
 PREFIX = "diffusion_model."
@@ -45,9 +45,9 @@ def denoiser_of(model: Any) -> Denoiser:
     # together leave ComfyUI a network without an owner, and from then on it collects all garbage at every load.
     def whole(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         sigma = schedule.sigma(t).to(x_t.device, torch.float32)
-        wide = append_dims(sigma, x_t.ndim)
-        x0 = clean_prediction(model, x_t if flow else x_t * torch.sqrt(1 + wide**2), sigma, cond)
-        return (x_t - x0) / wide if flow else x0
+        if flow:
+            return velocity(model, x_t, sigma, cond)
+        return clean_prediction(model, x_t * torch.sqrt(1 + append_dims(sigma, x_t.ndim) ** 2), sigma, cond)
 
     def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         still = frames and x_t.ndim == 4
