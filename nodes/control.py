@@ -13,7 +13,7 @@ from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from ..engine.tables import lines_of
 from .comfy.conditioning import readers_of, token_count, with_sizes
-from .comfy.control import checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
+from .comfy.control import checkpoint_stamp, checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
 from .comfy.progress import text_on
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
@@ -144,6 +144,11 @@ class LoadControl(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Controls, curve, padding, base model."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, file: str, **others: Any) -> str:
+        """Runs again when the file has changed."""
+        return checkpoint_stamp(file)
 
     @classmethod
     def execute(cls, model: Any, file: str) -> io.NodeOutput:

@@ -32,8 +32,8 @@ from ..engine.noise import seeded_noise
 from ..engine.tables import lines_of
 from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
-from .comfy.emd import bases, distil, refuse_guidance_input, stock_sampling, with_prediction
-from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
+from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction
+from .comfy.lora import NO_STUDENT, contract_in, student_files, student_stamp, usual_student, with_student
 from .comfy.model import (
     backbone_of,
     blank_latents,
@@ -43,6 +43,7 @@ from .comfy.model import (
     picture_numbers,
 )  # fmt: skip
 from .comfy.progress import progress
+from .comfy.saved import stamp
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/emd"
@@ -172,6 +173,11 @@ class EMDOneStepGenerator(io.ComfyNode):
         )
 
     @classmethod
+    def fingerprint_inputs(cls, student: str, **others: Any) -> str:
+        """Runs again when the student's file has changed."""
+        return student_stamp(student)
+
+    @classmethod
     def execute(
         cls, model: Any, positive: list, latent: dict, seed: int, student: str, contract: str, timestep: float,
         noise: str, base: Any = None, base_steps: int = 1, replaces: int = 1,
@@ -259,6 +265,11 @@ class EMDMCMCCorrect(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, student: str, **others: Any) -> str:
+        """Runs again when the student's file has changed."""
+        return student_stamp(student)
+
+    @classmethod
     def execute(
         cls, teacher: Any, score: Any, model: Any, positive: list, z: dict, seed: int, steps: int,
         chain_timestep: float, step_size: float, student: str, contract: str, timestep: float, noise: str,
@@ -328,6 +339,11 @@ class EMDDistill(io.ComfyNode):
                 io.String.Output(display_name="file", tooltip="The student LoRA, in models/loras/vitrine."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, base: str, **others: Any) -> str:
+        """Runs again when the teacher's folder has changed."""
+        return stamp(base_folder(base))
 
     @classmethod
     def execute(

@@ -187,7 +187,7 @@ class LoadFeaturePreset(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, file: str, **others: Any) -> float:
+    def fingerprint_inputs(cls, file: str, **others: Any) -> str:
         """Runs again when the file has changed."""
         return saved.changed(_FOLDER, file)
 

@@ -73,6 +73,11 @@ class BuildSpace(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, folder: str, **others: Any) -> str:
+        """Runs again when the folder has other LoRAs, or one of them has changed."""
+        return saved.stamp(comfy_w2w.lora_folders().get(folder))
+
+    @classmethod
     def execute(
         cls, folder: str, name: str, mode: str, components: int, base: str, model: Any = None, linked: bool = False
     ) -> io.NodeOutput:

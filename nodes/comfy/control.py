@@ -33,7 +33,7 @@ from .carried import NULL, SIZES
 from .conditioning import CONTROL, PIXELS
 from .forwards import Forward, Run, around_forwards, around_sampling, without
 from .model import PREFIX, backbone_of
-from .saved import known_files
+from .saved import known_files, stamp, stamp_of
 from .schedule import clock_of
 
 KEY = CONTROL
@@ -228,6 +228,12 @@ def shipped_checkpoints() -> dict[str, Path]:
 def checkpoints() -> list[str]:
     """Files of ``models/vitrine_control``, then those that ship."""
     return [*known_files(FOLDER), *shipped_checkpoints()]
+
+
+def checkpoint_stamp(name: str) -> str:
+    """What tells whether one of :func:`checkpoints` has changed."""
+    shipped = shipped_checkpoints().get(name)
+    return stamp_of(FOLDER, name) if shipped is None else stamp(shipped)
 
 
 def read_checkpoint(name: str) -> ControlCheckpoint:
