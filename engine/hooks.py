@@ -40,6 +40,13 @@ class _Hooks(AbstractContextManager):
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        self._entered = False
+
+    def _enter(self) -> None:
+        """Once: a second ``with`` on the same block would end the first one's hooks, and then do nothing."""
+        if self._entered:
+            raise refuse("block", "entered before", "one `with` for each", "make a second one")
+        self._entered = True
 
     def close(self) -> None:
         """Removes all hooks; idempotent."""
@@ -86,6 +93,7 @@ class Capture(_Hooks):
             raise
 
     def __enter__(self) -> Capture:
+        self._enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
@@ -283,6 +291,7 @@ class Edit(_Hooks):
             raise
 
     def __enter__(self) -> Edit:
+        self._enter()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:

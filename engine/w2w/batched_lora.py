@@ -128,6 +128,8 @@ class BatchedLora(AbstractContextManager):
         self._rows = 0
 
     def __enter__(self) -> BatchedLora:
+        if self._handles:
+            raise refuse("block", "open already", "one at a time", "leave it first, or make a second one")
         self._handles += eager_runs(self._backbone)
         self._handles.append(uncompiled(self._backbone).register_forward_pre_hook(self._count, with_kwargs=True))
         for layer in self.manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import comfy.samplers
@@ -62,9 +63,25 @@ def _pixels(latents: torch.Tensor) -> tuple[int, int]:
 
 
 def prompt_conditions(model: Any, clip: Any, prompts: list[str], latents: torch.Tensor) -> list[Condition]:
-    """One condition of one row for each prompt, through the model's own ``extra_conds``."""
-    encoded = (clip.encode_from_tokens_scheduled(clip.tokenize(prompt)) for prompt in prompts)
-    return [condition_of(model, conditioning, latents[:1]) for conditioning in encoded]
+    """One condition of one row for each caption, taken literally."""
+    return [condition_of(model, literal(clip, prompt), latents[:1]) for prompt in prompts]
+
+
+def literal(clip: Any, text: str) -> list:
+    """CONDITIONING of a caption as it stands.
+
+    ComfyUI reads parentheses as weights and ``embedding:`` as a file, which nobody who wrote a list of captions meant.
+    """
+    reader = copy.copy(clip)
+    reader.tokenizer = copy.copy(clip.tokenizer)
+    for name, part in {**vars(clip.tokenizer)}.items():
+        if hasattr(part, "embedding_directory"):
+            part = copy.copy(part)
+            part.embedding_directory = None
+            setattr(reader.tokenizer, name, part)
+    tokens = reader.tokenize(text.replace("(", "\\(").replace(")", "\\)"))
+    conditioning: list = clip.encode_from_tokens_scheduled(tokens)
+    return conditioning
 
 
 # --- sizes --------------------------------------------------------------------------------------------------------
