@@ -17,6 +17,7 @@ from ..engine.file_names import safe_name
 from .activation_pictures import coloured, first_picture, picture, with_legend
 from .comfy import choices, saved
 from .comfy.model import backbone_of
+from .comfy.pictures import as_pictures
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .sockets import ActivationsSocket, RecorderSocket, under_advanced
@@ -79,9 +80,17 @@ class ActivationTap(io.ComfyNode):
         backbone = backbone_of(model)
         choices.remember(cls.hidden, sites_of(backbone))
         resolve(backbone, list(config.addresses))
-        taps = tap_images(model, vae, image, positive, config, protocol)
-        drawn = picture(taps)
-        return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(with_legend(drawn), cls=cls))
+        taps = tap_images(model, vae, as_pictures(image), positive, config, protocol)
+        drawn, shown = drawn_first(taps, cls)
+        return io.NodeOutput(taps, drawn, describe(taps), ui=shown)
+
+
+def drawn_first(taps: Activations, cls: Any) -> tuple[Any, Any]:
+    """IMAGE of the first place, and what the node shows; where only maps and text were tapped there is no picture."""
+    if all(activation.grid is None for activation in taps.values()):
+        return nothing_recorded(), text_on(cls.hidden, describe(taps))
+    drawn = picture(taps)
+    return drawn, ui.PreviewImage(with_legend(drawn), cls=cls)
 
 
 def describe(taps: Activations) -> str:
@@ -191,6 +200,7 @@ class CollectTaps(io.ComfyNode):
                 io.Image.Output(display_name="IMAGE", tooltip="First place as colours."),
                 io.Latent.Output(display_name="LATENT", tooltip="The latent, passed on so that the graph continues."),
             ],
+            hidden=[io.Hidden.unique_id],
             not_idempotent=True,  # the recorder changes behind the cache's back when only the sampler ran again
         )  # fmt: skip
 
@@ -202,8 +212,8 @@ class CollectTaps(io.ComfyNode):
         if recorder is None:
             return io.NodeOutput(nothing_recorded(), nothing_recorded(), latent)
         taps = recorder.activations(step, half, latent, part)
-        drawn = picture(taps)
-        return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
+        drawn, shown = drawn_first(taps, cls)
+        return io.NodeOutput(taps, drawn, latent, ui=shown)
 
 
 class ActivationPicture(io.ComfyNode):

@@ -22,6 +22,7 @@ from .conditioning import PIXELS, high_is_null, null_control, same_control
 from .control import size_input, weighting_of
 from .forwards import Forward, around_forwards
 from .model import backbone_of
+from .patches import refuse_other_tokens
 from .schedule import clock_of
 
 _ENTROPY = "vitrine.entropy"
@@ -122,6 +123,7 @@ class EntropyGuider(comfy.samplers.CFGGuider):
 
     def __init__(self, model: Any, positive: list, config: EntropyConfig, weak: list | None = None) -> None:
         sites = query_sites(backbone_of(model), config)
+        refuse_other_tokens(model, (site.address for site in sites))
 
         def flattening(forward: Forward) -> AbstractContextManager:
             rows = forward.by_row([part.role == "negative" for part in forward.parts])

@@ -76,7 +76,14 @@ class Forward:
         return [OTHER] if self.running is None else self.running.parts(self.options)
 
     def by_row(self, values: list[Any]) -> torch.Tensor:
-        """(B,) from one value for each part."""
+        """(B,) from one value for each part.
+
+        Raises:
+            VitrineError: The batch is not of equal parts, so that something has split it anew.
+        """
+        if len(self.x) % len(values):
+            remedy = "remove what splits the batch, such as a node that runs its rows one by one"
+            raise refuse("batch", f"{len(self.x)} rows of {len(values)} prompts", "equal parts", remedy)
         return torch.tensor(values).repeat_interleave(len(self.x) // len(values))
 
     @property
@@ -190,9 +197,10 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
                     value.clone()
                 )  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
         inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
-        inner[RUN] = one_forward(model, key)
-        model.pre_run()
+        inner[RUN] = running = one_forward(model, key)
         try:
+            with running.on(model):
+                model.pre_run()
             comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
             return comfy.samplers.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
         finally:

@@ -15,9 +15,11 @@ from comfy_execution.utils import get_executing_context
 
 from ...engine.activations import Activations, StepRecord, tap_steps
 from ...engine.activations.during import Moment, Rows
+from ...engine.addresses import resolve
 from ...engine.errors import refuse
 from .forwards import Run, around_sampling
 from .model import backbone_of
+from .patches import refuse_other_tokens
 from .running import running_in, watched
 
 _KEY = "vitrine"
@@ -143,11 +145,14 @@ def record_sampling(
         watch: called with the prompted half of each recorded step, as soon as that is over.
         first: number of a run's first step, where it is the later part of another.
     """
+    places = [site.address for site in resolve(backbone_of(model), addresses)]
+    refuse_other_tokens(model, places)
     recorder = Recorder()
     wanted = steps if callable(steps) else steps.__contains__
 
     @contextmanager
     def recording(run: Run) -> Iterator[None]:
+        refuse_other_tokens(run.guider.model_patcher, places)  # also a node behind this one
         running, began = run.running, dict[int, int]()
         watched_steps = _Watched(watch)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +160,15 @@ class Running:
         finally:
             self.plain = before
 
+    @contextmanager
+    def on(self, patcher: Any) -> Iterator[None]:
+        """While open, a MODEL runs on its own account."""
+        patcher.set_attachments(RUN, self)
+        try:
+            yield
+        finally:
+            patcher.remove_attachments(RUN)
+
     def counting(self, callback: Callable | None) -> Callable:
         """The sampler's callback, which ends a step."""
 
@@ -210,7 +220,16 @@ def watched(model: Any) -> Any:
     }  # fmt: skip
     for kind, wrapper in wrappers.items():
         clone.add_wrapper_with_key(kind, RUN, wrapper)
+    clone.add_callback_with_key(comfy.patcher_extension.CallbacksMP.ON_PRE_RUN, RUN, _own_run)
     return clone
+
+
+def _own_run(patcher: Any) -> None:
+    """Core's Dual Model CFG Guider runs its second MODEL with the first one's options: nothing on it would act."""
+    if patcher.get_attachment(RUN) is None and not patcher.is_multigpu_base_clone:
+        shown, accepted = "a MODEL with nodes of Vitrine, run beside another", "the guider's own MODEL"
+        remedy = "put the nodes on the guider's `model`, or connect `model_negative` from before them"
+        raise refuse("model", shown, accepted, remedy)
 
 
 def running_in(options: dict[str, Any]) -> Running | None:
@@ -226,10 +245,12 @@ def _of(model_options: dict[str, Any]) -> Running:
 
 
 def _outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
-    options = executor.class_obj.model_options["transformer_options"]  # a copy of this run's own
-    before, options[RUN] = options.get(RUN), Running()
+    guider, running = executor.class_obj, Running()
+    options = guider.model_options["transformer_options"]  # a copy of this run's own
+    before, options[RUN] = options.get(RUN), running
     try:
-        return executor(*args, **kwargs)
+        with running.on(guider.model_patcher):
+            return executor(*args, **kwargs)
     finally:
         options[RUN] = before
 

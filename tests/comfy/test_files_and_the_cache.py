@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from vitrine.engine.w2w import materialise, sample, write_lora
-from vitrine_tests.comfy.hard import CAPTIONS, NEURONS, PROMPT
+from vitrine_tests.comfy.guided_graphs import NEURONS
 from vitrine_tests.comfy.opened import watching
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux which files are opened")
+PROMPT = "a smiling dark face with curly blond hair on pink"
+CAPTIONS = "a smiling face\na pale face\na dark face on pink\nlong hair"
 PLACE = "up-level1-repeat0-vit-block0-cross-q"
 OWN_STATE = {"VitrineNEMOCopyCheck", "VitrineW2WInvert", "VitrineEMDDistill", "VitrineBuildW2WSpace"}
 """Nodes that read back what an earlier run of their own wrote, to resume it."""
@@ -70,7 +72,7 @@ class Desk:
 
     # --- every node ---
     def activations(self):
-        pictures, _, masks = self.call("VitrineRenderPortrait", seed=3, count=2, size=64, part="shirt")
+        pictures, _, masks = self.call("VitrineRenderPortrait", seed=3, count=4, size=64, part="shirt")
         own = {"model": self.model, "vae": self.vae, "positive": self.positive}
         tap = {"selection": "addresses below", "addresses": PLACE, "timestep": 50.0, "ensemble": 1}
         taps = self.one("VitrineActivationTap", image=pictures, **own, **tap)
@@ -119,7 +121,7 @@ class Desk:
         self.call("VitrineTrainW2WDirection", space=space, label="mine", labels="*1 1\n*2 0", components=2)
         person = self.one("VitrineW2WSample", space=space, seed=3)
         self.call("VitrineW2WEdit", space=space, w2w_model=person, label_1="beard")
-        self.call("VitrineW2WBlend", space=space, first=person, second=person)
+        self.call("VitrineW2WBlend", space=space, w2w_model=person, other=person)
         self.call("VitrineApplyW2WModel", model=self.model, space=space, w2w_model=person)
         self.call("VitrineSaveW2WLora", space=space, w2w_model=person, name="mine")
         self.call("VitrineLoadW2WModel", file="mine.w2wmodel.safetensors")

@@ -121,6 +121,15 @@ def test_another_network_is_left_alone(comfy, scene):
     assert torch.equal(both, sampled(make(blocked_by_text(model, conds["positive"][0][0]))))
 
 
+def test_nodes_on_the_second_of_two_models_are_refused(comfy, scene):
+    """Core runs it with the first one's options: they would not act."""
+    model, conds = scene
+    for other in (blocker(comfy, model, branch="both"), tapped(comfy, model)[0]):
+        with pytest.raises(VitrineError, match="model"):
+            sampled(dual_model(model, conds, other))
+    sampled(cfg(blocker(comfy, model), conds))
+
+
 def test_a_conditioning_of_a_patch_is_refused_for_one_branch(comfy, scene):
     """Core's old Perp-Neg keeps a prompt of its own, of which no guider says what it is."""
     model, conds = scene

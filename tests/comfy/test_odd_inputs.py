@@ -1,0 +1,76 @@
+"""IMAGE, MASK and MODEL as people have them: taken, or refused in a sentence."""
+
+import pytest
+import torch
+from vitrine.engine.errors import VitrineError
+from vitrine_tests.comfy.guided_graphs import PATCHES, cfg, encoded, patched, sampled
+
+MAP = "mid-vit-block0-cross-map"
+QUERY = "mid-vit-block0-self-q"
+
+
+@pytest.fixture(scope="module")
+def scene(comfy):
+    comfy.loop.run_until_complete(comfy.nodes.init_builtin_extra_nodes())
+    model, clip, vae = comfy.call("VitrineLoadPortraits")
+    return model, vae, encoded(clip)
+
+
+def tap(comfy, scene, image, addresses="mid-vit-out", model=None):
+    own = {"model": model or scene[0], "vae": scene[1], "positive": scene[2]["positive"]}
+    how = {"selection": "addresses below", "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
+    return comfy.call("VitrineActivationTap", image=image, addresses=addresses, **own, **how)
+
+
+def test_pictures(comfy, scene):
+    picture = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(1))
+    expected = tap(comfy, scene, picture)[0]["mid-vit-out"].tensor
+    for same in (picture[0], torch.cat([picture, torch.rand(1, 64, 64, 1)], -1)):
+        assert torch.equal(tap(comfy, scene, same)[0]["mid-vit-out"].tensor, expected)
+    grey = picture[..., :1]
+    found = tap(comfy, scene, grey)[0]["mid-vit-out"].tensor
+    assert torch.equal(found, tap(comfy, scene, grey.expand(-1, -1, -1, 3))[0]["mid-vit-out"].tensor)
+    for strange in (picture[:0], picture[None], picture[..., :2]):
+        with pytest.raises(VitrineError, match="image"):
+            tap(comfy, scene, strange)
+
+
+def test_masks():
+    from vitrine.nodes.comfy.pictures import as_masks
+
+    pictures, mask = torch.rand(2, 8, 6, 3), torch.rand(2, 8, 6)
+    assert torch.equal(as_masks(mask[:, None], pictures), mask) and torch.equal(as_masks(mask[..., None]), mask)
+    assert torch.equal(as_masks(mask[0], pictures), mask[:1].expand(2, -1, -1))
+    for strange in (mask[:, :4], torch.rand(3, 8, 6), torch.rand(2, 3, 8, 6), mask[:0]):
+        with pytest.raises(VitrineError, match="mask"):
+            as_masks(strange, pictures)
+
+
+def test_maps_alone_have_no_picture(comfy, scene):
+    from comfy_execution.graph_utils import ExecutionBlocker
+
+    taps, drawn, _ = tap(comfy, scene, torch.rand(1, 64, 64, 3), MAP)
+    assert list(taps) == [MAP] and isinstance(drawn, ExecutionBlocker)
+    watched, recorder = comfy.call("VitrineTapDuringSampling", model=scene[0], addresses=MAP, steps="0")
+    out = {"samples": sampled(cfg(watched, scene[2]))}
+    taps, drawn, latent = comfy.call("VitrineCollectTaps", recorder=recorder, latent=out, step=-1, half="cond")
+    assert list(taps) == [MAP] and isinstance(drawn, ExecutionBlocker) and latent is out
+    with pytest.raises(VitrineError, match="address"):
+        comfy.call("VitrineActivationPicture", activations=taps, address="", shared=True, size=64)
+
+
+@pytest.mark.parametrize("name", ["HyperTile", "TomePatchModel"])
+def test_nodes_that_change_tokens_are_named(comfy, scene, name):
+    model = patched(comfy, name, scene[0])
+    assert name not in PATCHES
+    with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
+        tap(comfy, scene, torch.rand(1, 64, 64, 3), QUERY, model)
+    with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
+        comfy.call("VitrineTapDuringSampling", model=model, addresses=QUERY, steps="all")
+    watched, _ = comfy.call("VitrineTapDuringSampling", model=scene[0], addresses=QUERY, steps="all")
+    with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
+        sampled(cfg(patched(comfy, name, watched), scene[2]))
+    told = {"cfg": 2.0, "tau": 0.01, "places": "*-self-q", "start_timestep": 1000}
+    with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
+        comfy.call("VitrineEntropyGuider", model=model, positive=scene[2]["positive"], **told)
+    tap(comfy, scene, torch.rand(1, 64, 64, 3), "mid-vit-out", model)
