@@ -170,7 +170,8 @@ def bake(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
 
-    Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch.
+    Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch. Weights of
+    8 bits are given in float32.
 
     Args:
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
@@ -188,10 +189,16 @@ def bake(
         index = torch.tensor(neurons.neurons[address]) + first
         for name, value in _rows_of_outputs(backbone.get_submodule(site.path), address):
             key = f"{site.path}.{name}"
-            new = changed.get(key, (originals or {}).get(key, value).detach().clone())
+            new = changed.get(key, _wide((originals or {}).get(key, value)))
             new[index.to(new.device)] *= factor
             changed[key] = new
     return changed
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """A copy to compute with: weights of 8 bits, which have no arithmetic of their own, in float32."""
+    plain = type(value) in (torch.Tensor, nn.Parameter) and value.element_size() > 1
+    return value.detach().clone() if plain else value.detach().to(torch.float32)
 
 
 def _rows_of_outputs(module: nn.Module, address: str) -> Iterator[tuple[str, torch.Tensor]]:

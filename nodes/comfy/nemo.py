@@ -59,7 +59,7 @@ def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
     patches = {}
     for name, value in changed.items():
         old = originals.get(name, state[PREFIX + name])
-        patches[PREFIX + name] = (value.to(old.device, old.dtype) - old,)
+        patches[PREFIX + name] = (value.to(old.device) - old.to(value.dtype),)  # of 8-bit weights in float32
     accepted = clone.add_patches(patches, 1.0)
     assert set(accepted) == set(patches)
     return clone

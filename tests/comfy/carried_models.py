@@ -35,15 +35,15 @@ def patcher(model):
     return ModelPatcher(model, load_device=CPU, offload_device=CPU)
 
 
-def sd(**more):
-    """MODEL of SD 1.x's class."""
+def sd(dtype=torch.float32, **more):
+    """MODEL of SD 1.x's class; with weights of another dtype it computes in float32."""
     from comfy import supported_models
 
     class Tiny(supported_models.SD15):
         unet_extra_config = {"num_heads": 2, "num_head_channels": -1}
 
     described = Tiny(unet_config(**more))
-    described.set_inference_dtype(torch.float32, None)
+    described.set_inference_dtype(dtype, None if dtype == torch.float32 else torch.float32)
     model = described.get_model({}, "", device=CPU)
     filled(model.diffusion_model)
     return patcher(model)

@@ -183,7 +183,7 @@ def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
         for file in files if node_id not in OWN_STATE else [p for p in files if "people" in p.parts]:
             before = node.fingerprint_inputs(**told)
             assert node.fingerprint_inputs(**told) == before
-            os.utime(file, ns=(1, 1))
+            os.utime(file, ns=(file.stat().st_mtime_ns + 1_000_000,) * 2)
             assert node.fingerprint_inputs(**told) != before, f"{node_id} does not see a change of {file.name}"
 
 
