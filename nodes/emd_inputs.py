@@ -6,8 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..engine.emd.contract import ONE_STEP
-from ..engine.emd.students import STUDENTS
+from ..engine.emd import ONE_STEP, STUDENTS
 from .comfy.lora import student_files, usual_student
 
 AUTO, MANUAL = "auto", "manual"

@@ -153,7 +153,12 @@ class Desk:
 
 @pytest.fixture(scope="module")
 def desk(comfy, tmp_path_factory):
-    return Desk(comfy, tmp_path_factory.mktemp("desk"))
+    import folder_paths
+
+    before = {kind: (list(paths), endings) for kind, (paths, endings) in folder_paths.folder_names_and_paths.items()}
+    yield Desk(comfy, tmp_path_factory.mktemp("desk"))
+    folder_paths.folder_names_and_paths.update(before)
+    folder_paths.filename_list_cache.clear()
 
 
 READS = {
