@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from .addresses import resolve
 from .attention import WHOLE, MapReduction, attention_map, normed
@@ -40,6 +41,13 @@ class _Hooks(AbstractContextManager):
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        self._entered = False
+
+    def __enter__(self) -> Self:
+        if self._entered:  # a second `with` would end the first one's hooks, and then do nothing
+            raise refuse("block", "entered before", "one `with` for each", "make a second one")
+        self._entered = True
+        return self
 
     def close(self) -> None:
         """Removes all hooks; idempotent."""
@@ -84,9 +92,6 @@ class Capture(_Hooks):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Capture:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
         """Closes. Swallows this capture's own early exit; another capture's passes on to its own block."""
@@ -281,9 +286,6 @@ class Edit(_Hooks):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Edit:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
         self.close()

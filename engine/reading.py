@@ -147,6 +147,9 @@ def columns_of(tensor: torch.Tensor, columns: Columns | None) -> torch.Tensor:
     return tensor if columns is None else tensor[..., columns[0] : columns[0] + columns[1]]
 
 
+_LAYOUT = "remove what merges or tiles tokens (HyperTile, ToMe); without such a patch, report this model's layout"
+
+
 def unfolded(tensor: torch.Tensor, site: Site, around: Surroundings) -> torch.Tensor:
     """(1, B N, C) -> (B, N, C) where the site's module folds the batch into the tokens; a view."""
     if site.flat_batch and tensor.ndim == 3 and tensor.shape[0] != around.tokens.batch:
@@ -179,7 +182,7 @@ def read_site(site: ModuleSite, output: Any, around: Surroundings) -> Activation
     (h, w), frames = around.grid(site), around.tokens.frames if site.grid == "" else 1
     if view.shape[1] != frames * h * w:
         expected = f"a {h} x {w} grid" + (f" in {frames} frames" if frames > 1 else "")
-        raise refuse(site.address, f"{view.shape[1]} tokens", expected, "report this model's layout")
+        raise refuse(site.address, f"{view.shape[1]} tokens", expected, _LAYOUT)
     # Cloned because Flux blocks update their stream in place, and ControlNet adds in place to block outputs.
     image = view.detach().transpose(1, 2).unflatten(2, (frames, h, w) if frames > 1 else (h, w))
     return Activation(site.address, image.clone(memory_format=torch.contiguous_format), (h, w))

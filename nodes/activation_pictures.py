@@ -22,7 +22,8 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     chosen = taps.select(address) if address else taps.select(places[:1])
     activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
-        raise refuse("address", address, places, "text tokens and attention maps have no picture")
+        accepted = places or "none of these: text tokens and attention maps have no picture"
+        raise refuse("address", address or list(taps)[:3], accepted, "tap a place of the picture as well")
     return coloured(activation.tensor.float(), shared, size)
 
 

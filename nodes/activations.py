@@ -17,6 +17,7 @@ from ..engine.file_names import safe_name
 from .activation_pictures import coloured, first_picture, picture, with_legend
 from .comfy import choices, saved
 from .comfy.model import backbone_of
+from .comfy.pictures import as_pictures
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
 from .sockets import ActivationsSocket, RecorderSocket, under_advanced
@@ -33,6 +34,8 @@ from .tap_inputs import (
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_activations"
+HALVES = ("cond", "uncond", "middle", "empty_negative_prompt", "null", "controlled_negative", "other")
+"""What a recording calls the rows of a guider's conditionings."""
 
 
 class ActivationTap(io.ComfyNode):
@@ -77,9 +80,17 @@ class ActivationTap(io.ComfyNode):
         backbone = backbone_of(model)
         choices.remember(cls.hidden, sites_of(backbone))
         resolve(backbone, list(config.addresses))
-        taps = tap_images(model, vae, image, positive, config, protocol)
-        drawn = picture(taps)
-        return io.NodeOutput(taps, drawn, describe(taps), ui=ui.PreviewImage(with_legend(drawn), cls=cls))
+        taps = tap_images(model, vae, as_pictures(image), positive, config, protocol)
+        drawn, shown = drawn_first(taps, cls)
+        return io.NodeOutput(taps, drawn, describe(taps), ui=shown)
+
+
+def drawn_first(taps: Activations, cls: Any) -> tuple[Any, Any]:
+    """IMAGE of the first place, and what the node shows; where only maps and text were tapped there is no picture."""
+    if all(activation.grid is None for activation in taps.values()):
+        return nothing_recorded(), text_on(cls.hidden, describe(taps))
+    drawn = picture(taps)
+    return drawn, ui.PreviewImage(with_legend(drawn), cls=cls)
 
 
 def describe(taps: Activations) -> str:
@@ -175,24 +186,34 @@ class CollectTaps(io.ComfyNode):
                 io.Int.Input(
                     "step", default=-1, min=-1, max=10_000, tooltip="A recorded step of the run; -1: the last."
                 ),
-                io.Combo.Input("half", options=["cond", "uncond"], default="cond", tooltip="Prompted or not."),
+                io.Combo.Input(
+                    "half", options=list(HALVES), default="cond",
+                    tooltip="Prompted or not; the others are what some guiders have beside these.",
+                ),
+                io.Int.Input(
+                    "part", default=0, min=0, max=100, optional=True,
+                    tooltip="Which of several prompts that were combined, from 1; 0: the only one.",
+                ),
             ],
             outputs=[
                 ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All recorded places at this step."),
                 io.Image.Output(display_name="IMAGE", tooltip="First place as colours."),
                 io.Latent.Output(display_name="LATENT", tooltip="The latent, passed on so that the graph continues."),
             ],
+            hidden=[io.Hidden.unique_id],
             not_idempotent=True,  # the recorder changes behind the cache's back when only the sampler ran again
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, latent: dict, step: int, half: str, recorder: Recorder | None = None) -> io.NodeOutput:
-        """Read one step of the recorder."""
+    def execute(
+        cls, latent: dict, step: int, half: str, recorder: Recorder | None = None, part: int = 0
+    ) -> io.NodeOutput:
+        """Read one step of the run that the LATENT came out of."""
         if recorder is None:
             return io.NodeOutput(nothing_recorded(), nothing_recorded(), latent)
-        taps = recorder.activations(step, half)
-        drawn = picture(taps)
-        return io.NodeOutput(taps, drawn, latent, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
+        taps = recorder.activations(step, half, latent, part)
+        drawn, shown = drawn_first(taps, cls)
+        return io.NodeOutput(taps, drawn, latent, ui=shown)
 
 
 class ActivationPicture(io.ComfyNode):
@@ -282,7 +303,7 @@ class LoadActivations(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, file: str) -> float:
+    def fingerprint_inputs(cls, file: str) -> str:
         """Runs again when the file has changed."""
         return saved.changed(_FOLDER, file)
 

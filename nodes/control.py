@@ -13,7 +13,8 @@ from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from ..engine.tables import lines_of
 from .comfy.conditioning import readers_of, token_count, with_sizes
-from .comfy.control import checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
+from .comfy.control import checkpoint_stamp, checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
+from .comfy.pictures import as_pictures
 from .comfy.progress import text_on
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
@@ -146,6 +147,11 @@ class LoadControl(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, file: str, **others: Any) -> str:
+        """Runs again when the file has changed."""
+        return checkpoint_stamp(file)
+
+    @classmethod
     def execute(cls, model: Any, file: str) -> io.NodeOutput:
         """Refuses a checkpoint of another model."""
         checkpoint = read_checkpoint(file)
@@ -252,7 +258,8 @@ class CrossSizeConsistency(io.ComfyNode):
         images_5: Any = None, sizes: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """Root mean square of the difference, in [0, 1]."""
-        batches = [b for b in (images_1, images_2, images_3, images_4, images_5) if b is not None]
+        connected = (images_1, images_2, images_3, images_4, images_5)
+        batches = [as_pictures(b, f"images_{n}") for n, b in enumerate(connected, 1) if b is not None]
         pairs = [(int(h), int(w)) for w, h in re.findall(r"(\d+)\s*[xX]\s*(\d+)", sizes)][: len(batches)]
         if len(pairs) != len(batches):
             raise refuse("sizes", sizes, f"{len(batches)} of them, as 512x512", "one for each connected batch")

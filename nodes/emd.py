@@ -11,7 +11,6 @@ from comfy_api.latest import io, ui
 
 from ..engine.emd import (
     ONE_STEP,
-    STUDENTS,
     Base,
     CorrectConfig,
     EStepConfig,
@@ -30,90 +29,31 @@ from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
 from ..engine.tables import lines_of
+from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
-from .comfy.emd import bases, distil, refuse_guidance_input, stock_sampling, with_prediction
-from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
-from .comfy.model import backbone_of, blank_latents, differentiable, latent_of, loading_denoiser_of
+from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction
+from .comfy.lora import NO_STUDENT, contract_in, student_stamp, with_student
+from .comfy.model import (
+    backbone_of,
+    blank_latents,
+    differentiable,
+    latent_of,
+    loading_denoiser_of,
+    picture_numbers,
+)  # fmt: skip
 from .comfy.progress import progress
+from .comfy.saved import stamp
+from .emd_inputs import AUTO, MANUAL, SEVERAL, base_inputs, contract_inputs, stock_outputs
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/emd"
-_AUTO, _MANUAL = "auto", "manual"
-_SEVERAL = {name: s for name, s in STUDENTS.items() if len(s.timesteps) > 1}
 _SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
 
 
-def _contract_inputs(several: bool) -> list[Any]:
-    """Which student, and how it is run; the same on both nodes, but for students of several steps."""
-    return [
-        io.Combo.Input(
-            "student", options=student_files(), default=usual_student(),
-            tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
-        ),
-        io.Combo.Input(
-            "contract", options=[_AUTO, *ONE_STEP, *(_SEVERAL if several else ()), _MANUAL], default=_AUTO,
-            tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
-            "student; manual takes the two values below.",
-        ),
-        io.Float.Input(
-            "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
-            tooltip="Manual: the one network timestep the student is told (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
-        ),
-        io.Combo.Input(
-            "noise", options=["unit", "vp", "edm"], default="unit",
-            tooltip="Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). vp: as "
-            "strong as in a picture noised to that timestep (SiD-LSG). edm: another name for vp.",
-        ),
-    ]  # fmt: skip
-
-
-def _base_inputs() -> list[Any]:
-    """The model that takes a student's first steps, and how many."""
-    return [
-        io.Model.Input(
-            "base",
-            optional=True,
-            tooltip="The model a student of several steps was distilled from: it takes the first step, "
-            "which gives the pictures of one prompt their variety back.",
-        ),
-        io.Int.Input(
-            "base_steps",
-            default=1,
-            min=1,
-            max=50,
-            optional=True,
-            tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
-        ),
-        io.Int.Input(
-            "replaces",
-            default=1,
-            min=1,
-            max=7,
-            optional=True,
-            tooltip="How many of the student's steps, from the first, the base takes: more give more "
-            "variety, and more of the base's blur at few steps.",
-        ),
-    ]
-
-
-def _stock_outputs() -> list[Any]:
-    """What core's own sampler needs to run the same student."""
-    return [
-        io.Sigmas.Output(
-            display_name="SIGMAS",
-            tooltip="The student's own noise levels, for SamplerCustom with cfg 1: the same student in core's "
-            "sampler, with previews, inpainting or other packs' nodes.",
-        ),
-        io.Sampler.Output(
-            display_name="SAMPLER", tooltip="How its steps are taken, for SamplerCustom beside SIGMAS."
-        ),
-    ]  # fmt: skip
-
-
 def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentContract:
-    if choice == _AUTO:
+    if choice == AUTO:
         contract = contract_in(student)
-    elif choice == _MANUAL:
+    elif choice == MANUAL:
         contract = StudentContract(timestep=timestep, noise=noise)
     else:
         contract = ONE_STEP[choice]
@@ -123,10 +63,10 @@ def _contract(choice: str, student: str, timestep: float, noise: str) -> Student
 
 def _sampling(choice: str, student: str) -> StudentSampling | None:
     """The student of several steps that is chosen, or that the file's name tells."""
-    detected = detect(student) if choice == _AUTO and student != NO_STUDENT else None
-    if detected is not None and detected.name in _SEVERAL:
+    detected = detect(student) if choice == AUTO and student != NO_STUDENT else None
+    if detected is not None and detected.name in SEVERAL:
         return detected.sampling
-    return _SEVERAL.get(choice)
+    return SEVERAL.get(choice)
 
 
 class EMDOneStepGenerator(io.ComfyNode):
@@ -152,16 +92,21 @@ class EMDOneStepGenerator(io.ComfyNode):
                     io.Int.Input(
                         "seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."
                     ),
-                    *_contract_inputs(True),
-                    *_base_inputs(),
+                    *contract_inputs(True),
+                    *base_inputs(),
                 ],
             ),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
                 io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD MCMC Correct."),
-                *_stock_outputs(),
+                *stock_outputs(),
             ],
         )
+
+    @classmethod
+    def fingerprint_inputs(cls, student: str, **others: Any) -> str:
+        """Runs again when the student's file has changed."""
+        return student_stamp(student)
 
     @classmethod
     def execute(
@@ -181,7 +126,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             refuse_guidance_input(several)
         runner = with_prediction(with_student(model, student), student_contract.prediction)
         blank = blank_latents(runner, latent)
-        seeds = [seed + i for i in range(len(blank))]
+        seeds = [seed + i for i in picture_numbers(latent)]
         z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
         generator, cond = loading_denoiser_of(runner), condition_of(runner, positive, blank)
         if several is None:
@@ -192,7 +137,8 @@ class EMDOneStepGenerator(io.ComfyNode):
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         levels = several or StudentSampling("", (max(student_contract.timestep, 1.0),))
         sigmas, sampler = stock_sampling(runner, levels)
-        return io.NodeOutput(latent_of(runner, x0), {"samples": z.cpu()}, sigmas, sampler)
+        numbers = {k: latent[k] for k in ("batch_index",) if k in latent}
+        return io.NodeOutput(latent_of(runner, x0) | numbers, {"samples": z.cpu()} | numbers, sigmas, sampler)
 
 
 class EMDMCMCCorrect(io.ComfyNode):
@@ -230,7 +176,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                     "step_size", default=0.16, min=0.001, max=1.0, step=0.01,
                     tooltip="Step size of the chain, 0.16 by default; 1 forgets the last point at each step.",
                 ),
-                *_contract_inputs(False),
+                *contract_inputs(False),
                 io.Float.Input(
                     "guidance", default=0.0, min=0.0, max=30.0, step=0.5, optional=True,
                     tooltip="Guidance of the teacher; 0 takes that of the student's training, which its contract "
@@ -250,6 +196,11 @@ class EMDMCMCCorrect(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def fingerprint_inputs(cls, student: str, **others: Any) -> str:
+        """Runs again when the student's file has changed."""
+        return student_stamp(student)
+
+    @classmethod
     def execute(
         cls, teacher: Any, score: Any, model: Any, positive: list, z: dict, seed: int, steps: int,
         chain_timestep: float, step_size: float, student: str, contract: str, timestep: float, noise: str,
@@ -261,11 +212,11 @@ class EMDMCMCCorrect(io.ComfyNode):
         check_network(student_contract, backbone_of(model))
         runner = with_prediction(with_student(model, student), student_contract.prediction)
         student_contract = replace(student_contract, prediction="model")
-        start = z["samples"].to(runner.load_device).float()
+        start = latent_keys(z)["samples"].to(runner.load_device).float()
         cond = condition_of(runner, positive, start)
         null = None if empty is None else condition_of(runner, empty, start)
         networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))
-        seeds = [seed + i for i in range(len(start))]
+        seeds = [seed + i for i in picture_numbers(z)]
         # a z that moves needs gradients of the generator
         with torch.inference_mode(not z_step_size), torch.no_grad(), differentiable() if z_step_size else nullcontext():
             if z_step_size:
@@ -319,6 +270,11 @@ class EMDDistill(io.ComfyNode):
                 io.String.Output(display_name="file", tooltip="The student LoRA, in models/loras/vitrine."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, base: str, **others: Any) -> str:
+        """Runs again when the teacher's folder has changed."""
+        return stamp(base_folder(base))
 
     @classmethod
     def execute(

@@ -8,6 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..engine.emd import Variety, measure_variety, small_pixels
+from .comfy.pictures import as_pictures
 from .comfy.progress import text_on
 
 
@@ -52,7 +53,8 @@ class EMDVariety(io.ComfyNode):
         cls, images: torch.Tensor, reference: torch.Tensor | None = None, clip_vision: Any = None
     ) -> io.NodeOutput:
         """``measure_variety`` on features of the pictures."""
-        theirs = None if reference is None else _features(reference, clip_vision)
+        theirs = None if reference is None else _features(as_pictures(reference, "reference"), clip_vision)
+        images = as_pictures(images, "images")
         variety = measure_variety(_features(images, clip_vision), theirs)
         text = _report(variety, len(images), "16 x 16 colours" if clip_vision is None else "CLIP vision")
         recall = -1.0 if variety.recall is None else variety.recall
@@ -62,8 +64,8 @@ class EMDVariety(io.ComfyNode):
 def _features(images: torch.Tensor, clip_vision: Any) -> torch.Tensor:
     """(N, D) of (N, H, W, 3) pictures in [0, 1]."""
     if clip_vision is None:
-        return small_pixels(images[..., :3].movedim(-1, 1))
-    return clip_vision.encode_image(images[..., :3])["image_embeds"].float()
+        return small_pixels(images.movedim(-1, 1))
+    return clip_vision.encode_image(images)["image_embeds"].float()
 
 
 def _report(variety: Variety, count: int, features: str) -> str:

@@ -16,6 +16,7 @@ from ..engine.activations.segmentation import ProbeSettings, fit_probe, mask_lik
 from ..engine.errors import refuse
 from .captions import captioned
 from .comfy import similarity
+from .comfy.pictures import as_masks, as_pictures
 from .sockets import under_advanced
 from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, sized, tap_images
 
@@ -98,9 +99,9 @@ class FindCorrespondence(io.ComfyNode):
         mask: torch.Tensor | None = None, modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:  # fmt: skip
         """One early-exited forward serves source and targets of one size together."""
-        source = source[:1]
+        source, target = as_pictures(source, "source")[:1], as_pictures(target, "target")
         height, width = source.shape[1:3]
-        wanted = parse_points(points, width, height) if mask is None else mask_points(mask)
+        wanted = parse_points(points, width, height) if mask is None else mask_points(as_masks(mask, source))
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         (first,), others = _features(model, vae, (source, target), positive, config, protocol, CORRESPONDENCE_SIZE)
         similarity.remember(cls.hidden, first)
@@ -164,7 +165,9 @@ class SegmentLikeThis(io.ComfyNode):
         modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0], points: str = CLICKS,
     ) -> io.NodeOutput:  # fmt: skip
         """Fit a probe on the examples' activations and apply it, or compare with what was clicked."""
+        examples, images = as_pictures(examples, "examples"), as_pictures(images, "images")
         examples = examples if masks is not None else examples[:1]
+        masks = None if masks is None else as_masks(masks, examples, "masks")
         clicks = _labels(examples, masks, points)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config, protocol)
@@ -194,9 +197,6 @@ def _labels(
     height, width = examples.shape[1:3]
     if masks is None:
         return parse_clicks(points, width, height)
-    if len(examples) != len(masks) or masks.shape[-2:] != (height, width):
-        shown = f"{sized('pictures', examples)}, {sized('masks', masks)}"
-        raise refuse("masks", shown, "one mask of the same size for each example", "batch them in the same order")
     return None
 
 

@@ -140,7 +140,7 @@ class LoadNeurons(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, file: str) -> float:
+    def fingerprint_inputs(cls, file: str) -> str:
         """Runs again when the file has changed."""
         return saved.changed(_FOLDER, file)
 

@@ -11,6 +11,7 @@ from ..engine.nemo import ProbeConfig
 from ..engine.nemo.check import CheckConfig, CopyCheck
 from .captions import captioned
 from .comfy.copy_check import Models, Sampling, checked, side_by_side
+from .comfy.pictures import as_pictures
 from .comfy.progress import progress, show_on, text_on
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
@@ -74,6 +75,7 @@ class NEMOCopyCheck(io.ComfyNode):
         pictures: torch.Tensor | None = None, bare_model: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two steps of sampling; the same inputs go on where it stopped."""
+        pictures = None if pictures is None else as_pictures(pictures, "pictures")
         config = CheckConfig(seeds, first_seed, ordinary=tuple(lines(ordinary, 0)))
         check, folder = checked(
             Models(model, clip, vae, bare_model), lines(prompts, 1), name,

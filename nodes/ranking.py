@@ -14,16 +14,17 @@ from ..engine.activations.preset_files import FeaturePreset
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
 from ..engine.activations.segmentation import IGNORE
 from ..engine.activations.splits import SPLITS
-from ..engine.addresses import sites_of
+from ..engine.addresses import resolve, sites_of
 from ..engine.errors import refuse
 from ..engine.file_names import safe_name
 from .captions import captioned
 from .comfy import choices, saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
+from .comfy.patches import refuse_other_tokens
+from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
 from .sockets import FeaturePresetSocket, under_advanced
-from .tap_inputs import sized
 
 CATEGORY = "Vitrine/activations"
 _FOLDER = "vitrine_presets"
@@ -91,15 +92,15 @@ class RankActivations(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """The pictures are encoded once; interrupt works between two forwards."""
         choices.remember(cls.hidden, sites_of(backbone_of(model)))
-        if masks is not None and masks.shape != images.shape[:3]:
-            shown = f"{sized('pictures', images)}, {sized('masks', masks)}"
-            raise refuse("masks", shown, "one of its size for each picture", "batch them in the same order")
+        images = as_pictures(images, "images")
+        masks = None if masks is None else as_masks(masks, images, "masks")
         labels = None if masks is None else class_numbers(masks, classes)
         points = parse_keypoints(keypoints, len(images), (images.shape[2], images.shape[1])) if keypoints else None
         pairs = None if points is None else known_pairs(points, len(images))
+        refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), places)))
         rule = FilterRule(noise or None, granularity or None)
         config = RankingConfig(places, timestep, rule, budget or None, most, True, split, folds)
-        latents = encode(model, vae, images[..., :3])
+        latents = encode(model, vae, images)
         pictures = Pictures.of(latents, condition_of(model, positive, latents), labels, pairs)
         ranking = rank_places(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
@@ -187,7 +188,7 @@ class LoadFeaturePreset(io.ComfyNode):
         )
 
     @classmethod
-    def fingerprint_inputs(cls, file: str, **others: Any) -> float:
+    def fingerprint_inputs(cls, file: str, **others: Any) -> str:
         """Runs again when the file has changed."""
         return saved.changed(_FOLDER, file)
 

@@ -12,7 +12,7 @@ from ..engine.resolution.config import POSITIONS, SCHEDULES
 from ..engine.resolution.posembed import ALIGNS, ASPECTS
 from ..engine.resolution.receptive import RECEPTIVE
 from ..engine.resolution.shift import TOPS
-from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, transferred
+from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, metadata_stamp, transferred
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/resolution"
@@ -110,6 +110,11 @@ class ResolutionTransferLoader(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="What was done to each part, line by line."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, metadata_from: str = NONE, **others: Any) -> str:
+        """Runs again when the checkpoint whose header is read has changed."""
+        return metadata_stamp(metadata_from)
 
     @classmethod
     def execute(

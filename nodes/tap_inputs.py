@@ -10,10 +10,11 @@ from comfy_api.latest import io
 
 from ..engine.activations import PRESETS, Activations, TapConfig, preset, tap_latents
 from ..engine.activations.gdf_protocol import PROTOCOLS, check_protocol, gdf_draws, gdf_generator, published_timestep
-from ..engine.addresses import AUTO
+from ..engine.addresses import AUTO, resolve
 from ..engine.errors import refuse
 from .comfy.conditioning import condition_of
-from .comfy.model import denoiser_of, encode, encode_samples, is_sdxl
+from .comfy.model import backbone_of, denoiser_of, encode, encode_samples, is_sdxl
+from .comfy.patches import refuse_other_tokens
 from .comfy.progress import progress
 
 _OWN = "addresses below"
@@ -91,6 +92,7 @@ def tap_images(
         VitrineError: If a side does not fit the VAE; under GDF's protocol also if there are several seeds, a picture is
             not square, or the model is no Stable Diffusion UNet.
     """
+    refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), list(config.addresses))))
     if not check_protocol(protocol):
         latents = encode(model, vae, image)
         cond = condition_of(model, positive, latents)

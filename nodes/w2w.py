@@ -30,7 +30,7 @@ from ..engine.w2w import (
     sample,
     usual_sampling,
 )
-from .comfy import choices, people
+from .comfy import choices, people, saved
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.progress import text_on
@@ -129,6 +129,11 @@ class LoadSpace(io.ComfyNode):
                 io.Image.Output(display_name="map", tooltip="All models in a plane, neighbours near one another."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, space_file: str, **others: Any) -> str:
+        """Runs again when the file has changed."""
+        return saved.stamp(comfy_w2w.known_space(space_file))
 
     @classmethod
     def execute(cls, space_file: str, components: int, colour_by: str = "") -> io.NodeOutput:

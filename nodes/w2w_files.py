@@ -118,12 +118,11 @@ class LoadW2WModel(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(
-        cls, file: str, space: Any = None, lora: str = NO_LORA, member: str = ""
-    ) -> float | tuple[str, str]:
+    def fingerprint_inputs(cls, file: str, space: Any = None, lora: str = NO_LORA, member: str = "") -> str:
         """Runs again when the file has changed."""
-        chosen = lora != NO_LORA or member
-        return (lora, member) if chosen else saved.changed(comfy_w2w.FOLDER, file)
+        if lora != NO_LORA and not (member or "").strip():
+            return saved.stamp_of("loras", lora)
+        return "" if member else saved.changed(comfy_w2w.FOLDER, file)
 
     @classmethod
     def execute(cls, file: str, space: Space | None = None, lora: str = NO_LORA, member: str = "") -> io.NodeOutput:

@@ -32,6 +32,7 @@ from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, differentiable, encode, encode_samples
+from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, SPACE
@@ -71,6 +72,11 @@ class BuildSpace(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="What was found, what was left out, how it was built."),
             ],
         )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, folder: str, **others: Any) -> str:
+        """Runs again when the folder has other LoRAs, or one of them has changed."""
+        return saved.stamp(comfy_w2w.lora_folders().get(folder))
 
     @classmethod
     def execute(
@@ -196,10 +202,9 @@ class W2WInvert(io.ComfyNode):
         """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
         config = _config(preset, steps, lr, batch, components, prior, seed)
         config = replace(config, together=together, posterior=posterior)
+        image = as_pictures(image)
+        mask = None if mask is None else as_masks(mask, image)
         latents = encode(model, vae, image)
-        if mask is not None and mask.shape[-2:] != image.shape[1:3]:
-            shown, wanted = tuple(mask.shape[-2:]), tuple(image.shape[1:3])
-            raise refuse("mask size", shown, wanted, "crop or resize picture and mask together")
         small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
         denoiser, cond = denoiser_of(model), condition_of(model, positive, latents[:1])
         trained = latents if posterior == "mean" else _posterior(model, vae, image, latents)

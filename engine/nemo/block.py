@@ -67,17 +67,26 @@ def token_positions(text: str) -> tuple[int, ...] | None:
 
 @dataclass
 class RunningForward:
-    """What blocking must know of the forward that is running: does it act at all, and in which rows (None: in all)."""
+    """What blocking must know of the forward that is running.
+
+    Attributes:
+        active: whether it acts at all.
+        rows: (B,) bool, the rows in which it acts; None: in all.
+        lengths: (B,) tokens of each row's own prompt, where it was repeated to match a longer one; 0 where it was not.
+    """
 
     active: bool = True
     rows: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
 
-    def update(self, config: BlockConfig, t: float, cond_rows: torch.Tensor) -> None:
-        """Set both, from the network's timestep (999 is the start of sampling) and the (B,) rows with the prompt."""
-        progress = 1 - t / 999
-        # flow models begin at 1000, a little before the start
-        self.active = config.start <= max(progress, 0.0) and (progress < config.end or config.end == 1)
-        self.rows = cond_rows if config.branch == "cond" else None
+    def update(self, config: BlockConfig, share: float, cond_rows: Callable[[], torch.Tensor]) -> None:
+        """Set ``active`` and ``rows``, from how much of the run is over (0 .. 1) and the (B,) rows with the prompt.
+
+        Args:
+            cond_rows: called only where it matters.
+        """
+        self.active = config.start <= share and (share < config.end or config.end == 1)
+        self.rows = cond_rows() if config.branch == "cond" and self.active else None
 
 
 def block(
@@ -134,14 +143,24 @@ def _multiplied(
         # NeMo, section 3: v_i <- factor v_i for each neuron i to block, 1 v_i for the others
         blocked = values * placed.unsqueeze(-2)
         if tokens is not None:
-            chosen = torch.zeros(values.shape[1], dtype=torch.bool, device=values.device)
-            chosen[[i for i in tokens if i < len(chosen)]] = True
-            blocked = torch.where(chosen[:, None], blocked, values)
+            chosen = _at_tokens(tokens, values, None if running is None else running.lengths)
+            blocked = torch.where(chosen[..., None], blocked, values)
         if running is not None and running.rows is not None:
             blocked = torch.where(append_dims(running.rows.to(values.device), 3), blocked, values)
         return blocked
 
     return change
+
+
+def _at_tokens(tokens: Sequence[int], values: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    """(1 or B, N) bool: where the values (B, N, width) are those of the tokens, in every copy of a repeated prompt."""
+    count = values.shape[1]
+    positions = torch.arange(count)[None]
+    if lengths is not None:
+        whole = torch.full_like(lengths, count)
+        repeated = (lengths > 0) & (count % torch.where(lengths > 0, lengths, whole) == 0)
+        positions = positions % torch.where(repeated, lengths, whole)[:, None]
+    return torch.isin(positions, torch.tensor(tokens)).to(values.device)
 
 
 @torch.no_grad()
@@ -151,7 +170,8 @@ def bake(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
 
-    Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch.
+    Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch. Weights of
+    8 bits are given in float32.
 
     Args:
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
@@ -169,10 +189,16 @@ def bake(
         index = torch.tensor(neurons.neurons[address]) + first
         for name, value in _rows_of_outputs(backbone.get_submodule(site.path), address):
             key = f"{site.path}.{name}"
-            new = changed.get(key, (originals or {}).get(key, value).detach().clone())
+            new = changed.get(key, _wide((originals or {}).get(key, value)))
             new[index.to(new.device)] *= factor
             changed[key] = new
     return changed
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """A copy to compute with: weights of 8 bits, which have no arithmetic of their own, in float32."""
+    plain = type(value) in (torch.Tensor, nn.Parameter) and value.element_size() > 1
+    return value.detach().clone() if plain else value.detach().to(torch.float32)
 
 
 def _rows_of_outputs(module: nn.Module, address: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,6 +22,7 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import call_of
 from ..files import save_safetensors
+from ..finite import FiniteLosses
 from ..lora_writing import kohya, of_peft
 from ..placement import copied, dtype_of
 from ..progress import Progress, silent
@@ -140,6 +141,7 @@ class Eraser:
         identity: str = "",
     ) -> None:  # fmt: skip
         self.config, self.data, self.folder, self.step = config, data, folder, 0
+        self._losses = FiniteLosses("loss of the erasure")
         self.untouched = denoiser
         net = copied(denoiser.backbone, torch.float32).requires_grad_(not config.rank)
         if config.rank:
@@ -176,7 +178,9 @@ class Eraser:
         set_rate(self.optimizer, self.config.lr * (1 + math.cos(math.pi * self.step / self.config.total)) / 2)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            self._loss(self._generator(0)).backward()
+            loss = self._loss(self._generator(0))
+            self._losses.see(loss)
+            loss.backward()
         self.optimizer.step()
         self.step += 1
 

@@ -14,6 +14,7 @@ import torch
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..finite import require_finite
 from ..guidance import guide
 from ..site import ModuleSite
 from .block import block_rows
@@ -142,11 +143,17 @@ class Score:
         per_seed: (S,) similarity of each seed to the one most like it, 0..1.
         tau: the threshold; without one there is a score, but no verdict.
         metric: what the similarity is, in words.
+
+    Raises:
+        VitrineError: A similarity is NaN or infinite.
     """
 
     per_seed: torch.Tensor
     tau: float | None = None
     metric: str = ""
+
+    def __post_init__(self) -> None:
+        require_finite(self.per_seed, "score of a prompt's seeds")  # no verdict is made of NaN
 
     @property
     def value(self) -> float:

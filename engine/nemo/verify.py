@@ -14,6 +14,7 @@ from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
+from ..finite import FiniteLosses, require_finite
 from ..light_gradients import computed_again, copies_its_weights, parts_of
 from ..placement import onloaded
 from ..progress import Progress, silent
@@ -153,6 +154,7 @@ def optimised_text(
     def output(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return denoiser.forward(x, t, replace(cond, text=text).take(rows))
 
+    losses = FiniteLosses("loss of the adversarial embedding")
     parts: list[torch.nn.Module] = []
     if copies_its_weights(denoiser.backbone, clean.device):
         parts = parts_of(denoiser.backbone, lambda: output(clean, torch.zeros(len(clean), device=clean.device)))
@@ -165,11 +167,13 @@ def optimised_text(
             # Ho et al. 2020, Eq. 14, of what the network learned to put out: v and flow models make next to no error
             # in eps at high noise. A sum over pictures, so that each has the gradient it would have alone
             loss = denoiser.error(seen, x_t, clean, noise, t).square().mean() * len(references)
+            losses.see(loss)
             (text.grad,) = torch.autograd.grad(loss, text)
             optimizer.step()
             least = int(t.argmin())  # the least noised row says most about the picture
             row = slice(least, least + 1)
             progress(step + 1, config.steps, denoiser.split(seen[row].detach(), x_t[row], t[row]).x0)
+    require_finite(text, "adversarial embedding")
     return text.detach()
 
 

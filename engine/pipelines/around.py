@@ -230,3 +230,22 @@ def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
         return t
 
     return now
+
+
+def share_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
+    """(args, kwargs) of a forward of a pipeline's network -> how much of the run's steps is over, 0 to below 1.
+
+    A run that begins late, as image to image does, is counted from its own first step.
+    """
+    clock, known = clock_of(pipe, net), [torch.empty(0), torch.empty(0)]
+
+    def now(args: tuple, kwargs: dict[str, Any]) -> float:
+        t, source = clock(args, kwargs), pipe.scheduler.timesteps
+        if source is not known[0]:
+            known[:] = source, source.detach().double().cpu()
+        times = known[1]
+        steps = min(getattr(pipe, "_num_timesteps", None) or len(times), len(times))
+        step = int((times - t).abs().argmin()) - (len(times) - steps)
+        return max(0, step) / steps
+
+    return now

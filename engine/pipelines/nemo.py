@@ -16,7 +16,7 @@ from ..families import FAMILIES, family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
 from ..sizes import check_sides
-from .around import AroundAnyPipeline, clock_of, kept_whole
+from .around import AroundAnyPipeline, kept_whole, share_of
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart
 from .nemo_tools import NEMOTools
@@ -159,15 +159,15 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     if config.branch == "cond" and not family_of(net).stacked:
         accepted = f"'both', or a pipeline of {', '.join(family.name for family in FAMILIES if family.stacked)}"
         raise refuse("branch", config.branch, accepted, "this one's rows of the negative prompt cannot be told")
-    clock = clock_of(pipe, net)
+    share = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        rows = torch.empty(0)
-        if config.branch == "cond":
+        def cond_rows() -> torch.Tensor:
             batch = len(args[0] if args else kwargs["hidden_states"])
             first = batch // 2 if pipe.do_classifier_free_guidance else 0  # the rows before it: the negative prompt's
-            rows = torch.arange(batch) >= first
-        running.update(config, clock(args, kwargs), rows)
+            return torch.arange(batch) >= first
+
+        running.update(config, share(args, kwargs), cond_rows)
 
     handle = net.register_forward_pre_hook(follow, with_kwargs=True)
     try:

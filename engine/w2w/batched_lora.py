@@ -51,10 +51,9 @@ def spots_of(backbone: nn.Module, manifest: Manifest) -> dict[str, Spot]:
         VitrineError: The network lacks a layer.
     """
     spots = {path: Spot(module) for path, module in modules_of(backbone).items()}
-    kinds = (nn.Linear, nn.Conv2d)
 
     def lacking() -> list[str]:
-        return [layer.path for layer in manifest if not isinstance(_unwrapped(spots.get(layer.path)), kinds)]
+        return [layer.path for layer in manifest if not _takes_lora(_unwrapped(spots.get(layer.path)))]
 
     if lacking():
         layers = dict(backbone.named_modules())
@@ -128,6 +127,8 @@ class BatchedLora(AbstractContextManager):
         self._rows = 0
 
     def __enter__(self) -> BatchedLora:
+        if self._handles:
+            raise refuse("block", "open already", "one at a time", "leave it first, or make a second one")
         self._handles += eager_runs(self._backbone)
         self._handles.append(uncompiled(self._backbone).register_forward_pre_hook(self._count, with_kwargs=True))
         for layer in self.manifest:
@@ -205,6 +206,12 @@ class BatchedLora(AbstractContextManager):
             return by_model.reshape(like.shape)
         models = len(self.weights)
         return by_model.reshape(models, -1, *like.shape[1:]).transpose(0, 1).reshape(like.shape)
+
+
+def _takes_lora(module: Any) -> bool:
+    """Whether it is a linear layer, be it one of quantised weights that is no ``nn.Linear``, or a convolution."""
+    linear = all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
+    return isinstance(module, (nn.Linear, nn.Conv2d)) or (isinstance(module, nn.Module) and linear)
 
 
 def _unwrapped(module: nn.Module | Spot | None) -> Any:

@@ -21,6 +21,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
+from ..finite import FiniteLosses
 from ..noise import generators
 from ..ownership import sole_owner
 from ..placement import onloaded, refuse_cast_layers
@@ -70,7 +71,7 @@ def invert(
 
     Raises:
         VitrineError: If samples are wanted of means alone, the mask is empty, outside [0, 1] or of another size, a
-            prior is asked of a space without deviations, a picture's loss never was a number, or the network's layers
+            prior is asked of a space without deviations, a picture's loss is no number, or the network's layers
             are cast one by one.
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
@@ -171,6 +172,7 @@ class _Run:
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
         self.sigma = spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
+        self._finite = FiniteLosses("inversion's loss")
         self.seen: torch.Tensor | None = None
         self.best = torch.zeros(models, whole.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
@@ -181,7 +183,9 @@ class _Run:
         """One Adam step on the coefficients."""
         config, number = self.config, self.done + 1
         with torch.enable_grad():
-            loss = self.loss(*self._draw(self._random, config.batch, config.antithetic)).sum()
+            losses = self.loss(*self._draw(self._random, config.batch, config.antithetic))
+            self._finite.see(losses)
+            loss = losses.sum()
             if config.prior:  # negative log-density of the sampling Gaussian, up to constants
                 loss = loss + config.prior * (self.beta / self.sigma).square().mean(1).sum()
             (self.beta.grad,) = torch.autograd.grad(loss, [self.beta])
@@ -231,10 +235,10 @@ class _Run:
         if self.losses and self.losses[-1][0] == number:
             return
         losses = self.loss(*self._held_out).cpu()
-        self.losses.append((number, [round(v, 6) for v in losses.tolist()]))
-        if bool((lost := ~losses.isfinite() & self._lowest.isinf()).any()):
+        if bool((lost := ~losses.isfinite()).any()):
             shown = f"{losses[lost][0]} for model {int(lost.nonzero()[0])} after {number} steps"
             raise refuse("inversion's loss", shown, "a number", "use a smaller learning rate, or a float32 network")
+        self.losses.append((number, [round(v, 6) for v in losses.tolist()]))
         better = (losses < self._lowest).nonzero().flatten()
         self._lowest[better] = losses[better]
         self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]

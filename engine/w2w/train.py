@@ -24,6 +24,7 @@ from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..files import KEY, named, parse_table, write_json
+from ..finite import FiniteLosses
 from ..lora_layer import LoraLayer
 from ..lora_writing import write_lora
 from ..narrow_heads import NarrowHeads
@@ -133,11 +134,13 @@ class BatchedTrainer:
         self.weights = flat.expand(len(self.subjects), -1).clone().requires_grad_()
         self.optimizer = torch.optim.AdamW([self.weights], config.lr, weight_decay=config.weight_decay)
         self.done = 0
+        self._finite = FiniteLosses("loss of a LoRA's training")
         self._random = generators([config.seed * 1_000_003 + s.number for s in self.subjects])
 
     def step(self) -> torch.Tensor:
         """One optimiser step; (M,) losses."""
         losses = self.losses()
+        self._finite.see(losses)
         losses.sum().backward()
         self._clip()
         config = self.config

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import comfy.samplers
 import node_helpers
 import torch
 
@@ -11,11 +13,13 @@ from ...engine.condition import Condition
 from ...engine.control import SizeCondition
 from ...engine.errors import refuse
 from ...engine.families import FAMILIES
+from .carried import CARRIED, NULL, SIZES, carried_by, one_part
+from .forwards import LISTED
 
 PIXELS = 8
 """ComfyUI tells models sizes as latent cells times 8, whatever the VAE."""
-SIZES, NULL = "vitrine_sizes", "vitrine_null"
-"""Keys of a conditioning: the SizeCondition a control checkpoint reads, and that control is left out."""
+CONTROL = "vitrine.control"
+"""Key under which a MODEL has its weighting of sizes or its control checkpoint."""
 _KEYS = ("width", "height", "crop_w", "crop_h", "target_width", "target_height", "aspect_ratio", SIZES)
 
 
@@ -23,31 +27,61 @@ _KEYS = ("width", "height", "crop_w", "crop_h", "target_width", "target_height",
 def condition_of(model: Any, conditioning: list, latents: torch.Tensor) -> Condition:
     """CONDITIONING -> Condition for the rows of ``latents``, through the model's own ``extra_conds``.
 
+    What core reads of a conditioning is honoured: its own functions prepare it. So are ControlNets, GLIGEN and hooks,
+    which act around each forward.
+
     Raises:
-        VitrineError: The conditioning is empty, or has areas or timestep ranges, which a single pass cannot honour.
+        VitrineError: The conditioning is not that of one plain prompt, or carries what is not understood.
     """
-    if not conditioning:
-        raise refuse("conditioning", "empty", "the output of a text encode node", "connect CLIP Text Encode")
-    if len(conditioning) > 1 or {"area", "mask", "start_percent"} & set(conditioning[0][1]):
-        shown = f"{len(conditioning)} parts with {sorted(conditioning[0][1])}"
-        raise refuse("conditioning", shown, "one plain prompt", "remove Combine, Area, Mask and Timestep Range nodes")
-    text, settings = conditioning[0]
-    ratio = model.get_model_object("latent_format").spacial_downscale_ratio
-    sizes = {"width": latents.shape[-1] * ratio, "height": latents.shape[-2] * ratio}
-    call = {"cross_attn": text, "noise": latents, "device": latents.device, "prompt_type": "positive"}
-    model_conds = model.model.extra_conds(**sizes | settings | call)
-    values = {k: v.process_cond(batch_size=len(latents), area=None).cond for k, v in model_conds.items()}
-    if "ref_latents" in values:
-        raise refuse("conditioning", "reference pictures", "one plain prompt", "remove Reference Latent nodes")
-    tensors = {k: v.to(latents.device) for k, v in values.items() if isinstance(v, torch.Tensor)}
-    fixed = {k: v for k, v in values.items() if isinstance(v, (int, float, str))}
+    text, settings = one_part(conditioning)
+    carried = carried_by(model, settings)
+    own = {k: v for k, v in settings.items() if v is not None} | {"model_conds": settings.get("model_conds", {})}
+    own |= {} if text is None else {"cross_attn": text}
+    weighting = model.get_attachment(CONTROL)
+    if weighting is not None:
+        own["model_conds"] = own["model_conds"] | weighting.model_conds(settings, _pixels(latents))
+    blank = torch.zeros_like(latents)
+    ((part),) = comfy.samplers.encode_model_conds(
+        model.model.extra_conds, [own], latents, latents.device, "positive", latent_image=blank, denoise_mask=None,
+        seed=0, latent_shapes=[latents.shape],
+    )  # fmt: skip
+    values = {k: v.process_cond(batch_size=len(latents), area=None).cond for k, v in part["model_conds"].items()}
+    tensors, fixed = {}, {}
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor):
+            tensors[key] = value.to(latents.device)
+        elif isinstance(value, list) and value and all(isinstance(v, torch.Tensor) for v in value):
+            tensors |= {f"{key}{LISTED}{n}": v.to(latents.device) for n, v in enumerate(value)}
+        else:
+            fixed[key] = value
+    fixed |= {} if carried is None else {CARRIED: carried}
     return Condition(tensors.pop("c_crossattn", None), None, tensors, fixed)
 
 
+def _pixels(latents: torch.Tensor) -> tuple[int, int]:
+    return latents.shape[-2] * PIXELS, latents.shape[-1] * PIXELS
+
+
 def prompt_conditions(model: Any, clip: Any, prompts: list[str], latents: torch.Tensor) -> list[Condition]:
-    """One condition of one row for each prompt, through the model's own ``extra_conds``."""
-    encoded = (clip.encode_from_tokens_scheduled(clip.tokenize(prompt)) for prompt in prompts)
-    return [condition_of(model, conditioning, latents[:1]) for conditioning in encoded]
+    """One condition of one row for each caption, taken literally."""
+    return [condition_of(model, literal(clip, prompt), latents[:1]) for prompt in prompts]
+
+
+def literal(clip: Any, text: str) -> list:
+    """CONDITIONING of a caption as it stands.
+
+    ComfyUI reads parentheses as weights and ``embedding:`` as a file, which nobody who wrote a list of captions meant.
+    """
+    reader = copy.copy(clip)
+    reader.tokenizer = copy.copy(clip.tokenizer)
+    for name, part in {**vars(clip.tokenizer)}.items():
+        if hasattr(part, "embedding_directory"):
+            part = copy.copy(part)
+            part.embedding_directory = None
+            setattr(reader.tokenizer, name, part)
+    tokens = reader.tokenize(text.replace("(", "\\(").replace(")", "\\)"))
+    conditioning: list = clip.encode_from_tokens_scheduled(tokens)
+    return conditioning
 
 
 # --- sizes --------------------------------------------------------------------------------------------------------

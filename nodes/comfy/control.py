@@ -29,13 +29,14 @@ from ...engine.errors import refuse
 from ...engine.families import FAMILIES, record_of
 from ...engine.families.facts import SizeInput
 from ...engine.portraits.shipped import TRANSFORMERS
-from .conditioning import NULL, PIXELS, SIZES
+from .carried import NULL, SIZES
+from .conditioning import CONTROL, PIXELS
 from .forwards import Forward, Run, around_forwards, around_sampling, without
 from .model import PREFIX, backbone_of
-from .saved import known_files
+from .saved import known_files, stamp, stamp_of
 from .schedule import clock_of
 
-KEY = "vitrine.control"
+KEY = CONTROL
 FOLDER = "vitrine_control"
 _VALUES, _DROP = "vitrine_values", "vitrine_drop"
 
@@ -50,6 +51,20 @@ class Weighting:
     gamma: GammaConfig
     reference: Reference = "target"
     checkpoint: ControlCheckpoint | None = None
+
+    def model_conds(self, cond: dict, size: tuple[int, int]) -> dict[str, Any]:
+        """What travels with a conditioning to the model; the same keys for all, so that they still batch.
+
+        Args:
+            cond: the conditioning's settings.
+            size: (height, width) of the picture in pixels.
+        """
+        if self.checkpoint is None:
+            return {_DROP: comfy.conds.CONDRegular(torch.tensor([[bool(cond.get(NULL))]]))}
+        spec, sizes = self.checkpoint.embedder.spec, cond.get(SIZES)
+        drop = sizes is None or bool(cond.get(NULL))
+        values = spec.rows(spec.reference() if sizes is None else sizes.controls(size, spec))
+        return {_VALUES: comfy.conds.CONDRegular(values), _DROP: comfy.conds.CONDRegular(torch.tensor([[drop]]))}
 
 
 def weighting_of(model: Any) -> Weighting | None:
@@ -91,7 +106,7 @@ def _applied(model: Any, weighting: Weighting, apply: Callable[[_Controlled], Ab
         size = (run.noise.shape[-2] * PIXELS, run.noise.shape[-1] * PIXELS)
         for conds in run.guider.conds.values():
             for cond in conds:
-                cond["model_conds"] = cond.get("model_conds", {}) | _model_conds(cond, weighting, size)
+                cond["model_conds"] = cond.get("model_conds", {}) | weighting.model_conds(cond, size)
         yield
 
     def forward(forward: Forward) -> AbstractContextManager:
@@ -101,16 +116,6 @@ def _applied(model: Any, weighting: Weighting, apply: Callable[[_Controlled], Ab
     clone = around_forwards(around_sampling(without(model, KEY), KEY, sampling), KEY, forward)
     clone.set_attachments(KEY, weighting)
     return clone
-
-
-def _model_conds(cond: dict, weighting: Weighting, size: tuple[int, int]) -> dict[str, Any]:
-    """What travels with a conditioning to the model; the same keys for all, so that they still batch."""
-    if weighting.checkpoint is None:
-        return {_DROP: comfy.conds.CONDRegular(torch.tensor([[bool(cond.get(NULL))]]))}
-    spec, sizes = weighting.checkpoint.embedder.spec, cond.get(SIZES)
-    drop = sizes is None or bool(cond.get(NULL))
-    values = spec.rows(spec.reference() if sizes is None else sizes.controls(size, spec))
-    return {_VALUES: comfy.conds.CONDRegular(values), _DROP: comfy.conds.CONDRegular(torch.tensor([[drop]]))}
 
 
 def _add_to_embedding(forward: Forward, added: torch.Tensor) -> None:
@@ -223,6 +228,12 @@ def shipped_checkpoints() -> dict[str, Path]:
 def checkpoints() -> list[str]:
     """Files of ``models/vitrine_control``, then those that ship."""
     return [*known_files(FOLDER), *shipped_checkpoints()]
+
+
+def checkpoint_stamp(name: str) -> str:
+    """What tells whether one of :func:`checkpoints` has changed."""
+    shipped = shipped_checkpoints().get(name)
+    return stamp_of(FOLDER, name) if shipped is None else stamp(shipped)
 
 
 def read_checkpoint(name: str) -> ControlCheckpoint:

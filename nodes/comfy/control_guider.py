@@ -15,15 +15,18 @@ import torch
 
 from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, control_guidance, needed_evaluations
 from ...engine.control.entropy import query_sites, weakened
+from ...engine.control.guidance import Key
 from ...engine.errors import refuse
-from .conditioning import PIXELS, SIZES, high_is_null, null_control, same_control
+from .carried import SIZES
+from .conditioning import PIXELS, high_is_null, null_control, same_control
 from .control import size_input, weighting_of
 from .forwards import Forward, around_forwards
 from .model import backbone_of
+from .patches import refuse_other_tokens
 from .schedule import clock_of
 
 _ENTROPY = "vitrine.entropy"
-_ROLES = {
+_ROLES: dict[Key, str] = {
     (True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "controlled_negative",
 }  # fmt: skip
 """(with control, with semantics) -> the name of the conditioning."""
@@ -65,12 +68,13 @@ class ControlGuider(comfy.samplers.CFGGuider):
         """One step's x0, with as many evaluations as can matter."""
         options = model_options or {}
         t, weight, null = self._now(x, timestep)
-        keys = needed_evaluations(self.config, weight, null)
+        keys = set(needed_evaluations(self.config, weight, null))
         if options.get("disable_cfg1_optimization", False):
-            keys = tuple(sorted({*keys, self.config.unconditional}))
-        conds = [self.conds[_ROLES[k]] for k in keys]
+            keys.add(self.config.unconditional)
+        order = self._order(keys)
+        conds = [self._conds_of(k, keys) if k in keys else None for k in order]
         batch = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
-        predictions = dict(zip(keys, batch, strict=True))
+        predictions = {k: v for k, v in zip(order, batch, strict=True) if k in keys}
         without_scale = replace(self.config, scale=1.0)
         inner = control_guidance(lambda c, s: predictions[c, s], without_scale, weight, null).prediction
         outer = self.config.unconditional
@@ -79,6 +83,20 @@ class ControlGuider(comfy.samplers.CFGGuider):
         self.log.append(ControlStep(t, float(timestep.max()), weight, len(keys)))
         unconditional = torch.zeros_like(inner) if unconditional is None else unconditional
         return outer_guidance(self, [inner, unconditional], x, timestep, options)
+
+    def _order(self, keys: set[Key]) -> list[Key]:
+        """Core's order, on which patches count: the prompt, what guidance leads away from, then the others."""
+        prompt = (True, True) if (True, True) in keys else (False, True)
+        away = self.config.unconditional if self.config.unconditional in keys else (False, False)
+        return [prompt, away, *(key for key in _ROLES if key not in (prompt, away))]
+
+    def _conds_of(self, key: Key, keys: set[Key]) -> list:
+        """The conditionings of an evaluation. Where the null control is all there is of the prompt, it counts as it."""
+        conds: list = self.conds[_ROLES[key]]
+        positive = self.conds["positive"]
+        if key != (False, True) or (True, True) in keys or len(conds) != len(positive):
+            return conds
+        return [null | {"uuid": own["uuid"]} for null, own in zip(conds, positive, strict=True)]
 
     def _now(self, x: Any, timestep: Any) -> tuple[float, float, bool]:
         """The network's timestep, the largest weight, and whether the high-level control is null."""
@@ -105,9 +123,10 @@ class EntropyGuider(comfy.samplers.CFGGuider):
 
     def __init__(self, model: Any, positive: list, config: EntropyConfig, weak: list | None = None) -> None:
         sites = query_sites(backbone_of(model), config)
+        refuse_other_tokens(model, (site.address for site in sites))
 
         def flattening(forward: Forward) -> AbstractContextManager:
-            rows = ~forward.positive_rows
+            rows = forward.by_row([part.role == "negative" for part in forward.parts])
             if not (config.weakens(forward.timestep) and bool(rows.any())):
                 return nullcontext()
             return weakened(forward.network, sites, config.tau, lambda count, device: rows.to(device))

@@ -22,7 +22,7 @@ from ...engine.nemo.config import ProbeConfig
 from ...engine.nemo.pull import PULL, prompt_scores
 from ...engine.pictures import open_picture, pixels_of
 from ...engine.progress import Progress
-from .conditioning import prompt_conditions
+from .conditioning import literal, prompt_conditions
 from .model import blank_latents, fingerprint, loading_denoiser_of
 from .patches import patches_of
 
@@ -113,9 +113,7 @@ def _changes(model: Any) -> list[str]:
 def _sampler(models: Models, sampling: Sampling) -> Callable[..., torch.Tensor]:
     def sample(prompt: str, seeds: Sequence[int], bare: bool, after: Callable[[int], None]) -> torch.Tensor:
         model = models.bare if bare and models.bare is not None else models.model
-        positive, negative = (
-            models.clip.encode_from_tokens_scheduled(models.clip.tokenize(text)) for text in (prompt, "")
-        )
+        positive, negative = (literal(models.clip, text) for text in (prompt, ""))
         blank = blank_latents(model, sampling.latent)[:1].cpu()
         noise = torch.cat([comfy.sample.prepare_noise(blank, seed) for seed in seeds])
         samples = comfy.sample.sample(

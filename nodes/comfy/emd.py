@@ -33,6 +33,12 @@ def bases() -> list[str]:
     return [SHIPPED, FLOW, *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
 
 
+def base_folder(base: str) -> Path | None:
+    """Where one of :func:`bases` lies in models/diffusers; None of those that ship."""
+    roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
+    return next((root / base for root in roots if (root / base / "model_index.json").is_file()), None)
+
+
 def distil(
     base: str, prompts: list[str], name: str, config: EMDTrainConfig, progress: Progress
 ) -> tuple[torch.Tensor, Path]:
@@ -46,8 +52,7 @@ def distil(
     from ...engine.pipelines.emd_training import training_parts
 
     safe_name(name, "name")
-    roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
-    teacher = next((str(root / base) for root in roots if (root / base / "model_index.json").is_file()), base)
+    teacher = str(base_folder(base) or base)
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
     scores = [folder / f"score_{names}.safetensors" for names in ("kohya", "diffusers")]  # the latter of a transformer
     with torch.inference_mode(False), torch.enable_grad():
@@ -90,18 +95,28 @@ def _sample_tcd(
     sampling: StudentSampling, schedule: NoiseSchedule, model: Any, x: torch.Tensor, sigmas: torch.Tensor,
     extra_args: dict | None = None, callback: Any = None, disable: bool | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """TCD's steps (Zheng et al. 2024, Alg. 4), which core does not have, as k-diffusion's samplers are called."""
+    """TCD's steps (Zheng et al. 2024, Alg. 4), which core does not have, as k-diffusion's samplers are called.
+
+    Args:
+        sigmas: (steps + 1,) the levels to take, the student's own or any others; a part of a run ends above 0.
+    """
     args, row = extra_args or {}, x.new_ones([x.shape[0]])
-    draw, times = default_noise_sampler(x, seed=args.get("seed")), sampling.timesteps
+    draw, times = default_noise_sampler(x, seed=args.get("seed")), _timesteps(schedule, sigmas)
     for i, sigma in enumerate(sigmas[:-1]):
         x0 = model(x, sigma * row, **args)
         if callback is not None:
             callback({"x": x, "i": i, "sigma": sigma, "sigma_hat": sigma, "denoised": x0})
-        if i + 1 == len(times):
+        if sigmas[i + 1] == 0:
             return x0
         kept, fresh = sampling.split(schedule, times[i], times[i + 1])
         x = x0 + kept * (x - x0) / sigma + fresh * draw(sigma, sigmas[i + 1])
     return x
+
+
+def _timesteps(schedule: NoiseSchedule, sigmas: torch.Tensor) -> list[float]:
+    """Timesteps of levels; those of a float32 table are whole numbers again."""
+    exact = schedule.timestep(sigmas.double().cpu().clamp(min=1e-9)).tolist()
+    return [float(round(t)) if abs(t - round(t)) < 0.02 else t for t in exact]
 
 
 def refuse_guidance_input(sampling: StudentSampling) -> None:

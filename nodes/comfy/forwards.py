@@ -12,13 +12,17 @@ import comfy.conds
 import comfy.model_patcher
 import comfy.model_sampling
 import comfy.patcher_extension
-import comfy.sampler_helpers
 import comfy.samplers
 import torch
 
 from ...engine.condition import Condition
+from ...engine.errors import refuse
+from .carried import CARRIED, Carried, applied
+from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
+LISTED = "[]"
+"""Between the name and the number of a tensor that the network takes in a list."""
 
 
 # --- around a clone's forwards ------------------------------------------------------------------------------------
@@ -54,10 +58,52 @@ class Forward:
         return float(sampling.timestep(self.sigma[:1]))
 
     @property
+    def running(self) -> Running | None:
+        """The run it belongs to; None where no guider runs it."""
+        return running_in(self.options)
+
+    @property
+    def share(self) -> float:
+        """How much of the run's steps is over, 0 to below 1. Outside a run: of the schedule's timesteps."""
+        running = self.running
+        if running is None or not running.steps:
+            return max(0.0, 1 - self.timestep / 999)
+        return running.step_of(self.options.get("sigmas", self.sigma))[0] / running.steps
+
+    @property
+    def parts(self) -> list[Part]:
+        """What the equal parts of the batch are, in its order."""
+        return [OTHER] if self.running is None else self.running.parts(self.options)
+
+    def by_row(self, values: list[Any]) -> torch.Tensor:
+        """(B,) from one value for each part.
+
+        Raises:
+            VitrineError: The batch is not of equal parts, so that something has split it anew.
+        """
+        if len(self.x) % len(values):
+            remedy = "remove what splits the batch, such as a node that runs its rows one by one"
+            raise refuse("batch", f"{len(self.x)} rows of {len(values)} prompts", "equal parts", remedy)
+        return torch.tensor(values).repeat_interleave(len(self.x) // len(values))
+
+    @property
     def positive_rows(self) -> torch.Tensor:
-        """(B,) bool: rows that have the positive prompt. ComfyUI lists its chunks, unconditional ones as 1."""
-        chunks, batch = self.options.get("cond_or_uncond") or [0], len(self.x)
-        return torch.tensor([c == 0 for c in chunks]).repeat_interleave(max(1, batch // len(chunks)))[:batch]
+        """(B,) bool: rows that have the positive prompt.
+
+        Raises:
+            VitrineError: There are rows of a conditioning that no guider says to be the prompt or not.
+        """
+        unknown = [part.name for part in self.parts if part.prompted is None]
+        if unknown:
+            accepted = "conditionings of core's guiders, or ones with a prompt_type"
+            remedy = "let it act on all rows, or use a guider of ComfyUI's own (Perp-Neg Guider for Perp-Neg)"
+            raise refuse("rows of the prompt", f"unknown of {', '.join(unknown)}", accepted, remedy)
+        return self.by_row([bool(part.prompted) for part in self.parts])
+
+    @property
+    def prompt_lengths(self) -> torch.Tensor:
+        """(B,) tokens of each row's own prompt, where core may have repeated it; 0 where it has not."""
+        return self.by_row([part.tokens or 0 for part in self.parts])
 
 
 @dataclass
@@ -68,25 +114,40 @@ class Run:
         guider: ComfyUI's guider; ``guider.conds`` are this run's own.
         noise: (B, C, H, W).
         sigmas: (steps + 1,) noise levels, the last one 0.
+        output: latents that came out, once it is over; None before.
     """
 
     guider: Any
     noise: torch.Tensor
     sigmas: torch.Tensor
+    output: torch.Tensor | None = None
+
+    @property
+    def running(self) -> Running:
+        """What its forwards know of it; of clones that are ``watched``."""
+        found: Running = self.guider.model_options["transformer_options"][RUN]
+        return found
 
 
 def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractContextManager]) -> Any:
-    """A clone whose every forward runs inside ``context(forward)``. Nothing is on the network between forwards."""
+    """A clone whose every forward runs inside ``context(forward)``. Nothing is on the network between forwards.
+
+    Forwards of another network that core runs with this clone's options, such as that of the negative in its Dual Model
+    CFG Guider, are left alone.
+    """
 
     def apply_model(
         executor: Any, x: Any, t: Any, c_concat: Any = None, c_crossattn: Any = None, control: Any = None,
         transformer_options: Any = None, **conditions: Any,
     ) -> Any:  # fmt: skip
         forward = Forward(executor.class_obj, x, t, dict(transformer_options or {}), conditions)
+        if forward.running is not None and not forward.running.owns(forward.base):
+            own = {k: v for k, v in conditions.items() if not k.startswith("vitrine_")}
+            return executor(x, t, c_concat, c_crossattn, control, transformer_options, **own)
         with context(forward):
             return executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
 
-    return _wrapped(model, _WRAPPERS.APPLY_MODEL, key, apply_model, context)
+    return _wrapped(watched(model), _WRAPPERS.APPLY_MODEL, key, apply_model, context)
 
 
 def around_sampling(model: Any, key: str, context: Callable[[Run], AbstractContextManager]) -> Any:
@@ -97,7 +158,8 @@ def around_sampling(model: Any, key: str, context: Callable[[Run], AbstractConte
     ) -> Any:
         run = Run(executor.class_obj, noise, sigmas)
         with context(run):
-            return executor(run.noise, latent, sampler, run.sigmas, *args, **kwargs)
+            run.output = executor(run.noise, latent, sampler, run.sigmas, *args, **kwargs)
+        return run.output
 
     return _wrapped(model, _WRAPPERS.OUTER_SAMPLE, key, outer_sample, context)
 
@@ -127,20 +189,66 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
     """
     options = comfy.model_patcher.create_model_options_clone(model.model_options)
     options.pop("context_handler", None)
-    comfy.sampler_helpers.prepare_model_patcher(model, {}, options)
-    inner = options["transformer_options"]
-    for name, value in inner.items():
-        if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
-            inner[name] = value.clone()  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
-    inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
-    named = {"c_crossattn": cond.text} | cond.extra
-    model_conds = {k: comfy.conds.CONDRegular(v) for k, v in named.items() if v is not None}
-    model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in cond.fixed.items()}
-    model.pre_run()
+    key, inner = uuid.uuid4(), options["transformer_options"]
+    with applied(model, _part(model, cond, sigma) | {"uuid": key}, options) as conds:
+        for name, value in inner.items():
+            if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
+                inner[name] = (
+                    value.clone()
+                )  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
+        inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
+        inner[RUN] = running = one_forward(model, key)
+        try:
+            with running.on(model):
+                model.pre_run()
+            comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
+            return comfy.samplers.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+        finally:
+            comfy.samplers.cast_to_load_options(options, model.offload_device)
+            model.cleanup()
+
+
+def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) -> torch.Tensor:
+    """A flow network's eps - x0 (B, C, H, W) at sigma (B,), 0 included: nothing is divided by sigma.
+
+    Core turns each output v into x - sigma v, and combines what several parts give linearly. In this call it turns it
+    into x - v, so that v is left over.
+
+    Raises:
+        VitrineError: The sampling class turns outputs into clean pictures in a way of its own.
+    """
+    sampling = model.get_model_object("model_sampling")
+    if type(sampling).calculate_denoised is not comfy.model_sampling.CONST.calculate_denoised:
+        shown, remedy = type(sampling).__name__, "remove the sampling patch"
+        raise refuse("model sampling", shown, "a rectified flow whose network puts out a velocity", remedy)
+    sampling.calculate_denoised = lambda sigma, output, x: x - output
     try:
-        comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
-        part = {"model_conds": model_conds, "uuid": uuid.uuid4()}
-        return comfy.samplers.calc_cond_batch(model.model, [[part]], x, sigma, options)[0]
+        return x - clean_prediction(model, x, sigma, cond)
     finally:
-        comfy.samplers.cast_to_load_options(options, model.offload_device)
-        model.cleanup()
+        del sampling.calculate_denoised
+
+
+def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
+    """Core's settings of one conditioning, from the engine's.
+
+    Raises:
+        VitrineError: A ControlNet acts on a part of the run only, and the rows are at several noise levels.
+    """
+    named = {k: v for k, v in ({"c_crossattn": cond.text} | cond.extra).items() if v is not None}
+    fixed = dict(cond.fixed)
+    carried: Carried | None = fixed.pop(CARRIED, None)
+    if model.get_attachment("vitrine.control") is None:  # another model of the same method may have it
+        named = {k: v for k, v in named.items() if not k.startswith("vitrine_")}
+    lists: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(k for k in named if LISTED in k):
+        lists.setdefault(name.split(LISTED)[0], []).append(named.pop(name))
+    model_conds: dict[str, Any] = {k: comfy.conds.CONDRegular(v) for k, v in named.items()}
+    model_conds |= {k: comfy.conds.CONDList(v) for k, v in lists.items()}
+    model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in fixed.items()}
+    if carried is None:
+        return {"model_conds": model_conds}
+    ranges = [control for control in carried.controls if control.timestep_percent_range != (0.0, 1.0)]
+    if ranges and not bool((sigma == sigma[0]).all()):
+        accepted = "one noise level for all rows, or a ControlNet for the whole run"
+        raise refuse("ControlNet", "for a part of the run", accepted, "set start_percent 0 and end_percent 1")
+    return carried.settings | {"model_conds": model_conds}

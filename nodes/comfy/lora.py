@@ -19,7 +19,7 @@ from ...engine.lora_writing import usual_names
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
 from .model import PREFIX, backbone_of
-from .saved import known_files
+from .saved import known_files, stamp_of
 
 NO_STUDENT = "(the model is the student)"
 _SHIPPED = "vitrine-portraits-emd-"
@@ -82,6 +82,11 @@ def usual_student() -> str:
     """The shipped student of the portraits model, where it is on offer; else the entry that means none."""
     names = (name for name in student_files() if name.endswith("vitrine-portraits-emd-student.safetensors"))
     return next(names, NO_STUDENT)
+
+
+def student_stamp(name: str) -> str:
+    """What tells whether an entry of :func:`student_files` has changed."""
+    return "" if name == NO_STUDENT else stamp_of("loras", name)
 
 
 def contract_in(name: str) -> StudentContract:

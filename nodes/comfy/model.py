@@ -17,7 +17,8 @@ from ...engine.errors import refuse
 from ...engine.families import record_of, refuse_unfit
 from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
 from ...engine.schedule import append_dims
-from .forwards import clean_prediction
+from .carried import latent_keys, own_tensors
+from .forwards import clean_prediction, velocity
 from .schedule import schedule_of
 
 PREFIX = "diffusion_model."
@@ -44,9 +45,9 @@ def denoiser_of(model: Any) -> Denoiser:
     # together leave ComfyUI a network without an owner, and from then on it collects all garbage at every load.
     def whole(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         sigma = schedule.sigma(t).to(x_t.device, torch.float32)
-        wide = append_dims(sigma, x_t.ndim)
-        x0 = clean_prediction(model, x_t if flow else x_t * torch.sqrt(1 + wide**2), sigma, cond)
-        return (x_t - x0) / wide if flow else x0
+        if flow:
+            return velocity(model, x_t, sigma, cond)
+        return clean_prediction(model, x_t * torch.sqrt(1 + append_dims(sigma, x_t.ndim) ** 2), sigma, cond)
 
     def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         still = frames and x_t.ndim == 4
@@ -121,13 +122,7 @@ def allow_gradients(model: Any) -> None:
         VitrineError: Core computes the network's attention by a kernel that has no derivative.
     """
     refuse_unfit(backbone_of(model), "gradients")
-    for module in backbone_of(model).modules():
-        for name, value in module._parameters.items():
-            if value is not None and value.is_inference():
-                module._parameters[name] = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_inference():
-                module._buffers[name] = buffer.clone()
+    own_tensors(backbone_of(model))
 
 
 @contextmanager
@@ -215,16 +210,33 @@ def is_sdxl(model: Any) -> bool:
 
 
 def scaled_latents(model: Any, latent: dict) -> torch.Tensor:
-    """LATENT -> (B, C, h, w) in the network's scale, on the model's device."""
+    """LATENT -> (B, C, h, w) in the network's scale, on the model's device.
+
+    Raises:
+        VitrineError: It carries what is not understood, or a noise mask.
+    """
+    latent_keys(latent)
     return model.model.process_latent_in(latent["samples"].to(model.load_device))
 
 
 def blank_latents(model: Any, latent: dict) -> torch.Tensor:
-    """Zeros (B, C, h, w) of a LATENT's size with the model's own channels, on its device."""
+    """Zeros (B, C, h, w) of a LATENT's size with the model's own channels, on its device.
+
+    Raises:
+        VitrineError: It carries what is not understood, or a noise mask; or it is a video, and the model has no frames.
+    """
+    if latent_keys(latent)["samples"].ndim == 5 and not has_frames(model):
+        accepted = "pictures (B, C, h, w): this model has no frames"
+        raise refuse("latent", f"a video {tuple(latent['samples'].shape)}", accepted, "connect Empty Latent Image")
     # Empty Latent Image assumes a factor of 8 and says so under these keys, in ComfyUI's spelling.
     ratios = (latent.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal"))
     samples = comfy.sample.fix_empty_latent_channels(model, latent["samples"], *ratios)
     return torch.zeros(samples.shape, device=model.load_device)
+
+
+def picture_numbers(latent: dict) -> list[int]:
+    """Which picture of its batch each row of a LATENT is: those of Latent From Batch keep their numbers."""
+    return [int(n) for n in latent.get("batch_index") or range(len(latent["samples"]))]
 
 
 def latent_of(model: Any, x0: torch.Tensor) -> dict:

@@ -28,8 +28,8 @@ def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
     neurons.check(backbone_of(model), value_sites(backbone_of(model), "all"), model_id)
 
     def blocking(forward: Forward) -> AbstractContextManager:
-        running = RunningForward()
-        running.update(config, forward.timestep, forward.positive_rows)
+        running = RunningForward(lengths=None if config.tokens is None else forward.prompt_lengths)
+        running.update(config, forward.share, lambda: forward.positive_rows)
         return block(forward.network, neurons, config, running=running, fingerprint=model_id)
 
     return around_forwards(model, _KEY, blocking)
@@ -59,7 +59,7 @@ def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
     patches = {}
     for name, value in changed.items():
         old = originals.get(name, state[PREFIX + name])
-        patches[PREFIX + name] = (value.to(old.device, old.dtype) - old,)
+        patches[PREFIX + name] = (value.to(old.device) - old.to(value.dtype),)  # of 8-bit weights in float32
     accepted = clone.add_patches(patches, 1.0)
     assert set(accepted) == set(patches)
     return clone

@@ -6,7 +6,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ...engine.errors import refuse
 from ...engine.patches import ActivePatch
+from .running import RUN
+
+_OTHER_TOKENS = {"hypertile": "HyperTile", "tomesd": "Patch Token Merging"}
+"""Part of the name of a module of core's -> its node, which changes the tokens that self-attention sees."""
 
 
 def patches_of(model: Any) -> list[ActivePatch]:
@@ -27,6 +32,26 @@ def patches_of(model: Any) -> list[ActivePatch]:
         *[ActivePatch("timed hook", type(h).__name__, len(v), _owner(h)) for h, v in model.hook_patches.items()],
         *[ActivePatch("injection", key, len(v), _owner(v[0])) for key, v in model.injections.items() if v],
     ]
+
+
+def refuse_other_tokens(model: Any, addresses: Iterable[str]) -> None:
+    """Refuses to read self-attention where a node has merged or tiled its tokens.
+
+    Args:
+        addresses: that are to be read.
+
+    Raises:
+        VitrineError: One of them is inside self-attention, and HyperTile or ToMe stands on the MODEL.
+    """
+    patches = model.model_options.get("transformer_options", {}).get("patches", {}).get("attn1_patch", [])
+    found = sorted({node for patch in patches for name, node in _OTHER_TOKENS.items() if name in _owner(patch)})
+    inside = next((address for address in addresses if "-self-" in address), None)
+    if found and inside is not None:
+        shown, accepted = (
+            f"{inside} behind {' and '.join(found)}",
+            "places outside self-attention, or the MODEL before it",
+        )
+        raise refuse("address", shown, accepted, "that node runs self-attention on other tokens")
 
 
 def _weights(model: Any) -> Iterable[ActivePatch]:
@@ -57,7 +82,7 @@ def _functions(kind: str, items: Iterable[tuple[str, Any]]) -> Iterable[ActivePa
 def _keyed(kind: str, table: dict[str, dict[Any, list]]) -> Iterable[ActivePatch]:
     for where, by_key in table.items():
         for key, callables in by_key.items():
-            if callables:
+            if callables and key != RUN:  # it watches and changes nothing
                 yield ActivePatch(kind, where + (f" ({key})" if key else ""), len(callables), _owner(callables[0]))
 
 

@@ -2,42 +2,134 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import comfy.model_management
+import torch
 from comfy_execution.graph_utils import ExecutionBlocker
+from comfy_execution.utils import get_executing_context
 
 from ...engine.activations import Activations, StepRecord, tap_steps
+from ...engine.activations.during import Moment, Rows
+from ...engine.addresses import resolve
 from ...engine.errors import refuse
 from .forwards import Run, around_sampling
 from .model import backbone_of
+from .patches import refuse_other_tokens
+from .running import running_in, watched
 
 _KEY = "vitrine"
 
 
+Origin = tuple[str, int | None] | None
+"""The node, and its place in a list, that ran a sampler; None outside a graph."""
+
+
+@dataclass
+class Recorded:
+    """One sampling run.
+
+    Attributes:
+        record: what was kept of it.
+        origin: who ran it, of which the newest run counts.
+        prompt: the execution of the graph in which it ran.
+        latent: digest of the latents that came out, "" before the end.
+        earlier: runs of the same origin before it, in the same execution.
+    """
+
+    record: StepRecord
+    origin: Origin = None
+    prompt: str = ""
+    latent: str = ""
+    earlier: int = 0
+
+
 @dataclass
 class Recorder:
-    """Filled anew by each sampling run of the clone it was made with."""
+    """What the clone it was made with has recorded: the newest run of each sampler node."""
 
-    record: StepRecord | None = None
+    runs: list[Recorded] = field(default_factory=list)
 
-    def activations(self, step: int, half: str) -> Activations:
-        """What one step recorded; ``step`` -1 is the last one.
+    @property
+    def record(self) -> StepRecord | None:
+        """Of the newest run."""
+        return self.runs[-1].record if self.runs else None
+
+    def begin(self, record: StepRecord) -> Recorded:
+        """A new run; earlier ones of the same node go, but for those of the same list."""
+        context = get_executing_context()
+        prompt, origin = ("", None) if context is None else (context.prompt_id, (context.node_id, context.list_index))
+        node = origin and origin[0]
+        same = [run for run in self.runs if origin is not None and (run.origin, run.prompt) == (origin, prompt)]
+        self.runs = [
+            run for run in self.runs
+            if (run.origin and run.origin[0]) != node or (run.prompt == prompt and run.origin != origin)
+        ]  # fmt: skip
+        self.runs.append(Recorded(record, origin, prompt, earlier=sum(1 + run.earlier for run in same)))
+        return self.runs[-1]
+
+    def of(self, latent: dict | None) -> StepRecord | None:
+        """The record of the run that a LATENT came out of.
 
         Raises:
-            VitrineError: Nothing has been recorded, or nothing at that step or for that half.
+            VitrineError: Several runs were recorded, and the LATENT is of none of them.
         """
-        if self.record is None or not len(self.record):
+        count = sum(1 + run.earlier for run in self.runs)
+        if latent is None or count < 2:
+            return self.record
+        wanted = _digest(latent["samples"])
+        found = [run.record for run in self.runs if run.latent == wanted]
+        if not found:
+            shown = f"one that is not the newest of the {count} runs of this MODEL"
+            remedy = "connect the LATENT straight from the sampler whose run you want"
+            raise refuse("latent", shown, "the output of a recorded run", remedy)
+        return found[-1]
+
+    def activations(self, step: int, half: str, latent: dict | None = None, part: int = 0) -> Activations:
+        """What one step recorded; ``step`` -1 is the last one.
+
+        Args:
+            half: ``cond``, ``uncond``, or what else the run's guider has, such as ``middle``.
+            latent: that came out of the run; None: the newest run.
+            part: which of several prompts combined in one conditioning, from 1; 0: the only one of that step.
+
+        Raises:
+            VitrineError: Nothing has been recorded, or nothing at that step or for that half; or there are several
+                parts, and none was chosen.
+        """
+        record = self.of(latent)
+        if record is None:
             raise refuse("recording", "empty", "a sampled model", "run the sampler first: connect its LATENT here")
-        steps = list(self.record)
+        if not len(record):
+            shown = f"nothing in {record.calls} network calls"
+            remedy = "ask for steps that the run has; context windows and tiles are not recorded"
+            raise refuse("recording", shown, "a whole pass of guidance at a chosen step", remedy)
+        steps = list(record)
         chosen = steps[-1] if step == -1 else step
-        if chosen not in steps or half not in self.record[chosen]:
-            halves = sorted(self.record[steps[-1]])
+        halves = record[chosen] if chosen in steps else {}
+        names = [name for name in halves if name == half or name.startswith(f"{half} ")]
+        if part:
+            names = [name for name in names if name == (half if part == 1 and half in names else f"{half} {part}")]
+        if len(names) > 1:
+            shown, accepted = f"{half} at step {chosen}, which has {len(names)}", f"one of {sorted(names)}"
+            raise refuse("part", shown, accepted, "several prompts were combined: give the number of one as part")
+        if not names:
+            shown = f"{step} ({half}{f' {part}' if part else ''})"
             remedy = "record that step in Tap During Sampling"
-            raise refuse("step", f"{step} ({half})", f"steps {steps}, {halves}", remedy)
-        return self.record[chosen][half]
+            raise refuse("step", shown, f"steps {steps}, {sorted(halves or record[steps[-1]])}", remedy)
+        return halves[names[0]]
+
+
+def _digest(samples: Any) -> str:
+    """Of latents as samplers put them out: in the dtype in which they are handed on."""
+    if samples.is_nested:
+        return ",".join(_digest(part) for part in samples.unbind())
+    values = samples.detach().to("cpu", comfy.model_management.intermediate_dtype()).contiguous()
+    return hashlib.sha256(values.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def record_sampling(
@@ -46,47 +138,68 @@ def record_sampling(
 ) -> tuple[Any, Recorder]:  # fmt: skip
     """A clone that records while it is sampled, and the recorder. Other clones never see its hooks.
 
-    The hooks exist only inside this clone's sampling runs, and go when a run ends, fails or is interrupted.
+    The hooks exist only inside this clone's sampling runs, and go when a run ends, fails or is interrupted. Passes that
+    guidance starts from are kept; what a patch adds (perturbed, blurred, skipped) is not.
 
     Args:
         watch: called with the prompted half of each recorded step, as soon as that is over.
         first: number of a run's first step, where it is the later part of another.
     """
+    places = [site.address for site in resolve(backbone_of(model), addresses)]
+    refuse_other_tokens(model, places)
     recorder = Recorder()
     wanted = steps if callable(steps) else steps.__contains__
 
     @contextmanager
     def recording(run: Run) -> Iterator[None]:
-        network = backbone_of(run.guider.model_patcher)
-        shown: list[int] = []
+        refuse_other_tokens(run.guider.model_patcher, places)  # also a node behind this one
+        running, began = run.running, dict[int, int]()
+        watched_steps = _Watched(watch)
 
-        def look() -> None:
-            record = recorder.record
-            latest = list(record or ())[-1:]
-            if watch is None or not record or latest == shown or "cond" not in record[latest[0]]:
-                return
-            shown[:] = latest
-            watch(record[latest[0]]["cond"])
+        def moment(args: tuple, kwargs: dict) -> Moment | None:
+            options = kwargs.get("transformer_options") or {}
+            if running_in(options) is not running or not running.plain:
+                return None
+            step, begins = running.step_of(options["sigmas"])
+            if not begins and began.get(step, running.evaluation) != running.evaluation:
+                return None
+            began[step] = running.evaluation
+            return Moment(step, running.evaluation)
 
         def before(step: int) -> bool:
-            look()  # the step before this one is over
+            watched_steps.look(record)  # the step before this one is over
             return wanted(step)
 
-        recorder.record = None
-        with tap_steps(network, addresses, before, rows=_halves, count="timesteps", first=first) as record:
-            recorder.record = record
-            yield
-            look()
+        def rows(args: tuple, kwargs: dict) -> list[Rows]:
+            return [Rows(part.name, part.tokens) for part in running.parts(kwargs["transformer_options"])]
 
-    return around_sampling(model, _KEY, recording), recorder
+        network = backbone_of(run.guider.model_patcher)
+        with tap_steps(network, addresses, before, rows=rows, count=moment, first=first) as record:
+            entry = recorder.begin(record)
+            yield
+            watched_steps.look(record)
+        entry.latent = "" if run.output is None else _digest(run.output)
+
+    return around_sampling(watched(model), _KEY, recording), recorder
+
+
+class _Watched:
+    """Shows each step once, when it is over."""
+
+    def __init__(self, watch: Callable[[Activations], None] | None) -> None:
+        self._watch, self._shown = watch, list[int]()
+
+    def look(self, record: StepRecord) -> None:
+        """Show the newest step's prompt if that has not been shown."""
+        latest = list(record)[-1:]
+        if self._watch is None or not latest or latest == self._shown:
+            return
+        prompts = [taps for name, taps in record[latest[0]].items() if name.partition(" ")[0] == "cond"]
+        if prompts:
+            self._shown = latest
+            self._watch(prompts[0])
 
 
 def nothing_recorded() -> Any:
     """For an output without a recording: nodes behind it are skipped, and the rest of the graph runs."""
     return ExecutionBlocker(None)
-
-
-def _halves(args: tuple, kwargs: dict) -> list[str]:
-    """ComfyUI says for each part of the batch whether it is conditional (0) or not (1)."""
-    parts = kwargs.get("transformer_options", {}).get("cond_or_uncond", [0])
-    return ["uncond" if part else "cond" for part in parts]

@@ -19,7 +19,7 @@ from ...engine.resolution.rope import DYNAMIC, axis_angles
 from ...engine.rotary import turns
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
-from .saved import known_files
+from .saved import known_files, stamp
 from .schedule import movable_schedule, moved_sampling, own_shift
 
 NONE = "(none)"
@@ -44,6 +44,11 @@ def metadata_in(name: str) -> dict[str, str] | None:
     if path is None:
         raise refuse("checkpoint", name, "a file in models/checkpoints or models/diffusion_models", "refresh the list")
     return read_metadata(path)
+
+
+def metadata_stamp(name: str) -> str:
+    """What tells whether one of :func:`checkpoint_files` has changed."""
+    return "" if name == NONE else stamp(*(folder_paths.get_full_path(f, name) for f in _FOLDERS))
 
 
 # --- facts --------------------------------------------------------------------------------------------------------
@@ -132,11 +137,38 @@ def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
         clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
     if plan.schedule != "none" or plan.positions != "keep" or plan.step != (1, 1):
         clone.set_attachments(_KEY, True)
+        clone = _at_its_size(clone, facts.factor, plan)
     if plan.step != (1, 1):
         clone = around_forwards(clone, f"{_KEY}.reach", lambda forward: Spread(forward.network, plan.step))
     if plan.positions != "keep":
         return _place(clone, facts, plan)
     return clone
+
+
+def _at_its_size(clone: Any, factor: int, plan: Plan) -> Any:
+    """The clone, which refuses latents of another size than the plan's, where its levels and positions are wrong."""
+    width, height = plan.config.target_size
+    wanted = (height // factor, width // factor)
+
+    def check(latents: torch.Tensor) -> None:
+        size = tuple(latents.shape[-2:])
+        if latents.ndim > 3 and size != wanted:
+            accepted = f"{width} x {height}, for which Resolution Transfer Loader made this MODEL ready"
+            remedy = "sample other sizes, such as the first pass of a hires fix, with the MODEL from before it"
+            raise refuse("latent size", f"{size[1] * factor} x {size[0] * factor}", accepted, remedy)
+
+    @contextmanager
+    def sampling(run: Run) -> Iterator[None]:
+        check(run.noise)
+        yield
+
+    @contextmanager
+    def forward(forward: Forward) -> Iterator[None]:
+        if forward.running is None or not forward.running.steps:  # of a run the whole latent is looked at, not an area
+            check(forward.x)
+        yield
+
+    return around_forwards(around_sampling(clone, f"{_KEY}.size", sampling), f"{_KEY}.size", forward)
 
 
 @contextmanager

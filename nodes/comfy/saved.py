@@ -94,7 +94,25 @@ def path_of(kind: str, name: str) -> Path:
     return next((path for path in paths if path.is_file()), paths[0])
 
 
-def changed(kind: str, name: str) -> float:
-    """When the file was last written; 0 if it is not there."""
-    path = path_of(kind, name)
-    return path.stat().st_mtime if path.is_file() else 0.0
+def changed(kind: str, name: str) -> str:
+    """What tells whether an entry of :func:`listed` has changed, for ``fingerprint_inputs``."""
+    return stamp(path_of(kind, name))
+
+
+def stamp(*paths: str | Path | None) -> str:
+    """What tells whether files, or those in folders, have changed: names, sizes, times of writing. Nothing is read."""
+    found: list[tuple[str, int, int]] = []
+    for path in (Path(p) for p in paths if p is not None):
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            try:
+                facts = file.stat()
+            except OSError:  # not there, or gone since it was listed
+                continue
+            found.append((str(file), facts.st_size, facts.st_mtime_ns))
+    return repr(found)
+
+
+def stamp_of(kind: str, name: str) -> str:
+    """:func:`stamp` of an entry of one of ComfyUI's own lists; of none, where it is no file."""
+    return stamp(folder_paths.get_full_path(kind, name)) if name else stamp()

@@ -57,6 +57,14 @@ def space_path(name: str) -> Path:
     return PEOPLE_SPACE if name == PEOPLE else Path(folder_paths.get_full_path_or_raise("w2w", name))
 
 
+def known_space(name: str) -> Path | None:
+    """As :func:`space_path`; None where there is no such file."""
+    if name == PEOPLE:
+        return PEOPLE_SPACE
+    found = folder_paths.get_full_path("w2w", name)
+    return None if found is None else Path(found)
+
+
 def space(name: str) -> Space:
     """A space by its entry in the list."""
     return load_space(space_path(name), folder_paths.get_folder_paths("loras"))

@@ -235,8 +235,8 @@ def portrait_students(monkeypatch):
 
     from vitrine.nodes import emd as nodes
 
-    monkeypatch.setattr(nodes, "_SEVERAL", {k: replace(s, base="") for k, s in nodes._SEVERAL.items()})
-    return nodes._SEVERAL
+    monkeypatch.setattr(nodes, "SEVERAL", {k: replace(s, base="") for k, s in nodes.SEVERAL.items()})
+    return nodes.SEVERAL
 
 
 @pytest.mark.parametrize("name", ["SDXL-Lightning, 4 steps", "DMD2 SDXL, 4 steps", "TCD-LoRA, 4 steps"])

@@ -96,7 +96,7 @@ def test_presets_are_saved_loaded_and_refused(comfy, parts, pictures):
 
 
 def test_masks_of_another_size_are_refused(comfy, parts, pictures):
-    said = "given 6 pictures of 64 x 64, 6 masks of 32 x 32; .* same order"
+    said = "given 6 of 32 x 32; accepted: 6 of 64 x 64.* same order"
     with pytest.raises(VitrineError, match=said):
         rank(comfy, parts, (pictures[0], torch.zeros(6, 32, 32)))
 

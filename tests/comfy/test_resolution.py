@@ -112,12 +112,12 @@ def test_one_is_the_untouched_model_and_siblings_stay(comfy, loaded):
     found, _ = sample(same, loaded[1], (1, 4, 16, 16))
     assert torch.equal(found, before)
     large, _, _ = transfer(comfy, loaded[0], 128, 128)
-    moved, _ = sample(large, loaded[1], (1, 4, 16, 16))
-    assert not torch.equal(moved, before)
+    moved, _ = sample(large, loaded[1], (1, 4, 32, 32))
+    assert not torch.equal(moved, sample(loaded[0], loaded[1], (1, 4, 32, 32))[0])
     for model in (loaded[0], same):
         again, _ = sample(model, loaded[1], (1, 4, 16, 16))
         assert torch.equal(again, before), "a sibling"
-    assert torch.equal(sample(large, loaded[1], (1, 4, 16, 16))[0], moved)
+    assert torch.equal(sample(large, loaded[1], (1, 4, 32, 32))[0], moved)
 
 
 def test_what_the_network_is_told(comfy, loaded):

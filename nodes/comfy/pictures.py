@@ -1,0 +1,45 @@
+"""IMAGE and MASK as other nodes hand them over, in the one form that ours take, or refused."""
+
+from __future__ import annotations
+
+import torch
+
+from ...engine.errors import refuse
+
+
+def as_pictures(image: torch.Tensor, what: str = "image") -> torch.Tensor:
+    """IMAGE -> (B, H, W, 3), B at least 1: grey pictures in three channels, those with alpha without it.
+
+    Raises:
+        VitrineError: There is no picture, or it is none of (B, H, W, 1, 3 or 4).
+    """
+    pictures = image[None] if image.ndim == 3 else image
+    if pictures.ndim != 4 or not pictures.numel() or pictures.shape[-1] not in (1, 3, 4):
+        accepted = "one picture or more, (B, H, W, channels) with 1, 3 or 4 channels"
+        raise refuse(what, tuple(image.shape), accepted, "connect Load Image or VAE Decode")
+    return pictures.expand(-1, -1, -1, 3) if pictures.shape[-1] == 1 else pictures[..., :3]
+
+
+def as_masks(mask: torch.Tensor, pictures: torch.Tensor | None = None, what: str = "mask") -> torch.Tensor:
+    """MASK -> (B, H, W), one for each picture (B, H, W, C); one mask serves all.
+
+    Args:
+        pictures: None where the masks are not of pictures.
+
+    Raises:
+        VitrineError: The shape is no mask's, or number or size are not those of the pictures.
+    """
+    masks = mask[None] if mask.ndim == 2 else mask
+    if masks.ndim == 4:
+        masks = masks[:, 0] if masks.shape[1] == 1 else masks[..., 0] if masks.shape[-1] == 1 else masks
+    if masks.ndim != 3 or not masks.numel():
+        accepted = "one mask or more, (B, H, W)"
+        raise refuse(what, tuple(mask.shape), accepted, "connect Load Image's MASK, or Convert Image to Mask")
+    if pictures is None:
+        return masks
+    if len(masks) not in (1, len(pictures)) or masks.shape[1:] != pictures.shape[1:3]:
+        shown = f"{len(masks)} of {masks.shape[2]} x {masks.shape[1]}"
+        wanted = f"{len(pictures)} of {pictures.shape[2]} x {pictures.shape[1]}"
+        remedy = "crop or resize pictures and masks together, and batch them in the same order"
+        raise refuse(what, shown, f"{wanted}, the pictures' number and size, or one mask for all", remedy)
+    return masks.expand(len(pictures), -1, -1)

@@ -1,0 +1,96 @@
+"""Our guider for control before core's model patches and our own nodes: core's order of prompts is kept."""
+
+import pytest
+import torch
+from vitrine.engine.control import GammaConfig, GuidanceConfig
+from vitrine.engine.nemo import NeuronSet, value_sites
+from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, TOLD, close, xl_twins
+from vitrine_tests.comfy.guided_graphs import blocked_by_text, patched
+
+PATCHES = ("NAGuidance", "SelfAttentionGuidance", "PerturbedAttentionGuidance", "APG", "TCFG", "RescaleCFG")
+
+
+@pytest.fixture(scope="module")
+def scene(comfy):
+    from vitrine.nodes.comfy.conditioning import with_sizes
+    from vitrine.nodes.comfy.control import weighted
+
+    comfy.loop.run_until_complete(comfy.nodes.init_builtin_extra_nodes())
+    model = weighted(xl_twins().model, GammaConfig())
+    neurons = NeuronSet({site.address: (0, 3, 5) for site in value_sites(model.model.diffusion_model, "all")[:2]})
+    return model, with_sizes(POSITIVE, TOLD, (64, 64)), neurons
+
+
+def guided(guider, steps=4):
+    from comfy import sample, samplers
+
+    sigmas = samplers.KSampler(guider.model_patcher, steps, "cpu", "euler", "ddim_uniform").sigmas
+    latent = torch.zeros(1, 4, 8, 8)
+    with torch.inference_mode():
+        noise = sample.prepare_noise(latent, 3)
+        return guider.sample(noise, latent, samplers.sampler_object("euler"), sigmas, seed=3).clone()
+
+
+def core(model, positive, scale):
+    from comfy import samplers
+
+    guider = samplers.CFGGuider(model)
+    guider.set_conds(positive, NEGATIVE)
+    guider.set_cfg(scale)
+    return guider
+
+
+def ours(model, positive, scale, control=1.0, **more):
+    from vitrine.nodes.comfy.control_guider import ControlGuider
+
+    return ControlGuider(model, positive, NEGATIVE, GuidanceConfig(scale, control, **more))
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("patch", PATCHES)
+def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, scene, patch, scale):
+    model, positive, _ = scene
+    with_patch = patched(comfy, patch, model)
+    found, expected = (guided(make(with_patch, positive, scale)) for make in (ours, core))
+    assert close(found, expected)
+
+
+@pytest.mark.parametrize("config", [{}, {"control": 1.375}, {"nesting": "semantic_inner", "control": 1.375},
+                                    {"negative": "positive", "control": 1.375}, {"scale": 1.0, "control": 1.375}],
+                         ids=str)  # fmt: skip
+def test_a_blocker_and_a_tap_find_the_prompt(comfy, scene, config):
+    model, positive, neurons = scene
+    settings = {"scale": 3.0} | config
+    told = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
+    blocked = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0]
+    found = guided(ours(blocked, positive, **settings))
+    assert torch.equal(found, guided(ours(blocked_by_text(model, positive[0][0], neurons), positive, **settings)))
+    assert not torch.equal(found, guided(ours(model, positive, **settings)))
+    site = value_sites(model.model.diffusion_model, "all")[0]
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=site.address, steps="all")
+    assert torch.equal(guided(ours(tapped, positive, **settings)), guided(ours(model, positive, **settings)))
+    values = model.model.diffusion_model.get_submodule(site.path)
+    for step in recorder.record:
+        halves = recorder.record[step]
+        assert {"cond"} <= set(halves) <= {"cond", "uncond", "null", "controlled_negative"}
+        for half, text in (("cond", positive), ("uncond", NEGATIVE), ("null", positive)):
+            if half in halves:
+                assert torch.allclose(halves[half][site.address].tensor, values(text[0][0]), atol=1e-5)
+
+
+def test_where_control_has_no_weight_the_null_is_the_prompt(comfy, scene):
+    """Early steps evaluate the prompt without control alone: it is recorded as the prompt, and patches find it."""
+    from vitrine.engine.control import SizeCondition
+    from vitrine.nodes.comfy.conditioning import with_sizes
+    from vitrine.nodes.comfy.control import weighted
+
+    told = with_sizes(POSITIVE, SizeCondition((16, 24), (0, 0), (64, 64)), (64, 64))
+    model = weighted(xl_twins().model, GammaConfig("power_cos", 8.0))
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="all")
+    guider = ours(tapped, told, 3.0, 1.375)
+    guided(guider, 8)
+    assert {s.evaluations for s in guider.log} == {2, 3}
+    for step, logged in zip(recorder.record, guider.log, strict=True):
+        assert set(recorder.record[step]) == (
+            {"cond", "uncond"} if logged.evaluations == 2 else {"cond", "uncond", "null"}
+        )

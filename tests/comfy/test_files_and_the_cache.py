@@ -1,0 +1,202 @@
+"""A node that reads a file of the user's runs again when that file has changed: found by watching every node."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from vitrine.engine.w2w import materialise, sample, write_lora
+from vitrine_tests.comfy.guided_graphs import NEURONS
+from vitrine_tests.comfy.opened import watching
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux which files are opened")
+PROMPT = "a smiling dark face with curly blond hair on pink"
+CAPTIONS = "a smiling face\na pale face\na dark face on pink\nlong hair"
+PLACE = "up-level1-repeat0-vit-block0-cross-q"
+OWN_STATE = {"VitrineNEMOCopyCheck", "VitrineW2WInvert", "VitrineEMDDistill", "VitrineBuildW2WSpace"}
+"""Nodes that read back what an earlier run of their own wrote, to resume it."""
+
+
+class Desk:
+    """The portraits model, files of a user's, and each node's call: node id -> what came out."""
+
+    def __init__(self, comfy, folder):
+        import folder_paths
+
+        self.comfy, self.calls = comfy, {}
+        for kind in ("loras", "w2w", "vitrine_control", "checkpoints", "vitrine_w2w"):
+            folder_paths.add_model_folder_path(kind, str(folder / kind), is_default=True)
+            (folder / kind).mkdir(exist_ok=True)
+        self.root = Path(os.path.commonpath([folder, folder_paths.get_output_directory()]))
+        self.model, self.clip, self.vae = comfy.call("VitrineLoadPortraits")
+        with torch.inference_mode():
+            self.positive, self.empty = (
+                self.clip.encode_from_tokens_scheduled(self.clip.tokenize(text)) for text in (PROMPT, "")
+            )
+        self.latent = {"samples": torch.zeros(1, 4, 16, 16)}
+        self._files(folder)
+        folder_paths.filename_list_cache.clear()
+
+    def _files(self, folder):
+        from shutil import copy
+
+        from vitrine.engine.portraits.shipped import PEOPLE_SPACE, STUDENT_FOLDER, TRANSFORMERS
+        from vitrine.engine.w2w import load_space
+
+        space = load_space(PEOPLE_SPACE)
+        for i, row in enumerate(sample(space, range(4))):
+            write_lora(folder / "loras" / "people" / f"p{i}.safetensors", materialise(space, row), "kohya")
+        copy(PEOPLE_SPACE, folder / "w2w" / "mine.w2w.safetensors")
+        (student,) = STUDENT_FOLDER.rglob("vitrine-portraits-emd-student.safetensors")
+        copy(student, folder / "loras" / "student.safetensors")
+        copy(TRANSFORMERS / "power-cosine" / "control.safetensors", folder / "vitrine_control" / "mine.safetensors")
+        copy(student, folder / "checkpoints" / "mine.safetensors")
+
+    def call(self, node_id, **inputs):
+        """Run a node with the page's defaults for what is not given, watched."""
+        node = self.comfy.nodes.NODE_CLASS_MAPPINGS[node_id]
+        given = {}
+        for i in node.define_schema().inputs:
+            default, options = getattr(i, "default", None), getattr(i, "options", None)
+            if not i.optional and (default is not None or options):
+                given[i.id] = options[0] if default is None else default
+        told = given | inputs
+        with watching(self.root) as seen:
+            out = self.comfy.call(node_id, **told)
+        self.calls[node_id] = (told, seen.files)
+        return out
+
+    def one(self, node_id, **inputs):
+        return self.call(node_id, **inputs)[0]
+
+    # --- every node ---
+    def activations(self):
+        pictures, _, masks = self.call("VitrineRenderPortrait", seed=3, count=4, size=64, part="shirt")
+        own = {"model": self.model, "vae": self.vae, "positive": self.positive}
+        tap = {"selection": "addresses below", "addresses": PLACE, "timestep": 50.0, "ensemble": 1}
+        taps = self.one("VitrineActivationTap", image=pictures, **own, **tap)
+        watched, recorder = self.call("VitrineTapDuringSampling", model=self.model, addresses=PLACE, steps="all")
+        sampled = self.sampled(watched)
+        self.call("VitrineCollectTaps", recorder=recorder, latent=sampled)
+        self.call("VitrineActivationPicture", activations=taps)
+        self.call("VitrineSaveActivations", activations=taps, name="mine")
+        self.call("VitrineLoadActivations", file="mine.safetensors")
+        self.call("VitrineFindCorrespondence", source=pictures[:1], target=pictures[1:], points="0.4 0.4", **own, **tap)
+        self.call("VitrineSegmentLikeThis", examples=pictures, masks=masks, images=pictures, **own, **tap)
+        told = {"places": "up-level1-repeat0-vit-block0-cross-*", "most": 2, "noise": 0.0, "granularity": 0.0}
+        preset = self.one("VitrineRankActivations", images=pictures, masks=masks, **own, **told)
+        self.call("VitrineSaveFeaturePreset", preset=preset, name="mine")
+        self.call("VitrineLoadFeaturePreset", file="mine.json", model=self.model)
+        return pictures, masks
+
+    def sampled(self, model):
+        node = self.comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]()
+        with torch.inference_mode():
+            told = (5, 2, 2.0, "euler", "normal", self.positive, self.empty, self.latent, 1.0)
+            return node.sample(model, *told)[0]
+
+    def nemo(self, pictures):
+        texts = {"model": self.model, "clip": self.clip, "prompts": CAPTIONS}
+        probe = {"seeds": 2, "timestep_index": 4, "latent": self.latent}
+        prompt = {"model": self.model, "positive": self.positive, **probe}
+        statistics = self.one("VitrineNEMOStatistics", scope="down+mid", **texts)
+        self.call("VitrineNEMOThreshold", **texts, **probe)
+        self.call("VitrineNEMOScore", tau=0.9, **prompt)
+        found = {"statistics": statistics, "tau": 0.3, "share": 0.9, "mode": "chain", "scope": "down+mid"}
+        self.call("VitrineNEMOFindNeurons", **found, **prompt)
+        self.call("VitrineNEMOVerify", neurons=NEURONS, tau=0.3, attack_steps=0, **prompt)
+        self.call("VitrineNEMONeuronBlocker", model=self.model, neurons=NEURONS)
+        self.call("VitrineNEMOBake", model=self.model, neurons=NEURONS)
+        self.call("VitrineSaveNeurons", neurons=NEURONS, name="mine")
+        self.call("VitrineLoadNeurons", file="mine.json")
+        check = {"prompts": "a face", "ordinary": "a\nb", "seeds": 2, "steps": 1, "tau": 0.5, "name": "cached"}
+        models = {"model": self.model, "clip": self.clip, "vae": self.vae, "latent": self.latent}
+        self.call("VitrineNEMOCopyCheck", pictures=pictures, **models, **check)
+        self.call("VitrineActivePatches", model=self.model)
+
+    def people(self, pictures):
+        self.call("VitrineBuildW2WSpace", folder="people", name="built", mode="factors")
+        space = self.one("VitrineLoadW2WSpace", space_file="mine.w2w.safetensors", components=8)
+        self.call("VitrineTrainW2WDirection", space=space, label="mine", labels="*1 1\n*2 0", components=2)
+        person = self.one("VitrineW2WSample", space=space, seed=3)
+        self.call("VitrineW2WEdit", space=space, w2w_model=person, label_1="beard")
+        self.call("VitrineW2WBlend", space=space, w2w_model=person, other=person)
+        self.call("VitrineApplyW2WModel", model=self.model, space=space, w2w_model=person)
+        self.call("VitrineSaveW2WLora", space=space, w2w_model=person, name="mine")
+        self.call("VitrineLoadW2WModel", file="mine.w2wmodel.safetensors")
+        invert = {"model": self.model, "vae": self.vae, "positive": self.positive, "space": space}
+        told = {"preset": "custom", "steps": 1, "lr": 0.1, "batch": 1, "components": 2, "prior": 0.0, "seed": 0}
+        self.call("VitrineW2WInvert", image=pictures[:1], **invert, **told)
+
+    def students(self, pictures):
+        own = {"student": "student.safetensors", "model": self.model, "positive": self.positive}
+        z = self.call("VitrineEMDOneStepGenerator", latent=self.latent, **own)[1]
+        self.call("VitrineEMDMCMCCorrect", teacher=self.model, score=self.model, z=z, steps=1, **own)
+        self.call("VitrineEMDVariety", images=pictures)
+        small = {"steps": 1, "batch": 1, "rank": 1, "K": 1, "guidance": 1.0, "timestep": 625.0}
+        self.call("VitrineEMDDistill", base="portraits", prompts="a face", name="cached", **small)
+
+    def control(self):
+        model, _ = self.call("VitrineLoadPortraitsTransformer", weight="power-cosine")[:2]
+        told = self.one("VitrineLoadControl", model=model, file="mine.safetensors")
+        sizes = {"width": 24, "height": 32}
+        positive = self.one("VitrineControlValues", conditioning=self.positive, **sizes)
+        self.call("VitrineControlCFGGuider", model=told, positive=positive, negative=self.empty)
+        self.call("VitrineEntropyGuider", model=self.model, positive=self.positive)
+        run = {"seed": 3, "steps": 1, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        told = {"model": told, "positive": positive, "negative": self.empty, "latent_image": self.latent}
+        self.call("VitrineControlConditionedSampler", **told, **run)
+        size = {"target_width": 128, "target_height": 128, "metadata_from": "mine.safetensors", "override": True}
+        self.call("VitrineResolutionTransferLoader", model=self.model, **size)
+
+
+@pytest.fixture(scope="module")
+def desk(comfy, tmp_path_factory):
+    import folder_paths
+
+    before = {kind: (list(paths), endings) for kind, (paths, endings) in folder_paths.folder_names_and_paths.items()}
+    yield Desk(comfy, tmp_path_factory.mktemp("desk"))
+    folder_paths.folder_names_and_paths.update(before)
+    folder_paths.filename_list_cache.clear()
+
+
+READS = {
+    "VitrineLoadActivations", "VitrineLoadFeaturePreset", "VitrineLoadNeurons", "VitrineBuildW2WSpace",
+    "VitrineLoadW2WSpace", "VitrineLoadW2WModel", "VitrineEMDOneStepGenerator", "VitrineEMDMCMCCorrect",
+    "VitrineLoadControl", "VitrineResolutionTransferLoader",
+}  # fmt: skip
+
+
+def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
+    pictures, _ = desk.activations()
+    desk.nemo(pictures)
+    desk.people(pictures)
+    desk.students(pictures)
+    desk.control()
+    ours = {k for k in comfy.nodes.NODE_CLASS_MAPPINGS if k.startswith("Vitrine")}
+    left = {"VitrineLoadPortraits", "VitrineApplyGammaSchedule", "VitrineNoisyReplicatePadding",
+            "VitrineCrossSizeConsistency"}  # fmt: skip
+    assert ours - set(desk.calls) <= left, "a new node needs a call above"
+    reading = {node_id: files for node_id, (_, files) in desk.calls.items() if files}
+    assert reading.keys() - OWN_STATE >= READS - OWN_STATE, "the watch sees nothing"
+    for node_id, files in reading.items():
+        node, told = comfy.nodes.NODE_CLASS_MAPPINGS[node_id], desk.calls[node_id][0]
+        if node_id in OWN_STATE - READS:
+            continue
+        assert "fingerprint_inputs" in vars(node), f"{node_id} reads {sorted(p.name for p in files)}"
+        for file in files if node_id not in OWN_STATE else [p for p in files if "people" in p.parts]:
+            before = node.fingerprint_inputs(**told)
+            assert node.fingerprint_inputs(**told) == before
+            os.utime(file, ns=(file.stat().st_mtime_ns + 1_000_000,) * 2)
+            assert node.fingerprint_inputs(**told) != before, f"{node_id} does not see a change of {file.name}"
+
+
+def test_another_lora_in_the_folder_is_seen(desk, comfy):
+    from shutil import copy
+
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineBuildW2WSpace"]
+    before = node.fingerprint_inputs(folder="people", name="x")
+    file = next(p for p in desk.root.rglob("p0.safetensors"))
+    copy(file, file.with_name("p9.safetensors"))
+    assert node.fingerprint_inputs(folder="people", name="x") != before

@@ -1,0 +1,49 @@
+"""docs/graphs.md: its tables are the lists that the tests of guiders, patches and conditionings run over.
+
+``VITRINE_WRITE_DOCS=1 pytest tests/comfy/test_graphs_page.py`` writes them anew.
+"""
+
+import os
+from pathlib import Path
+
+from vitrine_tests.comfy.guided_graphs import GUIDERS, PATCHES
+from vitrine_tests.comfy.test_control_among_patches import PATCHES as CONTROLLED
+from vitrine_tests.comfy.test_what_a_condition_carries import CARRIED, REFUSED, WITHOUT_EFFECT
+
+PAGE = Path(__file__).parents[2] / "docs" / "graphs.md"
+BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
+
+
+def guiders():
+    lines = ["| guider or prompt | recorded halves | blocker, `cond` | late W2W model |", "|---|---|---|---|"]
+    for name, (_, halves) in GUIDERS.items():
+        recorded = ", ".join(f"`{half}`" for half in halves)
+        lines.append(f"| {name} | {recorded} | the prompt's rows | from its timestep |")
+    return lines
+
+
+def patches():
+    lines = ["| core's node before ours | tap | blocker, `cond` | Control CFG Guider |", "|---|---|---|---|"]
+    for name in PATCHES:
+        control = "as KSampler" if name in CONTROLLED else "not tried"
+        lines.append(f"| {name} | guidance's own pass | the prompt's rows | {control} |")
+    return lines
+
+
+def keys():
+    lines = ["| what the prompt carries | one forward |", "|---|---|"]
+    for name in CARRIED:
+        lines.append(f"| {name} | as in KSampler{', where it changes nothing' if name in WITHOUT_EFFECT else ''} |")
+    return [*lines, *(f"| {name} | refused |" for name in REFUSED)]
+
+
+def test_the_tables_are_those_of_the_tests():
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in {"guiders": guiders(), "patches": patches(), "keys": keys()}.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n" + "\n".join(table) + f"\n{end}{after}"
+    if os.environ.get("VITRINE_WRITE_DOCS"):
+        PAGE.write_text(text, encoding="utf-8", newline="\n")
+    assert PAGE.read_text(encoding="utf-8") == text, "run with VITRINE_WRITE_DOCS=1"

@@ -1,0 +1,197 @@
+"""Whose rows these are, and which pass of several: core's guiders and model patches before our nodes."""
+
+import pytest
+import torch
+from vitrine.engine.errors import VitrineError
+from vitrine_tests.comfy.guided_graphs import (
+    GUIDERS,
+    MIDDLE,
+    NEURONS,
+    PATCHES,
+    VALUES,
+    blocked_by_text,
+    cfg,
+    dual_model,
+    encoded,
+    patched,
+    sampled,
+    told,
+    values_of,
+)
+
+
+@pytest.fixture(scope="module")
+def scene(comfy):
+    comfy.loop.run_until_complete(comfy.nodes.init_builtin_extra_nodes())
+    model, clip, _ = comfy.call("VitrineLoadPortraits")
+    return model, encoded(clip)
+
+
+def tapped(comfy, model, steps="all"):
+    return comfy.call("VitrineTapDuringSampling", model=model, addresses=f"{VALUES} {MIDDLE}", steps=steps)
+
+
+def blocker(comfy, model, **settings):
+    told = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0} | settings
+    return comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NEURONS, **told)[0]
+
+
+@pytest.mark.parametrize("name", GUIDERS)
+def test_a_tap_behind_a_guider(comfy, scene, name):
+    """Each half has the values of its own text, and the picture is the untapped one, bit for bit."""
+    model, conds = scene
+    make, halves = GUIDERS[name]
+    watched, recorder = tapped(comfy, model)
+    assert torch.equal(sampled(make(watched, conds)), sampled(make(model, conds)))
+    first = recorder.record[0]
+    assert set(first) == set(halves)
+    for half, text in halves.items():
+        expected = values_of(model, conds[text][0][0])
+        if name == "hooks" and half == "cond":
+            assert not torch.allclose(first[half][VALUES].tensor, expected, atol=1e-3)  # its LoRA is on
+        else:
+            assert torch.allclose(first[half][VALUES].tensor, expected, atol=1e-5), half
+
+
+@pytest.mark.parametrize("name", GUIDERS)
+def test_a_blocker_behind_a_guider(comfy, scene, name):
+    """``cond`` blocks the rows of the positive texts and no others, as found by looking at the texts."""
+    model, conds = scene
+    make, _ = GUIDERS[name]
+    found = sampled(make(blocker(comfy, model), conds))
+    expected = blocked_by_text(model, conds["positive"][0][0])
+    if name in ("masks", "areas", "timestep ranges"):
+        expected = blocked_by_text(expected, conds["second"][0][0])
+    assert torch.equal(found, sampled(make(expected, conds)))
+    assert not torch.equal(found, sampled(make(model, conds)))
+
+
+@pytest.mark.parametrize("name", GUIDERS)
+def test_a_late_model_behind_a_guider(comfy, scene, name):
+    """From the beginning on it is the later model; before its time it is nothing."""
+    model, conds = scene
+    make, _ = GUIDERS[name]
+    space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
+    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
+
+    def applied(**late):
+        told = {"space": space, "w2w_model": one, "strength": 1.0, "start": 1000.0} | late
+        return comfy.call("VitrineApplyW2WModel", model=model, **told)[0]
+
+    late = sampled(make(applied(late_model=other, start=999.5), conds))
+    assert torch.allclose(late, sampled(make(applied(late_model=other, start=1000.0), conds)), atol=1e-3)
+    assert not torch.allclose(late, sampled(make(applied(), conds)), atol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_tap_and_a_blocker_behind_a_patch(comfy, scene, patch, scale):
+    """The pass that guidance starts from is kept, not the perturbed one; the run is the same, bit for bit."""
+    model, conds = scene
+    with_patch = patched(comfy, patch, model)
+    watched, recorder = tapped(comfy, with_patch)
+    assert torch.equal(sampled(cfg(watched, conds, scale)), sampled(cfg(with_patch, conds, scale)))
+    plain, expected = tapped(comfy, model)
+    sampled(cfg(plain, conds, scale))
+    for half, taps in recorder.record[0].items():
+        for place in (VALUES, MIDDLE):
+            found = taps[place].tensor
+            assert patch == "NAGuidance" or torch.allclose(
+                found, expected.record[0].get(half, taps)[place].tensor, atol=1e-4
+            )
+    assert "cond" in recorder.record[0]
+    assert torch.allclose(
+        recorder.record[0]["cond"][VALUES].tensor, values_of(model, conds["positive"][0][0]), atol=1e-5
+    )
+    found = sampled(cfg(blocker(comfy, with_patch), conds, scale))
+    assert torch.equal(found, sampled(cfg(blocked_by_text(with_patch, conds["positive"][0][0]), conds, scale)))
+
+
+def test_another_network_is_left_alone(comfy, scene):
+    """The negative's model of Dual Model CFG runs with this clone's options: nothing of ours is on it."""
+    model, conds = scene
+    other, _, _ = comfy.call("VitrineLoadPortraits")
+    assert other.model is not model.model
+    watched, recorder = tapped(comfy, model)
+    make = lambda m: dual_model(m, conds, other)  # noqa: E731
+    assert torch.equal(sampled(make(watched)), sampled(make(model)))
+    assert set(recorder.record[0]) == {"cond"}
+    both = sampled(make(blocker(comfy, model, branch="both")))
+    assert torch.equal(both, sampled(make(blocked_by_text(model, conds["positive"][0][0]))))
+
+
+def test_nodes_on_the_second_of_two_models_are_refused(comfy, scene):
+    """Core runs it with the first one's options: they would not act."""
+    model, conds = scene
+    for other in (blocker(comfy, model, branch="both"), tapped(comfy, model)[0]):
+        with pytest.raises(VitrineError, match="model"):
+            sampled(dual_model(model, conds, other))
+    sampled(cfg(blocker(comfy, model), conds))
+
+
+def test_a_conditioning_of_a_patch_is_refused_for_one_branch(comfy, scene):
+    """Core's old Perp-Neg keeps a prompt of its own, of which no guider says what it is."""
+    model, conds = scene
+    old = patched(comfy, "PerpNeg", model, empty_conditioning=conds["middle"], neg_scale=1.0)
+    watched, recorder = tapped(comfy, old)
+    assert torch.equal(sampled(cfg(watched, conds)), sampled(cfg(old, conds)))
+    assert set(recorder.record[0]) == {"cond", "uncond", "other"}
+    with pytest.raises(VitrineError, match="rows of the prompt"):
+        sampled(cfg(blocker(comfy, old), conds))
+
+
+def test_context_windows_are_not_recorded(comfy, scene):
+    """Each window is a pass of its own: none of them is the step's."""
+    model, conds = scene
+    windows = patched(comfy, "ContextWindowsManual", model, context_length=8, context_overlap=2, dim=0)
+    watched, recorder = tapped(comfy, windows)
+    many = torch.zeros(18, 4, 16, 16)
+    assert torch.equal(sampled(cfg(watched, conds), latent=many), sampled(cfg(windows, conds), latent=many))
+    with pytest.raises(VitrineError, match="windows"):
+        recorder.activations(0, "cond")
+
+
+@pytest.mark.parametrize("sampler", ["heun", "dpm_2", "dpmpp_2s_ancestral", "dpmpp_sde", "uni_pc", "sa_solver_pece"])
+def test_samplers_of_second_order(comfy, scene, sampler):
+    """A step's record is of its own level: of Heun's two evaluations there, the one that begins the step."""
+    from comfy import samplers
+
+    model, conds = scene
+    watched, recorder = tapped(comfy, model)
+    assert torch.equal(sampled(cfg(watched, conds), 4, sampler), sampled(cfg(model, conds), 4, sampler))
+    sigmas = samplers.KSampler(model, 4, "cpu", sampler, "ddim_uniform").sigmas
+    levels = [float(model.get_model_object("model_sampling").timestep(s)) for s in sigmas[:-1]]
+    assert [recorder.record.timesteps[step] for step in recorder.record] == pytest.approx(
+        levels[: len(recorder.record)]
+    )
+    assert list(recorder.record) == list(range(4))
+
+
+def test_churn(comfy, scene):
+    """Noise added before a step moves it off its level."""
+    model, conds = scene
+    watched, recorder = tapped(comfy, model)
+    sampled(cfg(watched, conds), 4, options={"s_churn": 1.0})
+    assert list(recorder.record) == list(range(4))
+
+
+def test_two_prompts_by_their_number(comfy, scene):
+    model, conds = scene
+    make, _ = GUIDERS["masks"]
+    watched, recorder = tapped(comfy, model)
+    out = {"samples": sampled(make(watched, conds))}
+    call = {"recorder": recorder, "latent": out, "step": 0}
+    one, two = (comfy.call("VitrineCollectTaps", half="cond", part=n, **call)[0][VALUES].tensor for n in (1, 2))
+    assert not torch.equal(one, two)
+    with pytest.raises(VitrineError, match="part"):
+        comfy.call("VitrineCollectTaps", half="cond", **call)
+    assert comfy.call("VitrineCollectTaps", half="uncond", **call)[0][VALUES].tensor.shape == one.shape
+
+
+def test_told_is_what_core_tells(scene):
+    """The texts differ, or no test above says anything."""
+    model, conds = scene
+    texts = [conds[k][0][0] for k in conds]
+    assert not any(torch.equal(a, b) for i, a in enumerate(texts) for b in texts[i + 1 :])
+    assert told(conds["positive"], a=1)[0][1]["a"] == 1
