@@ -169,8 +169,8 @@ def _unrepeated(tensor: torch.Tensor, site: Site, tokens: int | None) -> torch.T
     axis = 1 if site.kind == "text" else -1
     if tokens is None or not (site.kind == "text" or (isinstance(site, MapSite) and site.text_keys)):
         return tensor
-    copies, rest = divmod(tensor.shape[axis], tokens)
-    if rest or copies < 2:
+    copies, remainder = divmod(tensor.shape[axis], tokens)
+    if remainder or copies < 2:
         return tensor
     return tensor[:, :tokens] if axis == 1 else tensor.unflatten(-1, (copies, tokens)).sum(-2)
 

@@ -88,8 +88,8 @@ def erase_data(
         raise refuse("erasing", counts, "one picture and one set for each prompt", "or one set for all")
     if not ordinary:
         raise refuse("ordinary", 0, "ordinary captions, 100 or more", "they say what must stay as it is")
-    told = pipe.conditions(prompts[:1])[0]
-    if told.pooled is not None or told.extra:
+    condition = pipe.conditions(prompts[:1])[0]
+    if condition.pooled is not None or condition.extra:
         shown = f"{type(getattr(pipe, 'unet', None) or pipe.transformer).__name__}, told more than the text"
         raise refuse("network", shown, "one that reads the text alone, as SD 1.x's and 2.x's", "erase() is for these")
     wanted = [to_pixels(p, None, pipe.vae_scale_factor) for p in pictures]

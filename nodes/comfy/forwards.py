@@ -125,8 +125,8 @@ class Run:
     @property
     def running(self) -> Running:
         """What its forwards know of it; of clones that are ``watched``."""
-        found: Running = self.guider.model_options["transformer_options"][RUN]
-        return found
+        running: Running = self.guider.model_options["transformer_options"][RUN]
+        return running
 
 
 def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractContextManager]) -> Any:

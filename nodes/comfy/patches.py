@@ -44,11 +44,11 @@ def refuse_other_tokens(model: Any, addresses: Iterable[str]) -> None:
         VitrineError: One of them is inside self-attention, and HyperTile or ToMe stands on the MODEL.
     """
     patches = model.model_options.get("transformer_options", {}).get("patches", {}).get("attn1_patch", [])
-    found = sorted({node for patch in patches for name, node in _OTHER_TOKENS.items() if name in _owner(patch)})
+    merging = sorted({node for patch in patches for name, node in _OTHER_TOKENS.items() if name in _owner(patch)})
     inside = next((address for address in addresses if "-self-" in address), None)
-    if found and inside is not None:
+    if merging and inside is not None:
         shown, accepted = (
-            f"{inside} behind {' and '.join(found)}",
+            f"{inside} behind {' and '.join(merging)}",
             "places outside self-attention, or the MODEL before it",
         )
         raise refuse("address", shown, accepted, "that node runs self-attention on other tokens")

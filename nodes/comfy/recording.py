@@ -82,12 +82,12 @@ class Recorder:
         if latent is None or count < 2:
             return self.record
         wanted = _digest(latent["samples"])
-        found = [run.record for run in self.runs if run.latent == wanted]
-        if not found:
+        records = [run.record for run in self.runs if run.latent == wanted]
+        if not records:
             shown = f"one that is not the newest of the {count} runs of this MODEL"
             remedy = "connect the LATENT straight from the sampler whose run you want"
             raise refuse("latent", shown, "the output of a recorded run", remedy)
-        return found[-1]
+        return records[-1]
 
     def activations(self, step: int, half: str, latent: dict | None = None, part: int = 0) -> Activations:
         """What one step recorded; ``step`` -1 is the last one.

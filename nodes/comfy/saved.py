@@ -101,7 +101,7 @@ def changed(kind: str, name: str) -> str:
 
 def stamp(*paths: str | Path | None) -> str:
     """What tells whether files, or those in folders, have changed: names, sizes, times of writing. Nothing is read."""
-    found: list[tuple[str, int, int]] = []
+    stamps: list[tuple[str, int, int]] = []
     for path in (Path(p) for p in paths if p is not None):
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
@@ -109,8 +109,8 @@ def stamp(*paths: str | Path | None) -> str:
                 facts = file.stat()
             except OSError:  # not there, or gone since it was listed
                 continue
-            found.append((str(file), facts.st_size, facts.st_mtime_ns))
-    return repr(found)
+            stamps.append((str(file), facts.st_size, facts.st_mtime_ns))
+    return repr(stamps)
 
 
 def stamp_of(kind: str, name: str) -> str:

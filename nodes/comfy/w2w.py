@@ -61,8 +61,8 @@ def known_space(name: str) -> Path | None:
     """As :func:`space_path`; None where there is no such file."""
     if name == PEOPLE:
         return PEOPLE_SPACE
-    found = folder_paths.get_full_path("w2w", name)
-    return None if found is None else Path(found)
+    path = folder_paths.get_full_path("w2w", name)
+    return None if path is None else Path(path)
 
 
 def space(name: str) -> Space:
