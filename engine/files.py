@@ -5,9 +5,14 @@ Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
+import shutil
+import socket
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +27,9 @@ KEY = "vitrine"
 """The safetensors metadata key that holds our JSON header."""
 
 TEMPORARY = ".tmp-vitrine"
-"""Ending of a file that is being written; leftovers may be deleted."""
+"""Ending of a file or folder that is being written; :func:`sweep` deletes those of killed processes."""
+_STALE_SECONDS = 3600.0
+"""After so long nobody writes such a file any more, where its process cannot be asked."""
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
@@ -32,7 +39,7 @@ def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
     """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
+    scratch = _temporary(path)
     try:
         write(str(scratch))
         with open(scratch, "rb+") as handle:
@@ -41,6 +48,56 @@ def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
     finally:
         scratch.unlink(missing_ok=True)
     return path
+
+
+def _temporary(path: Path) -> Path:
+    """Where what will be ``path`` is written: the name says by which process of which machine."""
+    return path.parent / f"{_beginning(path.name)}{_machine()}-{os.getpid():x}-{secrets.token_hex(4)}{TEMPORARY}"
+
+
+def _beginning(name: str) -> str:
+    """Of a temporary file's name; a file system bounds names at 255 bytes."""
+    return f".{name[:50]}."
+
+
+def _machine() -> str:
+    """This machine, or this container on it, whose process numbers are its own."""
+    try:
+        numbers = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        numbers = ""
+    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:8]
+
+
+def sweep(folder: str | Path, name: str = "", below: bool = False) -> None:
+    """Deletes the temporary files that killed processes left in a folder; files being written now stay.
+
+    Args:
+        name: of the file they were to become; empty: any.
+        below: also in the folders below it.
+    """
+    folder, beginning = Path(folder), _beginning(name) if name else "."
+    present = folder.rglob("*") if below else folder.iterdir()
+    temporary = [p for p in present if p.name.startswith(beginning) and p.name.endswith(TEMPORARY)]
+    for leftover in filter(_left_behind, temporary):
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def _left_behind(path: Path) -> bool:
+    """Whether the process that wrote it is gone; of another machine's, and on Windows, whether it is an hour old."""
+    machine, _, rest = path.name.removesuffix(TEMPORARY).rpartition(".")[2].partition("-")
+    try:
+        if machine == _machine() and sys.platform != "win32":
+            os.kill(int(rest.partition("-")[0], 16), 0)
+            return False
+        return time.time() - path.stat().st_mtime > _STALE_SECONDS
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    except (PermissionError, ValueError):  # somebody else's process
+        return False
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -59,25 +116,33 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
     """Lets ``write`` fill a new folder, which then replaces ``folder``; an error leaves the old one."""
-    import shutil
-    import tempfile
-
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        fresh = Path(scratch) / folder.name
+    sweep(folder.parent, folder.name)
+    scratch = _temporary(folder)
+    scratch.mkdir()
+    try:
+        fresh = scratch / folder.name
         write(fresh)
         if folder.is_dir():
             shutil.rmtree(folder)
         fresh.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
 def save_safetensors(
     path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device."""
+    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device.
+
+    What a killed process left of the same file is deleted.
+    """
     from safetensors.torch import save_file
+
+    if Path(path).parent.is_dir():
+        sweep(Path(path).parent, Path(path).name)
 
     plain: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
