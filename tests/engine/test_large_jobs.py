@@ -152,7 +152,7 @@ def test_thousands_of_loras(tmp_path):
     assert space.count == count and space.dimension == 8
     bounded(f"a space of {count} LoRAs", peak, budget)
     with pytest.raises(VitrineError, match="fewer components"):
-        build_space(folder, BuildConfig("factors", memory=budget), work=tmp_path / "work")
+        build_space(folder, BuildConfig("factors", memory=budget), work=tmp_path / "another")
 
 
 @pytest.mark.parametrize("route", ["gram", "randomised"])
@@ -174,7 +174,7 @@ def test_a_build_goes_on_after_kill_9(tmp_path, monkeypatch, route):
         return sum(scanned) == 2
 
     killed(lambda: build("work", killing(in_the_second)))
-    with RowFile(tmp_path / "work", (60, 6000), [f"{i:05}" for i in range(60)]) as table:
+    with RowFile(tmp_path / "work", (60, 6000)) as table:
         assert 0 < int(table.done.sum()) < 60
     killed(lambda: build("work", killing(lambda step, total: total == turns and step == turns - 3)))
     seen = []
