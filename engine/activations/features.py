@@ -20,7 +20,7 @@ from .config import TapConfig
 from .container import Activations
 from .correspondence import feature_maps
 from .pictures import Pictures, in_chunks
-from .streaming import Streamed, stream_taps
+from .streaming import Streamed, read_streamed, stream_taps
 from .tap import tap_latents
 
 _READ, _CELLS = 8, 3
@@ -59,10 +59,10 @@ class Features:
         with ExitStack() as cleaning:
             folder = state or cleaning.enter_context(tempfile.TemporaryDirectory(prefix="vitrine-taps-"))
             arguments = (denoiser, pictures.source, names, config, Path(folder) / "taps", memory)
-            taps = stream_taps(*arguments, progress, workers.share(pictures.count))
+            taps = stream_taps(*arguments, progress, workers, made_of=pictures.made_of)
             if workers.count > 1:
                 workers.meet()
-                taps = stream_taps(*arguments)
+                taps = read_streamed(Path(folder) / "taps")
             made = cls(taps, names, memory_bytes(memory))
             made._exit = cleaning.pop_all()
         return made

@@ -19,10 +19,11 @@ from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..files import named, parse_json, write_json
+from ..files import named
 from ..footprint import memory_bytes
 from ..hooks import Activation
 from ..progress import Progress, silent
+from ..run import Run
 from .config import TapConfig
 from .pca import PCABasis
 from .streaming import footprint, split_places
@@ -160,6 +161,7 @@ def measure_properties(
     state: str | Path | None = None,
     memory: int | str | None = None,
     progress: Progress = silent,
+    inputs: Mapping[str, object] | None = None,
 ) -> dict[str, Properties]:
     """The three scores of every place, from two noises of a handful of pictures.
 
@@ -169,13 +171,16 @@ def measure_properties(
         state: a JSON file that holds the scores of finished places; the same call resumes from it.
         memory: budget in bytes or as "2GB" for the places and pictures that are tapped together; else two dozen places
             are.
+        inputs: what network, pictures and conditions were made of, where that is quicker to tell than by reading them.
 
     Raises:
-        VitrineError: If there are fewer than two pictures, or a place has no grid.
+        VitrineError: If there are fewer than two pictures, a place has no grid, or the file holds scores of another
+            network, other pictures or another timestep.
     """
     if len(latents) < 2:
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
-    properties = _load(state)
+    run = Run(state, "filter", {**(inputs or denoiser.inputs | {"pictures": [latents, cond]}), "timestep": timestep})
+    properties = _known(run)
     missing = [a for a in addresses if a not in properties]
     done = 0
     groups, rows = place_groups(denoiser, latents, cond, missing, timestep, memory)
@@ -184,7 +189,7 @@ def measure_properties(
         taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
         for address in taps[0]:
             properties[address] = _score(*(t[address] for t in taps))
-        _save(state, properties, timestep)
+        run.save_table({"properties": {a: asdict(p) for a, p in properties.items()}})
         done += len(places)
         progress(done, len(missing), None)
     return {a: properties[a] for a in addresses}
@@ -217,14 +222,7 @@ def _score(first: Activation, second: Activation) -> Properties:
     return Properties(noise_score(first.tensor, second.tensor), granularity_score(mean), locality_score(mean))
 
 
-def _load(path: str | Path | None) -> dict[str, Properties]:
-    if path is None or not Path(path).is_file():
-        return {}
-    with named(path, "filter state", "a JSON table of properties", "delete the file"):
-        table = parse_json(Path(path).read_text(encoding="utf-8"))["properties"]
+def _known(run: Run) -> dict[str, Properties]:
+    table = run.load_table().get("properties", {})
+    with named(run.place or "", "filter state", "a JSON table of properties", "delete the file"):
         return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}
-
-
-def _save(path: str | Path | None, properties: Mapping[str, Properties], timestep: float) -> None:
-    if path is not None:
-        write_json(path, {"timestep": float(timestep), "properties": {a: asdict(p) for a, p in properties.items()}})

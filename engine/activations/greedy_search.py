@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import refuse
-from ..files import named, parse_table, write_json
+from ..files import named
 from ..progress import Progress, silent
+from ..run import Run
 
 ScoreOf = Callable[[tuple[str, ...]], float]
 
@@ -39,22 +40,19 @@ class SearchResult:
     score: float
 
 
-class _Memory:
-    """Scores already computed, saved to a JSON file so that an interrupted search resumes."""
+class _Scores:
+    """Scores already computed, kept in a file so that an interrupted search resumes."""
 
-    def __init__(self, path: str | Path | None) -> None:
-        self.path = Path(path) if path else None
-        self.table: dict[str, float] = {}
-        if self.path and self.path.is_file():
-            with named(self.path, "comparison state", "a JSON table of scores", "delete the file"):
-                self.table = {k: float(v) for k, v in parse_table(self.path.read_text(encoding="utf-8")).items()}
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        with named(run.place or "", "comparison state", "a JSON table of scores", "delete the file"):
+            self.table = {k: float(v) for k, v in run.load_table().get("scores", {}).items()}
 
     def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:
         key = " ".join(sorted(addresses))
         if key not in self.table:
             self.table[key] = float(score_of(addresses))
-            if self.path:
-                write_json(self.path, self.table)
+            self._run.save_table({"scores": self.table})
         return self.table[key]
 
 
@@ -68,6 +66,7 @@ def greedy_search(
     tie: float = 0.0,
     state: str | Path | None = None,
     progress: Progress = silent,
+    inputs: Mapping[str, object] | None = None,
 ) -> SearchResult:
     """Rank places by their score alone, then combine them greedily.
 
@@ -78,15 +77,18 @@ def greedy_search(
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions that score within this of the best count as equal to it; the one that is best alone is added.
         state: a JSON file that holds the scores; the same call resumes from it.
+        inputs: what the scores depend on, as a :class:`~vitrine.engine.run.Run` takes it; a state needs them.
 
     Raises:
-        VitrineError: If there are no candidates, or none within the budget.
+        VitrineError: If there are no candidates, none within the budget, or the state is one of other inputs.
     """
     widths, total = budget or Budget({}, 0)  # a place without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]
     if not allowed:
         raise refuse("candidates", list(candidates), "at least one place within the budget", "raise the budget")
-    memory = _Memory(state)
+    if state is not None and inputs is None:
+        raise refuse("inputs", None, "what the scores depend on, by name", "a state cannot tell whose scores it holds")
+    memory = _Scores(Run(state, "comparison", inputs or {}))
     singles = {}
     for i, address in enumerate(allowed):
         singles[address] = memory.score((address,), score_of)

@@ -11,6 +11,7 @@ from diffusers import DDIMScheduler
 from vitrine.engine.activations import ActivationReader, TapConfig, tap_latents
 from vitrine.engine.activations.filter import FilterRule
 from vitrine.engine.activations.pictures import Pictures
+from vitrine.engine.activations.pictures import MadeOf
 from vitrine.engine.activations.ranking import RankingConfig, rank_places
 from vitrine.engine.activations.streaming import footprint, split_places, stream_taps
 from vitrine.engine.condition import Condition
@@ -83,7 +84,8 @@ def stalls_at_the_third(folder, said):
         return source(numbers)
 
     with one_thread():
-        stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
+        made_of = MadeOf({}, lambda n: [LATENTS[n], COND.take(torch.tensor([n]))])
+        stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB", made_of=made_of)
 
 
 def test_goes_on_after_kill_9(tmp_path):
@@ -106,7 +108,8 @@ def test_goes_on_after_kill_9(tmp_path):
         return source(numbers)
 
     with one_thread():
-        found = stream_taps(denoiser(), asking, NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB")
+        made_of = MadeOf({}, lambda n: [LATENTS[n], COND.take(torch.tensor([n]))])
+        found = stream_taps(denoiser(), asking, NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB", made_of=made_of)
         whole = tap_latents(denoiser(), LATENTS, COND, TapConfig(PLACES, batch=1))
     assert 0 not in asked and 4 in asked, "finished pictures are not tapped again"
     again = found.read(NAMES, list(whole))
