@@ -21,7 +21,7 @@ from typing_extensions import Self
 from .digests import described, digest, version_of
 from .errors import VitrineError, refuse
 from .files import named, parse_table, read_safetensors, save_safetensors, sweep, write_json
-from .ownership import FILES, sole_owner
+from .ownership import FILES, LOCK, sole_owner
 from .processes import ALONE, Workers
 from .progress import Progress
 
@@ -133,7 +133,7 @@ class Run:
         place = self.place
         if place is None or not place.exists():
             return
-        if not self._is_file and not any(next(place.glob(pattern), None) for pattern in self._begun):
+        if not self._is_file and not _begun_in(place, self._begun):
             return
         known = self._known()
         if known is None:
@@ -257,6 +257,18 @@ def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for key, value in table.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
     return flat
+
+
+def _begun_in(folder: Path, patterns: Sequence[str]) -> bool:
+    """Whether a folder holds a file of a job, hidden ones left out."""
+    return any(not file.name.startswith(".") for pattern in patterns for file in folder.glob(pattern))
+
+
+def forget(file: str | Path) -> None:
+    """Deletes a state that is one file, once its job is finished."""
+    file = Path(file)
+    for path in (file, file.with_name(f".{file.name}{LOCK}")):
+        path.unlink(missing_ok=True)
 
 
 def _restored(

@@ -8,18 +8,24 @@ _TEXT = ("text_encoder", "tokenizer")
 
 
 def components_of(pipe: Any, without: tuple[str, ...] = ()) -> dict[str, object]:
-    """Name -> network, scheduler, tokenizer or processor, for a :class:`~vitrine.engine.run.Run`.
+    """Name -> network, scheduler, tokenizer or processor, for a :class:`~vitrine.engine.run.Run`; and the pipeline's flags.
 
     Args:
-        without: names, or how they begin, of what the job's numbers do not depend on.
+        without: how the names of those begin that the job's numbers do not depend on.
     """
-    parts = {name: part for name, part in pipe.components.items() if part is not None}
-    flags = {k: v for k, v in pipe.config.items() if k not in pipe.components and not k.startswith("_")}
+    parts = _parts(pipe)
+    flags = {key: value for key, value in pipe.config.items() if key not in parts and not key.startswith("_")}
     chosen = {name.replace("_", " "): part for name, part in parts.items() if not name.startswith(without or ("/",))}
     return chosen | {"pipeline": flags}
 
 
 def text_parts_of(pipe: Any) -> dict[str, object]:
     """Text encoders and tokenizers alone: what the states of a prompt depend on."""
-    parts = {name: part for name, part in pipe.components.items() if part is not None}
-    return {name.replace("_", " "): part for name, part in parts.items() if name.startswith(_TEXT)}
+    return {name.replace("_", " "): part for name, part in _parts(pipe).items() if name.startswith(_TEXT)}
+
+
+def _parts(pipe: Any) -> dict[str, Any]:
+    """Its components that are there; those of the pipeline that it was made around too."""
+    source = vars(pipe).get("source")
+    parts = ({} if source is None else source.components) | pipe.components
+    return {name: part for name, part in parts.items() if part is not None}

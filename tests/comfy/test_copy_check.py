@@ -30,7 +30,7 @@ def test_copies_are_named_shown_and_written(comfy, inputs):
     assert (Path(folder) / "copies.html").is_file() and (Path(folder) / "copies.csv").read_text().count("\n") == 3
     again, same, _ = comfy.call("VitrineNEMOCopyCheck", **inputs, name="planted")
     assert again == report and torch.equal(same, shown)
-    with pytest.raises(ValueError, match="another build"):
+    with pytest.raises(ValueError, match="begun with"):
         comfy.call("VitrineNEMOCopyCheck", **inputs | {"cfg": 4.0}, name="planted")
     with pytest.raises(ValueError, match="file name"):
         comfy.call("VitrineNEMOCopyCheck", **inputs, name="../elsewhere")
