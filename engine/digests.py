@@ -68,6 +68,8 @@ def described(value: object) -> Any:
     """The value itself where it is plain and short, for a refusal to show; its digest otherwise. JSON can hold it."""
     if isinstance(value, Config):
         value = value.to_dict()
+    elif isinstance(getattr(value, "inputs", None), Mapping):
+        value = value.inputs  # type: ignore[attr-defined]
     if value is None or isinstance(value, (bool, int, float)) or isinstance(value, str) and len(value) <= 80:
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

@@ -92,6 +92,12 @@ class Run:
         """16 digits for this job with these inputs, for a folder's name."""
         return digest(self.identity)[:16]
 
+    def below(self, name: str) -> Self:
+        """The run in a folder of its own below its place, ``name-mark``: other inputs have another."""
+        if self.place is not None:
+            self.place = self.place / f"{name}-{self.mark}"
+        return self
+
     # --- owner ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
         if self.place is None:
@@ -105,9 +111,10 @@ class Run:
                     sweep(self.place.parent, self.place.name)
                 else:
                     sweep(self.place, below=True)
-                    write_json(self.place / NOTE, self.identity)
             self._workers.meet()
             self._refuse_others()
+            if not self._is_file:  # processes that cannot meet may be here before the first
+                write_json(self.place / NOTE, self.identity)
         except BaseException:
             self._open.close()
             raise
