@@ -129,7 +129,9 @@ def build_space(
         made_of = {} if work is None else {"build": run.mark}
         if mode == "delta":
             keeps = work if not workers.index else None
-            space, scan = _delta_space(scan, config, progress, info, GramState(keeps and keeps / "products.safetensors", made_of))
+            space, scan = _delta_space(
+                scan, config, progress, info, GramState(keeps and keeps / "products.safetensors", made_of)
+            )
             return Built(space, scan, gauge, reason)
         task = _Task(config, work, progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)

@@ -97,7 +97,7 @@ def test_posterior_samples_are_the_published_codes(space, unet, tmp_path):
 
     with pytest.raises(RuntimeError):
         invert_in(tmp_path, *args, progress=stop)
-    with pytest.raises(VitrineError, match="a run with these settings"):
+    with pytest.raises(VitrineError, match="begun with"):
         invert_in(tmp_path, *args[:2], Posterior(means, 2 * deviations), *args[3:])
     assert torch.equal(invert_in(tmp_path, *args).coefficients, sampled.coefficients)
     with pytest.raises(VitrineError, match="Posterior"):
@@ -295,9 +295,9 @@ def test_a_stopped_inversion_goes_on_bit_for_bit(kind, space, delta, unet, tmp_p
         assert torch.equal(run.coefficients, whole.coefficients) and run.losses == whole.losses
     again = invert_in(tmp_path / "run", *args, config, progress=count)
     assert len(counted) == 4 and torch.equal(again.coefficients, whole.coefficients), "a finished run is not made again"
-    with pytest.raises(VitrineError, match="a run with these settings"):
+    with pytest.raises(VitrineError, match="begun with"):
         invert_in(tmp_path / "run", args[0], which, args[2] + 1, args[3], config)
-    with pytest.raises(VitrineError, match="a run with these settings"):
+    with pytest.raises(VitrineError, match="begun with"):
         invert_in(tmp_path / "run", *args, InvertConfig(steps=8))
 
 
