@@ -158,7 +158,8 @@ class RunningStatistics:
         state = run.load()
         if state is not None:
             self.count = int(state.facts["count"])
-            self._mean, self._squares = ({a: state.tensors[part][a] for a in self.addresses} for part in ("mean", "squares"))
+            parts = (state.tensors[part] for part in ("mean", "squares"))
+            self._mean, self._squares = ({a: part[a] for a in self.addresses} for part in parts)
 
     def finish(self, fingerprint: str = "") -> NeuronStatistics:
         """The statistics so far, with unbiased standard deviations.
