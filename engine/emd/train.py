@@ -7,8 +7,7 @@ a run does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,14 @@ import torch
 
 from ..condition import Condition
 from ..denoiser import Denoiser
+from ..digests import digest
 from ..errors import refuse
 from ..noise import seeded_noise
-from ..ownership import sole_owner
+from ..processes import accelerator, workers_of
 from ..progress import Progress, silent
+from ..run import Run, other_inputs, run_steps
 from ..stored_text import StoredText
-from ..training import MovingAverage, Tensors, finite, load_state, mean_gradients, run_steps, save_state, set_rate
+from ..training import MovingAverage, Tensors, finite, learning_rate, mean_gradients, set_rate
 from .calibration import Calibration, calibrated
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
@@ -50,6 +51,7 @@ class Trainer:
         null: the empty prompt, one row; needed when guidance is not 1.
         contract: what the export says beside the settings of this run.
         decode: latents (B, C, H, W) to pictures (B, 3, H, W) in [0, 1], for ``grid_every``.
+        inputs: what the conditions were made of, as a :class:`~vitrine.engine.run.Run` takes it; None: themselves.
 
     Attributes:
         chain: the E-step with gz and clip as they were calibrated.
@@ -65,18 +67,20 @@ class Trainer:
     def __init__(
         self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
         folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
-        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        decode: Callable[[torch.Tensor], torch.Tensor] | None = None, inputs: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
-        from accelerate import Accelerator
-
         config = self.config = config.beginning(teacher.schedule.last)
         self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
         self.conditions, self.base_contract = conditions, contract or StudentContract()
         self.condition_count = conditions.count
-        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
+        self.accelerator = accelerator()
         self.device = self.accelerator.device
         self.null = None if null is None else null.to(self.device)
         config.check(self.accelerator.num_processes, decode is not None)
+        made_of = {"teacher": teacher, **(inputs or {"conditions": conditions, "empty prompt": null})}
+        made_of |= {"latents": list(self.shape)}
+        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator))
+        _ = self._run.identity  # as long as the teacher has no adapters
         rare = config.advanced
         how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
         self.roles = Roles(teacher, config.rank, *how).to(self.device)
@@ -86,6 +90,7 @@ class Trainer:
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
         self.calibration: Calibration | None = None
+        self._begun_from, self._start = "", ""
         resumed = self._resume()
         self.log = TrainLog(None, 0)
         if not resumed and rare.auto_gz and config.chain.gz and rare.objective == "emd":
@@ -107,15 +112,19 @@ class Trainer:
     def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
         """Begin with the weights of an exported LoRA and of the score adapter trained beside it.
 
-        Does nothing in a run that has begun already; its weights come from its state.
+        A run that has begun already takes its weights from its state.
 
         Raises:
-            VitrineError: The run trains a full student, or the adapters have another rank or other layers.
+            VitrineError: The run trains a full student, the adapters have another rank or other layers, or the run
+                began from others.
         """
-        if self.done:
-            return
         if self.config.full:
             raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
+        self._start = digest([Path(student), None if score is None else Path(score)])
+        if self.done:
+            self._refuse_another_start()
+            return
+        self._begun_from = self._start
         for name, path in ((GENERATOR, student), (SCORE, score)):
             if path is not None:
                 tensors = read_student(path, any_names=True)[1]
@@ -149,13 +158,17 @@ class Trainer:
         Raises:
             VitrineError: If another run trains in the folder.
         """
-        total = self.config.steps
-        with sole_owner(self.folder) if self.accelerator.is_main_process else nullcontext():
+        self._refuse_another_start()
+        with self._run:
             run_steps(
-                self.step, lambda: self.done, min(total, until or total), total,
-                save=self.save, save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
+                self.step, lambda: self.done, self.config.steps, until=until, save=self.save,
+                save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
             )  # fmt: skip
             return self._export()
+
+    def _refuse_another_start(self) -> None:
+        if self._begun_from != self._start:
+            raise other_inputs(self.folder, ["another start: a student's LoRA, or the teacher"])
 
     def _export(self) -> tuple[Path, ...]:
         files: tuple[Path, ...] = ()
@@ -216,9 +229,9 @@ class Trainer:
 
     def _set_rates(self) -> None:
         config = self.config
-        share = config.rate_share(self.done)
+        falling = config.advanced.decay * config.steps
         for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
-            set_rate(self.optimizers[name], rate * share)
+            set_rate(self.optimizers[name], learning_rate(rate, "linear", self.done, config.steps, falling=falling))
 
     def _m_step(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> torch.Tensor | None:
         """The loss; None if no row here is finite."""
@@ -329,17 +342,21 @@ class Trainer:
             "random": {"state": self.random.get_state()},
         }
         facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict(), "meter": self.meter}
-        save_state(self.folder, tensors, self.optimizers, facts | {"config": self.config.to_dict()})
+        facts |= {"config": self.config.to_dict(), "start": self._begun_from}
+        self._run.save(tensors, self.optimizers, facts)
         if self.config.advanced.keep and self.done:
             keep_last(self.folder, self._export_generator, self.done, self.config.advanced.keep)
 
     def _resume(self) -> bool:
-        state = load_state(self.folder, self.optimizers, device=str(self.device))
+        state = self._run.load(self.optimizers, str(self.device))
         if state is None:
             return False
         facts = state.facts
         chain = EStepConfig.from_dict(facts["chain"])
-        self.config.check_same(EMDTrainConfig.from_dict(facts["config"]), chain, self.folder.name)
+        changed = self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain)
+        if changed:
+            raise other_inputs(self.folder, changed)
+        self._begun_from = facts["start"]
         self.random.set_state(state.tensors["random"]["state"].cpu())
         self.average.values = state.tensors["average"]
         for name in self.optimizers:

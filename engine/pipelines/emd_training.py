@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,11 +16,11 @@ from ..emd import StudentContract
 from ..emd.targets import adapted_layers
 from ..errors import refuse
 from ..files import named
-from ..fingerprint import fingerprint_of, short
 from ..footprint import memory_bytes
 from ..processes import ALONE, Workers, processes
 from ..progress import Progress, silent
 from ..stored_text import StoredText, in_memory, row_bytes
+from .components import text_parts_of
 from .emd import EMDOneStepPipeline
 from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
 
@@ -39,7 +38,8 @@ PORTRAIT_SCENES = range(200_000, 202_000)
 
 
 class TrainingParts(NamedTuple):
-    """Teacher, encoded prompts, encoded empty prompt, latent shape, contract, and the pipeline they come from."""
+    """Teacher, encoded prompts, encoded empty prompt, latent shape, contract, the pipeline they come from, and what the
+    conditions were made of."""
 
     teacher: Denoiser
     conditions: Condition | StoredText
@@ -47,6 +47,7 @@ class TrainingParts(NamedTuple):
     shape: tuple[int, ...]
     contract: StudentContract
     pipeline: DiffusionPipeline
+    inputs: dict[str, object]
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
@@ -63,7 +64,8 @@ class TrainingParts(NamedTuple):
         """
         from ..emd.train import Trainer
 
-        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.contract, self.decode)
+        encoded = self.conditions, self.shape, config, folder, self.null, self.contract, self.decode, self.inputs
+        return Trainer(self.teacher, *encoded)
 
 
 def training_parts(
@@ -103,6 +105,7 @@ def training_parts(
     pipe.to(processes().device)
     with torch.no_grad():
         encode = partial(_encoded, drawn, pixels)
+        encoded_by = {**text_parts_of(drawn), "size": list(pixels)}
         null, row = drawn.unprompted(pixels).to("cpu"), encode(texts[:1])
         if row_bytes(row) * len(texts) <= memory_bytes(memory):
             conditions: Condition | StoredText = in_memory(texts, encode)
@@ -110,11 +113,11 @@ def training_parts(
             shown = f"{len(texts)}, {row_bytes(row) * len(texts) / 2**20:.0f} MiB of text states"
             raise refuse("prompts", shown, f"{memory}, or a folder for them", "give a folder, or allow more memory")
         else:
-            identity = hashlib.sha256("\n".join([short(fingerprint_of(drawn.network)), *texts]).encode()).hexdigest()
-            conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, identity, progress, workers)
+            conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, encoded_by, progress, workers)
     pipe.to("cpu")
     contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
-    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
+    made_of = {"prompts": texts, **encoded_by}
+    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe, made_of)
 
 
 def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condition:
