@@ -1,6 +1,7 @@
-"""Work folders and state files have one owner at a time: a second process is refused, also on a shared disk where the system locks it.
+"""Work folders and state files have one owner at a time: a second process is refused.
 
-The lock is the operating system's (``filelock``, which torch brings), so it ends with its process however that ends.
+The lock is the operating system's (``filelock``, which torch brings), so it ends with its process however that ends;
+on a shared disk it holds where the system locks that.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def stream_taps(
         The taps of all pictures whose turn has come, to be read place by place.
 
     Raises:
-        VitrineError: If names are not distinct, one place of one picture does not fit, the folder was begun with another
-            network, picture or settings, or another process taps into it, and as
+        VitrineError: If names are not distinct, one place of one picture does not fit, the folder was begun with
+            another network, picture or settings, another process taps into it, and as
             :func:`~vitrine.engine.activations.tap.tap_latents`.
     """
     if len(set(names)) != len(names) or not names or any("#" in name for name in names):

@@ -8,7 +8,7 @@ _TEXT = ("text_encoder", "tokenizer")
 
 
 def components_of(pipe: Any, without: tuple[str, ...] = ()) -> dict[str, object]:
-    """Name -> network, scheduler, tokenizer or processor, for a :class:`~vitrine.engine.run.Run`; and the pipeline's flags.
+    """Name -> network, scheduler, tokenizer or processor, and the pipeline's flags, for a ``Run``.
 
     Args:
         without: how the names of those begin that the job's numbers do not depend on.

@@ -10,8 +10,7 @@ import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import ActivationReader, TapConfig, tap_latents
 from vitrine.engine.activations.filter import FilterRule
-from vitrine.engine.activations.pictures import Pictures
-from vitrine.engine.activations.pictures import MadeOf
+from vitrine.engine.activations.pictures import MadeOf, Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_places
 from vitrine.engine.activations.streaming import footprint, split_places, stream_taps
 from vitrine.engine.condition import Condition
