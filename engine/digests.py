@@ -82,6 +82,17 @@ def described(value: object) -> Any:
     return f"sha256:{digest(value)}"
 
 
+def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
+    """:func:`digest` of a network.
+
+    Args:
+        originals: name -> weight, of parameters that carry a patch at the moment and are known without it.
+    """
+    content = hashlib.sha256()
+    _add_network(content, network, originals)
+    return content.hexdigest()[:32]
+
+
 def library_of(network: nn.Module) -> str:
     """Name and minor version of the library that a network's class comes from; empty where it is none.
 
@@ -192,13 +203,13 @@ def _add_tensor(content: Any, tensor: torch.Tensor) -> None:
 
 
 # --- networks -----------------------------------------------------------------------------------------------------
-def _add_network(content: Any, network: nn.Module) -> None:
+def _add_network(content: Any, network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> None:
     """Class, configuration, weights, adapters that are on with their scales, and what other code put on it."""
     network = uncompiled(network)
     _add(content, [type(network).__name__, _settings(network)])
     for name, weight in sorted(_weights(network), key=lambda pair: pair[0]):
         _add(content, name)
-        _add_tensor(content, weight)
+        _add_tensor(content, (originals or {}).get(name, weight))
     applied = [p for p in active_patches(network) if not p.owner.startswith(_PLACEMENT)]
     _add(content, sorted(f"{p.kind} {p.where} {p.count}" for p in applied))
 

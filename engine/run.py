@@ -87,6 +87,12 @@ class Run:
         table = {"job": self._job, **versions, "inputs": described(self._inputs)}
         return parse_table(json.dumps(table))
 
+    def known(self) -> Self:
+        """The run with its inputs read now, before the job changes them: a training its network."""
+        if self.place is not None:
+            _ = self.identity
+        return self
+
     @property
     def mark(self) -> str:
         """16 digits for this job with these inputs, for a folder's name."""
@@ -144,10 +150,13 @@ class Run:
             return
         known = self._known()
         if known is None:
-            shown, accepted = f"{place.name}, begun by an earlier version of Vitrine", "a run of this version"
-            raise refuse("run", shown, accepted, f"start again: choose another place, or {self._clear}")
+            shown = f"{place.name}, begun by an earlier version of Vitrine"
+            raise refuse("run", shown, "a run of this version", f"start again: choose another place, or {self._clear}")
         if changes := differences(known, self.identity):
             raise other_inputs(place, changes)
+
+    def _reading(self, file: Path) -> named:
+        return named(file, "run", "a whole state", f"start again: {self._clear}")
 
     @property
     def _clear(self) -> str:
@@ -162,11 +171,11 @@ class Run:
         note = self.place / NOTE
         if not note.is_file():
             return None
-        with named(note, "run", "what it was begun with", f"start again: {self._clear}"):
+        with self._reading(note):
             return parse_table(note.read_text(encoding="utf-8"))
 
     def _known_of_file(self, file: Path) -> dict[str, Any] | None:
-        with named(file, "run", "a whole file", f"start again: {self._clear}"):
+        with self._reading(file):
             if file.suffix == ".json":
                 table = parse_table(file.read_text(encoding="utf-8"))
                 return table[_KEY] if isinstance(table.get(_KEY), dict) else None
@@ -214,7 +223,7 @@ class Run:
         self._read, self._loaded = True, _seen(self._state)
         if not self._state.is_file():
             return None
-        with named(self._state, "run", "a whole state", f"start again: {self._clear}"):
+        with self._reading(self._state):
             flat, metadata = read_safetensors(self._state, device)
             facts = parse_table(metadata["facts"])
             return RunState(_restored(flat, optimizers or {}), facts)
@@ -229,14 +238,17 @@ class Run:
         if self.place is None or not self.place.is_file():
             return {}
         self._refuse_others()
-        with named(self.place, "run", "a JSON table", f"start again: {self._clear}"):
+        with self._reading(self.place):
             return {k: v for k, v in parse_table(self.place.read_text(encoding="utf-8")).items() if k != _KEY}
 
 
 def other_inputs(place: Path, changes: Sequence[str]) -> VitrineError:
     """The refusal of a place that was begun with other inputs, which are named."""
-    shown, accepted = f"{place.name}, begun with {'; '.join(changes)}", "the inputs that it was begun with"
-    return refuse("run", shown, accepted, f"give those, or start again: choose another place, or {_cleared(place)}")
+    shown = f"{place.name}, begun with {'; '.join(changes)}"
+    return refuse(
+        "run", shown, "the inputs that it was begun with",
+        f"give those, or start again: choose another place, or {_cleared(place)}",
+    )  # fmt: skip
 
 
 def _cleared(place: Path) -> str:

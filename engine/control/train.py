@@ -173,8 +173,8 @@ class ControlTrainer:
         self.average = MovingAverage(self.parameters)
         self.done, self.skipped = 0, 0
         made_of = self._inputs(trainee) | dict(inputs or {})
-        self._run = Run(self.folder, "control training", made_of, workers=workers_of(self.accelerator))
-        _ = self._run.identity  # as long as nothing is trained
+        workers = workers_of(self.accelerator)
+        self._run = Run(self.folder, "control training", made_of, workers=workers).known()
         self._resume()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> Path:

@@ -34,6 +34,7 @@ from .logs import TrainLog
 from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
 from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
+from .shares import Shares
 from .sid import Scores, sid_loss
 from .train_config import DTYPES, EMDTrainConfig
 
@@ -72,15 +73,13 @@ class Trainer:
         config = self.config = config.beginning(teacher.schedule.last)
         self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
         self.conditions, self.base_contract = conditions, contract or StudentContract()
-        self.condition_count = conditions.count
-        self.accelerator = accelerator()
-        self.device = self.accelerator.device
+        self.condition_count, self.accelerator = conditions.count, accelerator()
+        self.device, self.shares = self.accelerator.device, Shares(self.accelerator)
         self.null = None if null is None else null.to(self.device)
         config.check(self.accelerator.num_processes, decode is not None)
-        made_of = {"teacher": teacher, **(inputs or {"conditions": conditions, "empty prompt": null})}
-        made_of |= {"latents": list(self.shape)}
-        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator))
-        _ = self._run.identity  # as long as the teacher has no adapters
+        made_of = inputs or {"conditions": conditions, "empty prompt": null}
+        made_of = {"teacher": teacher, "latents": list(self.shape), **made_of}
+        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator)).known()
         rare = config.advanced
         how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
         self.roles = Roles(teacher, config.rank, *how).to(self.device)
@@ -253,7 +252,7 @@ class Trainer:
         self.roles.train_only(SCORE)
         with torch.no_grad():
             y = self.generate(z, cond)
-        t = self._share(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
+        t = self.shares.own(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
         return score_loss(self.roles.score, y, self._normal(z), t, cond)
 
     def _update(self, name: str, losses: Iterable[torch.Tensor | None]) -> None:
@@ -270,7 +269,7 @@ class Trainer:
                 learned = True
                 self.log.read(f"loss {name}", loss)
                 self.accelerator.backward(loss / self.config.advanced.accumulate)
-        if name == GENERATOR and not self._in_any_process(learned):
+        if name == GENERATOR and not self.shares.in_any(learned):
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
@@ -290,27 +289,13 @@ class Trainer:
         rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
         z = torch.randn(self.config.batch, *self.shape, generator=self.random)
         t = draw_times(self.roles.base.schedule, self.config.batch, self.random)
-        cond = self.conditions.take(self._rows(rows)).to(self.device)
-        return cond, self._share(z), self._share(t)
+        cond = self.conditions.take(self.shares.rows(rows)).to(self.device)
+        return cond, self.shares.own(z), self.shares.own(t)
 
     def _normal(self, like: torch.Tensor) -> torch.Tensor:
         """This process's rows of standard normal noise for the whole batch."""
         shape = (self.config.batch, *like.shape[1:])
-        return self._share(torch.randn(shape, generator=self.random, dtype=like.dtype))
-
-    def _share(self, batch: torch.Tensor) -> torch.Tensor:
-        """This process's rows of something drawn for the whole batch, on its device."""
-        rows = self._rows(batch)
-        wide = rows.dtype == torch.float64 and self.device.type != "cpu"  # accelerators may have no float64
-        return rows.to(self.device, torch.float32 if wide else rows.dtype)
-
-    def _rows(self, batch: torch.Tensor) -> torch.Tensor:
-        return batch[self.accelerator.process_index :: self.accelerator.num_processes].contiguous()
-
-    def _in_any_process(self, flag: bool) -> bool:
-        """True if it is in any process: either all of them take part in an update, or none."""
-        alone = self.accelerator.num_processes == 1
-        return flag if alone else bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.device), "sum") > 0)
+        return self.shares.own(torch.randn(shape, generator=self.random, dtype=like.dtype))
 
     def _calibrate(self) -> Calibration:
         """gz and clip of the chain: on 64 rows, fewer in a short run."""
@@ -353,8 +338,7 @@ class Trainer:
             return False
         facts = state.facts
         chain = EStepConfig.from_dict(facts["chain"])
-        changed = self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain)
-        if changed:
+        if changed := self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain):
             raise other_inputs(self.folder, changed)
         self._begun_from = facts["start"]
         self.random.set_state(state.tensors["random"]["state"].cpu())

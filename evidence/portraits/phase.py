@@ -42,8 +42,7 @@ class Phase:
         self.losses: list[tuple[int, float]] = []
         rates = {"steps": steps, "lr": lr, "betas": list(betas)}
         inputs = {"network": module, **rates, "settings": essential(config), "advanced": essential(config.advanced)}
-        self._run = Run(self.folder, f"training of the {name}", inputs)
-        _ = self._run.identity  # as long as nothing is trained
+        self._run = Run(self.folder, f"training of the {name}", inputs).known()
         self._resume()
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import comfy.model_base
@@ -17,6 +18,7 @@ from ...engine.denoiser import Denoiser
 from ...engine.errors import refuse
 from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
 from ...engine.schedule import append_dims
+from .contents import model_contents
 from .forwards import clean_prediction
 from .schedule import schedule_of
 
@@ -52,7 +54,8 @@ def denoiser_of(model: Any) -> Denoiser:
         still = frames and x_t.ndim == 4
         return whole(x_t[:, :, None], t, cond)[:, :, 0] if still else whole(x_t, t, cond)
 
-    return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call, _learned(model))
+    made_of = partial(model_contents, model)
+    return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call, _learned(model), made_of)
 
 
 def _learned(model: Any) -> str:
