@@ -194,7 +194,7 @@ def rank_places(
     folder = Path(state) if state is not None and workers.index == 0 else None
     inputs = {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
     with Run(state, "ranking", inputs, _BEGUN, workers) as run:
-        made_of = {} if folder is None else {"ranking": run.mark}
+        made_of: dict[str, object] = {} if folder is None else {"ranking": run.mark}
         scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
             denoiser, scored, cond, places, config.timestep, progress=progress, memory=memory,

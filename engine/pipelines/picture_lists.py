@@ -59,7 +59,7 @@ def picture_list(
         made_of = lambda i: [Path(images[i]), side]  # noqa: E731
     else:
         pixels = to_pixels(images, size, factor, value_range)
-        count, pixels_of, made_of = len(pixels), lambda numbers: pixels[list(numbers)], pixels.__getitem__
+        count, pixels_of, made_of = len(pixels), lambda numbers: pixels[list(numbers)], lambda i: [pixels[i], side]
     if labels is not None and len(labels) != count:
         raise wrong_number(len(labels), count)
     return PictureList(count, pixels_of, read_labels, made_of)

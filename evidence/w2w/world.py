@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -121,7 +121,7 @@ def train_people(
     portraits, denoiser = frozen(model)
     who = [int(i) for i in people(count)]
     encoded_by = digest([portraits.vae, portraits.text_encoder])
-    makers = [SubjectMaker(lambda i=i: subject(portraits, i), [encoded_by, i, PICTURES]) for i in who]
+    makers = [SubjectMaker(partial(subject, portraits, i), [encoded_by, i, PICTURES]) for i in who]
     names = [name(i) for i in who]
     recipe = recipe_of(portraits)
     return train_loras(denoiser, makers, names, folder, recipe, together=together, progress=progress, share=share)
