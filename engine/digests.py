@@ -27,8 +27,9 @@ from .patches import active_patches
 from .placement import weight_of
 
 _PIECE = 2**24
-_NOT_CONTENT = ("_name_or_path", "_diffusers_version", "transformers_version", "torch_dtype", "dtype", "name_or_path")
-"""Keys of a model's configuration that say where it came from, or what its weights say themselves."""
+_NOT_CONTENT = ("transformers_version", "torch_dtype", "dtype", "name_or_path")
+"""Keys of a model's configuration that say where it came from, or what its weights say themselves; so do those with an
+underscore in front."""
 _PLACEMENT = ("accelerate.", "diffusers.hooks", "torch.")
 """Modules whose hooks move weights and change no numbers."""
 _LISTED = 8
@@ -252,12 +253,14 @@ def _settings(value: Any) -> dict[str, Any]:
     """The configuration of a model, scheduler or processor, without where it came from; {} where it has none."""
     config = getattr(value, "config", value)
     table = config if isinstance(config, Mapping) else config.to_dict() if hasattr(config, "to_dict") else {}
-    return {"class": type(value).__name__} | {k: _plain(v) for k, v in table.items() if k not in _NOT_CONTENT}
+    return {"class": type(value).__name__} | _plain(table)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_CONTENT}
-    if isinstance(value, (list, tuple, set)):
+        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_CONTENT and not str(k).startswith("_")}
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(str, value))
+    if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value if isinstance(value, (str, int, float, bool, type(None), torch.Tensor)) else str(value)

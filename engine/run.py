@@ -224,7 +224,8 @@ class Run:
         if not self._state.is_file():
             return None
         with self._reading(self._state):
-            flat, metadata = read_safetensors(self._state, device)
+            kind = torch.device(device).type  # safetensors knows no "cpu:0", as torchrun's processes have it
+            flat, metadata = read_safetensors(self._state, "cpu" if kind == "cpu" else device)
             facts = parse_table(metadata["facts"])
             return RunState(_restored(flat, optimizers or {}), facts)
 

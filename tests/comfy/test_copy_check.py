@@ -35,9 +35,10 @@ def test_copies_are_named_shown_and_written(comfy, inputs):
     (skipped,) = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPSetLastLayer"]().set_last_layer(inputs["clip"], -2)
     with pytest.raises(ValueError, match="begun with other CLIP"):
         comfy.call("VitrineNEMOCopyCheck", **inputs | {"clip": skipped}, name="planted")
-    (free,) = comfy.call("FreeU_V2", model=inputs["model"], b1=1.1, b2=1.2, s1=0.9, s2=0.2)
+    guided = inputs["model"].clone()
+    guided.set_model_sampler_cfg_function(lambda given: given["uncond"] + 2 * (given["cond"] - given["uncond"]))
     with pytest.raises(ValueError, match="begun with other model"):
-        comfy.call("VitrineNEMOCopyCheck", **inputs | {"model": free}, name="planted")
+        comfy.call("VitrineNEMOCopyCheck", **inputs | {"model": guided}, name="planted")
     with pytest.raises(ValueError, match="file name"):
         comfy.call("VitrineNEMOCopyCheck", **inputs, name="../elsewhere")
 

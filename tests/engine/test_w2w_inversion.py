@@ -332,7 +332,7 @@ def test_only_trained_components_are_placed(space, unet):
     config = InvertConfig(components=3, steps=2)
     run = invert(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config)
     assert run.coefficients.shape == (1, space.dimension) and not run.coefficients[0, 3:].any()
-    from vitrine.engine.w2w.inversion import _Run
+    from vitrine.engine.w2w.inversion import _State
 
-    held = _Run(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config, None)
+    held = _State(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config, None)
     assert len(held.space.components) == 3
