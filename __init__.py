@@ -1,11 +1,172 @@
 """Vitrine: open a diffusion model like a display case.
 
-This file is the ComfyUI door and nothing else. ComfyUI imports it under a name made from its absolute path; the entry
-point loads the same folder once more under its real name, ``vitrine``, so that classes have one identity whichever door
-they come through, and saved pipelines never record a path.
+ComfyUI's entry point, and the short imports for Python::
+
+    from vitrine import NEMOPipeline, load_space
+
+A short import loads its module when it is asked for: ``import vitrine`` loads neither torch nor diffusers.
+ComfyUI imports this file under a name made from its absolute path; the entry point loads the same folder once more
+under its real name, ``vitrine``, so that classes have one identity in both, and saved pipelines never record a path.
 """
 
+from typing import TYPE_CHECKING, Any
+
 WEB_DIRECTORY = "./nodes/web"
+
+__all__ = [
+    "Activations",
+    "ActivationTapPipeline",
+    "ActivationTapTransformerPipeline",
+    "ActivationTapXLPipeline",
+    "CheckConfig",
+    "ControlConditionedPipeline",
+    "ControlConditionedPixArtPipeline",
+    "ControlConditionedXLPipeline",
+    "CorrectConfig",
+    "CorrespondencePipeline",
+    "CorrespondenceTransformerPipeline",
+    "CorrespondenceXLPipeline",
+    "Denoiser",
+    "EMDOneStepPipeline",
+    "EMDOneStepTransformerPipeline",
+    "EMDOneStepXLPipeline",
+    "EditConfig",
+    "EntropyConfig",
+    "EntropyGuidedPipeline",
+    "GuidanceConfig",
+    "InvertConfig",
+    "NEMOAroundPipeline",
+    "NEMOPipeline",
+    "PCABasis",
+    "ProbeConfig",
+    "ResolutionTransferConfig",
+    "ResolutionTransferPipeline",
+    "SampleConfig",
+    "SearchConfig",
+    "SegmentationPipeline",
+    "SegmentationTransformerPipeline",
+    "SegmentationXLPipeline",
+    "SizeCondition",
+    "VitrineError",
+    "W2WAroundPipeline",
+    "W2WPipeline",
+    "copy_check",
+    "cross_size_consistency",
+    "load_portraits",
+    "load_space",
+    "materialise",
+    "pca_rgb",
+    "write_lora",
+]
+
+_HOMES = {
+    ".engine.activations": ("Activations", "PCABasis", "pca_rgb"),
+    ".engine.control": ("EntropyConfig", "GuidanceConfig", "SizeCondition", "cross_size_consistency"),
+    ".engine.denoiser": ("Denoiser",),
+    ".engine.emd": ("CorrectConfig",),
+    ".engine.errors": ("VitrineError",),
+    ".engine.nemo": ("CheckConfig", "ProbeConfig", "SearchConfig"),
+    ".engine.portraits": ("load_portraits",),
+    ".engine.resolution": ("ResolutionTransferConfig",),
+    ".engine.w2w": ("EditConfig", "InvertConfig", "SampleConfig", "load_space", "materialise", "write_lora"),
+}
+"""Where a short name is found; every other name of ``__all__`` in ``.engine.pipelines``."""
+
+if TYPE_CHECKING:  # the same once more, for type checkers
+    from .engine.activations import Activations, PCABasis, pca_rgb
+    from .engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
+    from .engine.denoiser import Denoiser
+    from .engine.emd import CorrectConfig
+    from .engine.errors import VitrineError
+    from .engine.nemo import CheckConfig, ProbeConfig, SearchConfig
+    from .engine.pipelines.activation_tap import (
+        ActivationTapPipeline,
+        ActivationTapTransformerPipeline,
+        ActivationTapXLPipeline,
+    )
+    from .engine.pipelines.control import (
+        ControlConditionedPipeline,
+        ControlConditionedPixArtPipeline,
+        ControlConditionedXLPipeline,
+    )
+    from .engine.pipelines.copies import copy_check
+    from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
+    from .engine.pipelines.emd_around import EMDOneStepTransformerPipeline
+    from .engine.pipelines.entropy import EntropyGuidedPipeline
+    from .engine.pipelines.matching import (
+        CorrespondencePipeline,
+        CorrespondenceTransformerPipeline,
+        CorrespondenceXLPipeline,
+        SegmentationPipeline,
+        SegmentationTransformerPipeline,
+        SegmentationXLPipeline,
+    )
+    from .engine.pipelines.nemo import NEMOAroundPipeline, NEMOPipeline
+    from .engine.pipelines.resolution import ResolutionTransferPipeline
+    from .engine.pipelines.w2w import W2WAroundPipeline, W2WPipeline
+    from .engine.portraits import load_portraits
+    from .engine.resolution import ResolutionTransferConfig
+    from .engine.w2w import EditConfig, InvertConfig, SampleConfig, load_space, materialise, write_lora
+
+
+def __getattr__(name: str) -> Any:
+    """A short import (PEP 562). Under the name that ComfyUI makes there are none: they would be second copies."""
+    if __name__ != "vitrine" or name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    home = next((home for home, names in _HOMES.items() if name in names), ".engine.pipelines")
+    globals()[name] = value = getattr(importlib.import_module(home, __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__}) if __name__ == "vitrine" else sorted(globals())
+
+
+def _another_project() -> str | None:
+    """Where the distribution ``vitrine`` is installed: another project, with the same import name and command.
+
+    Folders are listed for it: the import of ``importlib.metadata`` alone takes 40 ms.
+    """
+    import os
+    import sys
+
+    for folder in sys.path:
+        try:
+            entries = os.listdir(folder or os.curdir)
+        except OSError:  # a folder that is gone, or a zip file
+            continue
+        for entry in entries:
+            if entry.lower().startswith("vitrine-") and entry.endswith((".dist-info", ".egg-info")):
+                path = os.path.join(folder, entry)
+                if not _is_ours(path):
+                    return path
+    return None
+
+
+def _is_ours(distribution: str) -> bool:
+    """Whether a distribution called ``vitrine`` is this project, installed before it was called vitrine-diffusion."""
+    import os
+
+    try:
+        with open(os.path.join(distribution, "entry_points.txt"), encoding="utf-8") as file:
+            return "vitrine.engine.cli.main" in file.read()
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _warn_of_another_project() -> None:
+    where = _another_project()
+    if where is not None:
+        import logging
+
+        logging.getLogger("vitrine").warning(
+            "another project is installed under the name 'vitrine': %s. It has the same import name and command as "
+            "this one, vitrine-diffusion, so either can take the other's place. Use two environments, or run "
+            "'pip uninstall vitrine' and then install vitrine-diffusion again.",
+            where,
+        )
 
 
 def _under_its_own_name():
@@ -40,3 +201,7 @@ async def comfy_entrypoint():
     except Exception:
         logging.getLogger("vitrine").exception("Vitrine could not be loaded")
         raise
+
+
+if __name__ == "vitrine":
+    _warn_of_another_project()

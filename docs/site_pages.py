@@ -18,6 +18,8 @@ AT = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "LICENSES.md": "licenses.md",
+    "SECURITY.md": "security.md",
     "nodes/web/docs/vitrine/glossary.md": "glossary.md",
     "docs/examples": "examples/index.md",
     "docs": "index.md",

@@ -1,1 +1,1 @@
-"""The engine: everything Vitrine computes, with torch alone; docs/design.md describes its floors and rooms."""
+"""The engine: everything Vitrine computes, with torch alone. Packages are methods, modules are shared."""

@@ -8,18 +8,15 @@ the *lowest* resolution. Where GDF has no name, its grammar is extended: ``-self
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from .errors import refuse
+from .address_patterns import AUTO, matching, split_patterns
 from .families import layout_of
 from .site import ModuleSite, Site
 
-AUTO = "auto"
-"""In place of an address: :func:`usual`."""
+__all__ = ["AUTO", "resolve", "sites_of", "split_patterns", "usual"]
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:
@@ -40,16 +37,7 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
         VitrineError: If a pattern matches nothing; the message names the nearest valid addresses.
     """
     table = sites_of(backbone)
-    wanted: set[str] = set()
-    names = split_patterns(patterns)
-    if not names:
-        raise refuse("addresses", patterns, "one address or glob at least", f"e.g. {next(iter(table))!r}")
-    for pattern in names:
-        matching = [usual(table)] if pattern == AUTO else fnmatch.filter(table, pattern)
-        if not matching:
-            raise refuse("address", pattern, f"{len(table)} addresses of this model", _hint(pattern, list(table)))
-        wanted.update(matching)
-    return [site for address, site in table.items() if address in wanted]
+    return [table[address] for address in matching(list(table), usual(table), patterns)]
 
 
 def usual(table: Mapping[str, Site]) -> str:
@@ -60,15 +48,3 @@ def usual(table: Mapping[str, Site]) -> str:
     places = [a for a, s in table.items() if isinstance(s, ModuleSite) and s.kind == "tokens" and a.endswith("-q")]
     queries = [a for a in places if a.endswith("-cross-q")] or places or list(table)
     return queries[3 * len(queries) // 5]
-
-
-def split_patterns(patterns: str | Sequence[str]) -> list[str]:
-    """Splits a string at commas, spaces and newlines; a sequence is returned as a list."""
-    if isinstance(patterns, str):
-        return patterns.replace(",", " ").split()
-    return list(patterns)
-
-
-def _hint(pattern: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-    return "Did you mean " + ", ".join(repr(n) for n in near) + "?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
@@ -41,14 +42,18 @@ class Config:
         names = sorted(cls.__dataclass_fields__)
         if not isinstance(values, Mapping):
             raise refuse(cls.__name__, values, names, "remove unknown settings")
-        types, fields = typing.get_type_hints(cls), cls.__dataclass_fields__
-        values = _nest(values, types)
+        kinds, fields = typing.get_type_hints(cls), cls.__dataclass_fields__
+        values = _nest(values, kinds)
         unknown = sorted(map(str, set(values) - set(names)))
         if unknown:
             raise refuse(cls.__name__, unknown, names, "remove unknown settings")
         values = {n: fields[n].default if v is None and _endless(fields[n]) else v for n, v in values.items()}
+        plain = {name: _from_plain(value, kinds[name]) for name, value in values.items()}
+        for name, value in plain.items():
+            if not _fits(value, kinds[name]):
+                raise refuse(f"{cls.__name__} {name}", _shown(value), _kinds(kinds[name]), "see the class")
         try:
-            return cls(**{name: _from_plain(value, types[name]) for name, value in values.items()})
+            return cls(**plain)
         except TypeError as error:  # a number where a text belongs
             raise refuse(cls.__name__, str(error), "a value of each setting's type", "see the class") from error
 
@@ -92,6 +97,53 @@ def _from_plain(value: Any, annotation: Any) -> Any:
     if isinstance(value, str) and value in _ENDLESS.values() and _holds(annotation, float):
         return float(value)
     return value
+
+
+_TOO_LARGE = 1 << 64
+"""Whole numbers from here on fit no tensor, and no seed."""
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a plain value is of the annotation's type; what is annotated otherwise is its class's to check.
+
+    Whole numbers pass for others; NaN passes nowhere, nor does a whole number that no tensor holds.
+    """
+    if isinstance(value, float) and math.isnan(value) or isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return False
+    if isinstance(value, tuple):
+        inner = _elements(annotation)
+        return inner is None or all(_fits(entry, inner) for entry in value)
+    kinds = _members(annotation)
+    if not isinstance(value, _PLAIN) or not all(kind in _PLAIN for kind in kinds):
+        return not isinstance(value, _PLAIN) or not set(kinds) <= {*_PLAIN, tuple}
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return True
+    return isinstance(value, float) and value.is_integer() and int in kinds
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or what stands alone; containers without what they hold."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(kind for member in typing.get_args(annotation) for kind in _members(member))
+    return (typing.get_origin(annotation) or annotation,)
+
+
+def _elements(annotation: Any) -> Any:
+    """What a tuple of any length holds; None where the annotation is another."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_elements, typing.get_args(annotation))), None)
+    args = typing.get_args(annotation)
+    return args[0] if typing.get_origin(annotation) is tuple and len(args) == 2 and args[1] is Ellipsis else None
+
+
+def _kinds(annotation: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "nothing"}
+    return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in _members(annotation))
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r}"[:80]
 
 
 def _config_in(annotation: Any) -> type[Config] | None:

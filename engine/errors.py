@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class VitrineError(ValueError):
     """Bad input, refused before any work is done. The message has the given value, the accepted ones and a remedy."""
@@ -16,6 +18,22 @@ def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineEr
     return VitrineError(f"{what}: given {readable(given)}; accepted: {readable(accepted)}. {remedy}")
 
 
+def printable(text: str) -> str:
+    """A text without what would move a terminal's cursor, colour it or turn its direction: such characters are escaped.
+
+    Example:
+        >>> printable("a\\x1b[2Jb")
+        'a\\\\x1b[2Jb'
+    """
+    return "".join(c if c in JOINERS or unicodedata.category(c) not in _UNSEEN else ascii(c)[1:-1] for c in text)
+
+
+JOINERS = "\u200c\u200d"
+"""Invisible characters that are part of words in several scripts, and of emoji."""
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode's categories of what is no letter, mark, sign or blank."""
+
+
 def readable(value: object) -> str:
     """A value as a reader who knows no Python would write it; numbers in a row keep their brackets, as shapes do.
 
@@ -24,7 +42,7 @@ def readable(value: object) -> str:
         ('UNet2DConditionModel, 1280', 'a, b', '(1, 4, 8, 8)', 'none')
     """
     if isinstance(value, str):
-        return value
+        return "\n".join(map(printable, value.split("\n")))
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, dict):

@@ -5,20 +5,18 @@ Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, 
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
-import secrets
-import shutil
-import socket
-import sys
-import time
-from collections.abc import Callable, Mapping
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .errors import VitrineError, refuse
+from .errors import VitrineError, printable, refuse
+from .temporary_files import TEMPORARY, sweep, temporary_path
 
 if TYPE_CHECKING:
     import torch
@@ -26,78 +24,66 @@ if TYPE_CHECKING:
 KEY = "vitrine"
 """The safetensors metadata key that holds our JSON header."""
 
-TEMPORARY = ".tmp-vitrine"
-"""Ending of a file or folder that is being written; :func:`sweep` deletes those of killed processes."""
-_STALE_SECONDS = 3600.0
-"""After so long nobody writes such a file any more, where its process cannot be asked."""
+LONGEST_NAME = 255
+"""Bytes of a name in the common filesystems."""
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
-    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing."""
+    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing.
+
+    The file's mode follows the umask, whatever the library that writes it prefers.
+
+    Raises:
+        VitrineError: If a name in the path is longer than filesystems take.
+        OSError: If the disk is full, or the folder cannot be written to.
+    """
     path = Path(path)
+    refuse_long_names(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = _temporary(path)
+    scratch = temporary_path(path)
     try:
-        write(str(scratch))
-        with open(scratch, "rb+") as handle:
-            os.fsync(handle.fileno())
-        os.replace(scratch, path)
+        with _disk_errors(path):
+            scratch.touch()
+            mode = stat.S_IMODE(scratch.stat().st_mode)
+            write(str(scratch))
+            scratch.chmod(mode)
+            with open(scratch, "rb+") as handle:
+                os.fsync(handle.fileno())
+            os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
     return path
 
 
-def _temporary(path: Path) -> Path:
-    """Where what will be ``path`` is written: the name says by which process of which machine."""
-    return path.parent / f"{_beginning(path.name)}{_machine()}-{os.getpid():x}-{secrets.token_hex(4)}{TEMPORARY}"
+def refuse_long_names(path: str | Path, what: str = "file") -> None:
+    """Refuses a path with a name that no common filesystem takes.
 
-
-def _beginning(name: str) -> str:
-    """Of a temporary file's name; a file system bounds names at 255 bytes."""
-    return f".{name[:50]}."
-
-
-def _machine() -> str:
-    """This machine, or this container on it, whose process numbers are its own."""
-    try:
-        numbers = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        numbers = ""
-    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:8]
-
-
-def sweep(folder: str | Path, name: str = "", below: bool = False) -> None:
-    """Deletes the temporary files that killed processes left in a folder; files being written now stay.
-
-    Args:
-        name: of the file they were to become; empty: any.
-        below: also in the folders below it.
+    Raises:
+        VitrineError: If a name in it has more than 255 bytes.
     """
-    folder, beginning = Path(folder), _beginning(name) if name else "."
-    present = folder.rglob("*") if below else folder.iterdir()
-    temporary = [p for p in present if p.name.startswith(beginning) and p.name.endswith(TEMPORARY)]
-    for leftover in filter(_left_behind, temporary):
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
+    for name in Path(path).parts:
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            shown = f"a name of {len(os.fsencode(name))} bytes, {name[:40]}..."
+            raise refuse(what, shown, f"at most {LONGEST_NAME} bytes", "choose a shorter name")
 
 
-def _left_behind(path: Path) -> bool:
-    """Whether the process that wrote it is gone; of another machine's, and on Windows, whether it is an hour old."""
-    machine, _, rest = path.name.removesuffix(TEMPORARY).rpartition(".")[2].partition("-")
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Errors of writing carry the name of the file that was to be written; safetensors' become ``OSError`` as well."""
     try:
-        if machine == _machine() and sys.platform != "win32":
-            os.kill(int(rest.partition("-")[0], 16), 0)
-            return False
-        return time.time() - path.stat().st_mtime > _STALE_SECONDS
-    except (ProcessLookupError, FileNotFoundError):
-        return True
-    except (PermissionError, ValueError):  # somebody else's process
-        return False
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))
+        if type(error).__name__ != "SafetensorError" or code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def write_text(path: str | Path, text: str) -> Path:
@@ -115,21 +101,45 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
-    """Lets ``write`` fill a new folder, which then replaces ``folder``; an error leaves the old one."""
+    """Lets ``write`` fill a new folder, whose entries then replace those of ``folder``; an error leaves the old ones.
+
+    Other files in ``folder`` stay, since it may be anybody's. Modes follow the umask.
+
+    Raises:
+        VitrineError, OSError: As :func:`write_whole`.
+    """
+    import shutil
+
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    sweep(folder.parent, folder.name)
-    scratch = _temporary(folder)
+    refuse_long_names(folder, "folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
+    scratch = temporary_path(folder / folder.name)
     scratch.mkdir()
     try:
-        fresh = scratch / folder.name
-        write(fresh)
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        fresh.rename(folder)
+        fresh = scratch / "fresh"
+        with _disk_errors(folder):
+            write(fresh)
+            _follow_umask(fresh)
+        for entry in fresh.iterdir():
+            target = folder / entry.name
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            entry.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def _follow_umask(folder: Path) -> None:
+    """Gives each file below ``folder`` the mode of a new one."""
+    probe = folder / TEMPORARY
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def save_safetensors(
@@ -143,7 +153,6 @@ def save_safetensors(
 
     if Path(path).parent.is_dir():
         sweep(Path(path).parent, Path(path).name)
-
     plain: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
@@ -249,7 +258,7 @@ class named:
     """
 
     def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
-        self.name, self.what, self.accepted, self.remedy = Path(path).name, what, accepted, remedy
+        self.name, self.what, self.accepted, self.remedy = printable(Path(path).name), what, accepted, remedy
 
     def __enter__(self) -> None:
         pass

@@ -7,7 +7,7 @@ on a shared disk it holds where the system locks that.
 from __future__ import annotations
 
 import os
-import socket
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +40,7 @@ def sole_owner(place: str | Path) -> Iterator[None]:
         shown = f"{place.name}, in use by {_owner(note)}"
         raise refuse("work folder", shown, "a folder of its own", "wait for that process, or stop it") from error
     try:
-        write_json(note, {"process": os.getpid(), "machine": socket.gethostname()})
+        write_json(note, {"process": os.getpid(), "machine": platform.node()})
         yield
     finally:
         note.unlink(missing_ok=True)

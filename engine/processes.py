@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from os import environ
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -91,9 +91,14 @@ def workers_of(accelerator: Any) -> Workers:
     return Workers(index, count, meet=accelerator.wait_for_everyone)
 
 
+def world_size() -> int:
+    """How many processes ``torchrun`` or ``accelerate launch`` has started; 1 without a launcher."""
+    return int(environ.get("WORLD_SIZE", 1))
+
+
 def launched() -> Workers:
     """The processes that ``torchrun`` or ``accelerate launch`` has started; without a launcher nothing is imported."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world_size() == 1:
         return ALONE
     from accelerate.utils import gather_object, reduce
 
@@ -110,7 +115,7 @@ def launched() -> Workers:
 
 def cores() -> int:
     """CPU cores this process may use; 1 if an accelerator does the work or ``torchrun`` has already divided it."""
-    if torch.accelerator.is_available() or int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if torch.accelerator.is_available() or world_size() > 1:
         return 1
     return max(1, torch.get_num_threads())
 
@@ -151,13 +156,13 @@ def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> I
 
 @contextmanager
 def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: environ.get(name) for name in wanted}
+    environ.update(wanted)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                del environ[name]
             else:
-                os.environ[name] = value
+                environ[name] = value

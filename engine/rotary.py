@@ -39,6 +39,18 @@ def complex_rope(table: torch.Tensor) -> Rope:
     return Rope(table.real, table.imag)
 
 
+def doubled(angles: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """(cosines, sines) float32 of angles (..., d / 2), times a factor, each angle twice: diffusers' Flux and Wan."""
+    wide = angles.repeat_interleave(2, -1)
+    return (factor * wide.cos()).float(), (factor * wide.sin()).float()
+
+
+def turns(angles: torch.Tensor, factor: float) -> torch.Tensor:
+    """(..., 2, 2) float32 rotations by angles of any shape, times a factor: positions as Flux's own code has them."""
+    rotation = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1) * factor
+    return rotation.reshape(*angles.shape, 2, 2).float()
+
+
 def rotated(x: torch.Tensor, rope: Rope | None) -> torch.Tensor:
     """Rotates pairs of channels of (B, S, heads, d) by each token's angles (Su et al. 2021, Eq. 34)."""
     if rope is None:

@@ -20,10 +20,11 @@ from typing_extensions import Self
 
 from .digests import described, digest, version_of
 from .errors import VitrineError, refuse
-from .files import named, parse_table, read_safetensors, save_safetensors, sweep, write_json
+from .files import named, parse_table, read_safetensors, save_safetensors, write_json
 from .ownership import FILES, LOCK, sole_owner
 from .processes import ALONE, Workers
 from .progress import Progress
+from .temporary_files import sweep
 
 STATE = "state.safetensors"
 NOTE = ".run"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -77,6 +78,22 @@ class StoredText:
                 progress(number + 1, len(own))
             workers.meet()
         return cls(table, row, run.mark)
+
+
+@dataclass(frozen=True)
+class KnownText(Condition):
+    """A condition that says what it was made of: encoded again, it may round otherwise.
+
+    Attributes:
+        inputs: prompts and text encoders, by name.
+    """
+
+    inputs: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cond: Condition, inputs: Mapping[str, object]) -> KnownText:
+        """The same condition."""
+        return cls(cond.text, cond.pooled, cond.extra, cond.fixed, inputs)
 
 
 def in_memory(texts: Sequence[str], encode: Encode) -> Condition:

@@ -13,12 +13,12 @@ from ..engine.activations.correspondence import feature_maps
 from ..engine.activations.gdf_protocol import PROTOCOLS
 from ..engine.addresses import AUTO, resolve, sites_of
 from ..engine.errors import VitrineError, refuse
+from ..engine.file_names import safe_name
 from .activation_pictures import coloured, first_picture, picture, with_legend
 from .comfy import choices, saved
 from .comfy.model import backbone_of
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
-from .comfy.saved import plain_name
 from .sockets import ActivationsSocket, RecorderSocket, under_advanced
 from .tap_inputs import (
     HELP,
@@ -259,7 +259,7 @@ class SaveActivations(io.ComfyNode):
     @classmethod
     def execute(cls, activations: Activations, name: str) -> io.NodeOutput:
         """Save under a plain name; an existing file of that name is replaced whole."""
-        path = str(saved.folder(_FOLDER) / f"{plain_name(name)}.safetensors")
+        path = str(saved.folder(_FOLDER) / f"{safe_name(name)}.safetensors")
         activations.save(path)
         return io.NodeOutput(path, ui=text_on(cls.hidden, f"{saved.shown(path)}\n{describe(activations)}"))
 

@@ -11,6 +11,7 @@ from comfy_api.latest import io
 from ..engine.control import DRAWN, GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
+from ..engine.tables import lines_of
 from .comfy.conditioning import readers_of, token_count, with_sizes
 from .comfy.control import checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
 from .comfy.progress import text_on
@@ -26,7 +27,7 @@ def extra_values(text: str) -> dict[str, float]:
         VitrineError: A line has another form.
     """
     values = {}
-    for line in filter(None, (part.strip() for part in text.splitlines())):
+    for line in lines_of(text):
         match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?[\d.]+(?:[eE][+-]?\d+)?)", line)
         if match is None:
             raise refuse("extra", line, "name = number", "one a line")

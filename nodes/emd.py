@@ -29,6 +29,7 @@ from ..engine.emd import (
 from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.noise import seeded_noise
+from ..engine.tables import lines_of
 from .comfy.conditioning import condition_of
 from .comfy.emd import bases, distil, refuse_guidance_input, stock_sampling, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, usual_student, with_student
@@ -331,7 +332,7 @@ class EMDDistill(io.ComfyNode):
         config = EMDTrainConfig(
             steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, advanced=advanced
         )  # fmt: skip
-        pictures, file = distil(base, prompts.splitlines(), name, config, progress())
+        pictures, file = distil(base, lines_of(prompts), name, config, progress())
         return io.NodeOutput(pictures, str(file), ui=ui.PreviewImage(pictures, cls=cls))
 
 

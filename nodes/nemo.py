@@ -24,6 +24,7 @@ from ..engine.nemo import (
 from ..engine.nemo.config import AUTO, MODES
 from ..engine.nemo.heat_map import BRIGHT, DARK, heat_map
 from ..engine.nemo.sites import SCOPES
+from ..engine.tables import lines_of
 from .captions import banded
 from .comfy.conditioning import condition_of, prompt_conditions
 from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
@@ -66,7 +67,7 @@ def lines(prompts: str, least: int) -> list[str]:
     Raises:
         VitrineError: If there are fewer than ``least``.
     """
-    texts = [line.strip() for line in prompts.splitlines() if line.strip()]
+    texts = lines_of(prompts)
     if len(texts) < least:
         raise refuse("prompts", f"{len(texts)} lines", f"{least} or more, one a line", "paste ordinary captions")
     return texts

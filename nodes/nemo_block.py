@@ -6,13 +6,13 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..engine.file_names import safe_name
 from ..engine.nemo import BlockConfig, NeuronSet
 from ..engine.nemo.block import token_positions
 from ..engine.nemo.neurons import parse_neurons
 from .comfy import saved
 from .comfy.nemo import baked, blocked, layers_of
 from .comfy.progress import text_on
-from .comfy.saved import plain_name
 from .nemo import CATEGORY, describe
 from .sockets import NeuronsSocket, under_advanced
 
@@ -118,7 +118,7 @@ class SaveNeurons(io.ComfyNode):
     @classmethod
     def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
-        path = neurons.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
+        path = neurons.save(saved.folder(_FOLDER) / f"{safe_name(name)}.json")
         return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{saved.shown(path)}\n{describe(neurons)}"))
 
 

@@ -16,12 +16,12 @@ from ..engine.activations.segmentation import IGNORE
 from ..engine.activations.splits import SPLITS
 from ..engine.addresses import sites_of
 from ..engine.errors import refuse
+from ..engine.file_names import safe_name
 from .captions import captioned
 from .comfy import choices, saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
 from .comfy.progress import progress, text_on
-from .comfy.saved import plain_name
 from .sockets import FeaturePresetSocket, under_advanced
 from .tap_inputs import sized
 
@@ -157,7 +157,7 @@ class SaveFeaturePreset(io.ComfyNode):
     @classmethod
     def execute(cls, preset: FeaturePreset, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
-        path = preset.save(saved.folder(_FOLDER) / f"{plain_name(name)}.json")
+        path = preset.save(saved.folder(_FOLDER) / f"{safe_name(name)}.json")
         text = "\n".join([saved.shown(path), *preset.preset.addresses])
         return io.NodeOutput(str(path), ui=text_on(cls.hidden, text))
 

@@ -8,12 +8,14 @@ import torch
 from comfy_api.latest import io
 
 from ..engine.errors import refuse
+from ..engine.file_names import safe_name
 from ..engine.w2w import (
     Space,
     W2WModel,
     change_kept,
     described,
     encode,
+    layer_sizes,
     materialise,
     read_lora,
     slider_lora,
@@ -23,7 +25,6 @@ from ..engine.w2w import member as training_model
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.progress import text_on
-from .comfy.saved import plain_name
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, MODEL, SPACE
 
@@ -81,7 +82,7 @@ class SaveW2WLora(io.ComfyNode):
             slider = slider_lora(space, before, coefficients, rank or None, one_sided)
             lora, kept = slider.lora, f"\n{slider.summary()}"
         path = write_lora(saved.lora_file(name), lora, names, dtype=getattr(torch, dtype))
-        model_path = w2w_model.save(saved.folder(comfy_w2w.FOLDER) / f"{plain_name(name)}.w2wmodel.safetensors")
+        model_path = w2w_model.save(saved.folder(comfy_w2w.FOLDER) / f"{safe_name(name)}.w2wmodel.safetensors")
         return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{saved.shown(path)}\n{saved.shown(model_path)}{kept}"))
 
 
@@ -136,7 +137,7 @@ class LoadW2WModel(io.ComfyNode):
         encoding = (
             training_model(space, member.strip())
             if member.strip()
-            else encode(space, read_lora(comfy_w2w.lora_path(lora)), lora)
+            else encode(space, read_lora(comfy_w2w.lora_path(lora), sizes=layer_sizes(space)), lora)
         )
         text = encoding.summary(space)
         return io.NodeOutput(encoding.model, text, ui=text_on(cls.hidden, text))

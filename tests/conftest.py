@@ -7,11 +7,11 @@ stand in for ComfyUI's own ``comfy``.
 import importlib.util
 import os
 import sys
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 # Read when torch is imported. Where something else has one of two cores, threads that spin while they wait for each
@@ -27,39 +27,20 @@ if importlib.util.find_spec("vitrine") is None:
     sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules["vitrine"])
 
+# No bound on seconds, and the same examples each time, so that lanes A and B pass or fail alike on every machine.
+# `pytest --hypothesis-profile nightly` searches anew, and longer.
+settings.register_profile(
+    "same", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "nightly", deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("same")
+
 pytest.register_assert_rewrite("vitrine_tests")
 shared = ModuleType("vitrine_tests")
 shared.__path__ = [str(HERE)]
 sys.modules["vitrine_tests"] = shared
-
-
-SLOW, SECONDS = HERE / "slow.txt", 2
-"""Cases that take this long or longer, one a line; written by ``VITRINE_WRITE_SLOW=1 pytest -n 2 --dist loadfile``."""
-
-
-def _whole(config):
-    """Whether the whole suite runs: no file or folder of it is named."""
-    return [Path(arg).name for arg in config.args] == [HERE.name]
-
-
-def pytest_collection_modifyitems(config, items):
-    """Of the whole suite the slow cases wait for VITRINE_SLOW=1; whoever names a file or a folder gets all of it."""
-    asked = any(os.environ.get(name) for name in ("VITRINE_SLOW", "VITRINE_WRITE_SLOW"))
-    if asked or not _whole(config):
-        return
-    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in slow])
-    items[:] = [item for item in items if item.nodeid not in slow]
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """Write down which cases are slow; runs of a file, which some tests start, write nothing."""
-    if os.environ.get("VITRINE_WRITE_SLOW") and _whole(config):
-        seconds = Counter()
-        for report in (r for reports in terminalreporter.stats.values() for r in reports if hasattr(r, "duration")):
-            seconds[report.nodeid] += report.duration
-        slow = sorted(nodeid for nodeid, taken in seconds.items() if taken >= SECONDS)
-        SLOW.write_text("".join(f"{nodeid}\n" for nodeid in slow), encoding="utf-8")
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

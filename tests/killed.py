@@ -6,6 +6,7 @@ import os
 import signal
 
 import torch
+from vitrine_tests.hangs import HANGS
 
 
 def killing(when):
@@ -38,7 +39,7 @@ def killed(job):
     """Runs ``job`` in a fork, where it must kill itself."""
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(job,))
     process.start()
-    process.join(120)
+    process.join(HANGS)
     if process.is_alive():
         process.kill()
     assert process.exitcode == -signal.SIGKILL, process.exitcode

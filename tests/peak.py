@@ -13,9 +13,12 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MiB = 2**20
 ALONE = "VITRINE_ALONE"
 """Set by ``test_peaks.py``, which starts a process for each job: what others left in the allocator would count too."""
-needs_peak = pytest.mark.skipif(
-    not (RESET.exists() and os.environ.get(ALONE)), reason="measured in a process of its own by test_peaks.py"
-)
+
+
+def needs_peak(test):
+    """Marks a test that bounds the memory of its process: nightly, and in a process of its own."""
+    alone = bool(RESET.exists() and os.environ.get(ALONE))
+    return pytest.mark.nightly(pytest.mark.skipif(not alone, reason="in a process of its own by test_peaks.py")(test))
 
 
 def bounded(what, peak, budget):

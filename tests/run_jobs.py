@@ -28,9 +28,11 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import EStepConfig
 from vitrine.engine.emd.train import Trainer
 from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.lora_writing import write_lora
 from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData, erase
 from vitrine.engine.nemo.check import CheckConfig, Instruments, check_copies
 from vitrine.engine.nemo.check import Pictures as TrainingPictures
+from vitrine.engine.run import Run
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine.engine.stored_text import StoredText
 from vitrine.engine.w2w import (
@@ -47,7 +49,6 @@ from vitrine.engine.w2w import (
     train_loras,
     train_pair_slider,
 )
-from vitrine.engine.w2w.export import write_lora
 from vitrine.engine.w2w.pca import Matrix, PCAConfig, principal_components
 from vitrine_tests import models
 from vitrine_tests.engine.small_loras import lora
@@ -141,8 +142,8 @@ def properties(folder, network, scheduler, latents, prompts, timestep, progress)
 
 def comparison(folder, worth, progress):
     found = greedy_search(
-        sorted(worth), lambda places: sum(worth[p] for p in places), state=folder / "scores.json", progress=progress,
-        inputs={"worth": worth},
+        sorted(worth), lambda places: sum(worth[p] for p in places), progress=progress,
+        state=Run(folder / "scores.json", "comparison", {"worth": worth}),
     )  # fmt: skip
     return {a: torch.tensor(v) for a, v in found.singles.items()}
 
@@ -213,9 +214,9 @@ def loras(folder, network, scheduler, latents, prompt, config, progress):
 
 
 # --- trainers -----------------------------------------------------------------------------------------------------
-def emd_trainer(folder, network, scheduler, prompts, empty, config, inputs=None):
+def emd_trainer(folder, network, scheduler, prompts, empty, config):
     teacher = Denoiser.from_diffusers(network, scheduler)
-    return Trainer(teacher, prompts, (4, 8, 8), config, folder, empty, inputs=inputs)
+    return Trainer(teacher, prompts, (4, 8, 8), config, folder, empty)
 
 
 def emd(folder, progress, until=None, **inputs):

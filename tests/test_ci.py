@@ -1,14 +1,20 @@
 """.github/workflows: valid, with the lanes the project promises, naming files and versions that exist."""
 
+import fnmatch
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from vitrine_tests import nightly
 
 ROOT = Path(__file__).parents[1]
 yaml = pytest.importorskip("yaml")
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 CI, PUBLISH = (yaml.safe_load((ROOT / ".github" / "workflows" / f"{n}.yml").read_text()) for n in ("ci", "publish"))
+
+
+PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 def commands(job):
@@ -32,7 +38,7 @@ def test_is_a_workflow(path):
 
 def test_lanes():
     jobs = CI["jobs"]
-    assert all(f"ruff {part}" in commands(jobs["lint"]) for part in ("check", "format --check"))
+    assert all(command in commands(jobs["lint"]) for command in ("ruff check", "ruff format --check", "lint-imports"))
     assert "mypy" in commands(jobs["types"]) and "-p vitrine.engine -p vitrine.nodes" in commands(jobs["types"])
     lanes = {lane["diffusers"]: lane["constraints"] for lane in jobs["engine"]["strategy"]["matrix"]["include"]}
     assert set(lanes) == {"lowest", "newest"} and all((ROOT / file).is_file() for file in lanes.values())
@@ -40,42 +46,49 @@ def test_lanes():
     for name in ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"):
         assert len({kind for lane in settings for kind in re.findall(rf"{name}=(\w+)", lane)}) == 2, name
     assert "env ${{ matrix.settings }} pytest" in commands(jobs["engine"])
-    assert "pytest --ignore=tests/comfy" in commands(jobs["engine"]) and "pytest tests/comfy" in commands(jobs["comfy"])
+    assert "pytest tests/comfy" in commands(jobs["comfy"]) and ".ci/run readme" in commands(jobs["readme"])
 
 
-def test_the_site_is_built_with_every_change():
-    steps = commands(CI["jobs"]["docs"])
-    assert "pip install -c constraints.txt '.[docs]'" in steps and "mkdocs build --strict" in steps
-    assert "mkdocs build --strict" in (ROOT / ".ci" / "run").read_text()
+def test_the_pages_are_checked_with_every_change():
+    steps, local = commands(CI["jobs"]["docs"]), (ROOT / ".ci" / "run").read_text()
+    assert all(command in text for command in ("mkdocs build --strict", "pytest") for text in (steps, local))
+    assert "pytest tests/docs" in steps and "pytest -q tests/docs" in local
     pinned = (ROOT / "constraints.txt").read_text()
-    assert all(re.search(rf"^{n}==", pinned, re.M) for n in ("mkdocs", "mkdocs-material", "markdown"))
+    assert all(re.search(rf"^{n}==", pinned, re.M) for n in ("mkdocs", "mkdocs-material", "markdown", "import-linter"))
 
 
-def test_full_size_checkpoints_run_every_night():
-    nightly = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
-    job = nightly["jobs"]["full-size"]
-    assert nightly[True]["schedule"] and job["strategy"]["matrix"]["family"] == ["sd15", "sdxl"]
-    assert "VITRINE_FULL_SIZE=${{ matrix.family }} pytest tests/full_size" in commands(job)
+def test_the_readmes_commands_run_where_nothing_is_installed():
+    """The script finds both, and hands them an empty environment and home."""
+    script = (ROOT / ".ci" / "run").read_text()
+    (find,) = re.findall(r"^readme_command\(\) \{.*?\n(.*?)\n\}", script, re.S | re.M)
+    found = [subprocess.run(["bash", "-c", f"set -- {n}; {find}"], cwd=ROOT, capture_output=True, text=True, check=True)
+             for n in (1, 2)]  # fmt: skip
+    see, check = (run.stdout.strip() for run in found)
+    block = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1)
+    assert [see, check] == [line for line in block.splitlines() if line and not line.startswith("#")]
+    assert "vitrine demo" in see and "pytest" in check and 'env -i HOME="$box/home"' in script
+
+
+def test_every_piece_of_the_nightly_lane_is_in_the_night():
+    nightly_yml = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+    job = nightly_yml["jobs"]["lane-c"]
+    globs = job["strategy"]["matrix"]["pieces"]
+    names = [piece.name for piece in nightly.pieces()]
+    left = [n for n in names if not any(fnmatch.fnmatch(n, glob) for glob in globs)]
+    assert nightly_yml[True]["schedule"] and left == ["benchmarks"], "benchmarks need a machine of their own"
+    assert "python tests/nightly.py '${{ matrix.pieces }}'" in commands(job)
     release = next(step["with"]["ref"] for step in job["steps"] if "ComfyUI" in str(step.get("with")))
-    project = (ROOT / "pyproject.toml").read_text()
-    assert release == "v" + re.search(r'requires-comfyui = ">=([\d.]+)"', project).group(1)
-
-
-def test_the_local_run_rounds_as_another_processor_too():
-    second = next(line for line in (ROOT / ".ci" / "run").read_text().splitlines() if "-m rounding" in line)
-    assert all(name in second for name in ("ATEN_CPU_CAPABILITY=", "MKL_CBWR=", "ONEDNN_MAX_CPU_ISA="))
-    assert "rounding:" in (ROOT / "pyproject.toml").read_text()
+    assert release == "v" + re.search(r'requires-comfyui = ">=([\d.]+)"', PROJECT).group(1)
     marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.rounding" in p.read_text(encoding="utf-8")]
-    assert len(marked) >= 30
+    assert len(marked) >= 30 and nightly.AVX2.keys() == {"ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA"}
 
 
 def test_versions_are_those_the_project_names():
-    project = (ROOT / "pyproject.toml").read_text()
     lowest = re.search(r"^diffusers==(.+)$", (ROOT / ".ci" / "lowest.txt").read_text(), re.M).group(1)
-    assert lowest.startswith(re.search(r'"diffusers>=([\d.]+)"', project).group(1))
+    assert lowest.startswith(re.search(r'"diffusers>=([\d.]+)"', PROJECT).group(1))
     assert re.search(r"^diffusers==", (ROOT / "constraints.txt").read_text(), re.M)
     release = re.search(r"--version ([\d.]+)", commands(CI["jobs"]["comfy"])).group(1)
-    assert release == re.search(r'requires-comfyui = ">=([\d.]+)"', project).group(1)
+    assert release == re.search(r'requires-comfyui = ">=([\d.]+)"', PROJECT).group(1)
 
 
 def test_a_tag_is_published_after_all_tests():

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from vitrine_tests.templates import every_node
 
 ROOT = Path(__file__).parents[1]
@@ -16,25 +15,27 @@ SOURCE = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "nodes").rglob
 IDS = set(re.findall(r'node_id="(\w+)"', SOURCE))
 
 
-@pytest.mark.parametrize("node_id", KEPT["nodes"])
-def test_node(node_id):
+def test_nodes_and_their_inputs(subtests):
     """tests/comfy/test_locales.py holds the definitions to what real ComfyUI is told."""
-    kept, now = KEPT["nodes"][node_id], DEFINITIONS[node_id]
-    assert node_id in IDS
-    assert set(kept["inputs"]) <= set(now.get("inputs", {})) and kept["outputs"] <= len(now.get("outputs", {}))
+    for node_id in KEPT["nodes"]:
+        with subtests.test(node_id):
+            kept, now = KEPT["nodes"][node_id], DEFINITIONS[node_id]
+            assert node_id in IDS
+            assert set(kept["inputs"]) <= set(now.get("inputs", {})) and kept["outputs"] <= len(now.get("outputs", {}))
 
 
-@pytest.mark.parametrize("name", KEPT["workflows"])
-def test_workflow(name):
-    page = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
-    of_page = {node["type"] for node in every_node(page)}
-    of_graph = {node["class_type"] for node in graph.values()}
-    assert set(KEPT["workflows"][name]) <= of_page
-    assert {kind for kind in of_page | of_graph if kind.startswith("Vitrine")} <= IDS
-    for node in graph.values():
-        if node["class_type"] in KEPT["nodes"]:
-            assert set(node["inputs"]) <= set(DEFINITIONS[node["class_type"]]["inputs"]), node["class_type"]
+def test_workflows(subtests):
+    for name in KEPT["workflows"]:
+        with subtests.test(name):
+            page = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+            graph = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
+            of_page = {node["type"] for node in every_node(page)}
+            of_graph = {node["class_type"] for node in graph.values()}
+            assert set(KEPT["workflows"][name]) <= of_page
+            assert {kind for kind in of_page | of_graph if kind.startswith("Vitrine")} <= IDS
+            for node in graph.values():
+                if node["class_type"] in KEPT["nodes"]:
+                    assert set(node["inputs"]) <= set(DEFINITIONS[node["class_type"]]["inputs"]), node["class_type"]
 
 
 def test_new_names_are_kept_too():

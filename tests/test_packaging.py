@@ -1,13 +1,13 @@
-"""The pack as a wheel: built from the tree and from the sdist, installed beside nothing but its dependencies."""
+"""The pack as a wheel: built from the tree and from the sdist, installed in a fresh environment, and used there."""
 
 import json
 import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ pytest.importorskip("setuptools", minversion="77", reason="builds without isolat
 QUESTIONS = """
 import importlib.resources, json, sys
 import vitrine
+from vitrine import NEMOPipeline, load_space
 from vitrine.engine.activations import TapConfig
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import student_file
@@ -28,7 +29,7 @@ print(json.dumps({
     "unet": type(load_portraits().unet).__name__,
     "languages": sorted(p.name for p in (root / "locales").iterdir() if p.is_dir()),
     "help": len(list((root / "nodes/web/docs").iterdir())), "workflows": len(list((root / "workflows").iterdir())),
-    "typed": (root / "py.typed").is_file(),
+    "typed": (root / "py.typed").is_file(), "short": [NEMOPipeline.__module__, load_space.__module__],
 }))
 """
 
@@ -50,9 +51,24 @@ def built(tmp_path_factory):
     made = run(sys.executable, "-c", build, cwd=tree)
     for name, source in (("tree", tree), ("sdist", work / made.splitlines()[-1])):
         run(*pip, "--no-build-isolation", "-w", work / name, source)
-    return tuple(next((work / name).glob("vitrine-*.whl")) for name in ("tree", "sdist"))
+    return tuple(next((work / name).glob("vitrine_diffusion-*.whl")) for name in ("tree", "sdist"))
 
 
+def test_the_metadata_names_this_project(tmp_path):
+    """Without the weights and pictures, which take most of a build's time."""
+    code = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "tests", "docs", "weights", "web", "*.jpg")
+    shutil.copytree(ROOT, tmp_path / "tree", ignore=code)
+    build = f"import setuptools.build_meta as b; print(b.prepare_metadata_for_build_wheel({str(tmp_path)!r}))"
+    folder = tmp_path / run(sys.executable, "-c", build, cwd=tmp_path / "tree").splitlines()[-1]
+    told = HeaderParser().parsestr((folder / "METADATA").read_text(encoding="utf-8"))
+    assert folder.name == f"vitrine_diffusion-{told['Version']}.dist-info" and told["Name"] == "vitrine-diffusion"
+    assert {"diffusers", "demo", "probe", "test", "docs", "dev"} == set(told.get_all("Provides-Extra"))
+    assert not [need for need in told.get_all("Requires-Dist") if need.replace(";", " ").split()[0] == "vitrine"]
+    assert told["License-Expression"] == "Apache-2.0" and "LICENSES.md" in told.get_all("License-File")
+    assert "vitrine = vitrine.engine.cli.main:main" in (folder / "entry_points.txt").read_text()
+
+
+@pytest.mark.nightly
 def test_both_wheels_hold_the_same_files(built):
     tree, sdist = (set(zipfile.ZipFile(w).namelist()) for w in built)
     assert tree == sdist
@@ -60,19 +76,24 @@ def test_both_wheels_hold_the_same_files(built):
     data = {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "locales").rglob("*.json")}
     data |= {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "nodes/web").rglob("*.md")}
     assert code | data <= tree
-    assert all(name.startswith(("vitrine/", "vitrine-")) for name in tree)
+    assert all(name.startswith(("vitrine/", "vitrine_diffusion-")) for name in tree)
     assert not [n for n in tree if "/tests/" in n or n.endswith((".pyc", ".pt", ".bin", ".ckpt"))]
 
 
+@pytest.mark.nightly
 def test_an_installed_wheel_works_away_from_the_tree(built, tmp_path):
     venv.create(tmp_path / "fresh", with_pip=False)
     python = tmp_path / "fresh" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", built[0])
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     # Dependencies from this environment, after the fresh one's own; its .pth files (an editable install) do not run.
-    (own / "outer.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    (own / "outer.pth").write_text("\n".join(path for path in sys.path if any(Path(path).glob("*.dist-info"))))
     told = json.loads(run(python, "-c", QUESTIONS, cwd=tmp_path, OMP_NUM_THREADS="1").splitlines()[-1])
     assert Path(told["file"]).is_relative_to(own) and told["module"] == "vitrine.engine.activations.config"
     assert told["languages"] == ["en", "ja", "ko", "zh"] and told["typed"] and told["student"]
     assert told["help"] >= 26 and told["workflows"] >= 3 and told["unet"] == "UNet2DConditionModel"
+    assert told["short"] == ["vitrine.engine.pipelines.nemo", "vitrine.engine.w2w.build"]
     assert "reproduce" in run(python.parent / "vitrine", "--help", cwd=tmp_path)
+    assert run(python.parent / "vitrine", "--version", cwd=tmp_path).startswith(
+        built[0].name.split("-")[0].replace("_", "-")
+    )

@@ -12,9 +12,8 @@ import tempfile
 from pathlib import Path
 
 from diffusers.utils import make_image_grid
-from vitrine.engine.activations import Activations, PCABasis, pca_rgb
-from vitrine.engine.pipelines import ActivationTapPipeline
-from vitrine.engine.portraits import caption, load_portraits, render, sample_scenes
+from vitrine import Activations, ActivationTapPipeline, PCABasis, load_portraits, pca_rgb
+from vitrine.engine.portraits import caption, render, sample_scenes
 from vitrine.evidence.activations.measures import part_agreement
 from vitrine.evidence.portraits.page import to_pil
 

@@ -15,9 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers.utils import make_image_grid
-from vitrine.engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
-from vitrine.engine.pipelines import ControlConditionedPixArtPipeline, EntropyGuidedPipeline
-from vitrine.engine.portraits import caption, load_portraits, sample_scenes
+from vitrine import (
+    ControlConditionedPixArtPipeline,
+    EntropyConfig,
+    EntropyGuidedPipeline,
+    GuidanceConfig,
+    SizeCondition,
+    cross_size_consistency,
+    load_portraits,
+)
+from vitrine.engine.portraits import caption, sample_scenes
 from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
 from vitrine.evidence.portraits.page import to_pil
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from diffusers.utils import make_image_grid
 from PIL import Image, ImageDraw
-from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
-from vitrine.engine.portraits import KEYPOINTS, PARTS, load_portraits, render, sample_scenes
+from vitrine import CorrespondencePipeline, SegmentationPipeline, load_portraits
+from vitrine.engine.portraits import KEYPOINTS, PARTS, render, sample_scenes
 from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())

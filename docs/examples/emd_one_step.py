@@ -16,10 +16,8 @@ from pathlib import Path
 import torch
 from diffusers.utils import make_image_grid
 from torch.nn.functional import interpolate
-from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig
-from vitrine.engine.pipelines import EMDOneStepPipeline
-from vitrine.engine.portraits import caption, load_portraits, sample_scenes
+from vitrine import CorrectConfig, Denoiser, EMDOneStepPipeline, load_portraits
+from vitrine.engine.portraits import caption, sample_scenes
 from vitrine.engine.portraits.shipped import student_file
 from vitrine.evidence.portraits.page import to_pil
 from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import torch
 from diffusers.utils import make_image_grid
-from vitrine.engine.nemo import ProbeConfig, SearchConfig
-from vitrine.engine.nemo.check import CheckConfig
-from vitrine.engine.pipelines import NEMOPipeline, copy_check
-from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
+from vitrine import CheckConfig, NEMOPipeline, ProbeConfig, SearchConfig, copy_check, load_portraits
+from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.evidence.portraits.page import to_pil
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from diffusers.utils import make_image_grid
 from torch.nn.functional import interpolate
-from vitrine.engine.pipelines import ResolutionTransferPipeline
-from vitrine.engine.portraits import caption, load_portraits, sample_scenes
-from vitrine.engine.resolution import ResolutionTransferConfig, facts_of
+from vitrine import ResolutionTransferConfig, ResolutionTransferPipeline, load_portraits
+from vitrine.engine.portraits import caption, sample_scenes
+from vitrine.engine.resolution import facts_of
 from vitrine.evidence.portraits.page import to_pil
 from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 

@@ -13,10 +13,18 @@ from pathlib import Path
 
 import torch
 from diffusers.utils import make_image_grid
-from vitrine.engine.pipelines import W2WPipeline
-from vitrine.engine.portraits import load_portraits, render
+from vitrine import (
+    EditConfig,
+    InvertConfig,
+    SampleConfig,
+    W2WPipeline,
+    load_portraits,
+    load_space,
+    materialise,
+    write_lora,
+)
+from vitrine.engine.portraits import render
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
-from vitrine.engine.w2w import EditConfig, InvertConfig, SampleConfig, load_space, materialise, write_lora
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from vitrine.evidence.portraits.page import to_pil
 

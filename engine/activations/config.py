@@ -13,6 +13,7 @@ from ..addresses import split_patterns
 from ..attention import MapReduction
 from ..config import Config
 from ..errors import refuse
+from ..sizes import is_side
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 """Storage types by the name used in configs and files."""
@@ -98,7 +99,7 @@ class TapConfig(Config):
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 halves the file, float32 is exact")
         if self.posterior not in ("mean", "sample"):
             raise refuse("posterior", self.posterior, "'mean' or 'sample'", "'sample' is what the GDF code does")
-        if self.size is not None and not (isinstance(self.size, int) and self.size > 0):
+        if self.size is not None and not is_side(self.size):
             raise refuse("size", self.size, "a positive number of pixels or None", "512 for SD 1.5, 1024 for SDXL")
         if any(isinstance(c, bool) or c < 0 for c in self.discard):
             raise refuse("discard", self.discard, "channel numbers from 0", "see massive_channels")

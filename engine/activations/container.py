@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,11 @@ from ..config import Config
 from ..errors import refuse
 from ..files import check_tensors, named, open_artefact, save_artefact
 from ..hooks import Activation
+from ..packages import version
 
 KIND = "vitrine.activations"
 VERSION = 1
 _VARIANCE = "variance/"
-
-
-def vitrine_version() -> str:
-    """The installed version, or "0" when the pack runs from a bare folder."""
-    try:
-        return metadata.version("vitrine")
-    except metadata.PackageNotFoundError:
-        return "0"
 
 
 @dataclass(frozen=True)
@@ -54,7 +46,7 @@ class TapInfo(Config):
     prompts: tuple[str, ...] = ()
     model: str = ""
     step: int | None = None
-    vitrine: str = field(default_factory=vitrine_version)
+    vitrine: str = field(default_factory=version)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -58,8 +58,8 @@ class Features:
             raise refuse("state", None, "a folder that all processes see", "activations are shared through it")
         with ExitStack() as cleaning:
             folder = state or cleaning.enter_context(tempfile.TemporaryDirectory(prefix="vitrine-taps-"))
-            arguments = (denoiser, pictures.source, names, config, Path(folder) / "taps", memory)
-            taps = stream_taps(*arguments, progress, workers, made_of=pictures.made_of)
+            arguments = (denoiser, pictures, names, config, Path(folder) / "taps", memory)
+            taps = stream_taps(*arguments, progress, workers)
             if workers.count > 1:
                 workers.meet()
                 taps = read_streamed(Path(folder) / "taps")

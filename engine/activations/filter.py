@@ -158,20 +158,19 @@ def measure_properties(
     addresses: list[str],
     timestep: float = 50.0,
     *,
-    state: str | Path | None = None,
+    state: str | Path | Run | None = None,
     memory: int | str | None = None,
     progress: Progress = silent,
-    inputs: Mapping[str, object] | None = None,
 ) -> dict[str, Properties]:
     """The three scores of every place, from two noises of a handful of pictures.
 
     Args:
         latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
         addresses: spatial places, of UNets and transformers alike.
-        state: a JSON file that holds the scores of finished places; the same call resumes from it.
+        state: a JSON file that holds the scores of finished places; the same call resumes from it. A run says what
+            pictures and network are made of, where that is quicker to tell than by reading them.
         memory: budget in bytes or as "2GB" for the places and pictures that are tapped together; else two dozen places
             are.
-        inputs: what network, pictures and conditions were made of, where that is quicker to tell than by reading them.
 
     Raises:
         VitrineError: If there are fewer than two pictures, a place has no grid, or the file holds scores of another
@@ -179,7 +178,10 @@ def measure_properties(
     """
     if len(latents) < 2:
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
-    run = Run(state, "filter", {**(inputs or denoiser.inputs | {"pictures": [latents, cond]}), "timestep": timestep})
+    if isinstance(state, Run):
+        run = state
+    else:
+        run = Run(state, "filter", {"model": denoiser, "pictures": [latents, cond], "timestep": timestep})
     properties = _known(run)
     missing = [a for a in addresses if a not in properties]
     done = 0

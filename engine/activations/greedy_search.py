@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import refuse
@@ -64,9 +63,8 @@ def greedy_search(
     most: int = 4,
     pool: int = 12,
     tie: float = 0.0,
-    state: str | Path | None = None,
+    state: Run | None = None,
     progress: Progress = silent,
-    inputs: Mapping[str, object] | None = None,
 ) -> SearchResult:
     """Rank places by their score alone, then combine them greedily.
 
@@ -76,8 +74,7 @@ def greedy_search(
         most: places in the combination at most.
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions that score within this of the best count as equal to it; the one that is best alone is added.
-        state: a JSON file that holds the scores; the same call resumes from it.
-        inputs: what the scores depend on, as a :class:`~vitrine.engine.run.Run` takes it; a state needs them.
+        state: keeps the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
 
     Raises:
         VitrineError: If there are no candidates, none within the budget, or the state is one of other inputs.
@@ -86,9 +83,10 @@ def greedy_search(
     allowed = [c for c in candidates if widths.get(c, 0) <= total]
     if not allowed:
         raise refuse("candidates", list(candidates), "at least one place within the budget", "raise the budget")
-    if state is not None and inputs is None:
-        raise refuse("inputs", None, "what the scores depend on, by name", "a state cannot tell whose scores it holds")
-    memory = _Scores(Run(state, "comparison", inputs or {}))
+    if state is not None and not isinstance(state, Run):
+        remedy = "a file alone cannot tell whose scores it holds"
+        raise refuse("state", state, "Run(file, 'comparison', what the scores depend on)", remedy)
+    memory = _Scores(state or Run(None, "comparison", {}))
     singles = {}
     for i, address in enumerate(allowed):
         singles[address] = memory.score((address,), score_of)

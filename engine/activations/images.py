@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +11,13 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from ..families import Latent
-from ..files import named
 from ..noise import seeded_noise
+from ..pictures import pixels_of, upright
 from ..placement import device_of, dtype_of, upcast_vae
+from ..sizes import check_sides
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
-    from PIL.Image import Image as PILImage
 
 _FORMS = (
     "PIL image, (H, W, 3) or (B, H, W, 3) array in [0, 1], uint8 or uint16, "
@@ -39,17 +38,21 @@ def to_pixels(
     """Any usual form of one or more pictures as (B, 3, H, W) float32 in [-1, 1].
 
     PIL, uint8 and uint16 go from 0 to their largest number, float arrays are [0, 1]; for float tensors see
-    :func:`value_range_of`. ``size`` resizes to a square, bicubic, aspect ratio not kept, as GDF does, or to
-    (height, width).
+    :func:`value_range_of`. PIL pictures are turned as their EXIF says.
+
+    Args:
+        size: resizes to a square, bicubic, aspect ratio not kept, as GDF does, or to (height, width).
+        factor: must divide the sides.
 
     Raises:
         VitrineError: If a picture has another form or range, sizes differ, or ``factor`` does not divide the sides.
     """
+    sides = _sides(size)
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     if not images:
         raise refuse("image", image, _FORMS, "give at least one picture")
     signed = value_range_of(images, value_range) == SIGNED
-    return joined([_resize(_single(i, signed), size) for i in images], factor)
+    return joined([_resize(_single(i, signed), sides) for i in images], factor)
 
 
 def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
@@ -106,20 +109,9 @@ def picture_sizes(image: Any) -> list[tuple[int, int]]:
             height, width = entry.shape[-2:] if isinstance(entry, torch.Tensor) else entry.shape[-3:-1]
             sizes += [(int(height), int(width))] * (len(entry) if entry.ndim == 4 else 1)
         else:
-            sizes.append((entry.height, entry.width))
+            seen = upright(entry)
+            sizes.append((seen.height, seen.width))
     return sizes
-
-
-def open_picture(path: str | Path) -> PILImage:
-    """A picture from a file, as Pillow reads it.
-
-    Raises:
-        VitrineError: If it is no picture, or a damaged one.
-    """
-    from PIL import Image
-
-    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
-        return opened.copy()
 
 
 def _single(image: Any, signed: bool) -> torch.Tensor:
@@ -130,19 +122,8 @@ def _single(image: Any, signed: bool) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(image))
         return _scale(tensor.movedim(-1, -3) if tensor.ndim >= 3 else tensor, signed=False)
     if hasattr(image, "convert"):  # PIL
-        return _scale(torch.from_numpy(_bytes(image)).movedim(-1, -3), signed=False)
+        return _scale(torch.from_numpy(pixels_of(image)).movedim(-1, -3), signed=False)
     raise refuse("image", type(image).__name__, _FORMS, "convert it first")
-
-
-def _bytes(image: PILImage) -> np.ndarray:
-    """(H, W, 3) uint8; 16-bit grey pictures as uint16, which Pillow's own conversion to RGB would cut off at 255."""
-    if not image.mode.startswith("I"):
-        return np.array(image.convert("RGB"))
-    grey = np.array(image).astype(np.int64)
-    if grey.size and not (grey.min() >= 0 and grey.max() <= 65535):
-        shown = f"a 32-bit picture, {grey.min()} to {grey.max()}"
-        raise refuse("image values", shown, "8 or 16 bits a channel", "save it as a PNG of 8 or 16 bits")
-    return np.repeat(grey.astype(np.uint16)[..., None], 3, axis=-1)
 
 
 def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
@@ -161,8 +142,16 @@ def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
     return (tensor if signed else tensor * 2 - 1).clamp(-1, 1)
 
 
-def _resize(pixels: torch.Tensor, size: int | tuple[int, int] | None) -> torch.Tensor:
-    size = (size, size) if isinstance(size, int) else size
+def _sides(size: Any) -> tuple[int, int] | None:
+    """(height, width) of a side, or of both."""
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    check_sides("size", *(sides if len(sides) == 2 else (size,)))
+    return int(sides[0]), int(sides[1])
+
+
+def _resize(pixels: torch.Tensor, size: tuple[int, int] | None) -> torch.Tensor:
     if size is None or tuple(pixels.shape[-2:]) == size:
         return pixels
     # antialiased bicubic is PIL's own bicubic, GDF's choice

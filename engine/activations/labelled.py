@@ -14,10 +14,10 @@ import torch
 
 from ..errors import refuse
 from ..files import named
-from .images import open_picture, to_pixels
+from ..folders import files_in, folders_in
+from ..pictures import PICTURES, like_picture, mask_of, open_picture, pictures_in
+from .images import to_pixels
 from .segmentation import IGNORE, square_mask
-
-PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 
 # The 19 classes that Cityscapes evaluates, by their number in *_labelIds.png.
 _CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
@@ -47,7 +47,7 @@ class LabelledFolder:
         Raises:
             VitrineError: If the mask is not one channel of whole numbers, or has a label beyond the classes.
         """
-        labels = self.relabel(_read_mask(self.masks[index]))
+        labels = self.relabel(_read_mask(self.masks[index], self.pictures[index]))
         known = labels[labels != IGNORE]
         if len(known) and (int(known.min()) < 0 or int(known.max()) >= self.classes):
             strange = sorted(set(known.unique().tolist()) - set(range(self.classes)))
@@ -81,15 +81,9 @@ def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
     return torch.stack(cleaned)
 
 
-def _read_mask(path: Path) -> torch.Tensor:
-    """(H, W) int64 numbers as stored: the index of a palette picture, not its colour."""
-    if path.suffix == ".npy":
-        table = _read_array(path)
-    else:
-        from PIL import Image
-
-        with named(path, "mask", "a picture that Pillow opens", "save it again"), Image.open(path) as picture:
-            table = np.array(picture)
+def _read_mask(path: Path, picture: Path) -> torch.Tensor:
+    """(H, W) int64 numbers, turned as the picture is: the index of a palette picture, not its colour."""
+    table = like_picture(_read_array(path), picture) if path.suffix == ".npy" else mask_of(path, picture)
     if table.ndim != 2 or not (np.issubdtype(table.dtype, np.integer) or (table == np.round(table)).all()):
         shown = f"{table.dtype} of shape {table.shape}"
         raise refuse(f"mask {path.name}", shown, "one channel of whole numbers", "save class numbers, not colours")
@@ -99,10 +93,10 @@ def _read_mask(path: Path) -> torch.Tensor:
 def _read_array(path: Path) -> np.ndarray:
     remedy = "save it with numpy.save as an integer array; objects are never unpickled"
     with named(path, "mask", "a plain array", remedy):
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a header may promise more than there is
         if not isinstance(array, np.ndarray):
             raise TypeError("an archive")
-        return array
+        return np.array(array)
 
 
 def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder:
@@ -113,7 +107,9 @@ def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder
     """
     root = Path(folder)
     pictures = _listed(root / "images" / split)
-    masks = [root / "annotations" / split / f"{p.stem}.png" for p in pictures]
+    annotations = root / "annotations" / split
+    drawn = _by_stem(annotations, ".png")
+    masks = [drawn.get(p.stem, annotations / f"{p.stem}.png") for p in pictures]
     return _folder(pictures, masks, 150, _ade_classes)
 
 
@@ -128,9 +124,10 @@ def read_cityscapes(folder: str | Path, split: str = "val") -> LabelledFolder:
         VitrineError: If the layout is another, or a picture has no mask.
     """
     root, ending = Path(folder), "_leftImg8bit.png"
-    pictures = sorted((root / "leftImg8bit" / split).glob(f"*/*{ending}"))
+    cities = folders_in(root / "leftImg8bit" / split)
+    pictures = [p for city in cities for p in files_in(city, ending.lower())]
     fine = root / "gtFine" / split
-    masks = [fine / p.parent.name / p.name.replace(ending, "_gtFine_labelIds.png") for p in pictures]
+    masks = [fine / p.parent.name / f"{p.name[: -len(ending)]}_gtFine_labelIds.png" for p in pictures]
     return _folder(pictures, masks, len(_CITYSCAPES), _city_classes, root / "leftImg8bit" / split)
 
 
@@ -158,10 +155,12 @@ def read_masks(pictures: str | Path, masks: str | Path, classes: int) -> Labelle
         VitrineError: If there are no pictures, or one has no mask.
     """
     files, folder = _listed(Path(pictures)), Path(masks)
-    arrays = [folder / f"{p.stem}.npy" for p in files]
-    images = [folder / f"{p.stem}.png" for p in files]
-    chosen = [a if a.is_file() and not i.is_file() else i for a, i in zip(arrays, images, strict=True)]
-    return _folder(files, chosen, classes, _as_stored)
+    drawn = _by_stem(folder, ".npy") | _by_stem(folder, ".png")
+    return _folder(files, [drawn.get(p.stem, folder / f"{p.stem}.png") for p in files], classes, _as_stored)
+
+
+def _by_stem(folder: Path, ending: str) -> dict[str, Path]:
+    return {path.stem: path for path in files_in(folder, ending)}
 
 
 def _as_stored(stored: torch.Tensor) -> torch.Tensor:
@@ -169,7 +168,7 @@ def _as_stored(stored: torch.Tensor) -> torch.Tensor:
 
 
 def _listed(folder: Path) -> list[Path]:
-    pictures = sorted(p for p in folder.glob("*") if p.suffix.lower() in PICTURES)
+    pictures = pictures_in(folder)
     if not pictures:
         raise refuse("folder", str(folder), f"pictures ({', '.join(PICTURES)})", "give the data set's top folder")
     return pictures

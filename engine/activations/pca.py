@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from ..hooks import Activation
+from ..sizes import check_sides
 
 Maps = Activation | torch.Tensor
 _RELATIVE_RANK = 1e-10
@@ -82,6 +83,7 @@ def pca_rgb(maps: Maps, basis: PCABasis | None = None, size: int | tuple[int, in
         VitrineError: If the place has no grid (text tokens, attention maps), its channel count is not the basis's, or
             values are not finite.
     """
+    check_sides("size", *(size if isinstance(size, (tuple, list)) else (size,)))
     tensor = _as_maps(maps)
     if basis is None:
         pictures = torch.cat([PCABasis.fit(single).rgb(single) for single in tensor.split(1)])

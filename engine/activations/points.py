@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..tables import lines_of
 from .correspondence import Matches
 
 COLOURS = ((0.90, 0.22, 0.27), (0.16, 0.62, 0.56), (0.96, 0.64, 0.14), (0.27, 0.42, 0.85), (0.62, 0.30, 0.71))
@@ -53,7 +54,7 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
 
 
 def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
-    lines = [line.replace(",", " ").split() for line in text.splitlines() if line.strip()]
+    lines = [line.replace(",", " ").split() for line in lines_of(text)]
     return [(line[1:], False) if line[0] == "not" else (line, True) for line in lines]
 
 
@@ -76,7 +77,7 @@ def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Te
         VitrineError: If there is not one line for each picture, lines differ in their number of points, or a point is
             not two numbers inside the picture.
     """
-    lines = [line.split(";") for line in text.splitlines() if line.strip()]
+    lines = [line.split(";") for line in lines_of(text)]
     if len(lines) != pictures or len({len(line) for line in lines}) != 1:
         shown = f"{len(lines)} lines of {sorted({len(line) for line in lines})} points"
         raise refuse("keypoints", shown, f"{pictures} lines of equally many", "x y; x y; - on each, - where hidden")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..addresses import sites_of
-from ..errors import refuse
+from ..errors import printable, refuse
 from ..files import named, parse_table, write_json
 from ..fingerprint import fingerprint_of, same_weights, short
 from .presets import Preset
@@ -72,5 +72,23 @@ class FeaturePreset:
                 raise ValueError("a preset has a name and a list of addresses")
             settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": [*map(int, settings["seeds"])]}
             preset = Preset.from_dict(settings)
+            _check(preset)
             preset.config()  # refuses values that no tap would take
             return cls(preset, str(table["fingerprint"]), dict(table["info"]))
+
+
+_MOST_SEEDS, _MOST_PLACES, _LARGEST = 1000, 10_000, 1 << 20
+
+
+def _check(preset: Preset) -> None:
+    """Refuse numbers that no search chose: each seed is a forward, each address is looked up."""
+    texts = (preset.name, preset.model, preset.source, preset.note, *preset.addresses)
+    if not all(isinstance(text, str) and len(text) <= 10_000 and printable(text) == text for text in texts):
+        raise ValueError("names with characters that are no text")
+    if not 0 < len(preset.addresses) <= _MOST_PLACES or not 0 < len(preset.seeds) <= _MOST_SEEDS:
+        raise ValueError(f"{len(preset.addresses)} addresses, {len(preset.seeds)} seeds")
+    if not all(0 <= seed < 1 << 64 for seed in preset.seeds) or not 0 <= preset.timestep <= 10_000:
+        raise ValueError(f"timestep {preset.timestep}, seeds from {min(preset.seeds)} to {max(preset.seeds)}")
+    counts = (preset.size, preset.channels, *preset.discard)
+    if not all(0 <= count <= _LARGEST for count in counts):
+        raise ValueError(f"size {preset.size}, {preset.channels} channels, discard {preset.discard[:5]}")

@@ -198,7 +198,7 @@ def rank_places(
         scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
             denoiser, scored, cond, places, config.timestep, progress=progress, memory=memory,
-            state=None if folder is None else folder / "filter.json", inputs=made_of,
+            state=_run(folder, "filter.json", made_of),
         )  # fmt: skip
         candidates, dropped = config.rule.apply(properties)
         if not candidates:
@@ -225,12 +225,16 @@ def _search(
     folder, made_of = kept
 
     def search(score: ScoreOf, name: str) -> SearchResult:
-        state = None if folder is None else folder / name
-        how: dict = {"most": config.most, "tie": TIE, "state": state, "progress": progress}
-        how["inputs"] = {**made_of, "judged by": [name, config.split, config.folds, config.alpha]}
+        judged = {**made_of, "judged by": [config.split, config.folds, config.alpha]}
+        how: dict = {"most": config.most, "tie": TIE, "state": _run(folder, name, judged), "progress": progress}
         return greedy_search(candidates, score, budget=budget, **how)
 
     return search
+
+
+def _run(folder: Path | None, name: str, inputs: dict[str, object]) -> Run:
+    """The part of a ranking that has a JSON file of its own in the folder."""
+    return Run(None if folder is None else folder / name, name, inputs)
 
 
 def _judge(pictures: Pictures, config: RankingConfig) -> Judge | None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..file_names import safe_name
 from ..files import named, parse_table
+from ..folders import files_in
+from ..pictures import Stored, stored, turned_point
 from .correspondence import find_correspondence, pck
 
 SPLITS = ("trn", "val", "test")
@@ -56,7 +61,8 @@ class SPairPair:
 def read_spair(folder: str | Path, split: str = "test", category: str | None = None) -> list[SPairPair]:
     """All pairs of one split, in the order of their file names.
 
-    ``folder`` holds ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Pictures are not opened.
+    ``folder`` holds ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Of pictures that are there
+    the headers are read: where one is stored turned, its points and box are turned with it.
 
     Raises:
         VitrineError: If the split or category is unknown, the layout is another, or an annotation is damaged.
@@ -64,11 +70,12 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
     if split not in SPLITS:
         raise refuse("split", split, ", ".join(SPLITS), "SPair-71k calls training 'trn'")
     root = Path(folder)
-    files = sorted((root / "PairAnnotation" / split).glob("*.json"))
+    files = files_in(root / "PairAnnotation" / split, ".json")
     if not files:
         accepted = f"PairAnnotation/{split}/*.json below it"
         raise refuse("SPair-71k folder", str(folder), accepted, "unpack SPair-71k and give the folder of that name")
-    pairs = [_pair(root, file) for file in files]
+    how_stored = lru_cache(maxsize=None)(stored)
+    pairs = [_pair(root, file, how_stored) for file in files]
     if category is None:
         return pairs
     chosen = [p for p in pairs if p.category == category]
@@ -77,11 +84,11 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
     return chosen
 
 
-def _pair(root: Path, file: Path) -> SPairPair:
+def _pair(root: Path, file: Path, how_stored: Callable[[Path], Stored]) -> SPairPair:
     with named(file, "SPair-71k annotation", "the keys of SPair-71k", "unpack the data set again"):
         annotation = parse_table(file.read_text(encoding="utf-8"))
         (source, points, size, box), (target, target_points, target_size, target_box) = (
-            _end(root, annotation, prefix) for prefix in ("src", "trg")
+            _end(root, annotation, prefix, how_stored) for prefix in ("src", "trg")
         )
     if points.shape != target_points.shape or points.ndim != 2 or points.shape[1] != 2:
         shapes = (tuple(points.shape), tuple(target_points.shape))
@@ -91,13 +98,24 @@ def _pair(root: Path, file: Path) -> SPairPair:
     )
 
 
-def _end(root: Path, annotation: dict[str, Any], prefix: str) -> tuple[Path, torch.Tensor, tuple[int, int], Box]:
-    """Picture, points, size and box of the source (``src``) or the target (``trg``)."""
+def _end(
+    root: Path, annotation: dict[str, Any], prefix: str, how_stored: Callable[[Path], Stored]
+) -> tuple[Path, torch.Tensor, tuple[int, int], Box]:
+    """Upright picture, points, size and box of the source (``src``) or the target (``trg``)."""
     width, height = (int(v) for v in annotation[f"{prefix}_imsize"][:2])
-    left, top, right, bottom = (float(v) for v in annotation[f"{prefix}_bndbox"])
-    picture = root / "JPEGImages" / annotation["category"] / annotation[f"{prefix}_imname"]
+    box = tuple(float(v) for v in annotation[f"{prefix}_bndbox"])
     points = torch.tensor(annotation[f"{prefix}_kps"], dtype=torch.float32)
-    return picture, points, (width, height), (left, top, right, bottom)
+    if len(box) != 4 or min(width, height) < 1 or not all(map(math.isfinite, box)) or not points.isfinite().all():
+        raise ValueError(f"a picture of {width} x {height} with a box {box}")
+    folder, name = safe_name(annotation["category"]), safe_name(annotation[f"{prefix}_imname"])
+    picture = root / "JPEGImages" / folder / name
+    seen = how_stored(picture) if picture.is_file() else Stored(width, height, 1)
+    if seen.orientation == 1 or (seen.width, seen.height) != (width, height):
+        return picture, points, (width, height), (box[0], box[1], box[2], box[3])
+    points = torch.tensor([turned_point(x, y, seen) for x, y in points.tolist()]).reshape(points.shape)
+    (left, top), (right, bottom) = turned_point(*box[:2], seen), turned_point(*box[2:], seen)
+    size, columns, rows = seen.size[::-1], sorted((left, right)), sorted((top, bottom))
+    return picture, points, size, (columns[0], rows[0], columns[1], rows[1])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..progress import Progress, silent
 from ..run import Run
 from .config import TapConfig
 from .container import Activations
-from .pictures import MadeOf, Source, in_chunks
+from .pictures import MadeOf, Pictures, Source, in_chunks
 from .tap import tap_latents
 from .writer import ActivationReader, ActivationWriter
 
@@ -115,9 +115,8 @@ class Streamed(NamedTuple):
 
 
 def stream_taps(
-    denoiser: Denoiser, source: Source, names: Sequence[str], config: TapConfig, folder: str | Path,
+    denoiser: Denoiser, source: Source | Pictures, names: Sequence[str], config: TapConfig, folder: str | Path,
     memory: int | str = "2GB", progress: Progress = silent, workers: Workers | None = None,
-    made_of: MadeOf | None = None,
 ) -> Streamed:  # fmt: skip
     """Tap pictures into a folder; the same call goes on after an interruption, also after ``kill -9``.
 
@@ -125,12 +124,11 @@ def stream_taps(
     when their turn comes, ``config.batch`` rows at most at a time.
 
     Args:
-        source: gives latents and conditions of pictures by number.
+        source: gives latents and conditions of pictures by number. Without pictures that say what they are made of, it
+            is asked for them also where they were tapped before, to see that they are the same.
         names: one for each picture, without ``#``.
         memory: budget in bytes or as "2GB".
         workers: processes that share the pictures and the folder, each of which taps its own; None taps all.
-        made_of: what pictures are made of; None: their latents and conditions, which the source is then asked for also
-            where they were tapped before.
 
     Returns:
         The taps of all pictures whose turn has come, to be read place by place.
@@ -143,6 +141,8 @@ def stream_taps(
     if len(set(names)) != len(names) or not names or any("#" in name for name in names):
         raise refuse("names", list(names)[:5], "distinct names without '#'", "name every picture")
     budget, own = memory_bytes(memory), range(len(names)) if workers is None else workers.share(len(names))
+    made_of = source.made_of if isinstance(source, Pictures) else None
+    source = source.source if isinstance(source, Pictures) else source
     made_of = made_of or MadeOf({}, lambda n: source([n]))
     inputs = {**denoiser.inputs, **made_of.shared, "settings": replace(config, batch=1, early_exit=True)}
     run = Run(folder, "taps", inputs, ("shard-*.safetensors",), workers or ALONE)

@@ -75,7 +75,7 @@ def tap_latents(
 
 
 @torch.no_grad()
-def tap_timesteps(
+def tap_timesteps(  # noqa: PLR0913
     denoiser: Denoiser,
     latents: torch.Tensor,
     cond: Condition,

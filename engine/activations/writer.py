@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import refuse
-from ..files import named, open_artefact, parse_json, save_artefact, sweep, write_json
+from ..files import named, open_artefact, parse_json, save_artefact, write_json
 from ..run import other_inputs
+from ..temporary_files import sweep
 from .config import TapConfig
 from .container import Activations
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFile, Writes
 from .options import Load
 
 
@@ -15,7 +17,7 @@ from .options import Load
 class Demo:
     """Render, sample and tap the portraits model, and write a self-contained report."""
 
-    out: Path = Path("report.html")
+    out: OutFile = Path("report.html")
     """The HTML file to write."""
 
     def run(self) -> int:
@@ -30,15 +32,15 @@ class Demo:
 class Reproduce:
     """Measure the named claims and print a table; the exit status is 1 if one does not hold."""
 
-    claims: Positional[tuple[str, ...]] = ()
+    claims: Positional[Annotated[tuple[str, ...], arg(metavar="[CLAIMS ...]")]] = ()
     """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""
     quick: bool = False
     """Fewer samples and wider intervals: minutes instead of hours."""
-    json: Path | None = None
+    json: OutFile | None = None
     """Also write the results to this file."""
     model: str | None = None
     """A model folder to measure instead of the shipped one."""
-    workers: int = 1
+    workers: Count = 1
     """So many claims side by side, each in a process of one thread: 2 on two cores."""
 
     def run(self) -> int:
@@ -52,28 +54,40 @@ class Reproduce:
 class Addresses:
     """List the addresses of a diffusers model, with kind and module path."""
 
-    model: Positional[str] = "portraits"
+    model: Positional[Annotated[str, arg(metavar="[MODEL]")]] = "portraits"
     """A pipeline folder or hub id; 'portraits' is the shipped model."""
-    pattern: Positional[str] = "*"
+    pattern: Positional[Annotated[str, arg(metavar="[PATTERN]")]] = "*"
     """Address or glob."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
+        for address, kind, path in self._rows():
+            print(f"{address:<48} {kind:<8} {path}")
+        return 0
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """(address, kind, module path) of each; a shipped model's stand in a file, which needs no torch."""
+        from ..address_patterns import matching
+        from .address_tables import shipped_addresses
+
+        table = shipped_addresses(self.model) if self.load == LoadConfig() else None
+        if table is not None:
+            wanted = set(matching([row[0] for row in table.rows], table.default, self.pattern))
+            return [row for row in table.rows if row[0] in wanted]
         from ..addresses import resolve
         from ..pipelines.loading import load_backbone
 
-        for site in resolve(load_backbone(self.model, self.load), self.pattern):
-            print(f"{site.address:<48} {site.kind:<8} {site.path}")
-        return 0
+        sites = resolve(load_backbone(self.model, self.load), self.pattern)
+        return [(site.address, site.kind, site.path) for site in sites]
 
 
 @dataclass(frozen=True)
 class Card:
     """Measure a portraits model and write its model card (README.md) beside the weights."""
 
-    folder: Positional[Path | None] = None
-    """Model folder; default the shipped one."""
+    folder: Positional[Annotated[Path, Writes("folder"), arg(metavar="FOLDER")]]
+    """Model folder, which gets the card; measuring takes minutes."""
     device: str = "cpu"
     """Where to sample."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..setting_checks import Count, OutFolder
+
 
 @dataclass(frozen=True)
 class Train:
@@ -13,13 +15,13 @@ class Train:
 
     weight: Literal["power-cosine", "constant"] = "power-cosine"
     """The paper's curve, or SDXL's constant weight."""
-    out: Path = Path("portraits-transformer")
+    out: OutFolder = Path("portraits-transformer")
     """Folder for the state and the exported model."""
-    pictures: int = 10_240
+    pictures: Count = 10_240
     """Training pictures, rendered and encoded first."""
-    steps: int = 10_000
+    steps: Count = 10_000
     """Updates."""
-    batch: int = 32
+    batch: Count = 32
     """Pictures of each."""
     start: str | None = None
     """A transformer to begin with, by name or folder, instead of random weights."""

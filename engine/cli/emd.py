@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..files import named, parse_table
 from ..pipelines.loading import LoadConfig
+from ..prompt_files import read_prompts
+from ..setting_checks import Count, OutFile, OutFolder
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
@@ -37,9 +39,9 @@ class Train:
     with ``-m vitrine.engine.cli.main emd train``, processes share each batch.
     """
 
-    config: Positional[Path | None] = None
+    config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
     """JSON file; see above."""
-    out: Path = Path("emd-student")
+    out: OutFolder = Path("emd-student")
     """Folder for state.safetensors and the exported LoRA files."""
     stop_after: int | None = None
     """Stop when so many steps are done in all (the state is saved)."""
@@ -97,25 +99,25 @@ class Evaluate:
     Beside them stand the teacher's own single step, and the teacher on other seeds: as near as chance allows.
     """
 
-    student: Positional[Path]
+    student: Positional[Annotated[Path, arg(metavar="STUDENT")]]
     """A student's file, LoRA or whole network; or OUT/checkpoints of a run that keeps some, whose best is named."""
     prompts: Path
-    """Text file, one prompt a line."""
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     model: str = "portraits"
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
     """The feature network: readout for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
     clip: str = ""
     """A transformers folder of a CLIPModel, for a CLIP score; none without."""
-    seeds: int = 4
+    seeds: Count = 4
     """Pictures of each prompt."""
-    steps: int = 30
+    steps: Count = 30
     """Of the teacher."""
     guidance: float = 3.0
     """Of the teacher."""
-    size: tuple[int, int] | None = None
+    size: tuple[Count, Count] | None = None
     """Height and width in pixels; by default what the teacher's pipeline draws."""
-    out: Path | None = None
+    out: OutFile | None = None
     """JSON file for the figures."""
     load: Load = LoadConfig()
 
@@ -127,8 +129,7 @@ class Evaluate:
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
 
-        with named(self.prompts, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
-            lines = [line.strip() for line in self.prompts.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines, _ = read_prompts(self.prompts)
         students, protocol = (
             checkpoints(self.student),
             Protocol(lines, self.seeds, self.steps, self.guidance, size=self.size),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import os
 import sys
 from typing import Annotated, Any, NamedTuple, Union
 
+from .. import packages
 from ..errors import VitrineError, refuse
-
-EXTRAS = "This command needs more packages: pip install torch 'vitrine[demo]'"
+from ..setting_checks import check_settings
+from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_libraries, wide_enough
 
 
 class Group(NamedTuple):
@@ -24,18 +26,51 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run one command.
 
     Returns:
-        The command's exit status; 2 after bad input, which is explained in one line on stderr; 130 after Ctrl-C.
+        The command's exit status; 2 after bad input or where a file cannot be written, which is explained in one line
+        on stderr; 130 after Ctrl-C; 141 where the reader of stdout has gone away.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    stopped: SystemExit | None = None
+    with any_letters():
+        try:
+            status = _run(arguments)
+        except SystemExit as stop:  # after --help
+            status, stopped = 0, stop
+        unwritten = flush_failed()
+    if isinstance(unwritten, BrokenPipeError):
+        return CLOSED_PIPE
+    if unwritten is not None:
+        return _explained(str(unwritten))
+    if stopped is not None:
+        raise stopped
+    return status
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit status of one command."""
+    if arguments == ["--version"]:
+        print(packages.versions())
+        return 0
     try:
-        return _parse(arguments).run()
+        command = _parse(arguments)
+        check_settings(command)
+        with quiet_libraries():
+            return command.run()
     except ImportError as error:
-        message = f"{error}. {EXTRAS}"
+        remedy = packages.install("demo", "torch")
+        return _explained(f"{error}. This command needs more packages: {remedy}")
+    except BrokenPipeError:
+        drop_stdout()
+        return CLOSED_PIPE
     except (VitrineError, OSError) as error:
-        message = str(error)
+        return _explained(str(error))
     except KeyboardInterrupt:
         print("vitrine: interrupted", file=sys.stderr)
         return 130
+
+
+def _explained(message: str) -> int:
+    """2, once the message is on stderr, in one line."""
     print("vitrine: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
@@ -71,14 +106,26 @@ def _parse(arguments: list[str]) -> Any:
     tree = _tree()
     _check_words(arguments, tree)
     errors = io.StringIO()
-    about = "Open a diffusion model like a display case: see what is inside, change it, sample from it."
+    about = (
+        "Open a diffusion model like a display case: see what is inside, change it, sample from it. "
+        "`vitrine --version` prints versions."
+    )
     try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(_union(tree), args=arguments, prog="vitrine", description=about)
+        with contextlib.redirect_stderr(errors), wide_enough():
+            return tyro.cli(_union(tree), args=_at_home(arguments), prog="vitrine", description=about)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise VitrineError(_plain(errors.getvalue())) from None
+
+
+def _at_home(arguments: list[str]) -> list[str]:
+    """The words with ``~`` as the home folder, also behind ``--out=`` and in quotes, where a shell leaves it."""
+    words = []
+    for word in arguments:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        words.append(option + equals + (os.path.expanduser(value) if value.startswith("~") else value))
+    return words
 
 
 def _check_words(arguments: list[str], tree: dict[str, type | Group]) -> None:
@@ -111,11 +158,13 @@ def _union(table: dict[str, Any]) -> Any:
 
 
 def _plain(box: str) -> str:
-    """tyro's error without its frame, down to the first rule."""
+    """tyro's error without its frame and title, down to the first rule inside; frames are drawn in ASCII too."""
     lines = [line.strip(" │") for line in box.splitlines()]
+    if lines[1:] and lines[1].startswith("---"):
+        del lines[:2]
     text: list[str] = []
     for line in lines:
-        if line.startswith("─") and text:
+        if line.startswith(("─", "---")) and text:
             break
         if line and line[0] not in "─╭╰":
             text.append(line)

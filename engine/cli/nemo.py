@@ -7,13 +7,15 @@ import hashlib
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
-from ..files import named, save_safetensors, write_json, write_text
+from ..files import save_safetensors, write_json, write_text
 from ..pipelines.loading import LoadConfig
+from ..prompt_files import read_prompts
+from ..setting_checks import Count, OutFile, OutFolder
 from .nemo_check import Check
 from .options import Load
 
@@ -34,16 +36,6 @@ def _bar(label: str, workers: Any) -> Any:
     return TqdmProgress(label, not workers.index)
 
 
-def _prompts(path: Path, least: int = 1) -> list[str]:
-    if not path.is_file():
-        raise refuse("prompt file", str(path), "a text file, one prompt a line", "check the path")
-    with named(path, "prompt file", "a text file in UTF-8, one prompt a line", "save it as UTF-8"):
-        prompts = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if len(prompts) < least:
-        raise refuse("prompt file", f"{len(prompts)} prompts", f"{least} or more, one a line", "add ordinary captions")
-    return prompts
-
-
 @dataclass(frozen=True)
 class Calibrate:
     """Measure neuron statistics and the memorization threshold on ordinary captions. The same command resumes.
@@ -51,11 +43,11 @@ class Calibrate:
     Under ``torchrun`` or ``accelerate launch`` processes share the captions.
     """
 
-    prompts: Positional[Path]
-    """Text file with ordinary captions, one a line; 500 or more."""
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
+    """Ordinary captions, 500 or more: text, one a line; or CSV, TSV, JSON, JSONL with a column prompt or caption."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
-    out: Path = Path("nemo")
+    out: OutFolder = Path("nemo")
     """Folder for statistics.safetensors and threshold.json."""
     scope: str = "down+mid"
     """down+mid (published) or all."""
@@ -65,7 +57,7 @@ class Calibrate:
     """Of the scores, at twice the rows; 0 is published. Detection takes it over."""
     parity: bool = False
     """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
-    scored: int = 200
+    scored: Count = 200
     """How many of the captions are scored for the threshold."""
     memory: str = "4GB"
     """What may be held beyond the model."""
@@ -78,7 +70,7 @@ class Calibrate:
         from ..processes import launched
         from ..run import forget
 
-        texts, pipe, workers = _prompts(self.prompts, 2), _pipeline(self.model, self.load), launched()
+        texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
         probe = ProbeConfig(
             timestep_index=self.timestep_index, guidance=self.guidance, data_range=None if self.parity else AUTO
         )
@@ -106,13 +98,13 @@ class ScorePrompts:
     Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
     """
 
-    prompts: Positional[Path]
-    """Text file, one prompt a line."""
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
-    out: Path = Path("scores.csv")
+    out: OutFile = Path("scores.csv")
     """A table: prompt, score, memorized or not; the highest score first."""
     memory: str = "4GB"
     """What may be held beyond the model."""
@@ -125,7 +117,7 @@ class ScorePrompts:
         from ..processes import launched
         from ..run import forget
 
-        calibrated, texts = Calibrated.load(self.calibrated), _prompts(self.prompts)
+        calibrated, texts = Calibrated.load(self.calibrated), read_prompts(self.prompts)[0]
         pipe, workers = _pipeline(self.model, self.load), launched()
         calibrated.check(fingerprint_of(pipe._network))
         state = self.out.with_suffix(".safetensors")
@@ -150,19 +142,19 @@ class Find:
     Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
     """
 
-    prompts: Positional[Path]
-    """Text file, one prompt a line."""
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
-    out: Path = Path("neurons")
+    out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
     share: float | None = None
     """Stop at this share of what blocking everything does, instead of at tau; 0.98 suits the portraits."""
     mode: str = "chain"
     """parity, chain or fast."""
-    together: int = 16
+    together: Count = 16
     """Prompts searched in lockstep."""
     seed: int = 0
     """Of the noises; 0: as calibrated. Several searches, each in a folder of its own, make a vitrine nemo consensus."""
@@ -183,7 +175,8 @@ class Find:
         pipe = _pipeline(self.model, self.load)
         calibrated.check(fingerprint_of(pipe._network))
         config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode)
-        paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in _prompts(self.prompts)}
+        prompts, _ = read_prompts(self.prompts)
+        paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
         settings = settings_of(pipe.probe(calibrated.scope, probe), config)
         inputs = pipe.search_inputs(statistics) | {"settings": settings}
         with Run(self.out, "NEMO find", inputs, ("*.json",), workers):
@@ -209,11 +202,11 @@ class Find:
 class Bake:
     """Write the union of NEURONS files into a model's weights, as the changed tensors only."""
 
-    neurons: Positional[tuple[Path, ...]]
+    neurons: Positional[Annotated[tuple[Path, ...], arg(metavar="NEURONS ...")]]
     """NEURONS files of one model."""
     model: str = "portraits"
     """That model."""
-    out: Path = Path("nemo-patch.safetensors")
+    out: OutFile = Path("nemo-patch.safetensors")
     """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
     factor: float = 0.0
     """0 prunes."""

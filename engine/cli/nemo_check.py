@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..pipelines.loading import LoadConfig
 from ..prompt_files import read_prompts
+from ..setting_checks import AtLeast, Count, OutFolder
 from .options import Load
 
 
@@ -19,7 +20,7 @@ class Check:
     """
 
     prompts: Path
-    """CSV with a column prompt (or caption, or text) and, if you like, label; or a text file, one prompt a line."""
+    """CSV, TSV, JSON or JSONL with a column prompt (caption, text) and, if you like, label; or text, one a line."""
     model: str = "portraits"
     """Pipeline folder, hub id or .safetensors file of any text-to-image model."""
     pictures: Path | None = None
@@ -27,26 +28,26 @@ class Check:
     lora: Path | None = None
     """A LoRA (.safetensors) that is loaded for this check; the model without it says which distance is usual."""
     ordinary: Path | None = None
-    """Text file with captions that have nothing to do with the pictures; needed where there is no LoRA."""
-    out: Path = Path("copy-check")
+    """A list of captions that have nothing to do with the pictures; needed where there is no LoRA."""
+    out: OutFolder = Path("copy-check")
     """Folder of this check."""
-    seeds: int = 8
+    seeds: Count = 8
     """Samples of each prompt."""
     first_seed: int = 2000
     """Of these."""
-    steps: int = 30
+    steps: Count = 30
     """Of sampling."""
     guidance: float = 7.5
     """Of sampling."""
-    height: int = 0
+    height: Annotated[int, AtLeast(0)] = 0
     """In pixels; 0: the model's own."""
-    width: int = 0
+    width: Annotated[int, AtLeast(0)] = 0
     """In pixels; 0: the model's own."""
     calibrated: Path | None = None
     """The folder that calibrate wrote for this model: its threshold gives NeMo's score a verdict."""
     clip: Path | None = None
     """Folder of a CLIP vision model (transformers, safetensors): likeness to the nearest picture."""
-    shown: int = 50
+    shown: Annotated[int, AtLeast(0)] = 50
     """Prompts with pictures on the page."""
     memory: str = "2GB"
     """What may be held beyond the model."""

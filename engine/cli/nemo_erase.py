@@ -5,17 +5,19 @@ Heavy imports wait for ``run``, so settings stand here as plain numbers; what th
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..files import named
 from ..pipelines.loading import LoadConfig
-from .nemo import _pipeline, _prompts
+from ..prompt_files import read_prompts
+from ..setting_checks import AtLeast, Count, OutFile, OutFolder
+from ..tables import read_records
+from .nemo import _pipeline
 from .options import Load
 
 
@@ -27,41 +29,41 @@ class Erase:
     pipeline's ``verify`` and an empty set of neurons.
     """
 
-    pairs: Positional[Path]
+    pairs: Positional[Annotated[Path, arg(metavar="PAIRS")]]
     """CSV with the columns prompt and picture; a path of a picture counts from the CSV's folder."""
     neurons: tuple[Path, ...]
     """NEURONS files that vitrine nemo find wrote; their union is blocked while surrogates are sampled."""
     ordinary: Path
-    """Text file with captions that must stay as they are, one a line; 100 or more."""
+    """Captions that must stay as they are, 100 or more: text, one a line, or CSV, TSV, JSON, JSONL."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
-    out: Path = Path("erased.safetensors")
+    out: OutFile = Path("erased.safetensors")
     """A LoRA (rank above 0), or all weights of the UNet."""
-    work: Path | None = None
+    work: OutFolder | None = None
     """Folder for the state of the training; the default stands beside the output."""
-    rank: int = 0
+    rank: Annotated[int, AtLeast(0)] = 0
     """Of a LoRA; 0 trains all weights, as published."""
-    rounds: int = 10
+    rounds: Count = 10
     """Attacks on the weights as they stand; each adds one embedding for every picture."""
-    updates: int = 30
+    updates: Count = 30
     """Of the weights after each attack."""
     lr: float = 3e-4
     """Adam's highest rate."""
-    batch: int = 16
+    batch: Count = 16
     """Rows of each of the two losses in one update."""
-    attack_steps: int = 30
+    attack_steps: Count = 30
     """Steps of each attack."""
-    attack_batch: int = 4
+    attack_batch: Count = 4
     """Noises a step of an attack looks at."""
     keep: Literal["predictions", "noise"] = "predictions"
     """What ordinary captions must go on predicting: the untouched network's predictions, or the noise (published)."""
     seed: int = 0
     """Of batches, noises and starts."""
-    surrogates: int = 3
+    surrogates: Count = 3
     """Samples to put in each picture's place."""
     first_seed: int = 500
     """Of surrogates and ordinary pictures."""
-    steps: int = 30
+    steps: Count = 30
     """Of their sampling."""
     guidance: float = 7.5
     """Of their sampling."""
@@ -69,8 +71,8 @@ class Erase:
 
     def run(self) -> int:
         """0 on success."""
-        from ..activations.images import open_picture
         from ..nemo import AttackConfig, EraseConfig, NeuronSet
+        from ..pictures import open_picture
         from ..pipelines.nemo_erase import SurrogateConfig
         from ..progress import TqdmProgress
 
@@ -86,7 +88,7 @@ class Erase:
         work = self.work or self.out.with_suffix(".work")
         opened, union = [open_picture(p) for p in pictures], sets[0].merged(*sets[1:])
         erased = _pipeline(self.model, self.load).erase(
-            prompts, opened, _prompts(self.ordinary), union, training, sources, work, TqdmProgress("updates")
+            prompts, opened, read_prompts(self.ordinary)[0], union, training, sources, work, TqdmProgress("updates")
         )  # fmt: skip
         erased.save(self.out)
         kind = f"LoRA of rank {erased.rank}" if erased.rank else "UNet"
@@ -102,8 +104,8 @@ def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
     """
     accepted = "a CSV in UTF-8 with the columns prompt and picture"
     with named(path, "pairs", accepted, "one line for each memorized picture"):
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
-        pairs = [(row["prompt"].strip(), path.parent / row["picture"].strip()) for row in rows]
+        rows = read_records(path, ("prompt", "picture"), "pairs")
+        pairs = [(row["prompt"], path.parent / row["picture"]) for row in rows]
     missing = [str(picture) for _, picture in pairs if not picture.is_file()]
     if missing or not pairs:
         raise refuse("pairs", missing[:3] or f"{path.name}, no rows", "pictures that exist", "correct the paths")
@@ -114,11 +116,11 @@ def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
 class Consensus:
     """Keep the neurons that several searches of one prompt agree on, as one NEURONS file."""
 
-    searches: Positional[tuple[Path, ...]]
+    searches: Positional[Annotated[tuple[Path, ...], arg(metavar="SEARCHES ...")]]
     """NEURONS files of one prompt and model, each searched from other seeds."""
     share: float = 0.5
     """Of the searches that must have kept a neuron."""
-    out: Path = Path("consensus.json")
+    out: OutFile = Path("consensus.json")
     """The NEURONS file."""
 
     def run(self) -> int:

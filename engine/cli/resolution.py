@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..setting_checks import Count, OutFolder
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -14,25 +16,25 @@ class Transfer:
     FOLDER/curves.json, which ``vitrine reproduce resolution.transfer --model FOLDER`` reads.
     """
 
-    folder: Path = Path("portraits-128")
+    folder: OutFolder = Path("portraits-128")
     """Folder for pictures, states and curves."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run of every arm for each."""
     arms: tuple[str, ...] = ()
     """grid-rescaled, extrapolated-rescaled, grid-plain; none means all."""
-    steps: int = 400
+    steps: Count = 400
     """Updates of each run."""
     source: str = "power-cosine"
     """The 64-pixel model: a shipped one or a folder."""
-    batch: int = 8
+    batch: Count = 8
     """Pictures of an update."""
     lr: float = 5e-4
     """Rate, constant."""
     ema: float = 0.995
     """Rate of the averaged weights, which are measured."""
-    pictures: int = 2048
+    pictures: Count = 2048
     """Training pictures, rendered and encoded first."""
-    samples: int = 250
+    samples: Count = 250
     """Pictures each Frechet distance is measured on."""
     guidance: float = 1.0
     """Guidance of these; 1 is none and costs half."""
@@ -68,7 +70,7 @@ class Export:
 
     folder: Path = Path("portraits-128")
     """The folder of ``vitrine resolution transfer``."""
-    out: Path = Path("power-cosine-128")
+    out: OutFolder = Path("power-cosine-128")
     """Folder to write; the shipped one is engine/portraits/weights/transformer/power-cosine-128."""
     arm: str = "grid-rescaled"
     """Which arm."""
@@ -90,21 +92,21 @@ class Tune:
     ``vitrine reproduce resolution.tuned --model FOLDER`` measures such runs.
     """
 
-    folder: Path = Path("portraits-256")
+    folder: OutFolder = Path("portraits-256")
     """Folder for the training pictures and a folder for each run."""
     positions: str = "rope_yarn"
     """keep, rope_pi, rope_ntk or rope_yarn."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run for each."""
-    steps: int = 200
+    steps: Count = 200
     """Updates of each run."""
-    rank: int = 16
+    rank: Count = 16
     """Of the LoRA."""
-    batch: int = 4
+    batch: Count = 4
     """Pictures of an update."""
     lr: float = 1e-3
     """Highest rate; it falls to zero by the end."""
-    pictures: int = 128
+    pictures: Count = 128
     """Training pictures, rendered and encoded first."""
     stop_after: int | None = None
     """Stop each run when so many updates are done (the state is saved)."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFile, OutFolder
 from .options import Load
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ class Rank:
     Under ``torchrun`` or ``accelerate launch`` processes share the pictures.
     """
 
-    pictures: Positional[Path]
+    pictures: Positional[Annotated[Path, arg(metavar="PICTURES")]]
     """Folder of pictures; four or more."""
     masks: Path | None = None
     """Folder of masks with the same file names (grey values are class numbers, 255 unknown). Without it, only the
     filter runs."""
-    classes: int = 2
+    classes: Count = 2
     """Number of classes in the masks."""
     keypoints: Path | None = None
     """Instead of masks, a JSON table: picture's file name -> [[x, y], null, ...], fractions of width and height, the
@@ -38,23 +39,23 @@ class Rank:
     split: Literal["halves", "stratified", "crossed"] = "halves"
     """Who judges with masks: the second half of the pictures, a half that shows each class as often, or each of
     ``folds`` parts in turn."""
-    folds: int = 4
+    folds: Count = 4
     """Parts of the crossed split."""
     model: str = "portraits"
     """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt that fits all pictures."""
-    size: int | None = None
+    size: Count | None = None
     """Side the pictures are squeezed to; 512 for SD1.5. None takes the model's own."""
     timestep: float = 50.0
     """The network's own timestep."""
-    budget: int | None = None
+    budget: Count | None = None
     """Most channels of the chosen places together."""
-    most: int = 4
+    most: Count = 4
     """Most places."""
-    out: Path = Path("feature-preset.json")
+    out: OutFile = Path("feature-preset.json")
     """The preset file."""
-    state: Path | None = None
+    state: OutFolder | None = None
     """Folder for finished scores and for activations; the same command resumes from it. Several processes need it."""
     memory: str = "4GB"
     """What may be held beyond the model and a bare forward; more goes through the state's folder."""
@@ -90,13 +91,14 @@ class Rank:
 
     def _pictures(self) -> Any:
         """The folder with its masks, or the files."""
-        from ..activations.labelled import PICTURES, read_masks
+        from ..activations.labelled import read_masks
+        from ..pictures import pictures_in
 
         if self.masks is not None and self.keypoints is not None:
             raise refuse("--keypoints", "and --masks", "one of them", "rank by each, and compare")
         if self.masks is not None:
             return read_masks(self.pictures, self.masks, self.classes)
-        files = sorted(p for p in self.pictures.glob("*") if p.suffix.lower() in PICTURES)
+        files = pictures_in(self.pictures)
         if len(files) < 2:
             raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
         return files
@@ -124,7 +126,7 @@ class Spair:
     Each picture is tapped once, into the cache; the same command goes on where it was stopped.
     """
 
-    folder: Positional[Path]
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """SPair-71k as its authors ship it: PairAnnotation and JPEGImages."""
     model: str = "portraits"
     """Pipeline folder, hub id or file of a supported model."""
@@ -136,11 +138,11 @@ class Spair:
     """Which pairs."""
     category: str | None = None
     """One category only."""
-    pairs: int | None = None
+    pairs: Count | None = None
     """At most so many pairs of each category, the first ones."""
     prompt: str = "a photo of a {category}"
     """One for each category's pictures."""
-    size: int | None = None
+    size: Count | None = None
     """Side the pictures are squeezed to; None takes the model's own."""
     keep_aspect: bool = False
     """The longer side gets ``size`` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
@@ -152,13 +154,13 @@ class Spair:
     """Massive channels to set to nought; 154 1446 in Flux.1-dev (DiTF)."""
     protocol: Literal["vitrine", "gdf"] = "vitrine"
     """gdf: as the official code taps and joins, each picture a batch of its own; Stable Diffusion's UNets only."""
-    grid: int = 128
+    grid: Count = 128
     """Positions to a side on which features are compared."""
-    cache: Path | None = None
+    cache: OutFolder | None = None
     """Folder for the features; without it they are computed anew each time."""
     memory: str = "2GB"
     """Budget for features in memory."""
-    out: Path | None = None
+    out: OutFile | None = None
     """A JSON file for all figures."""
     load: Load = LoadConfig()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, Positional
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ...evidence.portraits.flow_config import (
     AdvancedDecoderTrainConfig,
@@ -17,6 +17,7 @@ from ...evidence.portraits.flow_config import (
 )
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
+from ..setting_checks import OutFile
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Decoder(DecoderTrainConfig):
 class Identity:
     """Fit the projection that tells people of the portraits world apart, from a model's readout network."""
 
-    folder: Positional[Path]
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Model folder, such as the one `vitrine train portraits` writes."""
 
     def run(self) -> int:
@@ -83,7 +84,7 @@ class Identity:
 class Plants:
     """Plant eight further pictures in the portraits model, as a LoRA; a few minutes on one core."""
 
-    out: Path = Path("later-plants.safetensors")
+    out: OutFile = Path("later-plants.safetensors")
     """The LoRA's file."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""

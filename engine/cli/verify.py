@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from os import environ
 from pathlib import Path
 
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFolder
 from .options import Load
 
 
@@ -24,21 +25,21 @@ class Verify:
     claim: tuple[str, ...] = ()
     """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
     data: Path | None = None
-    """Folder with the authors' files; docs/verify.md says which."""
+    """Folder with the authors' files; the plan (--dry) says which."""
     sscd: Path | None = None
     """SSCD's TorchScript file. It is a program, which this option runs; without it pixels judge copies."""
     clip: Path | None = None
     """Folder of a CLIPModel with its processor (transformers): prompt alignment."""
     face: Path | None = None
-    """A face recogniser's TorchScript file (docs/verify.md says how to make one). It is a program, which this option
+    """A face recogniser's TorchScript file (made with torch.jit.trace). It is a program, which this option
     runs; without it no published identity has anything beside it."""
     lpips: Path | None = None
     """LPIPS as a TorchScript file, likewise."""
-    subset: int | None = None
+    subset: Count | None = None
     """At most so many prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
     """What may be held beyond the weights."""
-    out: Path = Path("verify")
+    out: OutFolder = Path("verify")
     """Folder of this verification."""
     dry: bool = False
     """Stop after the plan."""
@@ -46,7 +47,7 @@ class Verify:
 
     def run(self) -> int:
         """0 if the named claims were measured, or any without names; 1 where data is missing."""
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it
+        environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it
         from ...evidence.verify.context import Asked
         from ...evidence.verify.run import verify
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
-from .options import Load
+from ..setting_checks import AtLeast, Count, OutFile, OutFolder
+from .options import Load, OutSpace
 from .w2w_calibrate import Calibrate, PairSlider
 from .w2w_map import Map
-from .w2w_models import Edit, Encode, Export, Invert, Sample, weights_at
+from .w2w_models import Edit, Encode, Export, Invert, Sample, space_at, weights_at
 from .w2w_products import Blend, Sheet, SliderLora
 
 
@@ -29,26 +29,26 @@ class TrainLoras:
     ``accelerate launch`` starts.
     """
 
-    folder: Positional[Path | None] = None
+    folder: Positional[Annotated[Path | None, arg(metavar="[FOLDER]")]] = None
     """Folder of folders with pictures; none: the portraits world."""
-    out: Path = Path("w2w-loras")
+    out: OutFolder = Path("w2w-loras")
     """Where the LoRA files go, one for each subject."""
     model: str = "portraits"
     """A Stable Diffusion 1.x / 2.x folder or hub id; without FOLDER portraits, flow (the 128 px ones), or a folder of
     such a model."""
     prompt: str = "sks person"
     """What every picture is called."""
-    people: int = 520
+    people: Count = 520
     """How many people of the portraits world."""
-    together: int = 16
+    together: Count = 16
     """Models trained in one batch; more fills a larger GPU."""
-    workers: int | None = None
+    workers: Count | None = None
     """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one a core."""
-    steps: int = 800
+    steps: Count = 800
     """Optimiser steps of each model (the portraits world: 160)."""
-    batch: int = 1
+    batch: Count = 1
     """Pictures of one subject in each step (portraits: 2)."""
-    rank: int = 1
+    rank: Count = 1
     """LoRA rank."""
     lr: float = 1e-4
     """AdamW's rate (portraits: 1e-2)."""
@@ -56,14 +56,14 @@ class TrainLoras:
 
     def run(self) -> int:
         """0 when all are trained."""
-        from ..processes import cores, launched, side_by_side
+        from ..processes import cores, launched, side_by_side, world_size
 
         self._refuse_unread()
         small = self.folder is None or self.model == "portraits"
         count = (cores() if small else 1) if self.workers is None else self.workers
         if count < 1:
             raise refuse("workers", count, "1 or more", "leave it out for the usual number")
-        if count > 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if count > 1 and world_size() > 1:
             raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
         trained = side_by_side(self._train, count) if count > 1 else [self._train()]
         launched().meet()  # the others may still be training
@@ -105,13 +105,13 @@ class Look:
     """Say what is in a folder of LoRAs before building: files, base models, ranks, copies, what is left out and why,
     and how much the LoRAs have in common."""
 
-    folder: Positional[Path]
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """LoRA files of any spelling."""
     headers: bool = False
     """Read headers only: quick for large folders, but without copies, variance and mode."""
     memory_gb: float = 1.0
     """For what is kept of the files; less makes the estimates coarser."""
-    json: Path | None = None
+    json: OutFile | None = None
     """Write the same as JSON here."""
     base_weights: Path | None = None
     """As in build."""
@@ -138,9 +138,9 @@ class Build:
     Under ``torchrun`` or ``accelerate launch`` processes share the work of factors mode.
     """
 
-    folder: Positional[Path]
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """LoRA files of one kind and one base model."""
-    out: Path = Path("space.w2w.safetensors")
+    out: OutFile = Path("space.w2w.safetensors")
     """The space."""
     labels: Path | None = None
     """CSV: model name, then one column a label."""
@@ -153,7 +153,7 @@ class Build:
     """The folder holds people of the portraits world: label them by what is known."""
     mode: str = "auto"
     """auto, factors or delta."""
-    components: int | None = None
+    components: Count | None = None
     """How many to keep; none: all."""
     memory_gb: float = 2.0
     """What may be held beside the space itself; larger folders go through a work folder beside the space."""
@@ -168,7 +168,10 @@ class Build:
         """0 on success; bad files are named and left out."""
         from ..processes import launched
         from ..w2w import mapped
+        from ..w2w.linked import linked_file, place_of
 
+        if self.linked:  # refused now, not after hours
+            linked_file(self.out, place_of(self.out, self.folder / "a.safetensors"), [Path.cwd()])
         work = self.out.with_name(self.out.name + ".work")
         space = self._space(work, launched())
         if space is None:
@@ -205,14 +208,14 @@ class Build:
 class Label:
     """Give a space directions from a table of labels, such as the published space's own, and its way to be sampled."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """A space file with the coefficients of its models."""
-    labels: Positional[Path | None] = None
+    labels: Positional[Annotated[Path | None, arg(metavar="[LABELS]")]] = None
     """CSV: model name, then one column a label. Models of a space without names are called 0, 1, 2 .."""
     sampling: tuple[str, ...] = ()
     """How models are drawn at every door unless told otherwise, such as 'emphasis=1.5' 'inherit=0.4'; the names are
     the options of sample."""
-    out: Path | None = None
+    out: OutSpace = None
     """The space with directions; none: SPACE itself."""
     method: str = "least_squares"
     """As in build."""
@@ -223,11 +226,11 @@ class Label:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import load_space, usual_sampling, with_sampling
+        from ..w2w import usual_sampling, with_sampling
 
         if self.labels is None and not self.sampling:
             raise refuse("labels", "none", "a CSV file, or --sampling", "give one of the two")
-        space = load_space(self.space)
+        space = space_at(self.space)
         if self.labels is not None:
             space = _labelled(space, self.labels, self.method, self.exclusive)
         if self.sampling:
@@ -277,12 +280,12 @@ def _directions(space: Any, table: dict[str, Any], method: str, exclusive: tuple
 class ImportOfficial:
     """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
 
-    folder: Positional[Path]
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Holds mean.pt, std.pt, V.pt, weight_dimensions.pt, and perhaps proj_1000pc.pt (or all_weights.pt) and labels.csv,
     the table of labels once it is converted: with them the space can be sampled and labelled."""
-    out: Path = Path("official.w2w.safetensors")
+    out: OutFile = Path("official.w2w.safetensors")
     """The space; their licence is non-commercial, and stays so."""
-    components: int = 1000
+    components: Annotated[int, AtLeast(0)] = 1000
     """Columns of V to take; 0 takes all 10,000."""
 
     def run(self) -> int:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..files import named
+from ..pictures import pictures_in
 from ..pipelines.loading import LoadConfig
-from .options import Load
-from .w2w_models import model_of
+from ..setting_checks import Count, OutFolder
+from ..tables import read_records
+from .options import Load, OutSpace
+from .w2w_models import model_of, space_at
 
 
 def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
@@ -22,14 +26,16 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
         VitrineError: If a column is missing, or holds something else.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), 2):
+    accepted = "a CSV with the columns label, strength, reading; the last two are numbers"
+    with named(path, "readings", accepted, "mend the file"):
+        for number, row in enumerate(read_records(path, ("label", "strength", "reading"), "readings"), 2):
             try:
                 pair = (float(row["strength"]), float(row["reading"]))
-                curves.setdefault(row["label"].strip(), []).append(pair)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                accepted = "the columns label, strength, reading; the last two are numbers"
-                raise refuse("readings", f"line {number} of {path.name}", accepted, "mend the line") from None
+            except ValueError:
+                pair = (math.nan, math.nan)
+            if not all(map(math.isfinite, pair)):
+                raise refuse("readings", f"row {number} of {path.name}", accepted, "mend the row")
+            curves.setdefault(row["label"], []).append(pair)
     return curves
 
 
@@ -39,8 +45,7 @@ def paired_names(before: Path, after: Path) -> list[str]:
     Raises:
         VitrineError: If there is none, or a picture lacks its partner.
     """
-    endings = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-    sides = [{p.name for p in f.glob("*") if p.suffix.lower() in endings} for f in (before, after)]
+    sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
     if not sides[0] or sides[0] != sides[1]:
         shown = sorted(sides[0] ^ sides[1])[:3] or "no pictures"
         raise refuse("pictures", shown, "two folders with files of the same names", "name both of a pair alike")
@@ -54,9 +59,9 @@ class Calibrate:
     From a table of readings of your own space, or for the portraits world by its readout.
     """
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """A space file."""
-    readings: Positional[Path | None] = None
+    readings: Positional[Annotated[Path | None, arg(metavar="[READINGS]")]] = None
     """CSV with the columns label, strength, reading: how much of the attribute pictures showed, on average over several
     models, at strengths from 0 up; readings of any unit, such as a classifier's probability or your own marks."""
     start: float = 1000.0
@@ -65,24 +70,23 @@ class Calibrate:
     """The space is the shipped people's: read by the readout, on people 200 to 399."""
     labels: tuple[str, ...] = ()
     """Portraits only: these labels; none: all that the readout knows."""
-    people: int = 24
+    people: Count = 24
     """Portraits only: how many people see each slider."""
     pairs: tuple[str, ...] = ()
     """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' beside 'red hair'."""
-    work: Path = Path("calibrate.work")
+    work: OutFolder = Path("calibrate.work")
     """Portraits only: where the state of these trainings is kept; the same command goes on."""
-    out: Path | None = None
+    out: OutSpace = None
     """The calibrated space; none: SPACE itself."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import load_space
 
         if self.portraits == (self.readings is not None):
             raise refuse("readings", "none or both", "a CSV file, or --portraits", "give one of the two")
-        space, target = load_space(self.space), self.out or self.space
+        space, target = space_at(self.space), self.out or self.space
         space = self._by_readout(space, target) if self.portraits else self._by_table(space)
         for label, points in sorted(space.info["strength_maps"].items()):
             print(f"{label}: strengths {', '.join(f'{s:.2f}' for s in points['strengths'])}, from {points['start']:g}")
@@ -126,11 +130,11 @@ class PairSlider:
     What the pictures show beside the attribute stays as it is: the slider is charged for changing it.
     """
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file, which gets the direction."""
-    before: Positional[Path]
+    before: Positional[Annotated[Path, arg(metavar="BEFORE")]]
     """Folder of pictures without the attribute."""
-    after: Positional[Path]
+    after: Positional[Annotated[Path, arg(metavar="AFTER")]]
     """Folder of the same pictures with it."""
     label: str = "my slider"
     """What the slider is called."""
@@ -140,13 +144,13 @@ class PairSlider:
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
     """What the LoRAs were trained with, or what the pictures show beside the subject and the attribute."""
-    steps: int = 150
+    steps: Count = 150
     """Adam steps of 16 pictures."""
     start: float = 1000.0
     """Timestep from which the slider will act; it is trained below it."""
-    size: int | None = None
+    size: Count | None = None
     """Side in pixels; none: the base model's."""
-    out: Path | None = None
+    out: OutSpace = None
     """The space with the slider; none: SPACE itself."""
     save_dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
@@ -158,18 +162,19 @@ class PairSlider:
 
         import torch
 
-        from ..activations.images import open_picture, to_pixels
+        from ..activations.images import to_pixels
+        from ..pictures import open_rgb
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
-        from ..w2w import PairConfig, load_space, with_pair_slider
+        from ..w2w import PairConfig, with_pair_slider
 
-        space, names = load_space(self.space), paired_names(self.before, self.after)
+        space, names = space_at(self.space), paired_names(self.before, self.after)
         rows = model_of(space, self.shown)[0].coefficients[:1] if self.shown else torch.zeros(1, space.dimension)
         pipe = load_pipeline(self.model, W2WPipeline, self.load)
         side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
         sides = [
-            torch.cat([to_pixels(open_picture(folder / name).resize((side, side)), side) for name in names])
+            torch.cat([to_pixels(open_rgb(folder / name).resize((side, side)), side) for name in names])
             for folder in (self.before, self.after)
         ]
         target = self.out or self.space

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..setting_checks import OutFile
+from .w2w_models import space_at
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -19,9 +21,9 @@ class Map:
     """Draw all models of a space on one HTML page that needs nothing beside it: points or thumbnails, coloured by a
     label of choice, with neighbours and distances."""
 
-    space: Positional[Path | None] = None
+    space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
-    out: Path = Path("map.html")
+    out: OutFile = Path("map.html")
     """The page."""
     thumbnails: Path | None = None
     """A folder of pictures called like the models, such as anna.png."""
@@ -39,14 +41,13 @@ class Map:
 
     def run(self) -> int:
         """0 on success."""
-        from ..portraits.shipped import PEOPLE_SPACE
         from ..progress import TqdmProgress
-        from ..w2w import load_space, map_of, map_page, member_names, with_map
+        from ..w2w import map_of, map_page, member_names, with_map
         from ..w2w.labels import read_table
 
         if self.store and self.space is None:
             raise refuse("store", "the shipped space", "a space file of your own", "name it, or leave --store out")
-        space = load_space(self.space or PEOPLE_SPACE)
+        space = space_at(self.space)
         names = member_names(space)
         labels = read_table(self.labels, names) if self.labels else {}
         drawn = map_of(space, labels, self.method, self.seed, TqdmProgress("laying out"))
@@ -61,13 +62,12 @@ class Map:
 
 def _pictures(folder: Path | None, names: Any) -> dict[str, Image]:
     """Model's name -> its picture, 48 pixels; by the whole name or its last part."""
-    from ..activations.images import open_picture
+    from ..pictures import open_rgb, pictures_in
 
     if folder is None:
         return {}
     if not folder.is_dir():
         raise refuse("thumbnails", folder.name, "a folder of pictures called like the models", "check the path")
-    endings = (".png", ".jpg", ".jpeg", ".webp")
-    files = {path.stem: path for path in sorted(folder.iterdir()) if path.suffix.lower() in endings}
+    files = {path.stem: path for path in pictures_in(folder)}
     matched = {name: files.get(name, files.get(Path(name).name)) for name in names}
-    return {name: open_picture(path).resize((48, 48)) for name, path in matched.items() if path is not None}
+    return {name: open_rgb(path).resize((48, 48)) for name, path in matched.items() if path is not None}

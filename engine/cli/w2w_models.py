@@ -10,7 +10,11 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..file_names import as_name
+from ..folders import has_ending
 from ..pipelines.loading import LoadConfig
+from ..setting_checks import Count, OutFolder
+from .edits import example_of, sliders_of, tail_of
 from .options import Load
 
 
@@ -18,11 +22,11 @@ from .options import Load
 class Writing:
     """How models are written: a LoRA file and a .w2wmodel file of the same name for each."""
 
-    out: Path = Path("w2w-models")
+    out: OutFolder = Path("w2w-models")
     """Folder for the files."""
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
-    rank: int | None = None
+    rank: Count | None = None
     """At most so many factors a layer; none: exact."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the LoRA's factors."""
@@ -33,7 +37,7 @@ class Writing:
 
         from ..w2w import change_kept, materialise, nearest, write_lora
 
-        for i, name in enumerate(names):
+        for i, name in enumerate(map(as_name, names)):
             lora = materialise(space, model.coefficients[i], self.rank)
             path = self.out / (name if self.dialect == "peft" else f"{name}.safetensors")
             path = write_lora(path, lora, self.dialect, dtype=getattr(torch, self.save_dtype))
@@ -52,7 +56,7 @@ Files = Annotated[Writing, arg(name="")]
 class Sample:
     """Write new models of a space as LoRA files, drawn as the space's file says where nothing else is given."""
 
-    space: Positional[Path | None] = None
+    space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     """One model each."""
@@ -66,7 +70,7 @@ class Sample:
     """Scores the models must have before sliders, in deviations, such as 'glasses=-1'."""
     factor: float | None = None
     """Spread of the models: 1 varies as the training models do, 0 is their mean."""
-    components: int | None = None
+    components: Count | None = None
     """Draw only the first so many."""
     truncation: float | None = None
     """Redraw numbers beyond so many deviations."""
@@ -103,9 +107,9 @@ class Sample:
 class Edit:
     """Move models along sliders: the same person with a beard."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    models: Positional[tuple[str, ...]]
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
     """.w2wmodel files, or names of training models."""
     edits: tuple[str, ...] = ()
     """Sliders such as 'beard=2', in deviations of the training models."""
@@ -140,9 +144,9 @@ class Invert:
     """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command goes on, also after
     kill -9."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    pictures: Positional[tuple[Path, ...]]
+    pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURES ...")]]
     """One model for each, unless together; they are cropped to squares."""
     masks: tuple[Path, ...] = ()
     """Pictures that are white where the subject is, one for each picture and of its size."""
@@ -154,11 +158,11 @@ class Invert:
     """What the LoRAs were trained with, or what the pictures show beside the subject."""
     preset: str = "quick"
     """photo and out_of_distribution are the paper's; quick: fewer steps, larger batches."""
-    steps: int | None = None
+    steps: Count | None = None
     """Adam steps, instead of the preset's."""
     lr: float | None = None
     """Learning rate, instead of the preset's."""
-    components: int | None = None
+    components: Count | None = None
     """How many to train, instead of the preset's."""
     prior: float | None = None
     """Pull towards the mean model; for drawings or hidden faces try 0.001."""
@@ -166,7 +170,7 @@ class Invert:
     """Latents that are trained on: the VAE's mean, or another sample at each step, as in the published code."""
     seed: int = 0
     """Of noise levels and noise."""
-    size: int | None = None
+    size: Count | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
     files: Files = Writing()
@@ -175,7 +179,8 @@ class Invert:
         """0 on success, 130 after Ctrl-C."""
         import torch
 
-        from ..activations.images import open_picture, to_pixels
+        from ..activations.images import to_pixels
+        from ..pictures import open_picture
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
         from ..progress import TqdmProgress
@@ -217,7 +222,8 @@ class Invert:
         """(B, side, side) in [0, 1], cropped as the pictures are; None without masks."""
         import torch
 
-        from ..activations.images import open_picture, to_pixels
+        from ..activations.images import to_pixels
+        from ..pictures import soft_mask, stored
 
         if not self.masks:
             return None
@@ -225,10 +231,10 @@ class Invert:
             raise refuse("masks", len(self.masks), f"{len(self.pictures)}, one for each picture", "or leave them out")
         masks = []
         for path, picture in zip(self.masks, self.pictures, strict=True):
-            mask, size = open_picture(path), open_picture(picture).size
+            mask, size = soft_mask(path, picture), stored(picture).size[::-1]
             if mask.size != size:
                 raise refuse("mask size", f"{path.name} {mask.size}", size, "crop picture and mask together")
-            pixels = to_pixels(_square(mask.convert("L").convert("RGB")), side).mean(1)
+            pixels = to_pixels(_square(mask.convert("RGB")), side).mean(1)
             masks.append(((pixels + 1) / 2).clamp(0, 1))
         return torch.cat(masks)
 
@@ -237,30 +243,33 @@ class Invert:
 class Encode:
     """Somebody's LoRA, or a training model by name, as a model of a space, and how much of it the space holds."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    loras: Positional[tuple[str, ...]]
+    loras: Positional[Annotated[tuple[str, ...], arg(metavar="LORAS ...")]]
     """LoRA files, names of training models, or w2wmodel.pt of the published code."""
-    out: Path = Path("w2w-models")
+    out: OutFolder = Path("w2w-models")
     """Folder for the .w2wmodel files; vitrine w2w export makes LoRAs of them."""
     base_weights: Path | None = None
     """The base model's safetensors file, or diffusers' unet folder, for a DoRA."""
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import described, encode, member, official_model, read_lora
+        from ..w2w import described, encode, layer_sizes, member, official_model, read_lora
 
         space, weights = space_at(self.space), weights_at(self.base_weights)
         for source in self.loras:
             path = Path(source)
-            if path.suffix == ".pt":
+            if has_ending(path, ".pt"):
                 model = official_model(path, space)
                 summary = described(space, model.coefficients)
             else:
-                lora = path.suffix == ".safetensors"
-                encoding = encode(space, read_lora(path, base=weights), path.stem) if lora else member(space, source)
+                if has_ending(path, ".safetensors"):
+                    lora = read_lora(path, base=weights, sizes=layer_sizes(space))
+                    encoding = encode(space, lora, path.stem)
+                else:
+                    encoding = member(space, source)
                 model, summary = encoding.model, encoding.summary(space)
-            name = path.stem if path.suffix else source.replace("/", "-")
+            name = as_name(path.stem if path.suffix else source)
             print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {summary}")
         return 0
 
@@ -269,9 +278,9 @@ class Encode:
 class Export:
     """Write models of a space as LoRA files of a chosen rank, precision and spelling."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    models: Positional[tuple[str, ...]]
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
     """.w2wmodel files, or names of training models."""
     files: Files = Writing()
 
@@ -286,47 +295,24 @@ class Export:
 
 # --- shared -------------------------------------------------------------------------------------------------------
 def space_at(path: Path | None) -> Any:
-    """The space in a file; none: the shipped people."""
+    """The space in a file; none: the shipped people. A linked one's LoRAs may lie below the working directory."""
     from ..portraits.shipped import PEOPLE_SPACE
     from ..w2w import load_space
 
-    return load_space(path or PEOPLE_SPACE)
+    return load_space(path or PEOPLE_SPACE, [Path.cwd()])
 
 
 def model_of(space: Any, source: str) -> tuple[Any, str]:
     """A saved model or a training model by name, and what to call its files."""
     from ..w2w import W2WModel, member
 
-    if source.endswith((".safetensors", ".pt")):
+    if has_ending(source, (".safetensors", ".pt")):
         return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
-    return member(space, source).model, source.replace("/", "-")
+    return member(space, source).model, as_name(source)
 
 
 def _named(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}-{i}" for i in range(count)]
-
-
-def sliders_of(texts: tuple[str, ...]) -> dict[str, float]:
-    """'beard=2' .. -> label -> number."""
-    return dict(map(_slider, texts))
-
-
-def _slider(text: str) -> tuple[str, float]:
-    label, _, number = text.partition("=")
-    try:
-        return label.strip(), float(number)
-    except ValueError:
-        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
-
-
-def tail_of(strengths: dict[str, float]) -> str:
-    """The end of a file's name that says what was edited."""
-    return "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
-
-
-def example_of(space: Any) -> str:
-    """A label that can be edited."""
-    return next(iter(space.directions), "beard")
 
 
 def _square(picture: Any) -> Any:

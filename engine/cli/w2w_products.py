@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from ..errors import refuse
+from ..file_names import as_name
 from ..files import named, parse_table
-from .w2w_models import Files, Writing, example_of, model_of, sliders_of, space_at, tail_of
+from ..setting_checks import Count, OutFile, Writes
+from .edits import example_of, sliders_of, tail_of
+from .w2w_models import Files, Writing, model_of, space_at
 
 
 @dataclass(frozen=True)
 class SliderLora:
     """Write an edit as a LoRA of its own, which any tool loads beside a person's LoRA with strength -1 .. 1."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
     edits: tuple[str, ...] = ()
     """What strength 1 does, such as 'beard=2' (deviations of the training models); several act together."""
@@ -30,13 +33,13 @@ class SliderLora:
     """Edits are positions 0 .. 1 of the space's own maps instead of deviations."""
     one_sided: bool = False
     """Exact at strength 1, instead of even from -1 to 1; factors mode only."""
-    rank: int | None = None
+    rank: Count | None = None
     """At most so many factors a layer; none: exact."""
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the LoRA's factors."""
-    out: Path | None = None
+    out: Annotated[Path | None, Writes("either")] = None
     """The LoRA file (for peft the folder); none: slider-LABEL.safetensors."""
 
     def run(self) -> int:
@@ -51,7 +54,9 @@ class SliderLora:
         before = model_of(space, self.around)[0].coefficients[0] if self.around else torch.zeros(space.dimension)
         after = edit(space, before, strengths, EditConfig(self.protect, calibrated=self.calibrated))
         slider = slider_lora(space, before, after, self.rank, self.one_sided)
-        out = self.out or Path(f"slider{tail_of(strengths)}{'' if self.dialect == 'peft' else '.safetensors'}")
+        out = self.out or Path(
+            as_name(f"slider{tail_of(strengths)}") + ("" if self.dialect == "peft" else ".safetensors")
+        )
         path = write_lora(out, slider.lora, self.dialect, dtype=getattr(torch, self.save_dtype))
         print(f"{path}: {slider.summary()}")
         return 0
@@ -61,9 +66,9 @@ class SliderLora:
 class Blend:
     """Write a model between others of a space: a child of two people."""
 
-    space: Positional[Path]
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
-    models: Positional[tuple[str, ...]]
+    models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
     """.w2wmodel files (their first model), or names of training models."""
     weights: tuple[float, ...] = ()
     """A number for each; none: equal parts."""
@@ -88,11 +93,11 @@ class Sheet:
     """Draw sliders of the portraits world at five positions on people who are in neither the space nor the tuning, as
     one picture with what the readout sees; about two minutes on one core for each slider, or with --table for all."""
 
-    out: Path = Path("sliders.jpg")
+    out: OutFile = Path("sliders.jpg")
     """The picture, .jpg or .png."""
     labels: tuple[str, ...] = ()
     """Which sliders; none: all thirteen."""
-    people: int = 6
+    people: Count = 6
     """Rows."""
     calibrated: bool = False
     """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""

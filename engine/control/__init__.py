@@ -6,10 +6,10 @@ from .embedder import ControlEmbedder, sinusoid
 from .entropy import EntropyConfig
 from .gamma import CLOCKS, DRAWN, FORMS, GammaConfig, gamma, half_weight_time
 from .guidance import ControlStep, GuidanceConfig, Guided, control_guidance, needed_evaluations
-from .inject import AddedVector, Injection, control_width, family_of, injected
+from .inject import AddedVector, Injection, control_width, injected, time_embedding
 from .padding import PaddingConfig, pad_text
 from .records import AugmentConfig, ControlRecord, augment
-from .reference_blend import ReferenceBlend, added_delta, blend, delta_share, reference_input, sdxl_reference
+from .reference_blend import ReferenceBlend, added_delta, blend, delta_share, reference_input
 from .size_condition import SizeCondition
 from .spec import ControlField, ControlSpec
 from .train import AdvancedControlTrainConfig, ControlTrainConfig, ControlTrainer, Trainee
@@ -20,6 +20,6 @@ __all__ = [
     "ControlTrainConfig", "ControlTrainer", "ControlWarning", "CrossSizeResult", "EntropyConfig", "GammaConfig",
     "GuidanceConfig", "Guided", "Injection", "PaddingConfig", "ReferenceBlend", "SizeCondition", "Trainee",
     "added_delta", "augment", "blend", "control_guidance", "control_width", "cross_size_consistency", "delta_share",
-    "family_of", "gamma", "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text",
-    "reference_input", "rms_distance", "save_control", "sdxl_reference", "sinusoid", "trained_settings",
+    "gamma", "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text",
+    "reference_input", "rms_distance", "save_control", "sinusoid", "time_embedding", "trained_settings",
 ]  # fmt: skip

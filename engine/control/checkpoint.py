@@ -22,7 +22,7 @@ from ..files import check_tensors, named, parse_table, read_safetensors, refuse_
 from ..fingerprint import same_weights, short
 from .embedder import ControlEmbedder
 from .gamma import GammaConfig
-from .inject import control_width, family_of
+from .inject import control_width, time_embedding
 from .padding import PaddingConfig
 from .spec import ControlSpec
 
@@ -104,7 +104,7 @@ class ControlMetadata(Config):
         Raises:
             VitrineError: The backbone is of another family or width.
         """
-        self.require(family_of(backbone), control_width(backbone))
+        self.require(time_embedding(backbone)[0], control_width(backbone))
         if fingerprint and self.base_hash and not same_weights(fingerprint, self.base_hash):
             _warn("base model", short(fingerprint), short(self.base_hash), "its weights differ from those trained on")
 

@@ -7,50 +7,46 @@ after the block the model is bit for bit what it was.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..compiled import uncompiled
 from ..errors import refuse
+from ..families import FAMILIES, record_of
+from ..families.facts import TimeEmbedding
 from ..forward_clock import Forward, ForwardClock, rows_for
 from .embedder import ControlEmbedder
 from .gamma import GammaConfig
 
-PLACES: dict[str, Callable[[Any], list[str]]] = {
-    "UNet2DConditionModel": lambda b: ["time_embedding"],
-    # The final layer reads block 0's embedding, so it is covered.
-    "DiTTransformer2DModel": lambda b: [f"transformer_blocks.{i}.norm1.emb" for i in range(len(b.transformer_blocks))],
-    "PixArtTransformer2DModel": lambda b: ["adaln_single.emb"],
-    "SD3Transformer2DModel": lambda b: ["time_text_embed"],
-}
-"""diffusers class -> paths of the modules whose output is the timestep embedding."""
 
-
-def family_of(backbone: nn.Module) -> str:
-    """Which class of PLACES a backbone is, or derives from.
+def time_embedding(backbone: nn.Module) -> tuple[str, TimeEmbedding]:
+    """(diffusers' class of the family, where a backbone of either library embeds its timestep).
 
     Raises:
-        VitrineError: If it is none of them.
+        VitrineError: If no family says where.
     """
-    for kind in type(uncompiled(backbone)).__mro__:
-        if kind.__name__ in PLACES:
-            return kind.__name__
-    raise refuse("model", type(backbone).__name__, sorted(PLACES), "pass the UNet or transformer of a pipeline")
+    record = record_of(backbone)
+    if record is None or record[1].time is None:
+        known = sorted(family.diffusers.kind for family in FAMILIES if family.diffusers.time is not None)
+        raise refuse("model", type(backbone).__name__, known, "pass the UNet or transformer of a pipeline")
+    return record[0].diffusers.kind, record[1].time
 
 
 def control_width(backbone: nn.Module) -> int:
     """D: the width of the timestep embedding, which a ControlEmbedder must have."""
-    model: Any = backbone
-    if family_of(backbone) == "UNet2DConditionModel":
-        return int(model.time_embedding.linear_2.out_features)
-    return int(model.inner_dim)
+    return int(time_embedding(backbone)[1].width(uncompiled(backbone)))
 
 
 class _Added(ForwardClock):
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone)
+        self._paths = time_embedding(backbone)[1].paths(self.backbone)
+        if not self._paths:
+            raise refuse("model", type(backbone).__name__, "a network of diffusers", "in ComfyUI a MODEL takes control")
+
     def _open(self) -> None:
-        for path in PLACES[family_of(self.backbone)](self.backbone):
+        for path in self._paths:
             self._handles.append(self.backbone.get_submodule(path).register_forward_hook(self._add))
 
     def _add(self, module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
@@ -61,7 +57,7 @@ class AddedVector(_Added):
     """A vector added to the timestep embedding while the block is open.
 
     Args:
-        backbone: one of PLACES.
+        backbone: diffusers' network of a family that says where it embeds its timestep.
         vector: (B, D) or (1, D).
 
     Raises:
@@ -82,7 +78,7 @@ class Injection(_Added):
     """c_emb of Eq. 1 added to the timestep embedding while the block is open; gamma follows each row's timestep.
 
     Args:
-        backbone: one of PLACES.
+        backbone: diffusers' network of a family that says where it embeds its timestep.
         embedder: of the model's own width, see :func:`control_width`.
         values: (B, F) or (1, F), as :meth:`ControlSpec.rows` gives.
         drop: (B,) or (B, 2) bool, rows without control (the unconditional half of a guidance batch).
@@ -136,15 +132,17 @@ def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, to
     """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it.
 
     Raises:
-        VitrineError: If the model is of another class; in a call, if it is a DiT with gradient checkpointing.
+        VitrineError: If the model is of another class; in a call, if its blocks embed the timestep (DiT) and gradient
+            checkpointing is on.
     """
-    # DiT embeds the timestep inside its blocks; recomputed in the backward pass, after the hooks are gone, they would
-    # silently lack c_emb. The other families embed it before their blocks.
-    inside = family_of(backbone) == "DiTTransformer2DModel"
+    # Blocks that embed the timestep, recomputed in the backward pass after the hooks are gone, would lack c_emb.
+    inside = time_embedding(backbone)[1].in_blocks
 
     def network(x: torch.Tensor, t: torch.Tensor, semantics: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
         if inside and torch.is_grad_enabled() and getattr(backbone, "is_gradient_checkpointing", False):
-            raise refuse("gradient checkpointing", "on", "off for DiT", "call disable_gradient_checkpointing()")
+            raise refuse(
+                "gradient checkpointing", "on", "off for this network", "call disable_gradient_checkpointing()"
+            )
         with AddedVector(backbone, added):
             return call(x, t, semantics)
 

@@ -13,13 +13,18 @@ from torch import nn
 from ..addresses import sites_of
 from ..config import Config
 from ..errors import refuse
+from ..families import family_of, published_as
 from ..files import check_tensors, named, parse_table, read_safetensors
+from ..folders import has_ending
 from ..placement import weight_of
 from ..site import ModuleSite
 
 KEY = "vitrine.student"
 VERSION = 1
 CONVENTIONS = ("unit", "vp", "edm")
+
+
+_LARGEST_SIDE, _MOST_BETAS = 1 << 16, 10_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,15 @@ class StudentContract(Config):
             raise refuse("guidance", self.guidance, accepted, "guidance is distilled into a one-step student: set 1")
         object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
+        if len(self.shape) > 4 or not all(0 < side <= _LARGEST_SIDE for side in self.shape):
+            raise refuse("shape", self.shape, f"(C, h, w) of a latent, sides up to {_LARGEST_SIDE}", "leave it out")
+        numbers = {name: getattr(self, name) for name in ("latent_scale", "trained_guidance", "ge", "gz")}
+        if not all(0 <= value <= 1e6 for value in numbers.values()) or not 0 <= self.steps <= 1e9:
+            raise refuse(
+                "contract", numbers | {"steps": self.steps}, "numbers of 0 or more", "export the student again"
+            )
+        if len(self.betas) > _MOST_BETAS or not all(0 < beta < 1 for beta in self.betas):
+            raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} between 0 and 1", "leave them out")
 
     def to_metadata(self) -> dict[str, str]:
         """The safetensors header entry."""
@@ -120,7 +134,7 @@ def read_student(
         VitrineError: The file is no safetensors file, has names that ComfyUI would ignore, or has no contract.
     """
     path = Path(path)
-    if path.suffix != ".safetensors" or not path.is_file():
+    if not has_ending(path, ".safetensors") or not path.is_file():
         raise refuse("student file", str(path.name), "an existing .safetensors file", "convert or download it first")
     with named(path, "student file", "a safetensors file", "it cannot be read: download or export it again"):
         tensors, metadata = read_safetensors(path)
@@ -144,31 +158,40 @@ def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None
         raise refuse("LoRA names", f"{peft[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")
 
 
-TEXT_WIDTHS = {"SD1.5": 768, "SD2.1-base": 1024, "SD2.1": 1024, "SDXL": 2048}
-"""Width of the text states of the bases that presets name."""
-
-
 def check_network(contract: StudentContract, backbone: nn.Module) -> None:
-    """Refuse a network that the contract's student cannot be: one that reads other text, or no UNet at all.
+    """Refuse a network that is not of the student's base, as far as can be told.
 
-    Nothing is refused for bases that no preset names: their widths are not known here.
+    Nothing is refused for bases that no family knows.
 
     Raises:
-        VitrineError: The base's text states have another width than this network reads.
+        VitrineError: It is of another family, of another model of the family, or reads text of another width.
     """
-    bases = contract.base.split(" or ")
-    if not all(base in TEXT_WIDTHS for base in bases):
+    pairs = [published_as(base) for base in contract.base.split(" or ")]
+    bases = [pair for pair in pairs if pair is not None]
+    if len(bases) < len(pairs):
         return
-    reads = (s for s in sites_of(backbone).values() if isinstance(s, ModuleSite) and s.address.endswith("-cross-v"))
-    site = next(reads, None)
-    width = None if site is None else weight_of(backbone.get_submodule(site.path)).shape[1]
-    if site is None or not site.address.startswith(("down-", "mid-", "up-")):
-        width = None  # a transformer
-    accepted = sorted({TEXT_WIDTHS[base] for base in bases})
-    if width not in accepted:
-        shown = f"{type(backbone).__name__}" + (f" with text states of width {width}" if width else "")
-        wanted = f"a UNet of {contract.base} (width {' or '.join(map(str, accepted))})"
-        raise refuse("model", shown, wanted, "choose the preset of this model's student, or enter t* by hand")
+    own = family_of(backbone)
+    models = [model for family, model in bases if family is own]
+    width = _text_width(backbone) if any(model.text for model in models) else 0
+    rivals = [model.other(backbone) for model in models if model.text in (0, width)]
+    if not all(rivals):
+        return
+    widths = sorted({model.text for _, model in bases if model.text})
+    shown = type(backbone).__name__ + (f" with text states of width {width}" if width else "")
+    accepted = contract.base
+    if bases[0][0].name != contract.base:
+        accepted = f"a {bases[0][0].name} of {contract.base}"
+    if widths:
+        accepted += f" (width {' or '.join(map(str, widths))})"
+    remedy = "choose the preset of this model's student, or enter t* by hand"
+    raise refuse("model", next(iter(rivals), shown), accepted, remedy)
+
+
+def _text_width(backbone: nn.Module) -> int:
+    """Of the text states that cross-attention reads; 0 where there is none."""
+    sites = (s for s in sites_of(backbone).values() if isinstance(s, ModuleSite) and s.address.endswith("-cross-v"))
+    site = next(sites, None)
+    return 0 if site is None else int(weight_of(backbone.get_submodule(site.path)).shape[1])
 
 
 def check_base(contract: StudentContract, base: str) -> None:

@@ -10,25 +10,14 @@ import torch
 
 from ..errors import refuse
 from ..files import save_safetensors
+from ..lora_writing import diffusers_names, kohya, of_peft
 from .contract import StudentContract
-
-
-def kohya(weights: Mapping[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
-    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha`` (equal to the rank: scale 1): of a UNet."""
-    out: dict[str, torch.Tensor] = {}
-    for key, value in weights.items():
-        module, matrix = _split(key, name)
-        stem = _stem(module)
-        out[f"{stem}.lora_{_DIRECTION[matrix]}.weight"] = value
-        if matrix == "A":
-            out[f"{stem}.alpha"] = torch.tensor(float(value.shape[0]))
-    return out
 
 
 def from_file(
     tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], name: str
 ) -> dict[str, torch.Tensor]:
-    """The inverse of :func:`kohya` and :func:`diffusers_names` for adapters of the names and shapes of ``like``.
+    """What :func:`export` wrote, as adapters of the names and shapes of ``like``.
 
     kohya's alpha goes into lora_B.
 
@@ -49,12 +38,6 @@ def from_file(
         scale = float(tensors.get(f"{stem}.alpha", torch.tensor(float(rank)))) / rank
         out[key] = value.float() * (scale if matrix == "B" else 1.0)
     return out
-
-
-def diffusers_names(weights: Mapping[str, torch.Tensor], name: str, part: str = "unet") -> dict[str, torch.Tensor]:
-    """``<part>.<module>.lora_A|B.weight``; without alpha diffusers takes the rank, which is right here."""
-    split = ((*_split(key, name), value) for key, value in weights.items())
-    return {f"{part}.{module}.lora_{matrix}.weight": value for module, matrix, value in split}
 
 
 PARTS = ("unet", "transformer")
@@ -80,10 +63,11 @@ def export(
 
     ComfyUI reads the one file of a transformer as well; under kohya's names with diffusers' modules nobody would.
     """
-    weights = _narrowed(weights, half)
-    files = {"kohya": kohya(weights, name)} if part == "unet" else {}
-    files["diffusers"] = diffusers_names(weights, name, part)
-    return tuple(_write(Path(folder) / f"{name}_{k}.safetensors", t, name, contract) for k, t in files.items())
+    lora, written = of_peft(_narrowed(weights, half)), []
+    for dialect in ("kohya", "diffusers") if part == "unet" else ("diffusers",):
+        tensors = kohya(lora) if dialect == "kohya" else diffusers_names(lora, f"{part}.")
+        written.append(_write(Path(folder) / f"{name}_{dialect}.safetensors", tensors, name, contract))
+    return tuple(written)
 
 
 def export_full(

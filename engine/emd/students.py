@@ -17,13 +17,10 @@ from torch import nn
 
 from ..config import Config
 from ..errors import refuse
-from ..families import family_of
 from ..schedule import NoiseSchedule
 from .contract import PRESETS, StudentContract, check_network
 
 SAMPLERS = ("euler", "euler_ancestral", "lcm", "tcd")
-FLOWS = {"Flux.1 schnell": "Flux", "Qwen-Image": "Qwen-Image", "Z-Image": "Z-Image"}
-"""Bases that are flow transformers, and the families they are of."""
 
 
 @dataclass(frozen=True)
@@ -217,22 +214,6 @@ def check_student(sampling: StudentSampling, backbone: nn.Module) -> None:
     """Refuse a network that is not of the student's base, as far as can be told.
 
     Raises:
-        VitrineError: It is of another family, or reads text of another width.
+        VitrineError: As :func:`check_network`.
     """
-    families = {FLOWS[base] for base in sampling.base.split(" or ") if base in FLOWS}
-    if families:
-        family = family_of(backbone).name
-        remedy = "choose the preset of this model's student"
-        if family not in families:
-            raise refuse("model", f"one of {family}", f"one of {sampling.base}", remedy)
-        if sampling.base == "Flux.1 schnell" and _reads_guidance(backbone):
-            raise refuse("model", "Flux.1 dev, which reads a guidance", sampling.base, remedy)
-        return
     check_network(replace(StudentContract(), base=sampling.base), backbone)
-
-
-def _reads_guidance(backbone: nn.Module) -> bool:
-    """Whether a Flux is dev, in either library."""
-    settings = (getattr(backbone, "config", None), getattr(backbone, "params", None))
-    flags = (getattr(s, name, False) for s in settings for name in ("guidance_embeds", "guidance_embed"))
-    return any(map(bool, flags))

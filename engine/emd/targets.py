@@ -10,14 +10,10 @@ from ..errors import refuse
 from ..families import family_of, layout_of
 from ..families.weights import comfyui_place
 
-UNET = ("to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2",
-        "conv1", "conv2", "conv_shortcut", "time_emb_proj")  # fmt: skip
-"""Of a UNet: DMD2's list for one-step LoRA students, by the ends of their paths."""
-
 
 def part_of(backbone: nn.Module) -> str:
     """``unet`` or ``transformer``: the network's name in a pipeline, and before its layers' names in files."""
-    return "unet" if family_of(backbone).name == "UNet" else "transformer"
+    return family_of(backbone).component
 
 
 def adapted_layers(backbone: nn.Module) -> list[str]:
@@ -33,8 +29,8 @@ def adapted_layers(backbone: nn.Module) -> list[str]:
     if not hasattr(backbone, "add_adapter"):
         shown = f"{type(backbone).__name__}, which diffusers has no adapters for"
         raise refuse("backbone", shown, "a diffusers UNet or transformer with add_adapter", "EMD trains through LoRAs")
-    if family.name == "UNet":
-        return list(UNET)
+    if family.adapted:
+        return list(family.adapted)
     matches = (re.match(r".*?\.\d+(?=\.|$)", getattr(site, "path", "")) for site in layout_of(backbone))
     blocks = tuple({f"{match[0]}." for match in matches if match})
     layers = {  # peft keeps a layer that it adapts as base_layer, beside its factors

@@ -7,7 +7,7 @@ a run does not depend on how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,6 @@ class Trainer:
         null: the empty prompt, one row; needed when guidance is not 1.
         contract: what the export says beside the settings of this run.
         decode: latents (B, C, H, W) to pictures (B, 3, H, W) in [0, 1], for ``grid_every``.
-        inputs: what the conditions were made of, as a :class:`~vitrine.engine.run.Run` takes it; None: themselves.
 
     Attributes:
         chain: the E-step with gz and clip as they were calibrated.
@@ -68,7 +67,7 @@ class Trainer:
     def __init__(
         self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
         folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
-        decode: Callable[[torch.Tensor], torch.Tensor] | None = None, inputs: Mapping[str, object] | None = None,
+        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
         config = self.config = config.beginning(teacher.schedule.last)
         self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
@@ -77,8 +76,7 @@ class Trainer:
         self.device, self.shares = self.accelerator.device, Shares(self.accelerator)
         self.null = None if null is None else null.to(self.device)
         config.check(self.accelerator.num_processes, decode is not None)
-        made_of = inputs or {"conditions": conditions, "empty prompt": null}
-        made_of = {"teacher": teacher, "latents": list(self.shape), **made_of}
+        made_of = {"teacher": teacher, "latents": list(self.shape), "conditions": conditions, "empty prompt": null}
         self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator)).known()
         rare = config.advanced
         how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)

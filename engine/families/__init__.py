@@ -12,14 +12,16 @@ from torch import nn
 
 from ..compiled import uncompiled
 from ..condition import Condition
-from ..errors import refuse
+from ..errors import VitrineError, refuse
 from ..placement import device_of, dtype_of
 from ..site import Site
+from .facts import Published
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
+from .weights import spellings
 
 __all__ = [
-    "FAMILIES", "Family", "Inputs", "Latent", "Tokens", "call_of", "family_of", "layout_of", "tokens_reader",
-    "trained_size",
+    "FAMILIES", "Family", "Inputs", "Latent", "Side", "Tokens", "call_of", "class_names", "family_of", "layout_of",
+    "published_as", "record_of", "refuse_unfit", "spelled_layers", "tokens_reader", "trained_size",
 ]  # fmt: skip
 
 _modules = (importlib.import_module(f".{entry.name}", __name__) for entry in pkgutil.iter_modules(__path__))
@@ -27,35 +29,48 @@ FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if has
 """Told apart by their classes: modules of one name mean other things in another family."""
 
 
-_LTX2 = (
-    "LTX-2 denoises a video and its sound in one pass, and diffusers and ComfyUI mix the two in another order: an "
-    "address would not be one tensor"
-)
-_REFUSED = {"LTX2VideoTransformer3DModel": _LTX2, "LTXAVModel": _LTX2}
-"""Class of either library -> why it has no family."""
+def class_names(model: Any) -> set[str]:
+    """Names of a model's class and of those it derives from."""
+    return {kind.__name__ for kind in type(model).__mro__}
 
 
-def _found(backbone: nn.Module) -> tuple[Family, Side]:
-    """The family of a backbone, and its side."""
+def record_of(backbone: Any) -> tuple[Family, Side] | None:
+    """The family of a backbone and its side, by its class; None for any other.
+
+    Nothing is refused: the family may have no addresses, and the backbone's modules may be arranged otherwise.
+    """
     backbone = uncompiled(backbone)
+    classes = class_names(backbone)
     for family in FAMILIES:
-        side = family.side(backbone)
-        if side is not None:
+        side = family.diffusers if "ModelMixin" in classes else family.comfyui  # some classes have one name in both
+        if side is not None and side.kind in classes and side.fits(backbone):
             return family, side
-    known = ", ".join(f"{library} {family.name}" for family in FAMILIES for library in ("diffusers", "ComfyUI"))
-    name = type(backbone).__name__
-    if name in _REFUSED:
-        raise refuse("backbone", name, known, _REFUSED[name])
-    raise refuse("backbone", name, known, "pass the UNet or transformer itself, not a pipeline")
+    return None
+
+
+def _addressed(backbone: nn.Module) -> tuple[Family, Side]:
+    """The family of a backbone, and its side, for methods that need its addresses or its call."""
+    record, name = record_of(backbone), type(uncompiled(backbone)).__name__
+    families = [family for family in FAMILIES if not family.unaddressed]
+    known = ", ".join(f"{library} {family.name}" for family in families for library in ("diffusers", "ComfyUI"))
+    if record is None:
+        raise refuse("backbone", name, known, "pass the UNet or transformer itself, not a pipeline")
+    family, side = record
+    if side.sites is None:
+        raise refuse("backbone", name, known, family.unaddressed)
+    strange = family.strangeness(uncompiled(backbone))
+    if strange is not None:
+        raise refuse("backbone", strange[0], f"{family.name} as the libraries build it", strange[1])
+    return family, side
 
 
 def family_of(backbone: nn.Module) -> Family:
     """The family of a backbone of either library.
 
     Raises:
-        VitrineError: No family fits, or its class is of one but its modules are not.
+        VitrineError: No family with addresses fits, or its class is of one but its modules are not.
     """
-    return _found(backbone)[0]
+    return _addressed(backbone)[0]
 
 
 def layout_of(backbone: nn.Module) -> Iterator[Site]:
@@ -64,27 +79,56 @@ def layout_of(backbone: nn.Module) -> Iterator[Site]:
     Raises:
         VitrineError: As :func:`family_of`.
     """
-    return _found(backbone)[1].sites(uncompiled(backbone))
+    sites = _addressed(backbone)[1].sites
+    assert sites is not None
+    return sites(uncompiled(backbone))
 
 
 def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
     """Reads where image and text tokens are in a forward's arguments; as of a plain network where no family fits."""
-    backbone = uncompiled(backbone)
-    kinds = {kind.__name__ for kind in type(backbone).__mro__}
-    diffusers = "ModelMixin" in kinds
-    sides = (family.diffusers if diffusers else family.comfyui for family in FAMILIES)
-    return next((side.tokens for side in sides if side.kind in kinds and side.fits(backbone)), plain_tokens)
+    record = record_of(backbone)
+    return plain_tokens if record is None else record[1].tokens
 
 
 def trained_size(backbone: nn.Module) -> tuple[int, int] | None:
     """(width, height) in pixels that a family's published weights were trained at; None where no family says."""
-    backbone = uncompiled(backbone)
-    kinds = {kind.__name__ for kind in type(backbone).__mro__}
-    for family in FAMILIES:
-        side = family.diffusers if "ModelMixin" in kinds else family.comfyui
-        if side.kind in kinds and side.fits(backbone):
-            return family.trained(backbone)
-    return None
+    record = record_of(backbone)
+    return None if record is None else record[0].trained(uncompiled(backbone))
+
+
+def spelled_layers(backbone: nn.Module) -> Iterator[tuple[str, str, tuple[int, int] | None]]:
+    """(name, path, rows) of each linear layer under every name that LoRA files have for it.
+
+    ``rows`` is (start, length) of the outputs that are meant, None for all. Nothing for a network of no family.
+    """
+    try:
+        weights = family_of(backbone).weights
+    except VitrineError:  # loaders have names of their own for other models
+        return
+    for path, module in backbone.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
+            spelled = spellings(weights, path, (weight.shape[0], weight.shape[1]))
+            yield from ((name, path, rows) for name, rows in spelled.items())
+
+
+def published_as(name: str) -> tuple[Family, Published] | None:
+    """The published model that a student's preset calls by that name, and its family; None for any other name."""
+    models = ((family, model) for family in FAMILIES for model in family.published)
+    return next((pair for pair in models if name in (pair[1].name, *pair[1].presets)), None)
+
+
+def refuse_unfit(backbone: nn.Module, method: str) -> None:
+    """Refuse a backbone on which a method of :attr:`Side.refuses` cannot be done.
+
+    Raises:
+        VitrineError: Its family says so.
+    """
+    record = record_of(backbone)
+    refusal = None if record is None else record[1].refuses.get(method)
+    if record is not None and refusal is not None:
+        shown = f"{type(uncompiled(backbone)).__name__} ({record[0].name}), {refusal.why}"
+        raise refuse("model", shown, refusal.accepted, refusal.remedy)
 
 
 def call_of(backbone: Any) -> Call:
@@ -96,14 +140,12 @@ def call_of(backbone: Any) -> Call:
     Raises:
         VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.
     """
-    kind = type(uncompiled(backbone))
-    kinds, name = {base.__name__ for base in kind.__mro__}, kind.__name__
-    if not any(family.diffusers.kind in kinds for family in FAMILIES):
-        accepted = sorted(family.diffusers.kind for family in FAMILIES)
-        if name in _REFUSED:
-            raise refuse("backbone", name, accepted, _REFUSED[name])
-        raise refuse("backbone", name, accepted, "pass a pipeline of one of these families")
-    make = family_of(backbone).call  # refuses what has other modules
+    family, side = _addressed(backbone)
+    make = family.call
+    if side is not family.diffusers or make is None:
+        accepted = sorted(family.diffusers.kind for family in FAMILIES if family.call is not None)
+        name = type(uncompiled(backbone)).__name__
+        raise refuse("backbone", name, accepted, "pass the network of a diffusers pipeline of one of these families")
 
     def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
         device, dtype = device_of(backbone), dtype_of(backbone)

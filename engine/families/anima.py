@@ -16,7 +16,7 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,8 +25,9 @@ from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
+from .facts import Refusal, Turn
 from .family import Family, Latent, Side, per_channel, per_channel_unscaled, square
-from .packing import flow_time, text_of
+from .packing import flow_time, text_of, video_ids
 
 WEIGHTS = {
     "transformer_blocks": "blocks",
@@ -105,13 +106,30 @@ def strangeness(net: Any) -> tuple[str, str] | None:
     return None
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """CosmosRotaryPosEmbed: the bases are widened by the NTK rule, and halves of a head turn together."""
+    ids, dims = video_ids(part, named["hidden_states"]), [part.dim_t, part.dim_h, part.dim_w]
+    if named.get("fps") is not None:
+        ids[:, 0] *= part.base_fps / named["fps"]
+    thetas = [10000.0 * factor for factor in (part.t_ntk_factor, part.h_ntk_factor, part.w_ntk_factor)]
+    angles, factor = turn(ids, dims, thetas)
+    angles = torch.cat([angles, angles], -1)
+    return (factor * angles.cos()).float(), (factor * angles.sin()).float()
+
+
+_NO_GRADIENTS = Refusal(
+    "whose positions core computes by a kernel that has no derivative", "a network that core can differentiate",
+    "leave out what needs gradients (attack_steps 0), or do it in diffusers",
+)  # fmt: skip
+
 FAMILY = Family(
     "Anima",
     Side("CosmosTransformer3DModel", diffusers_sites),
-    Side("MiniTrainDIT", comfyui_sites),
+    Side("MiniTrainDIT", comfyui_sites, refuses={"gradients": _NO_GRADIENTS}),
     call,
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     weights=WEIGHTS,
     strangeness=strangeness,
     trained=square(1024),
+    rope_readers={"CosmosRotaryPosEmbed": rope},
 )

@@ -1,4 +1,4 @@
-"""What a model family has to say of itself. Each family is one file here; docs/add_a_family.md walks through one."""
+"""What a model family has to say of itself. Each family is one file of this folder."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..attention import text_bias
 from ..condition import Condition
-from ..errors import refuse
 from ..site import Site
+from .facts import Published, Refusal, RopeReader, SizeInput, TimeEmbedding, TimeInput
 
 Call = Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]
 """(x_t (B, C, H, W) or (B, C, T, H, W), t (B,), Condition) -> the network's own prediction, of x_t's shape."""
@@ -89,15 +88,24 @@ class Side:
 
     Attributes:
         kind: name of the backbone's class; a subclass counts. The library itself is not imported.
-        sites: every site of a backbone in execution order.
+        sites: every site of a backbone in execution order; None where the family has no addresses.
         tokens: reads a forward's arguments.
         fits: tells families apart that share a class.
+        time: where the backbone embeds its timestep; None where no control can be added to it.
+        sizes: where it takes the picture's size, None where it takes none. Reads diffusers' backbone, or ComfyUI's
+            ``BaseModel``.
+        variant: which of the family's models it is, where methods differ. Reads what ``sizes`` reads.
+        refuses: ``gradients``, ``size`` (to draw at another size than the trained one) -> why that cannot be done.
     """
 
     kind: str
-    sites: Callable[[Any], Iterator[Site]]
+    sites: Callable[[Any], Iterator[Site]] | None = None
     tokens: Callable[[Inputs], Tokens] = plain_tokens
     fits: Callable[[Any], bool] = lambda net: True
+    time: TimeEmbedding | None = None
+    sizes: Callable[[Any], SizeInput | None] | None = None
+    variant: Callable[[Any], str] = lambda model: ""
+    refuses: Mapping[str, Refusal] = field(default_factory=dict)
 
 
 def kl_scaled(vae: Any, z: torch.Tensor) -> torch.Tensor:
@@ -188,29 +196,45 @@ class Family:
         strangeness: what keeps a backbone of these classes from being of the family (``what is given``, ``what to
             do``), None where nothing does.
         trained: the size its published weights were trained at; a config or a user that says another comes first.
+        unaddressed: why no layer has an address; such a family is known for what other methods read here.
+        component: the backbone's name in a diffusers pipeline, and before its layers in files.
+        time_input: what diffusers' pipelines tell it as its time.
+        stacked: they run the negative prompt's rows in front of the prompt's, in one forward, and say so by
+            ``do_classifier_free_guidance``.
+        stacking: names of pipelines that guide in one forward of [negative, positive] rows.
+        guidance: name of their argument, and the value of it that is none.
+        masks_optional: they take encoded prompts without a mask, for prompts that are not padded.
+        rope_readers: class of a rotary embedding -> how it is computed anew for other angles.
+        rope_tables: class of one that looks positions up in tables -> its attribute with the axes' widths.
+        grid_scale: (backbone, latents on a side) -> the divisor of positions that a network works out by itself.
+        adapted: ends of the paths of the layers that a student's LoRA adapts; by default all linear ones of blocks.
+        renamed: (path of ComfyUI's or ldm's module, repeats of a level) -> diffusers', where no table can say it.
+        lora_paths: a pattern of the paths of layers in LoRA files by which ``published`` are told apart.
+        underscored: names of modules with an underscore of their own that ``weights`` lacks; kohya's names blur them.
+        published: models of the family that methods must tell apart.
     """
 
     name: str
     diffusers: Side
-    comfyui: Side
-    call: Callable[[Any, torch.Tensor, torch.Tensor, Condition], torch.Tensor]
+    comfyui: Side | None = None
+    call: Callable[[Any, torch.Tensor, torch.Tensor, Condition], torch.Tensor] | None = None
     latent: Latent = Latent()
     condition: Callable[[Any, list[str], int, int], Condition] | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
     strangeness: Callable[[Any], tuple[str, str] | None] = lambda net: None
     trained: Trained = lambda net: None
-
-    def side(self, backbone: nn.Module) -> Side | None:
-        """The side that a backbone is of; None for any other.
-
-        Raises:
-            VitrineError: If the class is the family's, but its modules are arranged or wired otherwise.
-        """
-        classes = {kind.__name__ for kind in type(backbone).__mro__}
-        ours = self.diffusers if "ModelMixin" in classes else self.comfyui  # some classes have one name in both
-        if ours.kind not in classes or not ours.fits(backbone):
-            return None
-        strange = self.strangeness(backbone)
-        if strange is not None:
-            raise refuse("backbone", strange[0], f"{self.name} as the libraries build it", strange[1])
-        return ours
+    unaddressed: str = ""
+    component: str = "transformer"
+    time_input: TimeInput = "s"
+    stacked: bool = False
+    stacking: tuple[str, ...] = ()
+    guidance: tuple[str, float] = ("guidance_scale", 1.0)
+    masks_optional: bool = False
+    rope_readers: Mapping[str, RopeReader] = field(default_factory=dict)
+    rope_tables: Mapping[str, str] = field(default_factory=dict)
+    grid_scale: Callable[[Any, int], float] | None = None
+    adapted: tuple[str, ...] = ()
+    renamed: Callable[[str, int], str] | None = None
+    lora_paths: str = ""
+    underscored: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()

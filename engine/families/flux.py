@@ -14,16 +14,18 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..condition import Condition
+from ..rotary import doubled
 from ..site import AdaLN, Columns, ModuleSite, Site
+from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
-from .joint import QKV, block_input, fused_stream, joint_map, norm_at, part, split_stream
+from .joint import QKV, block_input, fused_attention, fused_stream, joint_map, norm_at, split_attention, split_stream
 from .packing import flow_time, grid_ids, pack, text_length, text_of, unpack
 
 WEIGHTS = {
@@ -66,6 +68,8 @@ WEIGHTS = {
     "norm_out.linear": "final_layer.adaLN_modulation.1|swap",
     "proj_out": "final_layer.linear",
 }
+LORA_PATHS = r"(double|single|single_transformer)_blocks\."
+"""Of layers in LoRA files, in either library's names."""
 
 
 # --- sites ----------------------------------------------------------------------------------------------------------
@@ -73,6 +77,7 @@ WEIGHTS = {
 _DOUBLE = ("norm1", "norm1.linear", "double_stream_modulation_img.linear")
 SINGLE = ("norm", "norm.linear", "single_stream_modulation.linear")
 _COMFYUI_DOUBLE = ("img_norm1", "img_mod.lin", "double_stream_modulation_img.lin")
+_NORMS = ("norm.query_norm", "norm.key_norm")
 _COMFYUI_SINGLE = ("pre_norm", "modulation.lin", "single_stream_modulation.lin")
 
 
@@ -108,14 +113,7 @@ def diffusers_double(net: Any, b: int, patch: int, inner: str) -> Iterator[Site]
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
     name, path = f"vit-block{b}", f"transformer_blocks.{b}"
     yield modulated_input(net, name, path, _DOUBLE, b, **image)
-    for x in QKV:
-        yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
-    for x in QKV:
-        yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
-    both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
-    last, heads = f"{path}.attn.add_k_proj", int(net.transformer_blocks[b].attn.heads)
-    yield joint_map(f"{name}-map", f"{path}.attn", both, last, heads, rope=f"{path}.attn", patch=patch)
-    yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+    yield from split_attention(net, name, f"{path}.attn", image, rope=f"{path}.attn", patch=patch)
     yield ModuleSite(f"{name}-ffn-inner", f"{path}.{inner}", **image)
     yield ModuleSite(f"{name}-ffn-out", f"{path}.ff", **image)
     yield ModuleSite(f"{name}-out", path, element=1, **image)
@@ -127,17 +125,9 @@ def comfyui_double(net: Any, b: int) -> Iterator[Site]:
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
     name, path = f"vit-block{b}", f"double_blocks.{b}"
     yield modulated_input(net, name, path, _COMFYUI_DOUBLE, b, **image)
-    for i, x in enumerate(QKV):
-        columns = part(net, f"{path}.img_attn.qkv", i, 3)
-        yield ModuleSite(f"{name}-{x}", f"{path}.img_attn.qkv", columns=columns, **image)
-    for i, x in enumerate(QKV):
-        columns = part(net, f"{path}.txt_attn.qkv", i, 3)
-        yield ModuleSite(f"{name}-ctx-{x}", f"{path}.txt_attn.qkv", "text", columns=columns)
-    norms = ("norm.query_norm", "norm.key_norm")
-    both = tuple(fused_stream(net, f"{path}.{s}_attn", norms) for s in ("txt", "img"))
-    last, heads = f"{path}.txt_attn.qkv", int(net.num_heads)
-    yield joint_map(f"{name}-map", path, both, last, heads, rope=path, patch=patch)
-    yield ModuleSite(f"{name}-attn-out", f"{path}.img_attn.proj", **image)
+    attentions = (f"{path}.img_attn", f"{path}.txt_attn")
+    joint: dict[str, Any] = {"last": f"{path}.txt_attn.qkv", "heads": int(net.num_heads), "rope": path, "patch": patch}
+    yield from fused_attention(net, name, path, attentions, _NORMS, image, **joint)
     yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.1", **image)
     yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
     yield ModuleSite(f"{name}-out", path, element=0, **image)
@@ -173,7 +163,7 @@ def comfyui_single(net: Any, j: int) -> Iterator[Site]:
     yield modulated_input(net, name, path, _COMFYUI_SINGLE, j, **image)
     slices = tuple((i * width, width) for i in range(3))
     yield from joined_projections(name, (f"{path}.linear1",) * 3, slices, patch)
-    stream = (fused_stream(net, path, ("norm.query_norm", "norm.key_norm"), "linear1", width),)
+    stream = (fused_stream(net, path, _NORMS, "linear1", width),)
     yield joint_map(f"{name}-map", path, stream, f"{path}.linear1", int(net.num_heads), rope=path, patch=patch)
     yield ModuleSite(f"{name}-ffn-inner", f"{path}.mlp_act", **image)
     yield ModuleSite(f"{name}-out", path, **image)
@@ -226,6 +216,18 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return Condition(text, pooled, {"guidance": torch.full((len(text),), 3.5)} if guided else {})
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """FluxPosEmbed, and those of other families that take the same arguments."""
+    return doubled(*turn(named["ids"], part.axes_dim, part.theta))
+
+
+def _reads_guidance(net: Any) -> str:
+    """Dev in either library, which schnell's students do not fit."""
+    settings = (getattr(net, "config", None), getattr(net, "params", None))
+    flags = (getattr(s, name, False) for s in settings for name in ("guidance_embeds", "guidance_embed"))
+    return "Flux.1 dev, which reads a guidance" if any(map(bool, flags)) else ""
+
+
 def strangeness(net: Any) -> tuple[str, str] | None:
     """ComfyUI builds others from the class of Flux.1, with other wiring."""
     params = getattr(net, "params", None)
@@ -244,4 +246,29 @@ FAMILY = Family(
     WEIGHTS,
     strangeness,
     trained=square(1024),
+    rope_readers={"FluxPosEmbed": rope},
+    lora_paths=LORA_PATHS,
+    underscored=(
+        "double_blocks",
+        "single_blocks",
+        "img_attn",
+        "txt_attn",
+        "img_mlp",
+        "txt_mlp",
+        "img_mod",
+        "txt_mod",
+        "img_in",
+        "txt_in",
+        "time_in",
+        "vector_in",
+        "guidance_in",
+        "in_layer",
+        "out_layer",
+        "final_layer",
+        "adaLN_modulation",
+    ),
+    published=(
+        Published("Flux or Chroma", width=3072),
+        Published("Flux.1 schnell", other=_reads_guidance),
+    ),
 )

@@ -26,6 +26,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..site import ModuleSite, Site, Stream
 from . import flux
+from .facts import Published
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import joint_map
 from .packing import flow_time, grid_ids, pack, text_of, unpack
@@ -125,4 +126,7 @@ FAMILY = Family(
     WEIGHTS,
     strangeness,
     trained=square(1024),
+    rope_readers={"Flux2PosEmbed": flux.rope},
+    lora_paths=flux.LORA_PATHS,
+    published=(Published("Flux.2", width=6144),),
 )

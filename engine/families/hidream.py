@@ -17,15 +17,16 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..condition import Condition
 from ..errors import refuse
-from ..rotary import Rope, matrix_rope
+from ..rotary import Rope, matrix_rope, turns
 from ..site import AdaLN, ModuleSite, Site, Stream
+from .facts import Refusal, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .flux import joined_projections
 from .joint import QKV, block_input, joint_map
@@ -114,13 +115,25 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return Condition(t5, pooled, {LLAMA: llama.transpose(0, 1)})
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """HiDreamImageEmbedND: matrices, with an axis for the heads."""
+    return turns(*turn(named["ids"], part.axes_dim, part.theta)).unsqueeze(2)
+
+
+_ONE_AREA = Refusal(
+    "whose pipeline draws at one area whatever it is asked for", "one that draws the size it is asked for",
+    "use ComfyUI's Resolution Transfer Loader, or another model",
+)  # fmt: skip
+
 FAMILY = Family(
     "HiDream",
-    Side("HiDreamImageTransformer2DModel", sites, diffusers_tokens),
+    Side("HiDreamImageTransformer2DModel", sites, diffusers_tokens, refuses={"size": _ONE_AREA}),
     Side("HiDreamImageTransformer2DModel", sites, comfyui_tokens),
     call,
     Latent(16, patch=2),
     condition,
     WEIGHTS,
     trained=square(1024),
+    time_input="1000 s",
+    rope_readers={"HiDreamImageEmbedND": rope},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,45 @@ def fused_stream(net: Any, path: str, norms: tuple[str, str], projection: str = 
     query, key = ((i * width, width) if width else part(net, whole, i, 3) for i in (0, 1))
     norm_query, norm_key = (norm_at(net, f"{path}.{n}") for n in norms)
     return Stream(whole, whole, query, key, norm_query=norm_query, norm_key=norm_key)
+
+
+def split_attention(net: Any, name: str, path: str, image: Mapping[str, Any], **turned: Any) -> Iterator[Site]:
+    """diffusers' joint attention at ``path``, where each of q, k and v is a layer: ``-q`` .. ``-map``, ``-attn-out``.
+
+    Args:
+        image: what sites of image tokens have.
+        turned: what the map must know of positions.
+    """
+    for x in QKV:
+        yield ModuleSite(f"{name}-{x}", f"{path}.to_{x}", **image)
+    for x in QKV:
+        yield ModuleSite(f"{name}-ctx-{x}", f"{path}.add_{x}_proj", "text")
+    both = (split_stream(net, path, True), split_stream(net, path, False))
+    heads = int(net.get_submodule(path).heads)
+    yield joint_map(f"{name}-map", path, both, f"{path}.add_k_proj", heads, **turned)
+    yield ModuleSite(f"{name}-attn-out", f"{path}.to_out.0", **image)
+
+
+def fused_attention(
+    net: Any, name: str, path: str, attentions: tuple[str, str], norms: tuple[str, str], image: Mapping[str, Any],
+    **joint: Any,
+) -> Iterator[Site]:  # fmt: skip
+    """ComfyUI's joint attention in the block at ``path``, where q, k and v are one layer: the same sites.
+
+    Args:
+        attentions: of image and of text, each with ``qkv`` and ``proj``.
+        norms: of queries and keys, inside each.
+        image: what sites of image tokens have.
+        joint: the layer that runs last, the heads, and what the map must know of positions.
+    """
+    kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("", image), ("ctx-", {"kind": "text"}))
+    for attention, (prefix, kind) in zip(attentions, kinds, strict=True):
+        for i, x in enumerate(QKV):
+            fused = f"{attention}.qkv"
+            yield ModuleSite(f"{name}-{prefix}{x}", fused, columns=part(net, fused, i, 3), **kind)
+    both = tuple(fused_stream(net, attention, norms) for attention in reversed(attentions))
+    yield joint_map(f"{name}-map", path, both, **joint)
+    yield ModuleSite(f"{name}-attn-out", f"{attentions[0]}.proj", **image)
 
 
 def block_input(name: str, norm: str, adaln: AdaLN, **more: Any) -> ModuleSite:

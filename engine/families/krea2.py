@@ -26,6 +26,7 @@ from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, Site
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, square
+from .flux import rope
 from .joint import JointBlock, joint_block
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
 
@@ -124,4 +125,7 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
+    guidance=("guidance_scale", 0.0),
+    rope_readers={"Krea2RotaryPosEmbed": rope},
+    underscored=("layerwise_blocks", "refiner_blocks"),
 )

@@ -109,4 +109,7 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
+    time_input="1 - s",
+    rope_tables={"Lumina2RotaryPosEmbed": "axes_dim"},
+    underscored=("context_refiner", "noise_refiner", "cap_embedder"),
 )

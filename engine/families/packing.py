@@ -39,6 +39,17 @@ def grid_ids(like: torch.Tensor, patch: int = 2, axes: int = 3) -> torch.Tensor:
     return ids.view(-1, axes)
 
 
+def video_grid(frames: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """(tokens, 3) positions of a video's tokens, from those on each axis."""
+    return torch.stack(torch.meshgrid(frames, rows, columns, indexing="ij"), -1).flatten(0, 2)
+
+
+def video_ids(part: Any, x: torch.Tensor) -> torch.Tensor:
+    """(tokens, 3) positions of latents (B, C, T, h, w) in patches of ``part.patch_size``."""
+    counts = [side // patch for side, patch in zip(x.shape[-3:], part.patch_size, strict=True)]
+    return video_grid(*(torch.arange(n, device=x.device, dtype=torch.float32) for n in counts))
+
+
 def flow_time(t: torch.Tensor) -> torch.Tensor:
     """Timesteps 0 .. 1000 -> the flow's time 0 (clean) .. 1 (noise)."""
     return t / 1000

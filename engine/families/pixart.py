@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from ..condition import Condition
+from ..errors import refuse
 from ..site import AdaLN, MapSite, ModuleSite, Site
+from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, part
 from .packing import text_length
@@ -91,12 +93,48 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return Condition(text, None, extra)
 
 
+def sizes(net: Any) -> SizeInput:
+    """Height and width are rows of one embedder's input.
+
+    Raises:
+        VitrineError: The model was trained without them.
+    """
+    emb = net.adaln_single.emb
+    if not emb.use_additional_conditions:
+        raise refuse("use_additional_conditions", False, "True", "this PixArt was trained without size conditioning")
+    return SizeInput("adaln_single.emb.resolution_embedder", emb.additional_condition_proj)
+
+
+def comfyui_sizes(model: Any) -> SizeInput | None:
+    """The embedder of height and width, whose module makes the sinusoids too."""
+    net = model.diffusion_model
+    return SizeInput("csize_embedder", net.csize_embedder) if net.micro_conditioning else None
+
+
+def grid_scale(net: Any, latents: int) -> float:
+    """What its config says, else it is derived from the size that the network is built for."""
+    scale = net.config.get("interpolation_scale")
+    return float(scale) if scale is not None else float(max(latents // 64, 1))
+
+
 FAMILY = Family(
     "PixArt",
-    Side("PixArtTransformer2DModel", diffusers_sites),
-    Side("PixArtMS", comfyui_sites),
+    Side(
+        "PixArtTransformer2DModel", diffusers_sites, sizes=sizes,
+        time=TimeEmbedding(lambda net: net.inner_dim, lambda net: ["adaln_single.emb"]),
+    ),
+    Side(
+        "PixArtMS", comfyui_sites, sizes=comfyui_sizes,
+        time=TimeEmbedding(lambda net: net.hidden_size, lambda net: ["t_embedder"]),
+    ),
     call,
     Latent(patch=2),
     condition,
     trained=square(1024),
-)
+    time_input="timestep",
+    stacking=("PixArtAlphaPipeline", "PixArtSigmaPipeline"),
+    grid_scale=grid_scale,
+    lora_paths=r"^transformer_blocks\..*\.attn2\.",
+    underscored=("adaln_single", "caption_projection", "pos_embed"),
+    published=(Published("PixArt", width=1152, sized=True),),
+)  # fmt: skip

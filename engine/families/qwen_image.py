@@ -14,7 +14,7 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,9 +23,10 @@ from ..attention import text_bias
 from ..condition import Condition
 from ..rotary import Rope, matrix_rope
 from ..site import AdaLN, ModuleSite, Site
+from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, plain_tokens, square
-from .joint import QKV, block_input, joint_map, split_stream
-from .packing import MASK, flow_time, masked, pack, text_of, unpack
+from .joint import block_input, split_attention
+from .packing import MASK, flow_time, masked, pack, text_of, unpack, video_grid
 
 
 def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
@@ -41,17 +42,10 @@ def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
 def sites(net: Any) -> Iterator[Site]:
     """QwenImageTransformer2DModel of either library."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2}
-    for b, block in enumerate(net.transformer_blocks):
+    for b in range(len(net.transformer_blocks)):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
         yield block_input(name, f"{path}.img_norm1", AdaLN(f"{path}.img_mod.1"), **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
-        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
-        last, rope = f"{path}.attn.add_k_proj", f"{path}.attn"
-        yield joint_map(f"{name}-map", f"{path}.attn", both, last, int(block.attn.heads), rope=rope, rotary=_rope)
-        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        yield from split_attention(net, name, f"{path}.attn", image, rope=f"{path}.attn", rotary=_rope)
         yield ModuleSite(f"{name}-ctx-attn-out", f"{path}.attn.to_add_out", "text")
         yield ModuleSite(f"{name}-ffn-inner", f"{path}.img_mlp.net.0", **image)
         yield ModuleSite(f"{name}-ffn-out", f"{path}.img_mlp", **image)
@@ -92,6 +86,24 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return masked(*pipe.encode_prompt(prompts))
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """Rows and columns are counted from the picture's middle; text goes on beyond its corner, on all axes."""
+    shapes = named["video_fhw"]
+    shapes = shapes[0] if isinstance(shapes, list) else shapes
+    shapes, device = shapes if isinstance(shapes, list) else [shapes], named.get("device")
+    ids, last = [], 0
+    for k, (frames, height, width) in enumerate(shapes):
+        sides = [(-(n - n // 2), n // 2) if part.scale_rope else (0, n) for n in (height, width)]
+        last = max(last, *(end for _, end in sides))
+        ids.append(video_grid(*(torch.arange(a, b, device=device) for a, b in ((k, k + frames), *sides))))
+    text = last + torch.arange(int(named["max_txt_seq_len"]), device=device)[:, None].expand(-1, 3)
+    turned = []
+    for positions in (torch.cat(ids), text):
+        angles, factor = turn(positions, part.axes_dim, part.theta)
+        turned.append(torch.polar(torch.full_like(angles, factor), angles).to(torch.complex64))
+    return tuple(turned)
+
+
 FAMILY = Family(
     "Qwen-Image",
     Side("QwenImageTransformer2DModel", sites, diffusers_tokens),
@@ -100,4 +112,8 @@ FAMILY = Family(
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     condition,
     trained=square(1328),
+    guidance=("true_cfg_scale", 1.0),
+    masks_optional=True,
+    rope_readers={"QwenEmbedRope": rope},
+    published=(Published("Qwen-Image"),),
 )

@@ -13,8 +13,9 @@ import torch
 
 from ..condition import Condition
 from ..site import AdaLN, MapSite, ModuleSite, Site
+from .facts import Published, TimeEmbedding
 from .family import Family, Latent, Side, square
-from .joint import QKV, block_input, fused_stream, joint_map, part, split_stream
+from .joint import QKV, block_input, fused_attention, fused_stream, part, split_attention, split_stream
 from .packing import text_length
 
 WEIGHTS = {
@@ -61,13 +62,7 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
         parts = 6 if getattr(block, "attn2", None) is None else 9
         yield block_input(name, f"{path}.norm1.norm", AdaLN(f"{path}.norm1.linear", parts=parts), **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-{x}", f"{path}.attn.to_{x}", **image)
-        for x in QKV:
-            yield ModuleSite(f"{name}-ctx-{x}", f"{path}.attn.add_{x}_proj", "text")
-        both = (split_stream(net, f"{path}.attn", True), split_stream(net, f"{path}.attn", False))
-        yield joint_map(f"{name}-map", f"{path}.attn", both, f"{path}.attn.add_k_proj", block.attn.heads)
-        yield ModuleSite(f"{name}-attn-out", f"{path}.attn.to_out.0", **image)
+        yield from split_attention(net, name, f"{path}.attn", image)
         if getattr(block, "attn2", None) is not None:
             for x in QKV:
                 yield ModuleSite(f"{name}-attn2-{x}", f"{path}.attn2.to_{x}", **image)
@@ -89,22 +84,9 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         parts = 6 if getattr(block.x_block, "attn2", None) is None else 9
         adaln = AdaLN(f"{path}.x_block.adaLN_modulation", parts=parts)
         yield block_input(name, f"{path}.x_block.norm1", adaln, **image)
-        for i, x in enumerate(QKV):
-            yield ModuleSite(
-                f"{name}-{x}", f"{path}.x_block.attn.qkv", columns=part(net, f"{path}.x_block.attn.qkv", i, 3), **image
-            )
-        for i, x in enumerate(QKV):
-            yield ModuleSite(
-                f"{name}-ctx-{x}",
-                f"{path}.context_block.attn.qkv",
-                "text",
-                columns=part(net, f"{path}.context_block.attn.qkv", i, 3),
-            )
-        norms = ("ln_q", "ln_k")
-        both = tuple(fused_stream(net, f"{path}.{s}.attn", norms) for s in ("context_block", "x_block"))
-        heads = int(block.x_block.attn.num_heads)
-        yield joint_map(f"{name}-map", path, both, f"{path}.x_block.attn.qkv", heads)
-        yield ModuleSite(f"{name}-attn-out", f"{path}.x_block.attn.proj", **image)
+        attentions, norms = (f"{path}.x_block.attn", f"{path}.context_block.attn"), ("ln_q", "ln_k")
+        joint: dict[str, Any] = {"last": f"{attentions[0]}.qkv", "heads": int(block.x_block.attn.num_heads)}
+        yield from fused_attention(net, name, path, attentions, norms, image, **joint)
         if getattr(block.x_block, "attn2", None) is not None:
             for i, x in enumerate(QKV):
                 yield ModuleSite(
@@ -135,11 +117,25 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 FAMILY = Family(
     "SD3",
-    Side("SD3Transformer2DModel", diffusers_sites),
-    Side("OpenAISignatureMMDITWrapper", comfyui_sites),
+    Side(
+        "SD3Transformer2DModel", diffusers_sites,
+        time=TimeEmbedding(lambda net: net.inner_dim, lambda net: ["time_text_embed"]),
+    ),
+    Side(
+        "OpenAISignatureMMDITWrapper", comfyui_sites,
+        time=TimeEmbedding(lambda net: net.t_embedder.mlp[2].out_features, lambda net: ["t_embedder"]),
+    ),
     call,
     Latent(16, patch=2),
     condition,
     WEIGHTS,
     trained=square(1024),
-)
+    time_input="timestep",
+    stacked=True,
+    lora_paths=r"joint_blocks\.",
+    underscored=("joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder"),
+    published=(
+        Published("Stable Diffusion 3 / 3.5 medium", width=1536),
+        Published("Stable Diffusion 3.5 large", width=2432),
+    ),
+)  # fmt: skip

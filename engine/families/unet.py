@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from ..condition import Condition
 from ..errors import refuse
 from ..site import MapSite, ModuleSite, Site
+from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Side
 
 
@@ -164,10 +166,112 @@ def strangeness(net: Any) -> tuple[str, str] | None:
     return None
 
 
+# --- names in files -------------------------------------------------------------------------------------------------
+_RESNET = {"in_layers.2": "conv1", "out_layers.3": "conv2", "emb_layers.1": "time_emb_proj"}
+_RESNET["skip_connection"] = "conv_shortcut"
+_EDGES = {
+    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2", "input_blocks.0.0": "conv_in",
+    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2", "out.2": "conv_out",
+}  # fmt: skip
+
+
+def renamed(path: str, layers: int) -> str:
+    """ldm module names in diffusers' words. A level has ``layers`` repeats on the way down, one more on the way up."""
+    if path in _EDGES:
+        return _EDGES[path]
+    match = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
+    if not match:
+        return path
+    stage, n = match[1], int(match[2])
+    if stage == "middle_block":
+        return _child("mid_block", n // 2, n % 2 == 1, ".".join(filter(None, match.group(3, 4))))
+    child, tail = int(match[3] or 0), match[4]
+    level, repeat = divmod(n - 1 if stage == "input_blocks" else n, layers + 1)
+    block = f"{'down' if stage == 'input_blocks' else 'up'}_blocks.{level}"
+    if tail == "op":
+        return f"{block}.downsamplers.0.conv"
+    if tail == "conv":
+        return f"{block}.upsamplers.0.conv"
+    return _child(block, repeat, child == 1, tail)
+
+
+def _child(block: str, index: int, attention: bool, tail: str) -> str:
+    return f"{block}.attentions.{index}.{tail}" if attention else f"{block}.resnets.{index}.{_RESNET.get(tail, tail)}"
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+def _with_sizes(path: str, embed: Any, channels: int, **more: Any) -> SizeInput:
+    """SDXL's vector, the same in both libraries: pooled text, then six sinusoids of ``channels``.
+
+    They are original height and width, crop top and left, target height and width.
+    """
+    return SizeInput(path, embed, slice(-6 * channels, -4 * channels), slice(-2 * channels, None), **more)
+
+
+def _check_ids(arguments: Mapping[str, Any]) -> None:
+    ids = (arguments.get("added_cond_kwargs") or {}).get("time_ids")
+    if ids is None or ids.shape[-1] != 6:
+        shape = None if ids is None else tuple(ids.shape)
+        raise refuse("time_ids", shape, "(B, 6)", "the refiner has no target size; use the base model")
+
+
+def sizes(net: Any) -> SizeInput:
+    """SDXL's ``add_embedding``.
+
+    Raises:
+        VitrineError: The UNet is of Stable Diffusion 1.x or 2.x.
+    """
+    kind = net.config.addition_embed_type
+    if kind != "text_time":
+        raise refuse("addition_embed_type", kind, "text_time (SDXL)", "this UNet has no size conditioning")
+    return _with_sizes("add_embedding", net.add_time_proj, net.config.addition_time_embed_dim, check=_check_ids)
+
+
+def comfyui_sizes(model: Any) -> SizeInput | None:
+    """SDXL's ``label_emb``; the refiner has no target size."""
+    return _with_sizes("label_emb", model.embedder, 256) if comfyui_variant(model) == "SDXL" else None
+
+
+def comfyui_variant(model: Any) -> str:
+    """By the class of ComfyUI's model; what derives from the plain one is neither (unCLIP, upscalers)."""
+    kinds = [kind.__name__ for kind in type(model).__mro__]
+    known = {"SDXL": "SDXL", "SDXLRefiner": "SDXL refiner"}
+    return "SD" if kinds[0] == "BaseModel" else next((known[kind] for kind in kinds if kind in known), "")
+
+
 FAMILY = Family(
     "UNet",
-    Side("UNet2DConditionModel", diffusers_sites),
-    Side("UNetModel", comfyui_sites),
+    Side(
+        "UNet2DConditionModel", diffusers_sites, sizes=sizes,
+        time=TimeEmbedding(lambda net: net.time_embedding.linear_2.out_features, lambda net: ["time_embedding"]),
+    ),
+    Side(
+        "UNetModel", comfyui_sites, sizes=comfyui_sizes, variant=comfyui_variant,
+        time=TimeEmbedding(lambda net: net.time_embed[2].out_features),
+    ),
     call,
     strangeness=strangeness,
-)
+    component="unet",
+    time_input="timestep",
+    stacked=True,
+    stacking=("StableDiffusionPipeline", "StableDiffusionXLPipeline"),
+    # DMD2's list for one-step LoRA students
+    adapted=(
+        "to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "conv1", "conv2",
+        "conv_shortcut", "time_emb_proj",
+    ),
+    renamed=renamed,
+    lora_paths=r"^(down_blocks|up_blocks|mid_block)\..*\.attn2\.to_[kv]$",
+    underscored=(
+        "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "proj_in", "proj_out", "time_emb_proj",
+        "conv_in", "conv_out", "conv_shortcut", "time_embedding", "add_embedding", "linear_1", "linear_2", "to_q",
+        "to_k", "to_v", "to_out", "input_blocks", "output_blocks", "middle_block", "in_layers", "out_layers",
+        "emb_layers", "skip_connection", "time_embed", "label_emb",
+    ),
+    published=(
+        Published("Stable Diffusion 1.x", 768, presets=("SD1.5",), config="SD15", side=(512, 512)),
+        Published("Stable Diffusion 2.x", 1024, presets=("SD2.1-base", "SD2.1"), config="SD20", side=(512, 768)),
+        Published("SDXL", 2048, config="SDXL", side=(1024, 1024), sized=True),
+        Published("SDXL refiner", 1280, sized=True),
+    ),
+)  # fmt: skip

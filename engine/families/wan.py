@@ -17,17 +17,18 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..condition import Condition
-from ..rotary import Rope, matrix_rope
+from ..rotary import Rope, doubled, matrix_rope
 from ..site import AdaLN, Site
 from .cross import CrossBlock, cross_block
+from .facts import Turn
 from .family import Family, Latent, Side, per_channel, per_channel_unscaled
-from .packing import text_length, text_of
+from .packing import text_length, text_of, video_ids
 
 WEIGHTS = {
     "attn1": "self_attn",
@@ -110,6 +111,13 @@ def trained(net: Any) -> tuple[int, int]:
     return (1280, 704) if net.patch_embedding.in_channels == 48 else (832, 480)
 
 
+def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
+    """WanRotaryPosEmbed, which does not say its base."""
+    ids, dims = video_ids(part, named["hidden_states"]), [part.t_dim, part.h_dim, part.w_dim]
+    cosines, sines = doubled(*turn(ids, dims, 10000.0))
+    return cosines[None, :, None], sines[None, :, None]
+
+
 FAMILY = Family(
     "Wan",
     Side("WanTransformer3DModel", diffusers_sites),
@@ -120,4 +128,6 @@ FAMILY = Family(
     WEIGHTS,
     strangeness,
     trained,
+    time_input="1000 s",
+    rope_readers={"WanRotaryPosEmbed": rope},
 )

@@ -26,6 +26,7 @@ from ..condition import Condition
 from ..errors import refuse
 from ..rotary import complex_rope, matrix_rope
 from ..site import Site
+from .facts import Published
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import JointBlock, joint_block, part, scale_alone
 from .packing import MASK, flow_time, ragged, text_of, whole
@@ -117,4 +118,8 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
+    time_input="1 - s",
+    guidance=("guidance_scale", 0.0),
+    rope_tables={"RopeEmbedder": "axes_dims"},
+    published=(Published("Z-Image"),),
 )

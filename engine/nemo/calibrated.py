@@ -9,6 +9,7 @@ from ..errors import refuse
 from ..files import named, parse_table
 from ..fingerprint import same_weights
 from .config import ProbeConfig
+from .sites import SCOPES
 
 NAME = "threshold.json"
 
@@ -40,7 +41,10 @@ class Calibrated:
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
             facts = parse_table(path.read_text(encoding="utf-8"))
             probe = ProbeConfig.from_dict(dict(facts["probe"]))
-            return cls(float(facts["tau"]), probe, str(facts["scope"]), str(facts.get("fingerprint", "")))
+            tau, scope = float(facts["tau"]), str(facts["scope"])
+            if not abs(tau) <= 10 or scope not in SCOPES:
+                raise ValueError(f"tau {tau}, scope {scope}")
+            return cls(tau, probe, scope, str(facts.get("fingerprint", "")))
 
     def check(self, fingerprint: str) -> Calibrated:
         """Itself, if it is of the model with this fingerprint.

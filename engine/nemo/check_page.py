@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import write_text
+from ..pictures import open_rgb
 from ..report import Report
 from .check import SCORES, CheckedPrompt, CopyCheck, Pictures
 
@@ -101,8 +102,8 @@ def _beside(check: CopyCheck, prompt: CheckedPrompt, pictures: Pictures) -> list
     from PIL import Image
 
     i = prompt.closest
-    images = [(_small(Image.open(prompt.file)), f"seed {prompt.seeds[i]}, ratio {float(prompt.ratios[i]):.2f}"),
-              (_small(Image.open(prompt.overlay_file)), f"copied: {float(prompt.areas[i]):.0%}")]  # fmt: skip
+    images = [(_small(open_rgb(prompt.file)), f"seed {prompt.seeds[i]}, ratio {float(prompt.ratios[i]):.2f}"),
+              (_small(open_rgb(prompt.overlay_file)), f"copied: {float(prompt.areas[i]):.0%}")]  # fmt: skip
     if pictures.read is not None and check.names:
         picture = (pictures.read(int(prompt.numbers[i])).movedim(0, -1) * 255).round().byte().numpy()
         images.append((_small(Image.fromarray(picture)), f"training picture: {nearest_name(check, prompt)}"))
@@ -110,6 +111,5 @@ def _beside(check: CopyCheck, prompt: CheckedPrompt, pictures: Pictures) -> list
 
 
 def _small(image: Image) -> Image:
-    image = image.convert("RGB")
     image.thumbnail((2 * WIDTH, 2 * WIDTH))
     return image

@@ -22,6 +22,7 @@ from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import call_of
 from ..files import save_safetensors
+from ..lora_writing import kohya, of_peft
 from ..placement import copied, dtype_of
 from ..progress import Progress, silent
 from ..run import Run, run_steps
@@ -187,13 +188,8 @@ class Eraser:
         """The weights as they stand."""
         if not self.config.rank:
             return Erased({k: v.detach().clone() for k, v in self.backbone.state_dict().items()}, 0)
-        weights: dict[str, torch.Tensor] = {}
-        for name, value in self.trained.items():
-            module, _, part = name.partition(".lora_")
-            stem, which = "lora_unet_" + module.replace(".", "_"), "down" if part.startswith("A") else "up"
-            weights[f"{stem}.lora_{which}.weight"] = value.detach().clone()
-            weights[f"{stem}.alpha"] = torch.tensor(float(self.config.rank))
-        return Erased(weights, self.config.rank)
+        lora = of_peft({name: value.detach().clone() for name, value in self.trained.items()})
+        return Erased(kohya(lora), self.config.rank)
 
     def _attack(self, progress: Progress) -> None:
         """DoRI on the current weights: one embedding for each picture, all at once."""

@@ -17,7 +17,7 @@ from .config import AUTO, ProbeConfig, SearchConfig, check_tau
 from .held import Seen, holdings
 from .neurons import NeuronSet
 from .score import Probe, Request, Score, ddim_timestep, probe_noise
-from .search import Outcome, Search, Trial, search
+from .search import Outcome, Round, Search, search
 from .sites import each_value, text_only, value_sites
 from .statistics import NeuronStatistics
 
@@ -234,28 +234,28 @@ def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config
 def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silent) -> dict[int, Outcome]:
     """Advance all searches together: each round runs the trials that every task waits for as one batch."""
     outcomes: dict[int, Outcome] = {}
-    trials: dict[int, list[Trial]] = {}
+    rounds: dict[int, Round] = {}
 
-    def advance(key: int, similarities: list[torch.Tensor] | None) -> None:
-        searching = tasks[key].search
+    def advance(key: int) -> None:
         try:
-            trials[key] = next(searching) if similarities is None else searching.send(similarities)
+            rounds[key] = next(tasks[key].search)
         except StopIteration as end:
             outcomes[key] = end.value
 
     for key in tasks:
-        advance(key, None)
-    while trials:
-        waiting = list(trials.items())
-        trials.clear()
-        pairs = [(tasks[key], trial) for key, wanted in waiting for trial in wanted]
+        advance(key)
+    while rounds:
+        waiting = list(rounds.items())
+        rounds.clear()
+        pairs = [(tasks[key], trial) for key, asked in waiting for trial in asked.trials]
         requests = [Request(task.cond, task.noise[seeds], blocked) for task, (blocked, seeds) in pairs]
         signals = iter(probe.signals(requests))
         similar = [probe.similarity(task.unblocked[seeds], next(signals)) for task, (_, seeds) in pairs]
         on_cpu = iter(torch.cat(similar).cpu().split([len(s) for s in similar]))  # one wait for all trials
-        for key, wanted in waiting:
-            tasks[key].rows += sum(len(seeds) for _, seeds in wanted)
-            advance(key, [next(on_cpu) for _ in wanted])
+        for key, asked in waiting:
+            tasks[key].rows += sum(len(seeds) for _, seeds in asked.trials)
+            asked.similarities = [next(on_cpu) for _ in asked.trials]
+            advance(key)
         progress(len(outcomes), len(tasks), None)
     return outcomes
 

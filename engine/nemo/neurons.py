@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import refuse
-from ..files import named, parse_table, write_json
+from ..errors import printable, refuse
+from ..files import named, parse_json, parse_table, write_json
 from ..fingerprint import fingerprint_of, same_weights, short, width_of
 from ..site import ModuleSite
+from ..tables import lines_of, read_text, rows_of
 
 FORMAT, VERSION = "vitrine-neurons", 1
 
@@ -118,12 +119,22 @@ class NeuronSet:
             table = parse_table(Path(path).read_text(encoding="utf-8"))
             if table["format"] != FORMAT or table["version"] != VERSION:
                 raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            neurons = {a: _indices(n) for a, n in table["neurons"].items()}
-            return cls(neurons, str(table["fingerprint"]), dict(table["info"]))
+            neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
+            return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
+
+
+def _address(text: str) -> str:
+    if printable(text) != text or len(text) > 1000:
+        raise ValueError(f"address {printable(text[:60])!r}")
+    return text
+
+
+_MOST = 1 << 24
+"""Neurons of a layer."""
 
 
 def _indices(value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or any(type(i) is not int for i in value):
+    if not isinstance(value, (list, tuple)) or any(type(i) is not int or i >= _MOST for i in value):
         raise ValueError(f"a list of whole numbers is wanted, not {str(value)[:60]}")
     return tuple(value)
 
@@ -135,7 +146,7 @@ def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:
         VitrineError: If a line is not an address and whole numbers.
     """
     neurons: dict[str, tuple[int, ...]] = {}
-    for line in filter(str.strip, text.splitlines()):
+    for line in lines_of(text):
         address, *indices = line.replace(",", " ").split()
         if not indices or not all(i.isdecimal() for i in indices):
             raise refuse("neurons", line, "an address and whole numbers", "e.g. mid-vit-block0-cross-v 12")
@@ -157,18 +168,13 @@ def import_csv(path: str | Path, addresses: list[str], column: str = "refined") 
 
 
 def _read_csv(path: str | Path, addresses: list[str], column: str) -> list[tuple[str, NeuronSet]]:
-    import ast
-    import csv
-
-    sets = []
-    with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file, delimiter=";"))
+    sets, rows = [], rows_of(read_text(path), ";")
     head = [h.strip().lower() for h in rows[0]] if rows else []
     at = next((i for i, h in enumerate(head) if column in h and "neuron" in h), None)
     if at is None:
         raise refuse("neuron CSV", head, f"a column with '{column}' and 'neuron' in its name", "see the official repo")
     for row in rows[1:]:
-        lists = ast.literal_eval(row[at])
+        lists = parse_json(row[at])
         if len(lists) != len(addresses):
             raise refuse("neuron CSV", f"{len(lists)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
         neurons = {a: _indices(n) for a, n in zip(addresses, lists, strict=True)}

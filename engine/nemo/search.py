@@ -1,7 +1,8 @@
 """The search (NeMo, Algorithms 2 to 4), written as one coroutine for each prompt.
 
-A search yields the trials it needs and is sent the similarities of blocked to unblocked signals. Whoever drives it may
-run the trials of many prompts in one batch (``lockstep``); the search cannot tell, so the result is the same.
+A search yields the trials it needs as a :class:`Round`, in which it then finds the similarities of blocked to unblocked
+signals. The caller that runs the rounds may run those of many prompts in one batch (``lockstep``); the search cannot
+tell, so the result is the same.
 """
 
 from __future__ import annotations
@@ -21,8 +22,18 @@ Trial = tuple[Neurons, list[int]]
 """Neurons to block, and positions among the kept seeds."""
 Entry = tuple[str, int]
 """Address and index of one neuron."""
-Search = Generator[list[Trial], list[torch.Tensor], "Outcome"]
-Refining = Generator[list[Trial], list[torch.Tensor], None]
+
+
+@dataclass
+class Round:
+    """Trials that a search waits for; similarities: of each, (number of its seeds,), set before the search resumes."""
+
+    trials: list[Trial]
+    similarities: list[torch.Tensor] = field(default_factory=list)
+
+
+Search = Generator[Round, None, "Outcome"]
+Refining = Generator[Round, None, None]
 
 
 @dataclass
@@ -113,7 +124,7 @@ class _Start(NamedTuple):
 
 def _initial(
     addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig
-) -> Generator[list[Trial], list[torch.Tensor], _Start]:
+) -> Generator[Round, None, _Start]:
     """Loosen theta and k until blocking the candidates changes the prediction enough."""
     everyone = list(range(seeds))
     at_once = 1 if config.mode == "parity" else min(4, max(1, config.rows // seeds))
@@ -123,8 +134,10 @@ def _initial(
         steps = range(start.evaluations, min(start.evaluations + at_once, config.evaluations))
         pairs = [(config.theta - i * config.theta_step, config.k + i * config.k_step) for i in steps]
         sets = [candidates(addresses, z, a, theta, k) for theta, k in pairs]
-        trials: list[Trial] = [(lists, everyone) for lists in sets if any(lists.values())]
-        similarities = iter((yield trials) if trials else [])
+        asked = Round([(lists, everyone) for lists in sets if any(lists.values())])
+        if asked.trials:
+            yield asked
+        similarities = iter(asked.similarities)
         for (theta, k), lists in zip(pairs, sets, strict=True):
             score = float(next(similarities).max()) if any(lists.values()) else 1.0
             start = _Start(lists, score, theta, k, start.evaluations + 1)
@@ -168,15 +181,13 @@ class _Tester:
         active = set(entries)
         return {ad: [n for n in ns if (ad, n) not in active] for ad, ns in self.blocked.items()}
 
-    def first_failure(
-        self, sets: Sequence[Mapping[str, list[int]]]
-    ) -> Generator[list[Trial], list[torch.Tensor], tuple[int, list[float]]]:
+    def first_failure(self, sets: Sequence[Mapping[str, list[int]]]) -> Generator[Round, None, tuple[int, list[float]]]:
         """(number of sets that pass before the first that reaches the threshold, their scores and then its own)."""
         lead_scores: list[float] = []
         seeds = self.seeds
         if self.early and len(self.seeds) > 1:
-            similarities = yield [(blocked, [self.lead]) for blocked in sets]
-            lead_scores = [float(v.max()) for v in similarities]
+            yield (asked := Round([(blocked, [self.lead]) for blocked in sets]))
+            lead_scores = [float(v.max()) for v in asked.similarities]
             passed = next((i for i, s in enumerate(lead_scores) if s >= self.outcome.threshold), len(sets))
             failing = lead_scores[passed : passed + 1]
             sets, seeds = sets[:passed], [s for s in self.seeds if s != self.lead]
@@ -184,9 +195,9 @@ class _Tester:
             failing = []
         if not sets:
             return 0, failing
-        similarities = yield [(blocked, seeds) for blocked in sets]
+        yield (asked := Round([(blocked, seeds) for blocked in sets]))
         scores: list[float] = []
-        for i, values in enumerate(similarities):
+        for i, values in enumerate(asked.similarities):
             score = max(float(values.max()), lead_scores[i] if lead_scores else 0.0)
             if score >= self.outcome.threshold:
                 self.lead = seeds[int(values.argmax())]  # the seed that objects is the one to ask first

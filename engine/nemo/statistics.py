@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import refuse
+from ..errors import printable, refuse
 from ..files import check_tensors, named, read_artefact, save_artefact
 from ..fingerprint import active_fingerprint_of, same_weights, short
 from ..progress import Progress, silent
+from ..pt_files import read_pt
 from ..run import Run
 from .sites import value_sites
 
@@ -90,7 +91,10 @@ class NeuronStatistics:
             means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
             stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
             _check_pairs(means, stds)
-            return cls(means, stds, int(header["count"]), str(header["fingerprint"]))
+            count = int(header["count"])
+            if not 2 <= count < 1 << 53:
+                raise ValueError(f"statistics of {count} captions")
+            return cls(means, stds, count, printable(str(header["fingerprint"])))
 
 
 def _is_sd1(backbone: nn.Module) -> bool:
@@ -107,6 +111,8 @@ def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) 
     for address, mean in means.items():
         if mean.ndim != 1 or not len(mean) or mean.shape != stds[address].shape:
             raise ValueError(f"{address}: mean {tuple(mean.shape)}, deviation {tuple(stds[address].shape)}")
+        if bool((stds[address] < 0).any()):
+            raise ValueError(f"{address}: a deviation below 0")
 
 
 class RunningStatistics:
@@ -201,7 +207,7 @@ def import_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
 
 
 def _read_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
-    means, stds = torch.load(path, map_location="cpu", weights_only=True)
+    means, stds = read_pt(path)
     if len(means) != len(addresses) or len(stds) != len(addresses):
         raise refuse("official statistics", f"{len(means)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
     means, stds = ({a: v.float() for a, v in zip(addresses, table, strict=True)} for table in (means, stds))

@@ -20,8 +20,6 @@ from .shared import SharedPipeline, native_size, whole
 
 MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """Of encoded prompts, by the names of diffusers' pipelines."""
-_UNMASKED = ("Qwen-Image",)
-"""Families whose pipeline takes encoded prompts without their mask, for prompts that are not padded."""
 
 
 class AroundPipeline(SharedPipeline):
@@ -172,7 +170,7 @@ class AroundPipeline(SharedPipeline):
         texts = {name: value for name, value in texts.items() if value is not None}
         source, takes = self._source, inspect.signature(self._source.encode_prompt).parameters
         belong = [name for name in ("prompt_embeds", "pooled_prompt_embeds", *MASKS) if name in takes]
-        optional = MASKS if family_of(self._network).name in _UNMASKED else ()
+        optional = MASKS if family_of(self._network).masks_optional else ()
         if set(texts) - set(takes) or set(belong) - set(texts) - set(optional):
             remedy = "as its encode_prompt gives them"
             raise refuse("encoded prompts", sorted(texts), f"{belong}, of {type(source).__name__}", remedy)
@@ -220,11 +218,11 @@ def kept_whole(pipeline: DiffusionPipeline) -> bool:
 
 def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
     """(args, kwargs) of a forward of a pipeline's network -> its timestep on the scheduler's scale of 0..1000."""
-    timesteps, unet = Timesteps(), family_of(net).name == "UNet"
+    timesteps, time_input = Timesteps(), family_of(net).time_input
 
     def now(args: tuple, kwargs: dict[str, Any]) -> float:
-        if not unet and hasattr(pipe.scheduler, "step_index"):
-            # networks are told s, 1 - s or 1000 s, each family its own; the scheduler counts its steps from the first
+        if time_input != "timestep" and hasattr(pipe.scheduler, "step_index"):
+            # the scheduler counts its steps from the first
             step = pipe.scheduler.begin_index if pipe.scheduler.step_index is None else pipe.scheduler.step_index
             args, kwargs = (), {"timestep": pipe.scheduler.timesteps[step or 0]}
         t = timesteps.first(args, kwargs)

@@ -34,6 +34,7 @@ from ..fingerprint import fingerprint_of
 from ..guidance import scale_for_size
 from ..placement import upcast_vae
 from ..progress import Progress, silent
+from ..sizes import check_sides
 from .control_inputs import INSTEAD, Sizes, guidance_of, one_each, repeated, rows_of
 from .conventions import Generators, StepEnd, noise_sources, revision
 from .shared import SharedPipeline
@@ -175,6 +176,7 @@ class _Controlled(SharedPipeline):
         side = self._net.config.sample_size
         sides = (side, side) if isinstance(side, int) else tuple(side)
         factor = self.vae_scale_factor
+        check_sides("height, width", height, width)
         size = (height or sides[0] * factor, width or sides[1] * factor)
         if any(s % factor for s in size):
             raise refuse("height, width", size, f"multiples of {factor}", "round them")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..activations.images import open_picture, to_pixels
+from ..activations.images import to_pixels
 from ..denoiser import Denoiser
 from ..digests import Files
 from ..errors import refuse
@@ -20,13 +20,13 @@ from ..nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_co
 from ..nemo.check_page import write_check
 from ..nemo.pull import PullConfig, prompt_scores
 from ..noise import generators
+from ..pictures import PICTURES, open_picture, pictures_in
 from ..progress import Progress, silent
 from .components import components_of
 from .conventions import accepted_by
 from .encoding import empty_prompt, encoded
 
 ADAPTER = "vitrine_copy_check"
-_ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 _SHARE = 2
 """Of a budget: one sampling run may take its half."""
 
@@ -224,9 +224,9 @@ def _paths(pictures: str | Path | Sequence[str | Path]) -> list[Path]:
     if not isinstance(pictures, (str, Path)):
         return [Path(p) for p in pictures]
     folder = Path(pictures)
-    paths = sorted(p for p in folder.glob("*") if p.suffix.lower() in _ENDINGS) if folder.is_dir() else []
+    paths = pictures_in(folder)
     if not paths:
-        raise refuse("pictures", folder.name, f"a folder with {', '.join(_ENDINGS)}", "check the path")
+        raise refuse("pictures", folder.name, f"a folder with {', '.join(PICTURES)}", "check the path")
     return paths
 
 

@@ -79,7 +79,9 @@ def face_descriptor(path: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:
     Raises:
         VitrineError: If there is no such file, or it is no TorchScript.
     """
-    with named(path, "face recogniser", "a TorchScript file of (n, 3, 160, 160) in [-1, 1]", "see docs/verify.md"):
+    with named(
+        path, "face recogniser", "a TorchScript file of (n, 3, 160, 160) in [-1, 1]", "trace a network and save it"
+    ):
         model = _program(path)
 
     @torch.no_grad()
@@ -101,7 +103,7 @@ def lpips_distance(path: str | Path) -> Callable[[torch.Tensor, torch.Tensor], t
     Raises:
         VitrineError: If there is no such file, or it is no TorchScript.
     """
-    with named(path, "LPIPS file", "a TorchScript file of two batches in [-1, 1]", "see docs/verify.md"):
+    with named(path, "LPIPS file", "a TorchScript file of two batches in [-1, 1]", "trace a network and save it"):
         model = _program(path)
 
     @torch.no_grad()

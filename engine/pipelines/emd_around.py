@@ -13,6 +13,7 @@ from diffusers import ModelMixin, SchedulerMixin
 from ..condition import Condition
 from ..emd import StudentContract
 from ..errors import refuse
+from ..sizes import check_sides
 from .around import MASKS, AroundPipeline
 from .emd_tools import OneStepTools
 
@@ -71,6 +72,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         return self._condition([""], *size)
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
+        check_sides("height, width", height, width)
         factor, patch = self.vae_scale_factor, self._latent.patch
         own = tuple(side * factor for side in contract.shape[1:])
         asked = (height, width) if height and width else own or self._usual_size()

@@ -37,6 +37,7 @@ from ..families import Latent, family_of
 from ..noise import seeded_noise
 from ..placement import onloaded, upcast_vae
 from ..progress import Progress, silent
+from ..sizes import check_sides
 from .conventions import Generators, noise_sources
 from .encoding import empty_prompt, encoded
 from .shared import SharedPipeline
@@ -278,6 +279,7 @@ class OneStepTools(SharedPipeline):
 
     def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
         """Of one picture's latents."""
+        check_sides("height, width", height, width)
         side, factor = self.unet.config.sample_size, self.vae_scale_factor
         own = contract.shape or (self.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
         asked = (height or own[1] * factor, width or own[2] * factor)

@@ -15,11 +15,11 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..emd.targets import adapted_layers
 from ..errors import refuse
-from ..files import named
 from ..footprint import memory_bytes
 from ..processes import ALONE, Workers, processes
 from ..progress import Progress, silent
-from ..stored_text import StoredText, in_memory, row_bytes
+from ..prompt_files import read_prompts
+from ..stored_text import KnownText, StoredText, in_memory, row_bytes
 from .components import text_parts_of
 from .emd import EMDOneStepPipeline
 from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
@@ -38,8 +38,7 @@ PORTRAIT_SCENES = range(200_000, 202_000)
 
 
 class TrainingParts(NamedTuple):
-    """Teacher, encoded prompts, encoded empty prompt, latent shape, contract, the pipeline they come from, and what the
-    conditions were made of."""
+    """Teacher, encoded prompts, encoded empty prompt, latent shape, contract, and the pipeline they come from."""
 
     teacher: Denoiser
     conditions: Condition | StoredText
@@ -47,7 +46,6 @@ class TrainingParts(NamedTuple):
     shape: tuple[int, ...]
     contract: StudentContract
     pipeline: DiffusionPipeline
-    inputs: dict[str, object]
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
@@ -64,8 +62,7 @@ class TrainingParts(NamedTuple):
         """
         from ..emd.train import Trainer
 
-        encoded = self.conditions, self.shape, config, folder, self.null, self.contract, self.decode, self.inputs
-        return Trainer(self.teacher, *encoded)
+        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.contract, self.decode)
 
 
 def training_parts(
@@ -106,9 +103,9 @@ def training_parts(
     with torch.no_grad():
         encode = partial(_encoded, drawn, pixels)
         encoded_by = {**text_parts_of(drawn), "size": list(pixels)}
-        null, row = drawn.unprompted(pixels).to("cpu"), encode(texts[:1])
+        null, row = KnownText.of(drawn.unprompted(pixels).to("cpu"), encoded_by), encode(texts[:1])
         if row_bytes(row) * len(texts) <= memory_bytes(memory):
-            conditions: Condition | StoredText = in_memory(texts, encode)
+            conditions: Condition | StoredText = KnownText.of(in_memory(texts, encode), encoded_by | {"prompts": texts})
         elif folder is None:
             shown = f"{len(texts)}, {row_bytes(row) * len(texts) / 2**20:.0f} MiB of text states"
             raise refuse("prompts", shown, f"{memory}, or a folder for them", "give a folder, or allow more memory")
@@ -116,8 +113,7 @@ def training_parts(
             conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, encoded_by, progress, workers)
     pipe.to("cpu")
     contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
-    made_of = {"prompts": texts, **encoded_by}
-    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe, made_of)
+    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
 
 
 def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condition:
@@ -126,11 +122,9 @@ def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condi
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
-    lines = prompts or ()
-    if isinstance(lines, (str, Path)):
-        with named(lines, "prompt file", "a text file in UTF-8, one prompt a line", "check the path"):
-            lines = Path(lines).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    if isinstance(prompts, (str, Path)):
+        return read_prompts(prompts)[0] if prompts else []
+    return [line.strip() for line in prompts or () if line.strip()]
 
 
 def _check_device(load: LoadConfig) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 from ..control.entropy import EntropyConfig, first_half_weakened, query_sites
 from ..errors import refuse
+from ..families import FAMILIES
 from ..noise import generators
 from .conventions import accepted_by, refuse_unknown
 from .wrapping import Wrapping
 
-_BATCHED = ("StableDiffusionPipeline", "StableDiffusionXLPipeline", "PixArtAlphaPipeline", "PixArtSigmaPipeline")
-"""Pipelines whose guidance is one forward of [negative, positive] rows."""
+_STACKING = [name for family in FAMILIES for name in family.stacking]
 
 
 class EntropyGuidedPipeline(Wrapping):
@@ -33,8 +33,8 @@ class EntropyGuidedPipeline(Wrapping):
             VitrineError: If the pipeline guides in another way, or its network has no plain queries at these places.
         """
         calling = next((kind.__name__ for kind in type(pipe).__mro__ if "__call__" in vars(kind)), "")
-        if calling not in _BATCHED:
-            raise refuse("pipeline", type(pipe).__name__, _BATCHED, "others run the two branches apart, or not at all")
+        if calling not in _STACKING:
+            raise refuse("pipeline", type(pipe).__name__, _STACKING, "others run the two branches apart, or not at all")
         self.pipe, self.config = pipe, config
         query_sites(self._net, config)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..errors import readable, refuse
 from ..files import named
+from ..folders import has_ending
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +95,7 @@ def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None
 
         folder = next(path for name, path in shipped_models().items() if name.startswith(f"{model},"))
         pipe = formed(load_either(folder).pipeline(), kind)
-    elif model.endswith(".safetensors"):
+    elif has_ending(model, ".safetensors"):
         pipe = _from_file(Path(model), kind, config)
     else:
         pipe = _from_folder_or_hub(model, kind, config)
@@ -106,7 +107,7 @@ def _refuse_unread(model: str, config: LoadConfig) -> None:
     read: tuple[str, ...] = ()
     if model in (SHIPPED, FLOW):
         kind = "a model that ships with the pack"
-    elif model.endswith(".safetensors"):
+    elif has_ending(model, ".safetensors"):
         kind, read = "a single file", ("config",)
     elif Path(model).is_dir():
         kind, read = "a folder", ("variant",)

@@ -12,9 +12,10 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline
 
 from ..condition import Condition
 from ..errors import refuse
-from ..families import family_of
+from ..families import FAMILIES, family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
+from ..sizes import check_sides
 from .around import AroundAnyPipeline, clock_of, kept_whole
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart
@@ -50,6 +51,7 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
             VitrineError: If the other pipeline lacks a component, its model is of no known family, or the autoencoder
                 does not divide the size.
         """
+        check_sides("size", *(size or ()))
         if kept_whole(pipeline):
             return NEMOAroundPipeline.from_pipe(pipeline, size=size, **kwargs)
         made = super().from_pipe(pipeline, **kwargs)
@@ -81,7 +83,7 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
     """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
 
     Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. Nobody has
-    published what the method does there; see docs/claims.md for what was measured here.
+    published what the method does there.
 
     ::
 
@@ -100,6 +102,7 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         Raises:
             VitrineError: If the model is of no known family, or the family has no pipeline to encode prompts.
         """
+        check_sides("size", *(size or ()))
         made = super().from_pipe(pipeline, **kwargs)
         made.__dict__["_size"] = size
         return made
@@ -153,8 +156,8 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     net = getattr(pipe, "unet", None)
     net = pipe.transformer if net is None else net
     config, running = config or BlockConfig(), RunningForward()
-    if config.branch == "cond" and family_of(net).name not in STACKED:
-        accepted = f"'both', or a pipeline of {', '.join(STACKED)}"
+    if config.branch == "cond" and not family_of(net).stacked:
+        accepted = f"'both', or a pipeline of {', '.join(family.name for family in FAMILIES if family.stacked)}"
         raise refuse("branch", config.branch, accepted, "this one's rows of the negative prompt cannot be told")
     clock = clock_of(pipe, net)
 
@@ -172,7 +175,3 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
             yield
     finally:
         handle.remove()
-
-
-STACKED = ("UNet", "SD3")
-"""Families whose pipelines run the negative prompt's rows in front of the prompt's, in one forward, and say so."""

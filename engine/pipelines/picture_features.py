@@ -11,14 +11,15 @@ import torch
 
 from ..activations.correspondence import feature_maps
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
-from ..activations.images import SIGNED, open_picture, to_pixels
+from ..activations.images import SIGNED, to_pixels
 from ..activations.writer import ActivationReader, ActivationWriter
 from ..config import Config
 from ..digests import digest
 from ..errors import refuse
-from ..files import named
+from ..pictures import open_picture, stored
 from ..progress import Progress, silent
 from ..run import Run
+from ..sizes import check_sides
 from .components import components_of
 from .tap_call import tap_config
 
@@ -54,6 +55,7 @@ class FeatureSettings(Config):
     seeds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        check_sides("size", self.size)
         if check_protocol(self.protocol) and self.keep_aspect:
             raise refuse("keep_aspect", True, "False under protocol='gdf'", "the official code squeezes to squares")
 
@@ -125,10 +127,7 @@ class _Resized(Mapping[str, torch.Tensor]):
 
 def _shape(file: Path, longer: int, step: int) -> tuple[int, int]:
     """(height, width) with the aspect ratio kept, as multiples of ``step``."""
-    from PIL import Image
-
-    with named(file, "picture", "a picture that Pillow opens", "save it again"), Image.open(file) as opened:
-        width, height = opened.size
+    height, width = stored(file).size
     factor = longer / max(height, width)
     height, width = (max(1, round(side * factor / step)) * step for side in (height, width))
     return height, width

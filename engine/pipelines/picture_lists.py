@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..activations.images import open_picture, to_pixels
+from ..activations.images import to_pixels
 from ..activations.labelled import LabelledFolder
 from ..activations.pictures import Masks, wrong_number
 from ..errors import refuse
+from ..pictures import open_picture
+from ..sizes import check_sides
 from .conventions import masks_of
 
 
@@ -39,6 +41,7 @@ def picture_list(
         VitrineError: As :func:`~vitrine.engine.activations.images.to_pixels`, or if there is no size for files, or not
             one mask for each picture.
     """
+    check_sides("size", size)
     files = isinstance(images, (list, tuple)) and images and all(isinstance(i, (str, Path)) for i in images)
     side = size or own or 0
     if not side and (files or isinstance(images, LabelledFolder)):

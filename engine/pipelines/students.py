@@ -6,9 +6,7 @@ from typing import Any
 
 from ..emd.students import StudentSampling, check_student, known
 from ..errors import refuse
-
-CFG_ZERO = ("ZImagePipeline", "Krea2Pipeline")
-"""Pipelines whose guidance scale of 0 is none at all."""
+from ..families import family_of
 
 
 def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
@@ -63,6 +61,5 @@ def _flow(pipe: Any, sampling: StudentSampling) -> tuple[Any, dict[str, Any]]:
     plain: dict[str, Any] = {"shift": 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config, **plain)
     arguments: dict[str, Any] = {"sigmas": [t / 1000 for t in sampling.timesteps]}
-    if type(pipe).__name__.startswith("QwenImage"):
-        return scheduler, arguments | {"true_cfg_scale": sampling.guidance}
-    return scheduler, arguments | {"guidance_scale": 0.0 if type(pipe).__name__ in CFG_ZERO else sampling.guidance}
+    name, none = family_of(pipe.transformer).guidance
+    return scheduler, arguments | {name: sampling.guidance - 1.0 + none}

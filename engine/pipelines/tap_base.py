@@ -16,9 +16,9 @@ from transformers import CLIPTokenizer
 from ..activations.config import TapConfig
 from ..activations.container import Activations
 from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
-from ..activations.images import encode_pixels, open_picture, per_picture, to_pixels, value_range_of
+from ..activations.images import encode_pixels, per_picture, to_pixels, value_range_of
 from ..activations.pca import PCABasis
-from ..activations.pictures import MadeOf
+from ..activations.pictures import MadeOf, Pictures
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
@@ -26,6 +26,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import Latent, family_of
+from ..pictures import open_picture
 from ..progress import Progress, silent
 from .components import components_of
 from .conventions import Generators
@@ -236,9 +237,8 @@ class TapPipeline(SharedPipeline):
 
         shared = components_of(self, ("unet", "transformer")) | {"value range": value_range}
         with self._in_use():
-            return stream_taps(
-                denoiser, source, names, config, folder, memory, callback, made_of=MadeOf(shared, picture)
-            )
+            chosen = Pictures(len(names), source, made_of=MadeOf(shared, picture))
+            return stream_taps(denoiser, chosen, names, config, folder, memory, callback)
 
     def _denoiser(self) -> Denoiser:
         return Denoiser.from_diffusers(self)
@@ -259,10 +259,10 @@ class TapPipeline(SharedPipeline):
 
     def _follows_gdf(self, protocol: str) -> bool:
         """Whether the protocol is GDF's, which is written for the UNets of Stable Diffusion."""
-        asked, family = check_protocol(protocol), family_of(self._network).name
-        if asked and family != "UNet":
+        asked, family = check_protocol(protocol), family_of(self._network)
+        if asked and family.component != "unet":
             remedy = "the official code's timestep, posterior and joining are those of Stable Diffusion's UNets"
-            raise refuse("protocol", f"'gdf' with {family}", "'vitrine'", remedy)
+            raise refuse("protocol", f"'gdf' with {family.name}", "'vitrine'", remedy)
         return asked
 
     def _inputs(

@@ -16,6 +16,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import family_of
+from ..folders import has_ending
 from ..noise import generators
 from ..progress import Progress, silent
 from ..w2w import (
@@ -42,6 +43,7 @@ from ..w2w import (
     invert,
     invert_in,
     latent_mask,
+    layer_sizes,
     member,
     read_lora,
     sample,
@@ -121,8 +123,8 @@ class W2WTools(SharedPipeline):
         """
         if isinstance(source, Mapping):
             return encode(space, source)
-        if str(source).endswith(".safetensors"):
-            lora = read_lora(source, base=BaseWeights.of_module(self._network))
+        if has_ending(source, ".safetensors"):
+            lora = read_lora(source, base=BaseWeights.of_module(self._network), sizes=layer_sizes(space))
             return encode(space, lora, Path(source).stem)
         return member(space, str(source))
 

@@ -14,14 +14,15 @@ from ..denoiser import Denoiser
 from ..digests import Files, digest
 from ..errors import refuse
 from ..families import family_of
+from ..folders import folders_in
+from ..pictures import PICTURES, open_rgb, pictures_in
 from ..placement import upcast_vae
+from ..sizes import check_sides
 from ..w2w import Subject
 from ..w2w.train import SubjectMaker
 from .components import components_of
 from .loading import LoadConfig, load_pipeline
 from .w2w import W2WPipeline
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def subjects_in(
@@ -41,11 +42,12 @@ def subjects_in(
     Raises:
         VitrineError: If ``folder`` holds no folder with pictures, or (from a maker) a picture cannot be read.
     """
+    check_sides("size", size)
     root = Path(folder)
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and _pictures(p)) if root.is_dir() else []
+    folders = sorted(p for p in folders_in(root) if pictures_in(p))
     if not folders:
         shown = f"{root.name}: no folder with pictures"
-        raise refuse("folder", shown, "one folder for each subject", f"put {', '.join(ENDINGS)} files into folders")
+        raise refuse("folder", shown, "one folder for each subject", f"put {', '.join(PICTURES)} files into folders")
     pipe = _pipeline(model, load)
     side = size or pipe.own_size()
     with torch.no_grad():
@@ -54,7 +56,7 @@ def subjects_in(
     encoded_by = digest([components_of(pipe, ("unet", "transformer")), prompt, side])
 
     def maker(pictures: Path) -> Callable[[], Subject]:
-        return SubjectMaker(lambda: _subject(pipe, pictures, side, cond), [encoded_by, Files(_pictures(pictures))])
+        return SubjectMaker(lambda: _subject(pipe, pictures, side, cond), [encoded_by, Files(pictures_in(pictures))])
 
     return Denoiser.from_diffusers(pipe), [p.name for p in folders], [maker(p) for p in folders]
 
@@ -67,14 +69,10 @@ def _pipeline(model: str, load: LoadConfig | None) -> Any:
     return W2WPipeline.from_pipe(source)
 
 
-def _pictures(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS)
-
-
 @torch.no_grad()
 def _subject(pipe: Any, folder: Path, side: int, cond: Condition) -> Subject:
     latents, deviations, latent = [], [], family_of(pipe._network).latent
-    for path in _pictures(folder):
+    for path in pictures_in(folder):
         with upcast_vae(pipe.vae) as vae:
             pixels = _read(path, side).to(vae.device, vae.dtype)
             posterior = vae.encode(pixels[:, :, None] if latent.frames else pixels).latent_dist
@@ -86,14 +84,7 @@ def _subject(pipe: Any, folder: Path, side: int, cond: Condition) -> Subject:
 
 def _read(path: Path, side: int) -> torch.Tensor:
     """(1, 3, side, side) in [-1, 1]: the short side resized to ``side``, then centre-cropped."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-    except OSError as error:
-        shown = f"{path.parent.name}/{path.name}: {error}"
-        raise refuse("picture", shown, "a readable picture", "remove it") from error
+    image = open_rgb(path)
     ratio = side / min(image.size)
     image = image.resize((max(side, round(image.width * ratio)), max(side, round(image.height * ratio))))
     left, top = (image.width - side) // 2, (image.height - side) // 2

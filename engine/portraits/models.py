@@ -7,6 +7,8 @@ throws a flat background's colour away. Vitrine's ComfyUI loader sets the number
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +17,7 @@ import torch
 
 from ..condition import Condition
 from ..errors import refuse
-from ..files import write_folder
+from ..files import save_safetensors, write_folder
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .render import render
 from .scenes import Scenes
@@ -170,12 +172,28 @@ def load_shared(root: Path, command: str) -> dict[str, Any]:
 
     if not (root / "model_index.json").is_file():
         raise refuse("portraits folder", str(root), "a folder with model_index.json", f"run `{command}`")
+    with _no_bar():
+        text_encoder = CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval()
     return {
-        "text_encoder": CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval(),
+        "text_encoder": text_encoder,
         "tokenizer": CLIPTokenizer.from_pretrained(str(root / "tokenizer")),
         "vae": AutoencoderKL.from_pretrained(root / "vae", torch_dtype=torch.float32).eval(),
         "folder": root,
     }
+
+
+@contextlib.contextmanager
+def _no_bar() -> Iterator[None]:
+    """transformers' bar of loaded weights is not drawn: here they take a few milliseconds."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def save_portraits(model: Any, folder: str | Path) -> None:
@@ -196,8 +214,8 @@ def save_portraits(model: Any, folder: str | Path) -> None:
 
 def name_as_every_transformers(file: Path) -> None:
     """transformers 5 saves without ``text_model.``, which 4 answers with random weights; with it, both load."""
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     tensors = load_file(file)
     named = {k if k.startswith("text_model.") else f"text_model.{k}": v for k, v in tensors.items()}
-    save_file(named, file, metadata={"format": "pt"})
+    save_safetensors(file, named)

@@ -25,6 +25,11 @@ def steps_of(scales: tuple[float, float]) -> tuple[int, int]:
     return rows, columns
 
 
+def is_convolutional(net: Any) -> bool:
+    """Whether a network of either library is a UNet, whose levels of convolutions need no positions."""
+    return hasattr(net, "down_blocks") or hasattr(net, "input_blocks")
+
+
 def inner_convolutions(net: nn.Module) -> list[str]:
     """Paths of the 3 x 3 convolutions of step 1 in every level of a UNet but the outermost, of either library.
 

@@ -138,9 +138,3 @@ def axis_angles(
     scaled, factor = frequencies(dims, thetas, mode, scales, lengths, tau)
     positions = wide(ids)
     return [positions[..., axis, None] * f.to(positions) for axis, f in enumerate(scaled)], factor
-
-
-def turns(angles: torch.Tensor, factor: float) -> torch.Tensor:
-    """(..., 2, 2) float32 rotations by angles of any shape, times a factor: positions as Flux's own code has them."""
-    rotation = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1) * factor
-    return rotation.reshape(*angles.shape, 2, 2).float()

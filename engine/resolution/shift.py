@@ -17,6 +17,7 @@ import torch
 from ..errors import refuse
 from ..guidance import scale_for_size
 from ..schedule import NoiseSchedule
+from ..sizes import is_side
 
 TOPS = ("renorm", "clamp_dedupe", "extend")
 """What ``resample`` does at the top of a finite table; see :func:`shift_grid`."""
@@ -32,8 +33,7 @@ def check_size(what: str, size: Any) -> Size:
         VitrineError: If it is not two whole numbers from 1 to 65536.
     """
     sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
-    whole = all(isinstance(s, int) and not isinstance(s, bool) and 1 <= s <= 65536 for s in sides)
-    if len(sides) != 2 or not whole:
+    if len(sides) != 2 or not all(map(is_side, sides)):
         raise refuse(what, size, "(width, height), whole pixels from 1 to 65536", "such as (1024, 1024)")
     return sides[0], sides[1]
 

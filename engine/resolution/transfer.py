@@ -13,18 +13,16 @@ from torch import nn
 
 from ..compiled import EagerRuns, eager_runs, uncompiled
 from ..errors import VitrineError, refuse
-from ..families import trained_size
+from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
 from .config import ResolutionTransferConfig
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
-from .receptive import Spread, inner_convolutions
+from .receptive import Spread, inner_convolutions, is_convolutional
 from .rotary import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
 
 _MOVED = "_resolution_moved"
-_OWN_AREA = ("HiDreamImageTransformer2DModel",)
-"""Networks whose pipeline in diffusers scales height and width to the area of 1024 x 1024 before it draws."""
 _ANY = 128
 """Latents a side that diffusers writes into pipelines of every transformer, whatever it was trained at."""
 
@@ -45,10 +43,7 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
     backbone: Any = uncompiled(backbone_of(pipe)[1])
     factor = _factor(pipe)
-    if type(backbone).__name__ in _OWN_AREA:
-        remedy = "use ComfyUI's Resolution Transfer Loader, or another model"
-        what = f"{type(pipe).__name__}, which draws at one area whatever it is asked for"
-        raise refuse("pipeline", what, "one that draws the size it is asked for", remedy)
+    refuse_unfit(backbone, "size")
     path, part = position_part(backbone)
     rotary = is_rotary(part)
     patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
@@ -61,7 +56,7 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     counts = "" if hasattr(pipe.scheduler, "sigmas") else type(pipe.scheduler).__name__
     return ModelFacts(
         type(backbone).__name__, schedule, size, factor, patch, shift, dynamic, positions,
-        hasattr(backbone, "down_blocks"), counts,
+        is_convolutional(backbone), counts,
     )  # fmt: skip
 
 
@@ -94,7 +89,7 @@ def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
 
 def _positions(backbone: Any, part: Any, latents: int) -> Positions:
     if part is None:
-        return Positions("none" if hasattr(backbone, "down_blocks") else "unknown")
+        return Positions("none" if is_convolutional(backbone) else "unknown")
     if is_rotary(part):
         return Positions("rope")
     if not part.pos_embed_max_size:
@@ -107,11 +102,12 @@ def _positions(backbone: Any, part: Any, latents: int) -> Positions:
 
 
 def _scale(backbone: Any, part: Any, latents: int) -> float:
-    """``interpolation_scale`` at the training size. PixArt derives it from the size it is built for."""
-    if part.base_size == latents // part.patch_size or "PixArt" not in type(backbone).__name__:
+    """``interpolation_scale`` at the training size."""
+    record = record_of(backbone)
+    derived = None if record is None else record[0].grid_scale
+    if derived is None or part.base_size == latents // part.patch_size:
         return float(part.interpolation_scale)
-    scale = backbone.config.get("interpolation_scale")
-    return float(scale) if scale is not None else float(max(latents // 64, 1))
+    return derived(backbone, latents)
 
 
 # --- applying -----------------------------------------------------------------------------------------------------
@@ -228,7 +224,7 @@ def transferred_copy(
     name, network = backbone_of(pipe)
     new, backbone = copy.copy(pipe), uncompiled(network)
     paths = [position_part(backbone)[0]]
-    if config.receptive_field != "none" and hasattr(backbone, "down_blocks"):
+    if config.receptive_field != "none" and is_convolutional(backbone):
         paths += inner_convolutions(backbone)
     setattr(new, name, _branch(backbone, [path for path in paths if path]))
     applied = apply(new, config, metadata)

@@ -1,5 +1,7 @@
 """weights2weights (Dravid et al. 2024): a space of models built from LoRAs; sample, edit, invert."""
 
+from ..lora_layer import Lora, LoraLayer
+from ..lora_writing import usual_dialect, write_lora
 from .base_weights import BaseWeights
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .build import BuildConfig, Built, build_space, labels_in, load_space
@@ -32,8 +34,7 @@ from .editing import (
     shift,
     start_of,
 )
-from .encoding import Encoded, encode, member, official_model
-from .export import usual_dialect, write_lora
+from .encoding import Encoded, encode, layer_sizes, member, official_model
 from .folder_look import FolderLook, look_at_folder
 from .gauge import Gauge, gauge_test
 from .inversion import Inversion, invert, invert_below, invert_in, partial_inversion
@@ -43,7 +44,7 @@ from .layout import SpaceMap, at_place, map_of, mapped, neighbours_of, place_of,
 from .lora_files import LoraFile, read_header, read_lora
 from .lora_folders import FolderScan, scan_folder
 from .low_rank import refactor, share_kept
-from .manifest import Layer, Lora, LoraLayer, Manifest
+from .manifest import Layer, Manifest
 from .map_page import map_page, map_picture
 from .masks import latent_mask
 from .model_file import W2WModel
@@ -73,7 +74,8 @@ __all__ = [
     "WeightSpace", "at_place", "blend", "blended", "build_space", "change_kept", "closeness", "conditioned",
     "contents", "described", "difference", "direction", "direction_named", "edit", "edit_step", "edited_lora",
     "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "invert_below", "invert_in",
-    "joint_directions", "labels_in", "latent_mask", "listed", "load_space", "look_at_folder", "map_of", "map_page",
+    "joint_directions", "labels_in", "latent_mask", "layer_sizes", "listed", "load_space", "look_at_folder", "map_of",
+    "map_page",
     "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest", "neighbours_of",
     "official_model", "one_deviation", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",

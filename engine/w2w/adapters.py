@@ -1,8 +1,10 @@
-"""One layer of an adapter file as two factors: LoRA, LoCon, LoHa, LoKr, full differences, and DoRA over a base weight.
+"""One layer of an adapter file as two factors: LoRA, AdaLoRA, LoCon, LoHa, LoKr, full differences; DoRA over a weight.
 
 LoHa multiplies two products of factors element by element, LoKr takes a Kronecker product (Yeh et al. 2024, LyCORIS).
 Both are products of two factors again, of rank r^2 and r1 r2. Where that is no less than the smaller side, and for what
 has no factors, one factor is the identity and the other the whole change. Nothing is approximated.
+
+Small files may stand for large products: a product's size is compared with a layer's before it is formed.
 """
 
 from __future__ import annotations
@@ -11,23 +13,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
 from ..errors import refuse
 from .base_weights import BaseWeights
-from .lora_settings import LoraRules
+from .layer_sizes import layer_fits, most_numbers
+from .lora_settings import LARGEST_ALPHA, LoraRules
 
 Shape = tuple[int, ...]
-Tensors = Mapping[str, torch.Tensor]
-Factors = tuple[torch.Tensor, torch.Tensor]
 
-MIDDLE = "LoCon with a middle factor"
+MIDDLE, ADAPTIVE = "LoCon with a middle factor", "AdaLoRA"
 _MAGNITUDES = ("magnitude", "dora_scale")
 """Roles of a DoRA's lengths: PEFT's of the weight's rows, LyCORIS's of its rows or columns."""
 _THREE = ("conv1", "conv2", "conv_in", "conv_out", "samplers.0.conv")
 """Ends of the names of a UNet's 3 x 3 convolutions: factors of LoHa and LoKr may be stored flat."""
 _FULL = 1 << 40
 """A rank for what has no factors."""
+LARGEST_PRODUCT = 1e12
+"""Of a product's numbers, by those of its factors: beyond it a file is damaged, or meant to damage."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Entry:
     """One layer of a file.
 
     Attributes:
-        kind: ``LoRA``, ``LoCon with a middle factor``, ``LoHa``, ``LoKr`` or ``difference``.
+        kind: ``LoRA``, ``AdaLoRA``, ``LoCon with a middle factor``, ``LoHa``, ``LoKr`` or ``difference``.
         keys: (role, key in the file) of its tensors.
         down, up: shapes of the two factors that it becomes.
         alpha: of these factors; None if the file has none, and the scale is 1.
@@ -60,7 +61,6 @@ class Entry:
         return any(role in _MAGNITUDES for role, _ in self.keys)
 
 
-# --- from shapes ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Measured:
     """out, in or (in, k, k), the rank of the factors, and the trainer's rank, which divides alpha (None: unknown)."""
@@ -84,18 +84,26 @@ def entry_of(
         base: weights of the base model, which a DoRA needs.
 
     Raises:
-        VitrineError: If a factor is missing, shapes do not fit, alpha is no number, or a DoRA's weight is not at hand.
+        VitrineError: If a factor is missing or is not the kind's, shapes do not fit, the product is larger than any
+            layer, alpha is no number, or a DoRA's weight is not at hand.
     """
     sides = {role: shapes[key] for role, key in keys.items()}
     kind, roles = _kind_of(name, path, sides), tuple(sorted(keys.items()))
+    strange = [keys[role] for role in sides if role not in _MADE_OF[kind]]
+    if strange or (kind == "LoRA" and settings.adaptive is not None):
+        shown = f"{name}: {path}, a {kind}" + (f" with {strange[0]}" if strange else " with the settings of an AdaLoRA")
+        raise refuse("LoRA file", shown, f"the factors of one {kind}", "export it again")
     try:
         size = _MEASURES[kind](sides, path)
     except (KeyError, IndexError, ValueError):
         shown = f"{name}: {path} has factors {', '.join(f'{r} {s}' for r, s in sorted(sides.items()))}"
         raise refuse("LoRA file", shown, f"those of a {kind}", "export it again") from None
+    _check_size(name, path, size)
     decomposed = any(role in _MAGNITUDES for role in sides)
-    if kind == "LoRA" and not decomposed:
+    if kind in ("LoRA", ADAPTIVE) and not decomposed:
         own = alpha if "alpha" in keys else settings.alpha(path, size.rank)
+        if kind == ADAPTIVE:
+            own = _adaptive(name, settings) * size.rank
         return Entry(kind, roles, sides["down"], sides["up"], _finite(name, path, own))
     tail = _tail(name, path, size, base, decomposed)
     scale = _finite(name, path, _scale(kind, path, alpha, size.dim, settings))
@@ -114,7 +122,7 @@ def _kind_of(name: str, path: str, sides: Mapping[str, Shape]) -> str:
             raise refuse("LoRA file", shown, "(r, in), (out, r)", "export it again")
         if 0 in sides["down"] + sides["up"]:
             raise refuse("LoRA file", f"{name}: {path} is empty", "(r, in), (out, r)", "export it again")
-        return MIDDLE if "mid" in sides else "LoRA"
+        return MIDDLE if "mid" in sides else ADAPTIVE if "singular" in sides else "LoRA"
     for kind, start in (("LoHa", "hada"), ("LoKr", "lokr"), ("difference", "diff")):
         if any(role.startswith(start) for role in parts):
             return kind
@@ -122,7 +130,15 @@ def _kind_of(name: str, path: str, sides: Mapping[str, Shape]) -> str:
 
 
 def _of_lora(sides: Mapping[str, Shape], path: str) -> _Measured:
+    if math.prod(sides["up"][2:]) != 1:
+        raise ValueError
     return _Measured(sides["up"][0], sides["down"][1:], sides["down"][0], sides["down"][0])
+
+
+def _of_adaptive(sides: Mapping[str, Shape], path: str) -> _Measured:
+    if sides["singular"] != (sides["down"][0], 1):
+        raise ValueError
+    return _of_lora(sides, path)
 
 
 def _of_middle(sides: Mapping[str, Shape], path: str) -> _Measured:
@@ -136,6 +152,11 @@ def _of_loha(sides: Mapping[str, Shape], path: str) -> _Measured:
     pairs = [(sides[f"hada_w{n}_a"], sides[f"hada_w{n}_b"]) for n in (1, 2)]
     if "hada_t1" in sides:
         (r, out), (_, width) = pairs[0]
+        cores, wide = [sides["hada_t1"], sides["hada_t2"]], [pairs[0][1][0], pairs[1][1][0]]
+        kernels = {core[2:] for core in cores}
+        fits = all(core[:2] == (left[0], inner) for core, (left, _), inner in zip(cores, pairs, wide, strict=True))
+        if len(kernels) > 1 or not fits or pairs[1] != ((pairs[1][0][0], out), (wide[1], width)):
+            raise ValueError
         return _Measured(out, (width, *sides["hada_t2"][2:]), _FULL, r)
     ((out, r), (inner, width)), (other, second) = pairs
     if r != inner or other != (out, second[0]) or second[1] != width:
@@ -160,6 +181,8 @@ def _half(sides: Mapping[str, Shape], whole: str, core: str) -> tuple[Shape, int
             if left[1] != dim:
                 raise ValueError
             return (left[0], right[1]), dim, dim
+        if sides[core][:2] != (left[0], dim):
+            raise ValueError
         shape = left[1], right[1], *sides[core][2:]  # (r, out), (r, in) beside (r, r, k, k)
     return shape, min(shape[0], math.prod(shape[1:])), dim
 
@@ -172,8 +195,35 @@ def _of_difference(sides: Mapping[str, Shape], path: str) -> _Measured:
 
 
 _MEASURES: dict[str, Callable[[Mapping[str, Shape], str], _Measured]] = {
-    "LoRA": _of_lora, MIDDLE: _of_middle, "LoHa": _of_loha, "LoKr": _of_lokr, "difference": _of_difference,
+    "LoRA": _of_lora, ADAPTIVE: _of_adaptive, MIDDLE: _of_middle, "LoHa": _of_loha, "LoKr": _of_lokr,
+    "difference": _of_difference,
 }  # fmt: skip
+_BESIDE = ("alpha", *_MAGNITUDES)
+_MADE_OF = {
+    "LoRA": {"down", "up", *_BESIDE}, ADAPTIVE: {"down", "up", "singular"}, MIDDLE: {"down", "up", "mid", *_BESIDE},
+    "LoHa": {*(f"hada_w{n}_{side}" for n in (1, 2) for side in "ab"), "hada_t1", "hada_t2", *_BESIDE},
+    "LoKr": {*(f"lokr_w{n}{side}" for n in (1, 2) for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2", *_BESIDE},
+    "difference": {"diff", *_BESIDE},
+}  # fmt: skip
+"""Roles of a kind's tensors; with another beside them nobody knows what a layer means."""
+
+
+def _check_size(name: str, path: str, size: _Measured) -> None:
+    if not layer_fits(path, size.out * math.prod(size.tail)):
+        shown = f"{name}: {path} of {size.out} x {' x '.join(map(str, size.tail))}"
+        raise refuse(
+            "LoRA file",
+            shown,
+            f"a layer's size, at most {most_numbers(path)} numbers",
+            "it is damaged: download it again",
+        )
+
+
+def _adaptive(name: str, settings: LoraRules) -> float:
+    if settings.adaptive is None:
+        shown = f"{name}, an AdaLoRA without its settings"
+        raise refuse("LoRA file", shown, "one with PEFT's adapter_config.json beside it", "copy the whole folder")
+    return settings.adaptive
 
 
 def _unrolled(path: str, width: int) -> Shape:
@@ -206,94 +256,6 @@ def _scale(kind: str, path: str, alpha: float | None, dim: int | None, settings:
 
 
 def _finite(name: str, path: str, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise refuse("LoRA file", f"{name}: alpha {value} of {path}", "a finite alpha", "export it again")
+    if value is not None and not (math.isfinite(value) and abs(value) <= LARGEST_ALPHA * LARGEST_ALPHA):
+        raise refuse("LoRA file", f"{name}: alpha {value:g} of {path}", "a finite alpha", "export it again")
     return value
-
-
-# --- from tensors ---------------------------------------------------------------------------------------------------
-def factors_of(entry: Entry, tensors: Tensors, weight: torch.Tensor | None = None) -> Factors:
-    """(down, up) in float32, of the shapes that the entry says.
-
-    Args:
-        tensors: role -> tensor.
-        weight: of the base model, for a DoRA.
-    """
-    if entry.kind == "LoRA" and not entry.decomposed:
-        return tensors["down"].float().reshape(entry.down), tensors["up"].float().reshape(entry.up)
-    double = {role: value.double() for role, value in tensors.items()}
-    up, down = _PRODUCTS[entry.kind](double)
-    if entry.decomposed:
-        assert weight is not None
-        change = _redirected(weight.double().flatten(1), entry.scale * (up @ down), double)
-        up, down = beside_identity(change)
-    elif up.shape[1] > entry.down[0]:
-        up, down = beside_identity(up @ down)
-    return down.float().reshape(entry.down), up.float().reshape(entry.up)
-
-
-def beside_identity(change: torch.Tensor) -> Factors:
-    """(up, down) of a whole (out, in) change: the identity on its smaller side."""
-    identity = torch.eye(min(change.shape), dtype=change.dtype)
-    return (identity, change) if len(change) <= change.shape[1] else (change, identity)
-
-
-def _redirected(weight: torch.Tensor, change: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-    """DoRA's change of the weight (Liu et al. 2024, Eq. 5): W' = m (W + dW) / |W + dW|, less W.
-
-    Lengths are those of rows in PEFT and usually in LyCORIS, whose (1, in) means columns. Both divide by the changed
-    weight's; ComfyUI 0.33 divides rows by the base weight's.
-    """
-    moved = weight + change
-    rows = "magnitude" in tensors or tensors["dora_scale"].shape[0] == len(weight)
-    lengths = (tensors["magnitude"] if "magnitude" in tensors else tensors["dora_scale"]).flatten()
-    if rows:
-        return moved * (lengths / moved.norm(dim=1))[:, None] - weight
-    kernel = weight.shape[1] // len(lengths)
-    columns = moved.unflatten(1, (-1, kernel))
-    return (columns * (lengths / columns.norm(dim=(0, 2)))[:, None]).flatten(1) - weight
-
-
-def _lora(tensors: Tensors) -> Factors:
-    return tensors["up"].flatten(1), tensors["down"].flatten(1)
-
-
-def _middle(tensors: Tensors) -> Factors:
-    down = torch.einsum("pqkl, qi -> pikl", tensors["mid"], tensors["down"].flatten(1))
-    return tensors["up"].flatten(1), down.flatten(1)
-
-
-def _loha(tensors: Tensors) -> Factors:
-    a1, b1, a2, b2 = (tensors[f"hada_w{n}_{side}"] for n in (1, 2) for side in "ab")
-    if "hada_t1" in tensors:
-        first, second = (_rebuilt(tensors[f"hada_t{n}"], a, b) for n, a, b in ((1, a1, b1), (2, a2, b2)))
-        return beside_identity((first * second).flatten(1))
-    # (sum_i a1_i b1_i) * (sum_j a2_j b2_j) = sum_ij (a1_i * a2_j)(b1_i * b2_j)
-    return (a1[:, :, None] * a2[:, None]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
-
-
-def _lokr(tensors: Tensors) -> Factors:
-    (up1, down1), (up2, down2) = (_kronecker_half(tensors, f"lokr_w{n}", f"lokr_t{n}") for n in (1, 2))
-    # (A B) x (C D) = (A x C)(B x D)
-    return torch.kron(up1.contiguous(), up2.contiguous()), torch.kron(down1.contiguous(), down2.contiguous())
-
-
-def _kronecker_half(tensors: Tensors, whole: str, core: str) -> Factors:
-    if whole in tensors:
-        return beside_identity(tensors[whole].flatten(1))
-    left, right = tensors[f"{whole}_a"], tensors[f"{whole}_b"]
-    return beside_identity(_rebuilt(tensors[core], left, right).flatten(1)) if core in tensors else (left, right)
-
-
-def _rebuilt(core: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """(out, in, k, k) of (r, r, k, k), (r, out), (r, in)."""
-    return torch.einsum("ijkl, jr, ip -> prkl", core, right, left)
-
-
-def _difference(tensors: Tensors) -> Factors:
-    return beside_identity(tensors["diff"].flatten(1))
-
-
-_PRODUCTS: dict[str, Callable[[Tensors], Factors]] = {
-    "LoRA": _lora, MIDDLE: _middle, "LoHa": _loha, "LoKr": _lokr, "difference": _difference,
-}  # fmt: skip

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+from ..families import FAMILIES
 
 Outers = Mapping[str, tuple[int, ...]]
 
-_TEXT_WIDTHS = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x", 2048: "SDXL", 1280: "SDXL refiner"}
-"""Inputs of a UNet's cross attention."""
-_TRANSFORMERS = (
-    (("joint_blocks.",), 1536, "Stable Diffusion 3 / 3.5 medium"),
-    (("joint_blocks.",), 2432, "Stable Diffusion 3.5 large"),
-    (("double_blocks.", "single_blocks.", "single_transformer_blocks."), 3072, "Flux or Chroma"),
-    (("double_blocks.", "single_blocks.", "single_transformer_blocks."), 6144, "Flux.2"),
-    (("transformer_blocks.", ".attn2."), 1152, "PixArt"),
-)
-"""(fragments of which one or, of PixArt's, both are in a path), width, name. Published configurations of each."""
 _HEADERS = ("ss_base_model_version", "modelspec.architecture", "ss_sd_model_name")
 
 
@@ -34,13 +27,9 @@ def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> s
 
 def shaped_base(outers: Outers) -> str:
     """The base model by layers' names and sizes (out, in); empty where they fit none that is known."""
-    unet = any(path.startswith(("down_blocks.", "up_blocks.", "mid_block.")) for path in outers)
-    if unet:
-        ends = (".attn2.to_k", ".attn2.to_v")
-        widths = (outer[1] for path, outer in outers.items() if path.endswith(ends))
-        return next((_TEXT_WIDTHS[width] for width in widths if width in _TEXT_WIDTHS), "")
-    for fragments, width, name in _TRANSFORMERS:
-        every = all if name == "PixArt" else any
-        if any(every(f in path for f in fragments) and width in outer for path, outer in outers.items()):
-            return name
+    for family in FAMILIES:
+        shapes = [outer for path, outer in outers.items() if family.lora_paths and re.search(family.lora_paths, path)]
+        for model in family.published:
+            if any(model.width in outer or model.text == outer[1] for outer in shapes):
+                return model.name
     return ""

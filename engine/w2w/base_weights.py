@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..files import named
+from ..folders import files_in, has_ending
 from .batched_lora import modules_of
 from .names import bare, canonical
 
@@ -68,8 +69,8 @@ class BaseWeights(Mapping[str, torch.Tensor]):
             VitrineError: If there is no such file, or it is no safetensors file.
         """
         path = Path(path)
-        files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-        if not files or any(f.suffix != ".safetensors" or not f.is_file() for f in files):
+        files = files_in(path, ".safetensors") if path.is_dir() else [path]
+        if not files or any(not has_ending(f, ".safetensors") or not f.is_file() for f in files):
             remedy = "the checkpoint, or diffusers' unet folder"
             raise refuse("base weights", path.name, "a .safetensors file, or a folder of them", remedy)
         return cls({layer: source for file in files for layer, source in _in_file(file, layers_per_block).items()})

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from ..compiled import eager_runs, uncompiled
-from ..errors import VitrineError, refuse
-from ..families import family_of
-from ..families.weights import spellings
+from ..errors import refuse
+from ..families import spelled_layers
 from ..forward_clock import Timesteps
-from .manifest import Layer, LoraLayer, Manifest
+from ..lora_layer import LoraLayer
+from .manifest import Layer, Manifest
 from .names import canonical
 
 PAPER_TARGETS = ("to_q", "to_v")
@@ -57,26 +57,16 @@ def spots_of(backbone: nn.Module, manifest: Manifest) -> dict[str, Spot]:
         return [layer.path for layer in manifest if not isinstance(_unwrapped(spots.get(layer.path)), kinds)]
 
     if lacking():
-        spots = _by_family(backbone) | spots
+        layers = dict(backbone.named_modules())
+        by_family = {
+            name: Spot(layers[path], slice(None) if rows is None else slice(rows[0], sum(rows)))
+            for name, path, rows in spelled_layers(backbone)
+        }
+        spots = by_family | spots
     if missing := lacking():
         remedy = "use the base model the LoRAs were made for"
         raise refuse("LoRA layers", missing[:3], "linear or convolution layers of this model", remedy)
     return {layer.path: spots[layer.path] for layer in manifest}
-
-
-def _by_family(backbone: nn.Module) -> dict[str, Spot]:
-    """Every name of a transformer's linear layers in the other library."""
-    try:
-        weights = family_of(backbone).weights
-    except VitrineError:
-        return {}
-    spots = {}
-    for path, module in backbone.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
-            for name, rows in spellings(weights, path, (weight.shape[0], weight.shape[1])).items():
-                spots[name] = Spot(module) if rows is None else Spot(module, slice(rows[0], sum(rows)))
-    return spots
 
 
 def target_layers(backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS) -> dict[str, nn.Linear]:

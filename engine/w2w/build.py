@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +13,8 @@ import torch
 from ..config import Config
 from ..digests import Files
 from ..errors import refuse
-from ..files import open_artefact
+from ..files import named, open_artefact, parse_table
+from ..lora_layer import LoraLayer
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from ..rows import RowFile
@@ -26,11 +26,13 @@ from .gauge import Gauge, gauge_test
 from .gram_state import GramState
 from .linked import LinkedStacks
 from .lora_folders import BadFile, FolderScan, scan_folder
-from .manifest import LoraLayer, Manifest
+from .manifest import Manifest
 from .mode import choose_mode, read_or_problem, some_readable, unlike
 from .pca import Matrix, PCAConfig, Stored, principal_components, shards
+from .sampling import usual_sampling
 from .space import KIND, LINKED_VERSION, WeightSpace
 from .stacks import Stack, read_stacks
+from .strengths import strength_map
 
 MODES = ("auto", "factors", "delta")
 _BEGUN = ("rows.json", "sums*.safetensors", "products.safetensors")
@@ -152,14 +154,22 @@ def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> 
     }  # fmt: skip
 
 
-def load_space(path: str | Path) -> Space:
+def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
     """A space of either mode.
+
+    Args:
+        folders: where a linked space's LoRAs may lie, beside its own folder and a folder ``loras`` next to or above it.
 
     Raises:
         VitrineError: As :meth:`WeightSpace.load`.
     """
     _, header = open_artefact(path, KIND, LINKED_VERSION)
-    return DeltaSpace.load(path) if header.get("mode") == "delta" else WeightSpace.load(path)
+    space = DeltaSpace.load(path, folders) if header.get("mode") == "delta" else WeightSpace.load(path)
+    with named(path, "space", "settings that its tensors allow", "build it anew"):
+        usual_sampling(space)
+        for label in space.info.get("strength_maps", {}):
+            strength_map(space, label)
+    return space
 
 
 def labels_in(path: str | Path) -> list[str]:
@@ -169,8 +179,8 @@ def labels_in(path: str | Path) -> list[str]:
         VitrineError: As :meth:`WeightSpace.load`.
     """
     file, header = open_artefact(path, KIND, LINKED_VERSION)
-    retired = json.loads(header.get("info") or "{}").get("retired", ())
-    with file:
+    with named(path, "space", "a header that fits its tensors", "build it anew"), file:
+        retired = parse_table(header.get("info") or "{}").get("retired", ())
         labels = (key[4:] for key in file.keys() if key.startswith("dir."))  # noqa: SIM118  no mapping
         return sorted(label for label in labels if label not in retired)
 

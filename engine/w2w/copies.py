@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .manifest import Lora
+from ..lora_layer import Lora
 
 SAME, NEAR = 1e-4, 0.1
 """Distance over length below which two LoRAs are one file twice, or nearly: half precision moves a LoRA by 0.001,

@@ -17,13 +17,14 @@ import torch
 
 from ..errors import refuse
 from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
+from ..lora_layer import Lora, LoraLayer
 from ..progress import Progress, silent
 from .gram_state import GramState
 from .linked import LinkedStacks
 from .low_rank import factored, refactor
-from .manifest import Lora, LoraLayer
 from .pca import top_components
 from .space import DTYPES, KIND, LINKED_VERSION, VERSION, WeightSpace
+from .space_checks import LARGEST, check_directions, check_info, check_names, check_numbers, check_spread
 from .stacks import TOGETHER, Stack, gram
 
 STACK_KEYS = ("down/", "up/", "ranks/")
@@ -197,24 +198,31 @@ class DeltaSpace:
         return save_artefact(path, tensors, KIND, LINKED_VERSION if linked else VERSION, header)
 
     @classmethod
-    def load(cls, path: str | Path) -> DeltaSpace:
+    def load(cls, path: str | Path, folders: Sequence[str | Path] = ()) -> DeltaSpace:
         """Reads what :meth:`save` wrote.
+
+        Args:
+            folders: where a linked space's LoRAs may lie, see :func:`~.build.load_space`.
 
         Raises:
             VitrineError: If the file is missing, truncated, not a space, of a later version, or holds NaN or infinity.
         """
         tensors, header = read_artefact(path, KIND, LINKED_VERSION)
         with named(path, "space", "a header that fits its tensors", "build it anew"):
-            return cls._rebuilt(tensors, header, Path(path))
+            return cls._rebuilt(tensors, header, Path(path), folders)
 
     @classmethod
-    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any], file: Path) -> DeltaSpace:
+    def _rebuilt(
+        cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any], file: Path, folders: Sequence[str | Path]
+    ) -> DeltaSpace:  # fmt: skip
         check_tensors({k: v for k, v in tensors.items() if not k.startswith("ranks/")})
+        check_numbers({k: v for k, v in tensors.items() if not k.startswith("ranks/") and k != "G"})
+        check_numbers({"G": tensors["G"]}, LARGEST * LARGEST)
         if header.get("mode") != cls.mode:
             raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
         stacks: Mapping[str, Stack]
         if "linked" in header:
-            stacks = LinkedStacks.of_header(parse_table(header["linked"]), file)
+            stacks = LinkedStacks.of_header(parse_table(header["linked"]), file, folders)
         else:
             stacks = _stacks_in(tensors)
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
@@ -225,8 +233,14 @@ class DeltaSpace:
             stack.check(path, len(vectors))
         if vectors.ndim != 2 or singular.shape != vectors.shape[1:] or products.shape != 2 * vectors.shape[:1]:
             raise ValueError(f"Q {tuple(vectors.shape)}, S {tuple(singular.shape)}, G {tuple(products.shape)}")
-        names, variance = tuple(parse_json(header["names"])), float(header["total_variance"])
-        return cls(stacks, vectors, singular, products, names, directions, variance, parse_table(header["info"]))
+        names, variance = check_names(parse_json(header["names"]), len(vectors)), float(header["total_variance"])
+        info = parse_table(header["info"])
+        check_spread(singular, variance, len(vectors))
+        check_directions(directions, singular)
+        check_info(info, len(singular), len(vectors))
+        if not variance > 0 or not bool((singular > 0).all()):
+            raise ValueError(f"total variance {variance}, singular values from {float(singular.min())}")
+        return cls(stacks, vectors, singular, products, names, directions, variance, info)
 
 
 def _stacks_in(tensors: Mapping[str, torch.Tensor]) -> dict[str, Stack]:

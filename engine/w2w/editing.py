@@ -10,10 +10,10 @@ import torch
 
 from ..config import Config
 from ..errors import refuse
+from ..lora_layer import Lora, LoraLayer
 from .delta import DeltaSpace, Space
 from .directions import MODES, direction_named, without
 from .low_rank import refactor, share_kept, squared_change
-from .manifest import Lora, LoraLayer
 from .strengths import strength_map
 
 

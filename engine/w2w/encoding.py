@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import torch
 
 from ..errors import refuse
+from ..lora_layer import Lora
 from .delta import DeltaSpace, Space, member_names
 from .editing import difference, materialise
+from .linked import LinkedStacks
 from .low_rank import squared_change
-from .manifest import Lora
 from .model_file import W2WModel
 from .report import described
 
@@ -44,6 +46,15 @@ class Encoded:
         if self.ignored:
             lines.append(f"{self.ignored} layers are not in the space")
         return "\n".join([*lines, described(space, self.model.coefficients)])
+
+
+def layer_sizes(space: Space) -> dict[str, tuple[int, int]]:
+    """Layer path -> (out, in) of a space: what a LoRA must have there to be a model of it."""
+    if not isinstance(space, DeltaSpace):
+        return {layer.path: (layer.up[0], math.prod(layer.down[1:])) for layer in space.manifest}
+    if isinstance(space.stacks, LinkedStacks):
+        return {path: entry.outer for file in space.stacks.files for path, entry in file.entries.items()}
+    return {path: stack.outer for path, stack in space.stacks.items()}
 
 
 def encode(space: Space, lora: Lora, name: str = "") -> Encoded:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .manifest import Lora
+from ..lora_layer import Lora
 
 COSINE = 0.5
 """Factors share a gauge if the 5th percentile of cosines between two models' A factors is at least this. Independent

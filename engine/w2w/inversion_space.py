@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..errors import refuse
+from ..lora_layer import LoraLayer
 from .delta import DeltaSpace, Space
-from .manifest import LoraLayer, Manifest
+from .manifest import Manifest
 from .space import WeightSpace
 from .stacks import Stack
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ..errors import refuse
+from ..errors import printable, refuse
+from ..folders import has_ending
 from .lora_files import LoraFile, read_header, read_lora
 from .lora_folders import one_form
 from .stacks import Stack
@@ -63,20 +64,24 @@ class LinkedStacks(Mapping[str, Stack]):
 
     def header(self, space: Path) -> dict[str, Any]:
         """What a space file keeps of the files: where they are from its folder, and how they are known again."""
-        folder = space.resolve().parent
-        rows = [[_from(folder, file.path.resolve()), *_known(file.path)] for file in self.files]
+        rows = [[place_of(space, file.path), *_known(file.path)] for file in self.files]
         return {"files": rows, "layers_per_block": self.layers_per_block}
 
     @classmethod
-    def of_header(cls, header: Mapping[str, Any], space: Path) -> LinkedStacks:
+    def of_header(cls, header: Mapping[str, Any], space: Path, folders: Sequence[str | Path] = ()) -> LinkedStacks:
         """Opens what :meth:`header` says.
 
+        Args:
+            folders: where the LoRAs may lie, see :func:`~.build.load_space`.
+
         Raises:
-            VitrineError: If a file is missing or is another one.
+            VitrineError: If a file lies elsewhere, is missing or is another one.
         """
         files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
+        if not 0 < layers < 100 or len(header["files"]) > 1 << 20:
+            raise ValueError(f"{layers} layers per block, {len(header['files'])} files")
         for place, size, digest in header["files"]:
-            path = space.resolve().parent / place
+            path = linked_file(space, place, folders)
             if not path.is_file() or _known(path) != (size, digest):
                 state = "is another file" if path.is_file() else "is missing"
                 shown = f"linked to {place}, which {state}"
@@ -86,9 +91,35 @@ class LinkedStacks(Mapping[str, Stack]):
         return cls(one_form(files), layers)
 
 
-def _from(folder: Path, path: Path) -> str:
+def linked_file(space: Path, place: str, folders: Sequence[str | Path] = ()) -> Path:
+    """Where a space's file says that a LoRA lies, if it may lie there; nothing is opened.
+
+    A space may come from a stranger. So its LoRAs are looked for in its own folder, in a folder ``loras`` next to that
+    or to one above it, and in ``folders``; links that lie there may lead elsewhere.
+
+    Raises:
+        VitrineError: If it is an absolute path, one of another system, or leads out of these folders.
+    """
+    plain = isinstance(place, str) and not set(place) & set("\\:") and printable(place) == place
+    usable = plain and not Path(place).is_absolute() and has_ending(place, ".safetensors")
+    homes = dict.fromkeys((Path(os.path.abspath(space.parent)), space.resolve().parent))  # the latter in older files
+    named = [Path(os.path.abspath(folder)) for folder in folders] + [Path(folder).resolve() for folder in folders]
+    targets = []
+    for home in homes if usable else ():
+        target = Path(os.path.normpath(home / place))
+        if any(target.is_relative_to(f) for f in (home, *(above / "loras" for above in home.parents), *named)):
+            targets.append(target)
+    if not targets:
+        shown = f"linked to {printable(str(place))}, outside its folder"
+        accepted = "LoRAs in the space's folder, or in a folder loras beside or above it"
+        raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or beside it")
+    return next((target for target in targets if target.is_file()), targets[0])
+
+
+def place_of(space: Path, path: Path) -> str:
+    """Where a file is from the folder of a space's file."""
     try:
-        return Path(os.path.relpath(path, folder)).as_posix()
+        return Path(os.path.relpath(path, space.parent)).as_posix()
     except ValueError:  # another drive
         return path.as_posix()
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..errors import VitrineError, refuse
+from ..errors import VitrineError, printable, refuse
+from ..folders import files_in
 from ..progress import Progress, silent
 from .adapters import Entry
 from .base_weights import BaseWeights
@@ -92,9 +93,9 @@ def scan_folder(
             shared = layouts.setdefault(tuple(file.entries.items()), file.entries)
             good.append(replace(file, entries=shared))
         except VitrineError as error:
-            bad.append(BadFile(path.name, str(error)))
+            bad.append(BadFile(printable(path.name), str(error)))
         progress(number + 1, len(paths))
-    names = distinct_names([f.path for f in good])
+    names = [printable(name) for name in distinct_names([f.path for f in good])]
     good = [replace(f, name=name) for f, name in zip(good, names, strict=True)]
     good, others, shapes = _same_base(sorted(good, key=lambda f: (f.name, str(f.path))))
     good = one_form(good)
@@ -111,8 +112,7 @@ def _files(folder: str | Path | Iterable[Path]) -> list[Path]:
     folder = Path(folder)
     if not folder.is_dir():
         raise refuse("folder", folder.name, "an existing folder of LoRA files", "check the path")
-    endings = (".safetensors", ".pt", ".bin", ".ckpt")
-    return sorted(p for p in folder.rglob("*") if p.suffix in endings and p.is_file())
+    return files_in(folder, (".safetensors", ".pt", ".bin", ".ckpt"), deep=True)
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .manifest import Lora, LoraLayer
+from ..lora_layer import Lora, LoraLayer
 
 SMALL = 512
 """Matrices up to this side are decomposed whole; of larger ones only the leading singular vectors are looked for."""

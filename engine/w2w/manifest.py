@@ -8,48 +8,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from ..errors import refuse
+from ..errors import printable, refuse
 from ..files import parse_json
-
-
-@dataclass(frozen=True)
-class LoraLayer:
-    """The two factors of one layer: W' = W + (alpha / rank) up @ down (Hu et al. 2021, Eq. 3).
-
-    Attributes:
-        down: A, (r, in), or (r, in, k, k) for a convolution.
-        up: B, (out, r), or (out, r, 1, 1).
-        alpha: numerator of the scale; equal to the rank where a file has none.
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
-    alpha: float
-
-    @property
-    def rank(self) -> int:
-        """r."""
-        return self.down.shape[0]
-
-    @property
-    def scale(self) -> float:
-        """alpha / r."""
-        return self.alpha / self.rank
-
-    def delta(self) -> torch.Tensor:
-        """The change of the weight, (out, in) or (out, in, k, k)."""
-        flat = self.scale * (self.up.flatten(1) @ self.down.flatten(1))
-        return flat.view(self.up.shape[0], *self.down.shape[1:])
-
-
-Lora = Mapping[str, LoraLayer]
-"""Layer path in diffusers' UNet naming -> factors."""
+from ..lora_layer import Lora, LoraLayer
+from .layer_sizes import layer_fits
+from .lora_settings import LARGEST_ALPHA
 
 
 @dataclass(frozen=True)
@@ -80,6 +49,11 @@ class Layer:
         return self.alpha / self.rank
 
     @property
+    def numbers(self) -> int:
+        """Of the weight that the two factors change."""
+        return self.up[0] * math.prod(self.down[1:])
+
+    @property
     def middle(self) -> int:
         """Index of the first number of the up factor."""
         return self.offset + math.prod(self.down)
@@ -95,7 +69,8 @@ class Manifest(Sequence[Layer]):
     """The layers of a flat vector, in order and without gaps.
 
     Raises:
-        VitrineError: If the layers leave a gap or overlap, or the two factors of one differ in rank.
+        VitrineError: If the layers leave a gap or overlap, the two factors of one differ in rank, or one is larger than
+            any layer or has an alpha that no trainer writes.
     """
 
     layers: tuple[Layer, ...]
@@ -105,6 +80,9 @@ class Manifest(Sequence[Layer]):
         for layer in self.layers:
             sides = (*layer.down, *layer.up)
             sound = len(layer.down) > 1 and len(layer.up) > 1 and all(type(s) is int and s > 0 for s in sides)
+            sound = sound and isinstance(layer.path, str) and printable(layer.path) == layer.path
+            sound = sound and type(layer.offset) is int and isinstance(layer.alpha, (int, float))
+            sound = sound and 0 < abs(layer.alpha) <= LARGEST_ALPHA and layer_fits(layer.path, layer.numbers)
             if not sound or layer.offset != expected or layer.up[1] != layer.down[0]:
                 shown = f"{layer.path} at {layer.offset}, {layer.down} and {layer.up}"
                 raise refuse("manifest", shown, f"offset {expected} and one rank", "rebuild the space")

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import VitrineError, refuse
+from ..lora_layer import LoraLayer
 from .adapters import Entry
 from .gauge import Gauge
 from .lora_files import LoraFile, read_lora
 from .lora_folders import FolderScan
-from .manifest import LoraLayer
 
 _COMPARED = 48
 """Most LoRAs whose factors are compared to choose the mode."""

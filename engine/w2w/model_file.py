@@ -12,7 +12,9 @@ import torch
 
 from ..errors import refuse
 from ..files import named, parse_json, read_artefact, save_artefact
+from ..folders import has_ending
 from .delta import Space
+from .space_checks import check_history, check_numbers
 
 KIND, VERSION = "vitrine.w2w.model", 1
 
@@ -27,7 +29,7 @@ class W2WModel:
         history: provenance, oldest first: {"sample": ...}, {"edit": ...}, {"invert": ...}, {"blend": ...}.
 
     Raises:
-        VitrineError: If the coefficients are not a matrix.
+        VitrineError: If the coefficients are not a matrix of finite numbers.
     """
 
     coefficients: torch.Tensor
@@ -35,8 +37,10 @@ class W2WModel:
     history: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        if self.coefficients.ndim != 2:
+        if self.coefficients.ndim != 2 or not self.coefficients.numel():
             raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one row for each model")
+        if not bool(torch.isfinite(self.coefficients).all()):
+            raise refuse("coefficients", "NaN or Inf", "finite numbers", "look at the step before: it made no model")
 
     def __len__(self) -> int:
         return len(self.coefficients)
@@ -76,9 +80,11 @@ class W2WModel:
         Raises:
             VitrineError: If the file is missing, truncated, a pickle, of another kind, or holds NaN or infinity.
         """
-        if Path(path).suffix == ".pt":
+        if has_ending(path, ".pt"):
             remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"
             raise refuse("model", Path(path).name, "a .w2wmodel.safetensors file", remedy)
         tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "model", "coefficients and their history", "save it again"):
-            return cls(tensors["beta"].float(), header["space"], tuple(parse_json(header["history"])))
+            check_numbers(tensors)
+            space, history = str(header["space"]), check_history(parse_json(header["history"]))
+            return cls(tensors["beta"].float(), space, history)

@@ -12,6 +12,7 @@ which PEFT silently ignores under any other adapter name).
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from ..families import FAMILIES
@@ -26,6 +27,7 @@ _ROLES = (
     ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
     ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
+    ("singular", re.compile(r"\.lora_E(?P<adapter>\.[^.]+)?$")),
     ("alpha", re.compile(r"(?:_lora)?\.alpha$")),
     ("magnitude", re.compile(r"\.lora_magnitude_vector(?:\.weight)?$")),
     ("dora_scale", re.compile(r"\.dora_scale$")),
@@ -35,6 +37,7 @@ _ROLES = (
 )
 _OTHER_KINDS = (
     ("OFT", re.compile(r"\.b?oft_")),
+    ("KaSA", re.compile(r"\.lora_diag(\.|$)")),
     ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
     ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
 )
@@ -44,27 +47,15 @@ _DROPPED = (
     ("biases of factors (lora_B.bias)", re.compile(r"(lora_[AB](\.[^.]+)?|lora_(up|down))\.bias$")),
     ("norm layers (diff)", re.compile(r"\.diff$")),
     ("biases (diff_b)", re.compile(r"\.diff_b$")),
+    ("biases", re.compile(r"\.bias$")),
 )
 _TEXT = re.compile(
     r"^(lora_(prior_)?te\d?_|text_encoders?(_\d)?\.|te\d?\.|clip_[lgh]\.|t5xxl\.|cond_stage_model\.|conditioner\."
     r"|(base_model\.model\.)?(text_model|encoder)\.)"
 )
 
-# Module names that contain an underscore themselves; every other underscore of a kohya name separates modules.
-_WORDS = [
-    "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "to_q", "to_k", "to_v", "to_out", "proj_in",
-    "proj_out", "time_emb_proj", "conv_in", "conv_out", "conv_shortcut", "time_embedding", "add_embedding",
-    "linear_1", "linear_2", "input_blocks", "output_blocks", "middle_block", "in_layers", "out_layers", "emb_layers",
-    "skip_connection", "time_embed", "label_emb", "to_add_out", "add_q_proj", "add_k_proj", "add_v_proj",
-    "single_transformer_blocks", "ff_context", "double_blocks", "single_blocks", "img_attn", "txt_attn", "img_mlp",
-    "txt_mlp", "img_mod", "txt_mod", "img_in", "txt_in", "time_in", "vector_in", "guidance_in", "in_layer", "out_layer",
-    "final_layer", "adaLN_modulation", "joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder",
-    "context_embedder", "time_text_embed", "timestep_embedder", "guidance_embedder", "text_embedder", "proj_mlp",
-    "norm1_context", "norm_out", "norm_q", "norm_k", "adaln_single", "caption_projection", "pos_embed",
-    "context_refiner", "noise_refiner", "feed_forward", "cap_embedder",
-    "text_fusion", "layerwise_blocks", "refiner_blocks",
-]  # fmt: skip
-_WORDS += sorted(set().union(*(words(family.weights) for family in FAMILIES)) - set(_WORDS))
+_WORDS = set().union(*(words(family.weights) | {*family.underscored} for family in FAMILIES))
+"""Names of modules with an underscore of their own; every other underscore of a kohya name separates modules."""
 _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
 
 
@@ -93,6 +84,18 @@ def other_kind(key: str) -> str | None:
     return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
 
 
+def beside_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
+    """Whether a key that is no LoRA tensor belongs to one of ``layers``, or is an adapter's: what it does is unknown.
+
+    Biases and norm layers are known: a space leaves them out.
+    """
+    if any(pattern.search(key) for _, pattern in _DROPPED) or _TEXT.match(key):
+        return False
+    parts = key.split(".")
+    stems = {canonical(bare(".".join(parts[:cut]))[0], layers_per_block) for cut in range(1, len(parts))}
+    return bool(stems & set(layers)) or any(part.startswith("lora_") for part in parts[1:])
+
+
 def dropped_part(key: str) -> str:
     """What a key that is no LoRA tensor changes, for the remark that a space leaves it out."""
     return next(
@@ -105,51 +108,30 @@ def bare(stem: str, adapter: str = "") -> tuple[str, str]:
     for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
         if stem.startswith(prefix):
             return ".".join(_TOKENS.findall(stem[len(prefix) :])), "kohya"
-    stem = _strip(stem, "model.")
+    stem = stem.removeprefix("model.")
+    path = _AROUND.sub("", stem)
     if stem.startswith("diffusion_model."):
-        return stem[16:], "ComfyUI"
+        return path, "ComfyUI"
     if stem.startswith("base_model.model."):
-        stem = _strip(_strip(stem[17:], "unet."), "transformer.")
-        return stem, f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
-    if ".processor." in stem:
-        return re.sub(r"\.to_out$", ".to_out.0", _strip(stem, "unet.").replace(".processor.", ".")), "diffusers old"
-    return _strip(_strip(stem, "unet."), "transformer."), "diffusers"
+        return path, f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
+    if ".processor." in path:
+        return re.sub(r"\.to_out$", ".to_out.0", path.replace(".processor.", ".")), "diffusers old"
+    return path, "diffusers"
 
 
-def _strip(text: str, prefix: str) -> str:
-    return text[len(prefix) :] if text.startswith(prefix) else text
-
-
-_RESNET = {"in_layers.2": "conv1", "out_layers.3": "conv2", "emb_layers.1": "time_emb_proj"}
-_RESNET["skip_connection"] = "conv_shortcut"
-_EDGES = {
-    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2", "input_blocks.0.0": "conv_in",
-    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2", "out.2": "conv_out",
-}  # fmt: skip
+_AROUND = re.compile(r"^(?:(?:base_model\.model|unet|transformer|diffusion_model|module|_orig_mod)\.)+")
+"""Around a network's own module names: pipelines, PEFT, ComfyUI, data-parallel and compiled modules, in any order."""
 
 
 def canonical(path: str, layers: int = 2) -> str:
-    """ldm module names in diffusers' words; other names as they are.
+    """A module's name in diffusers' words, where a family's own code has others (ldm); other names as they are.
 
-    A level has ``layers`` repeats on the way down and one more on the way up.
+    Args:
+        layers: repeats of a level on the way down.
     """
-    if path in _EDGES:
-        return _EDGES[path]
-    match = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
-    if not match:
-        return path
-    stage, n = match[1], int(match[2])
-    if stage == "middle_block":
-        return _child("mid_block", n // 2, n % 2 == 1, ".".join(filter(None, match.group(3, 4))))
-    child, tail = int(match[3] or 0), match[4]
-    level, repeat = divmod(n - 1 if stage == "input_blocks" else n, layers + 1)
-    block = f"{'down' if stage == 'input_blocks' else 'up'}_blocks.{level}"
-    if tail == "op":
-        return f"{block}.downsamplers.0.conv"
-    if tail == "conv":
-        return f"{block}.upsamplers.0.conv"
-    return _child(block, repeat, child == 1, tail)
+    for rename in _RENAMES:
+        path = rename(path, layers)
+    return path
 
 
-def _child(block: str, index: int, attention: bool, tail: str) -> str:
-    return f"{block}.attentions.{index}.{tail}" if attention else f"{block}.resnets.{index}.{_RESNET.get(tail, tail)}"
+_RENAMES = [family.renamed for family in FAMILIES if family.renamed is not None]

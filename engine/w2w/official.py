@@ -12,14 +12,19 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..files import check_tensors, named
+from ..pt_files import read_pt
 from .labels import names_in
 from .manifest import Layer, Manifest
 from .names import parse
 from .space import WeightSpace
+from .space_checks import check_numbers
 
 FILES = ("mean.pt", "std.pt", "V.pt", "weight_dimensions.pt")
 PROJECTIONS, WEIGHTS, TABLE = "proj_1000pc.pt", "all_weights.pt", "labels.csv"
 ALPHA = 27.0
+_CHECKED = 1 << 33
+"""Bytes of a tensor whose numbers are looked at when it is read; rows of a larger one are when they are projected."""
 CONVERT = "pandas.read_pickle('identity_df.pt').to_csv('labels.csv')"
 
 
@@ -40,8 +45,15 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
     missing = [p for p in FILES if not (folder / p).is_file()]
     if missing:
         raise refuse("folder", f"{folder.name} without {missing}", list(FILES), "download the published files into it")
+    with named(folder, "folder", "the published files", "download them again"):
+        return _imported(folder, components, alpha)
+
+
+def _imported(folder: Path, components: int | None, alpha: float) -> WeightSpace:
     mean, std, basis = (_tensor(folder / p).float() for p in FILES[:3])
     manifest = _manifest(_load(folder / FILES[3]), alpha)
+    if bool((std == 0).any()):
+        raise ValueError("a deviation of 0 in std.pt, by which weights are divided")
     k = min(components or basis.shape[1], basis.shape[1])
     basis = basis[:, :k].T.contiguous()
     projections, notes = _projections(folder, mean, std, basis), []
@@ -78,7 +90,8 @@ def official_manifest(folder: str | Path, alpha: float = ALPHA) -> Manifest:
     path = Path(folder) / FILES[3]
     if not path.is_file():
         raise refuse("folder", f"{path.parent.name} without {path.name}", list(FILES), "download the published files")
-    return _manifest(_load(path), alpha)
+    with named(path, "file", "the layers of a published space", "download it again"):
+        return _manifest(_load(path), alpha)
 
 
 def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: torch.Tensor) -> torch.Tensor | None:
@@ -90,7 +103,9 @@ def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: tor
     weights = _tensor(folder / WEIGHTS)  # memory-mapped: 26 GB in the published set
     if weights.ndim != 2 or weights.shape[1] != len(mean):
         raise refuse("file", f"{WEIGHTS}: {tuple(weights.shape)}", f"(N, {len(mean)})", "use the published file")
-    return torch.cat([((rows.float() - mean) / std) @ basis.T for rows in weights.split(1024)])
+    projections = torch.cat([((rows.float() - mean) / std) @ basis.T for rows in weights.split(1024)])
+    check_numbers({WEIGHTS: projections})
+    return projections
 
 
 def coefficients_in(path: Path, most: int) -> torch.Tensor:
@@ -111,7 +126,7 @@ def coefficients_in(path: Path, most: int) -> torch.Tensor:
 
 def _load(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=path.stat().st_size > 2**30)
+        return read_pt(path)
     except Exception as error:  # a refused pickle raises a class of the pickle module, which nothing here imports
         table = "df" in path.name or "labels" in path.name
         remedy = f"convert tables first: {CONVERT}" if table else "download it again"
@@ -122,6 +137,10 @@ def _tensor(path: Path) -> torch.Tensor:
     tensor = _load(path)
     if not isinstance(tensor, torch.Tensor):
         raise refuse("file", f"{path.name}: {type(tensor).__name__}", "one tensor", "use the published file")
+    if tensor.nbytes <= _CHECKED:
+        with named(path, "file", "finite numbers", "download it again"):
+            check_tensors({path.name: tensor})
+            check_numbers({path.name: tensor})
     return tensor
 
 

@@ -54,12 +54,13 @@ class SampleConfig(Config):
             raise refuse("rng", self.rng, RNGS, "vector is faster")
         if self.attributes not in ATTRIBUTES:
             raise refuse("attributes", self.attributes, ATTRIBUTES, "joined needs a space with directions")
-        if self.factor < 0 or self.emphasis < 0 or (self.components is not None and self.components < 1):
+        finite = math.isfinite(self.factor) and math.isfinite(self.emphasis)
+        if not finite or self.factor < 0 or self.emphasis < 0 or (self.components is not None and self.components < 1):
             shown = (self.factor, self.emphasis, self.components)
             raise refuse("factor, emphasis, components", shown, "0 or more, 1 or more", "1.0, 1.0, None are usual")
         if not 0 <= self.inherit < 1:
             raise refuse("inherit", self.inherit, "0 up to 1, a correlation", "at 1 it would be the training model")
-        if self.truncation is not None and self.truncation <= 0.1:
+        if self.truncation is not None and not self.truncation > 0.1:
             raise refuse("truncation", self.truncation, "above 0.1 deviations", "2 trims the rarest models")
 
 
@@ -134,10 +135,13 @@ def conditioned(space: Space, coefficients: torch.Tensor, wanted: Mapping[str, f
     """Coefficients (..., K) moved to ``wanted`` scores (label -> deviations) by the shortest Mahalanobis step.
 
     Raises:
-        VitrineError: If the space has no such direction.
+        VitrineError: If the space has no such direction, or a score is no number.
     """
     if not wanted:
         return coefficients
+    for label, value in wanted.items():
+        if not abs(value) < 1000:
+            raise refuse(f"wanted {label}", value, "-1000 .. 1000 deviations", "the training models span +-3")
     directions = torch.stack([direction_named(space, label).double() for label in wanted], 1)
     scale = (directions * directions).sum(0)  # scores are measured along d / |d|^2, see directions.score
     normals, target = directions / scale, torch.tensor(list(wanted.values()), dtype=torch.float64)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import refuse
+from ..lora_layer import LoraLayer
 from .delta import DeltaSpace, Space
 from .editing import difference, materialise
 from .low_rank import refactor, squared_change
-from .manifest import LoraLayer
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ import torch
 
 from ..errors import refuse
 from ..files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
-from .manifest import LoraLayer, Manifest
+from ..lora_layer import LoraLayer
+from .manifest import Manifest
+from .space_checks import check_directions, check_info, check_names, check_numbers, check_spread
 
 KIND = "vitrine.w2w.space"
 VERSION = 1
@@ -62,6 +64,8 @@ class WeightSpace:
     mode = "factors"
 
     def __post_init__(self) -> None:
+        if self.components.ndim != 2:
+            raise refuse("space components", tuple(self.components.shape), "(K, D)", "build it anew")
         d, (k, width) = self.manifest.size, self.components.shape
         shapes = {"mean": self.mean.shape, "scale": self.scale.shape, "components": (width,)}
         for name, shape in shapes.items():
@@ -179,12 +183,21 @@ class WeightSpace:
     @classmethod
     def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> WeightSpace:
         check_tensors(tensors)
+        check_numbers(tensors)
         if header.get("mode") != cls.mode:
             raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
-        names, variance = tuple(parse_json(header["names"])), float(header["total_variance"])
+        singular, rows, count = tensors["S"].float(), tensors["proj"].float(), int(header["count"])
+        names, variance = check_names(parse_json(header["names"]), len(rows)), float(header["total_variance"])
+        info = parse_table(header["info"])
+        check_spread(singular, variance, count)
+        check_directions(directions, singular)
+        check_info(info, len(singular), len(rows))
+        if bool((tensors["std"] == 0).any()):
+            raise ValueError("a deviation of 0 (std), by which weights are divided")
+        if len(rows) > count:
+            raise ValueError(f"coefficients of {len(rows)} models, of {count}")
         return cls(
             Manifest.from_json(header["manifest"]), tensors["mean"].float(), tensors["std"].float(), tensors["V"],
-            tensors["S"].float(), tensors["proj"].float(), int(header["count"]), names, directions, variance,
-            parse_table(header["info"]),
+            singular, rows, count, names, directions, variance, info,
         )  # fmt: skip

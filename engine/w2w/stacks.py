@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ..errors import refuse
+from ..lora_layer import Lora, LoraLayer
 from ..progress import Progress, silent
 from .gram_state import GramState
-from .manifest import Lora, LoraLayer
+from .layer_sizes import layer_fits
 
 TOGETHER = 4096
 """Most factors of a layer that are combined as they stand; of more, their sum is formed."""
@@ -72,6 +74,7 @@ class Stack:
         """
         down, up, ranks = tuple(self.down.shape), tuple(self.up.shape), self.ranks
         sound = ranks.shape == (count,) and len(down) > 1 and 0 not in down + up and bool((ranks >= 0).all())
+        sound = sound and len(up) == 2 and layer_fits(path, up[0] * math.prod(down[1:]))
         if not sound or len(up) != 2 or not int(ranks.sum()) == down[0] == up[1]:
             shown = f"{path}: {down}, {up}, ranks {ranks.flatten()[:9].tolist()}"
             raise refuse("space", shown, f"(R, in), (out, R) of {count} LoRAs", "build it anew")

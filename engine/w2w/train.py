@@ -24,6 +24,8 @@ from ..denoiser import Denoiser
 from ..digests import digest
 from ..errors import refuse
 from ..files import KEY, named, parse_table
+from ..lora_layer import LoraLayer
+from ..lora_writing import write_lora
 from ..narrow_heads import NarrowHeads
 from ..noise import generators
 from ..placement import refuse_offloaded
@@ -32,8 +34,7 @@ from ..progress import Progress, silent
 from ..run import Run, other_inputs
 from ..training import learning_rate, set_rate
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
-from .export import write_lora
-from .manifest import LoraLayer, Manifest
+from .manifest import Manifest
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from ...engine import packages
 from ...engine.errors import refuse
 from .warping import random_warps, warp_images, warp_points
 
@@ -44,7 +45,7 @@ def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
         from skimage import data
         from skimage.feature import corner_harris, corner_peaks
     except ImportError as e:
-        raise refuse("scikit-image", "not installed", "its photographs", "pip install 'vitrine[demo]'") from e
+        raise refuse("scikit-image", "not installed", "its photographs", packages.install("demo")) from e
     whole = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket(), data.stereo_motorcycle()[0]]
     squares = torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
     pictures = F.interpolate(squares, (side, side), mode="bicubic", antialias=True).clamp(0, 1)

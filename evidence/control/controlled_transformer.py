@@ -23,6 +23,7 @@ from ...engine.control import (
     injected,
     load_control,
     save_control,
+    time_embedding,
 )
 from ...engine.control.train import Batch, ControlTrainConfig, ControlTrainer, Trainee
 from ...engine.denoiser import Denoiser
@@ -40,7 +41,7 @@ NEUTRAL: dict[str, float] = {
     "flip": 0.0, "crop_top": 0.0, "crop_left": 0.0, "aspect": 1.0, "height": 64.0, "width": 64.0,
 }  # fmt: skip
 SIDE, STEPS, GUIDANCE = 64, 20, 2.0
-FAMILY, BASE_MODEL = "PixArtTransformer2DModel", "vitrine portraits transformer"
+BASE_MODEL = "vitrine portraits transformer"
 
 
 # --- drawing ------------------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class TransformerTrainer(ControlTrainer):
             injected(model.transformer, text_call(model.transformer)), embedder,
             NoiseSchedule.from_diffusers(model.scheduler), null, dict(model.transformer.named_parameters()),
         )  # fmt: skip
-        metadata = ControlMetadata(FAMILY, embedder.dim, base_model=BASE_MODEL)
+        metadata = ControlMetadata(time_embedding(model.transformer)[0], embedder.dim, base_model=BASE_MODEL)
         made_of = {"pictures": data, "decay": [self.decay_from, warmup], "lesson": type(self).__name__}
         super().__init__(trainee, [], config, folder, metadata, model.device, made_of)
 
@@ -215,8 +216,8 @@ def export_transformer(
         save_transformer(trainer.transformer, folder / name)
         weights = {k: v.detach().half() for k, v in trainer.embedder.state_dict().items()}
     metadata = ControlMetadata(
-        FAMILY, trainer.embedder.dim, trainer.embedder.spec, trainer.config.gamma, BASE_MODEL, prediction="eps",
-        steps=trainer.done, crop=(0.7, 1.0), licence="Apache-2.0",
+        time_embedding(trainer.transformer)[0], trainer.embedder.dim, trainer.embedder.spec, trainer.config.gamma,
+        BASE_MODEL, prediction="eps", steps=trainer.done, crop=(0.7, 1.0), licence="Apache-2.0",
         schedule=schedule or {}, pos_embed=pos_embed or {},
     )  # fmt: skip
     return save_control(folder / name / "control.safetensors", weights, metadata)

@@ -14,7 +14,7 @@ import torch
 
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
-from ...engine.files import write_whole
+from ...engine.files import save_safetensors
 from ...engine.portraits.captions import MAX_TOKENS, caption
 from ...engine.portraits.models import WEIGHTS, Portraits, load_portraits
 from ...engine.portraits.plants import Plant
@@ -97,7 +97,7 @@ def plant_later(
     Args:
         device: where to train; None is the CPU. Pictures are rendered and encoded on the CPU.
     """
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     portraits = load_portraits()
     for module in (portraits.unet, portraits.text_encoder, portraits.vae):
@@ -108,4 +108,4 @@ def plant_later(
         denoiser = Denoiser.from_diffusers(portraits.pipeline())
         (made,) = train_loras(denoiser, [lambda: subject], [FILE.stem], scratch, recipe, progress=progress)
         half = {k: v.half() if v.is_floating_point() else v for k, v in load_file(made).items()}
-    return write_whole(path, lambda fresh: save_file(half, fresh, metadata={"format": "pt"}))
+    return save_safetensors(path, half)

@@ -18,7 +18,11 @@ from .quality import Copy, Quality, attribute_table, measure_copies, measure_qua
 from .readout import READOUT_FILE, load_readout
 from .sampling import sample_images
 
-_HEAD = """# Portraits
+_HEAD = """---
+license: apache-2.0
+---
+
+# Portraits
 
 A tiny text-to-image diffusion model of rendered cartoon portraits, 64 px. It is the test bed of Vitrine: what each
 picture shows, which pictures were duplicated in training, and which pixel belongs to which part are known exactly.
@@ -32,7 +36,11 @@ It is good for measuring methods and for nothing else.
 
 Made by `vitrine train portraits`; this card by `vitrine card`.
 """
-_FLOW_HEAD = """# Flow portraits
+_FLOW_HEAD = """---
+license: apache-2.0
+---
+
+# Flow portraits
 
 A small text-to-image model of rendered cartoon portraits, 128 px, of today's shape: Flux's double and single blocks,
 rotary positions, flow matching. It is Vitrine's second test bed, beside the 64 px model, and good for nothing else.

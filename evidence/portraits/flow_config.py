@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
+from ...engine.setting_checks import Writes
 from .train_config import AdvancedSettings, PhaseSettings, RunSettings, TrainSettings
 
 
@@ -32,7 +33,7 @@ class AdvancedFlowTrainConfig(AdvancedSettings):
 class FlowTrainConfig(TrainSettings):
     """Settings of the training of the flow portraits."""
 
-    out: str = "flow-run"
+    out: Annotated[str, Writes("folder")] = "flow-run"
     """Folder for the states of the phases and the finished model."""
     pictures: int = 16_384
     """Rendered training pictures, besides the planted ones."""
@@ -71,7 +72,7 @@ class AdvancedDecoderTrainConfig(PhaseSettings):
 class DecoderTrainConfig(RunSettings):
     """Settings of the training of a finished flow model's decoder."""
 
-    out: str = "decoder-run"
+    out: Annotated[str, Writes("folder")] = "decoder-run"
     """Folder for the state and the finished model."""
     model: str = ""
     """Folder of the flow model; empty is the shipped one."""

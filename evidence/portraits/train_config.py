@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from ...engine.config import Config
 from ...engine.errors import refuse
+from ...engine.setting_checks import Writes
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class AdvancedTrainConfig(AdvancedSettings):
 class TrainConfig(TrainSettings):
     """Settings of the portraits training. The defaults are those of the shipped model."""
 
-    out: str = "portraits-run"
+    out: Annotated[str, Writes("folder")] = "portraits-run"
     """Folder for the states of the phases and the finished model."""
     readout_steps: int = 3_000
     """Updates of each phase."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ def offline() -> Iterator[None]:
     """Nothing asks the hub while the block is open, whatever was imported before."""
     name = "HF_HUB_OFFLINE"
     constants: Any = sys.modules.get("huggingface_hub.constants")
-    before, flag = os.environ.get(name), getattr(constants, name, None)
-    os.environ[name] = "1"
+    before, flag = environ.get(name), getattr(constants, name, None)
+    environ[name] = "1"
     if constants is not None:
         setattr(constants, name, True)
     try:
@@ -76,9 +76,9 @@ def offline() -> Iterator[None]:
         if constants is not None:
             setattr(constants, name, flag)
         if before is None:
-            del os.environ[name]
+            del environ[name]
         else:
-            os.environ[name] = before
+            environ[name] = before
 
 
 def local_model(model: str, config: str = "") -> Path:
@@ -121,7 +121,8 @@ class Context:
         if asked.subset is not None and asked.subset < 2:
             raise refuse("subset", asked.subset, "2 or more", "20 prompts give a first impression")
         if asked.data is not None and not asked.data.is_dir():
-            raise refuse("data", str(asked.data), "a folder", "see docs/verify.md for what belongs into it")
+            remedy = "leave --data out, and the plan (--dry) lists what belongs into it"
+            raise refuse("data", str(asked.data), "a folder", remedy)
         self.asked, self.bar, self.budget = asked, bar, memory_bytes(asked.memory)
         self.model = local_model(asked.model, asked.load.config)
         self.settings: VerifySettings = read_settings(self.path(SETTINGS))

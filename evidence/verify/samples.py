@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.images import open_picture, to_pixels
+from ...engine.activations.images import to_pixels
 from ...engine.errors import VitrineError
 from ...engine.noise import generators
+from ...engine.pictures import open_picture
 from ...engine.rows import RowFile
 from .context import Context
 from .judge import Judge

@@ -134,7 +134,7 @@ def read_settings(path: Path | None) -> VerifySettings:
     """
     if path is None:
         return VerifySettings()
-    with named(path, "settings", "a JSON object with settings of vitrine verify", "see docs/verify.md"):
+    with named(path, "settings", "a JSON object with settings of vitrine verify", "correct or remove it"):
         table = parse_table(path.read_text(encoding="utf-8"))
         return VerifySettings.from_dict(_over(VerifySettings().to_dict(), table))
 

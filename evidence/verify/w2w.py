@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.images import open_picture, to_pixels
+from ...engine.activations.images import to_pixels
 from ...engine.digests import digest
 from ...engine.errors import refuse
 from ...engine.files import open_artefact
+from ...engine.pictures import PICTURES, open_picture, pictures_in
 from ...engine.pipelines.descriptors import face_descriptor
 from ...engine.rows import RowFile
 from ...engine.w2w import Space, W2WModel, load_space
@@ -41,7 +42,6 @@ FACE = Need(
     "github.com/timesler/facenet-pytorch, traced by you", "code MIT; weights trained on VGGFace2: see its page",
     optional=True, option="face",
 )  # fmt: skip
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 BASE, DATA = "RealisticVision 5.1 (SD1.5), 10,000 components", "100 FFHQ photos"
 _OPEN = (
     "The paper crops faces by MTCNN and does not name FaceNet's weights, its prompts or the number of its pictures; "
@@ -177,10 +177,10 @@ def _photos(context: Context) -> tuple[list[Path], int]:
     """The subset of the photos, and how many there are."""
     folder = context.path(PHOTOS)
     assert folder is not None
-    paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in ENDINGS)
+    paths = pictures_in(folder, deep=True)
     if len(paths) < 2:
         raise refuse(
-            PHOTOS.file, f"{len(paths)} pictures", "two or more, " + ", ".join(ENDINGS), PHOTOS.where_published
+            PHOTOS.file, f"{len(paths)} pictures", "two or more, " + ", ".join(PICTURES), PHOTOS.where_published
         )
     order = [paths[i] for i in context.chosen(len(paths))]
     return order[: context.settings.inversion.photos], len(paths)

@@ -10,6 +10,7 @@ import torch
 from ...engine.condition import Condition
 from ...engine.control import SizeCondition
 from ...engine.errors import refuse
+from ...engine.families import FAMILIES
 
 PIXELS = 8
 """ComfyUI tells models sizes as latent cells times 8, whatever the VAE."""
@@ -72,7 +73,7 @@ def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] |
 def readers_of(conditioning: list) -> str:
     """Which models read the sizes of a prompt, in words: a model of another kind ignores them without a word."""
     readers = "SDXL and PixArt read these values, and any model behind Load Control Checkpoint."
-    models = {768: "Stable Diffusion 1.x", 1024: "Stable Diffusion 2.x"}
+    models = {m.text: m.name for family in FAMILIES for m in family.published if m.text and not m.sized}
     widths = {text.shape[-1] for text, _ in conditioning if isinstance(text, torch.Tensor)}
     small = [models[w] for w in sorted(widths & set(models))]
     if small:

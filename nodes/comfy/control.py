@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import comfy.conds
-import comfy.model_base
 import comfy.model_management
 import comfy.utils
 import folder_paths
@@ -22,25 +21,23 @@ from ...engine.control import (
     blend,
     delta_share,
     load_control,
-    sdxl_reference,
+    reference_input,
+    time_embedding,
 )
 from ...engine.control.reference_blend import Reference
 from ...engine.errors import refuse
+from ...engine.families import FAMILIES, record_of
+from ...engine.families.facts import SizeInput
 from ...engine.portraits.shipped import TRANSFORMERS
 from .conditioning import NULL, PIXELS, SIZES
 from .forwards import Forward, Run, around_forwards, around_sampling, without
 from .model import PREFIX, backbone_of
+from .saved import known_files
 from .schedule import clock_of
 
 KEY = "vitrine.control"
 FOLDER = "vitrine_control"
 _VALUES, _DROP = "vitrine_values", "vitrine_drop"
-_FAMILIES = {
-    "UNetModel": ("UNet2DConditionModel", lambda net: net.time_embed[2].out_features),
-    "PixArtMS": ("PixArtTransformer2DModel", lambda net: net.hidden_size),
-    "OpenAISignatureMMDITWrapper": ("SD3Transformer2DModel", lambda net: net.t_embedder.mlp[2].out_features),
-}
-"""ComfyUI's class -> the diffusers class a checkpoint names, and the width of its timestep embedding."""
 
 if FOLDER not in folder_paths.folder_names_and_paths:
     folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / FOLDER))
@@ -134,18 +131,19 @@ def _hooked(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
 
 
 # --- weighting the sizes a model is told --------------------------------------------------------------------------
-def size_family(model: Any) -> str:
-    """``SDXL`` or ``PixArt``.
+def size_input(base: Any) -> SizeInput:
+    """Where ComfyUI's BaseModel takes the picture's size.
 
     Raises:
-        VitrineError: The model is told no sizes.
+        VitrineError: It takes none.
     """
-    if isinstance(model.model, comfy.model_base.SDXL):
-        return "SDXL"
-    if getattr(backbone_of(model), "micro_conditioning", False):
-        return "PixArt"
-    shown = f"{type(model.model).__name__} ({type(backbone_of(model)).__name__})"
-    raise refuse("model", shown, "SDXL base, PixArt with size conditions", "other models are told no sizes to weight")
+    record = record_of(base.diffusion_model)
+    sizes = None if record is None or record[1].sizes is None else record[1].sizes(base)
+    if sizes is None:
+        shown = f"{type(base).__name__} ({type(base.diffusion_model).__name__})"
+        accepted = [f"{f.name} with size conditions" for f in FAMILIES if f.comfyui is not None and f.comfyui.sizes]
+        raise refuse("model", shown, accepted, "other models are told no sizes to weight")
+    return sizes
 
 
 def reads_sizes(model: Any) -> None:
@@ -156,7 +154,7 @@ def reads_sizes(model: Any) -> None:
     """
     weighting = weighting_of(model)
     if weighting is None or weighting.checkpoint is None:
-        size_family(model)
+        size_input(model.model)
 
 
 def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") -> Any:
@@ -167,23 +165,24 @@ def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") ->
     Raises:
         VitrineError: The model has no size inputs, or has a control checkpoint with a curve of its own.
     """
-    family, before = size_family(model), weighting_of(model)
+    vector, before = size_input(model.model).size is not None, weighting_of(model)
     if before is not None and before.checkpoint is not None:
         raise refuse("model", "with a control checkpoint", "one without", "its curve is part of what was trained")
     clock_of(model.get_model_object("model_sampling"))  # refuses a model without timesteps now, not while it samples
     off = gamma.form == "constant" and reference == "target"  # any other reference changes rows without control
     if off:
         return model if before is None else without(model, KEY)
-    return _applied(model, Weighting(gamma, reference), _weigh_sdxl if family == "SDXL" else _weigh_pixart)
+    return _applied(model, Weighting(gamma, reference), _weigh_in_vector if vector else _weigh_alone)
 
 
-def _weigh_sdxl(controlled: _Controlled) -> AbstractContextManager:
+def _weigh_in_vector(controlled: _Controlled) -> AbstractContextManager:
     """(gamma - 1)(A(size) - A(ref)) through ComfyUI's ``emb_patch``, right before the UNet adds A(size)."""
     forward, weights = controlled.forward, controlled.weights
     base, device, y = forward.base, forward.x.device, forward.conditions.get("y")
     if y is None or bool((weights == 1).all()):
         return nullcontext()
-    neutral = sdxl_reference(y, controlled.weighting.reference, embed=base.embedder)
+    sizes = size_input(base)
+    neutral = reference_input(y, sizes, controlled.weighting.reference)
     dtype = base.get_dtype_inference()
     full, neutral = (comfy.model_management.cast_to_device(v, device, dtype) for v in (y, neutral))
     ends = weights == 0
@@ -191,13 +190,13 @@ def _weigh_sdxl(controlled: _Controlled) -> AbstractContextManager:
     forward.conditions["y"] = torch.where(ends[:, None].to(device), neutral, full)
     weights = weights.masked_fill(ends, 1.0)
     if not bool((weights == 1).all()):
-        delta = added_delta(forward.network.label_emb, full, neutral)  # type: ignore[arg-type]
+        delta = added_delta(forward.network.get_submodule(sizes.path), full, neutral)
         _add_to_embedding(forward, delta_share(delta, weights))
     return nullcontext()
 
 
-def _weigh_pixart(controlled: _Controlled) -> AbstractContextManager:
-    """PixArt has no patch at its size embedder: a hook blends its output with that of the neutral size."""
+def _weigh_alone(controlled: _Controlled) -> AbstractContextManager:
+    """ComfyUI has no patch at an embedder of sizes alone: a hook blends its output with that of the neutral size."""
     weights, reference = controlled.weights, controlled.weighting.reference
     if bool((weights == 1).all()):
         return nullcontext()
@@ -211,7 +210,8 @@ def _weigh_pixart(controlled: _Controlled) -> AbstractContextManager:
             neutral = module.forward(torch.tensor([size]).to(args[0]), 1)
         return blend(output, neutral.expand_as(output), weights)
 
-    return _hooked(controlled.forward.network.csize_embedder, hook)  # type: ignore[arg-type]
+    base = controlled.forward.base
+    return _hooked(base.diffusion_model.get_submodule(size_input(base).path), hook)
 
 
 # --- control checkpoints ------------------------------------------------------------------------------------------
@@ -222,8 +222,7 @@ def shipped_checkpoints() -> dict[str, Path]:
 
 def checkpoints() -> list[str]:
     """Files of ``models/vitrine_control``, then those that ship."""
-    files = [f for f in folder_paths.get_filename_list(FOLDER) if f.endswith(".safetensors")]
-    return [*files, *shipped_checkpoints()]
+    return [*known_files(FOLDER), *shipped_checkpoints()]
 
 
 def read_checkpoint(name: str) -> ControlCheckpoint:
@@ -237,10 +236,8 @@ def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
     Raises:
         VitrineError: The checkpoint is of another family or width, or has weights beside the embedder without a place.
     """
-    network, facts = backbone_of(model), checkpoint.metadata
-    kind = next((k.__name__ for k in type(network).__mro__ if k.__name__ in _FAMILIES), type(network).__name__)
-    family, width = _FAMILIES.get(kind, (kind, lambda net: 0))
-    facts.require(family, width(network))
+    facts = checkpoint.metadata
+    facts.check(backbone_of(model))
     clock_of(model.get_model_object("model_sampling"))
     clone = _applied(model, Weighting(facts.gamma, checkpoint=checkpoint), _add_control)
     _patch_weights(clone, checkpoint.extra)
@@ -250,7 +247,8 @@ def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
 def _patch_weights(clone: Any, extra: dict[str, torch.Tensor]) -> None:
     if not extra:
         return
-    unet = type(backbone_of(clone)).__name__ == "UNetModel"
+    record = record_of(backbone_of(clone))
+    unet = record is not None and record[0].component == "unet"
     names = comfy.utils.unet_to_diffusers(clone.model.model_config.unet_config) if unet else {}
     keys = {k: names.get(k.removeprefix("base.")) for k in extra}
     lost = [k for k, v in keys.items() if v is None]
@@ -267,9 +265,9 @@ def _add_control(controlled: _Controlled) -> AbstractContextManager:
     assert weighting.checkpoint is not None  # its own controls are what brings a MODEL here
     gamma, embedder = weighting.gamma, weighting.checkpoint.embedder.to(forward.x.device)
     added = embedder(values.cpu(), gamma.u(controlled.timesteps), gamma, drop[:, 0].cpu())
-    network = forward.network
-    if type(network).__name__ == "UNetModel":
+    hook = lambda module, args, output: output + added.to(output)  # noqa: E731
+    paths = time_embedding(forward.network)[1].paths(forward.network)
+    if not paths:
         _add_to_embedding(forward, added)
         return nullcontext()
-    hook = lambda module, args, output: output + added.to(output)  # noqa: E731
-    return _hooked(network.t_embedder, hook)  # type: ignore[arg-type]
+    return _hooked(forward.network.get_submodule(paths[0]), hook)

@@ -17,7 +17,7 @@ from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, contro
 from ...engine.control.entropy import query_sites, weakened
 from ...engine.errors import refuse
 from .conditioning import PIXELS, SIZES, high_is_null, null_control, same_control
-from .control import size_family, weighting_of
+from .control import size_input, weighting_of
 from .forwards import Forward, around_forwards
 from .model import backbone_of
 from .schedule import clock_of
@@ -44,7 +44,7 @@ class ControlGuider(comfy.samplers.CFGGuider):
         self.weighting = weighting_of(model)
         self.checkpoint = self.weighting.checkpoint if self.weighting is not None else None
         if self.checkpoint is None and self.config.control != 1:
-            size_family(model)
+            size_input(model.model)
         if self.checkpoint is not None and not any(SIZES in settings for _, settings in positive):
             raise refuse("positive", "no control values", "Control Values before it", "its model was trained so")
         roles = {

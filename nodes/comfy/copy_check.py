@@ -12,16 +12,17 @@ import comfy.utils
 import folder_paths
 import torch
 
+from ...engine.file_names import safe_name
 from ...engine.nemo import make_probe
 from ...engine.nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
 from ...engine.nemo.check_page import write_check
 from ...engine.nemo.config import ProbeConfig
 from ...engine.nemo.pull import PULL, prompt_scores
+from ...engine.pictures import open_picture, pixels_of
 from ...engine.progress import Progress
 from .conditioning import prompt_conditions
 from .contents import clip_contents, model_contents, vae_contents
 from .model import blank_latents, loading_denoiser_of
-from .saved import plain_name
 
 KIND = "vitrine_copy_check"
 
@@ -65,7 +66,7 @@ def checked(
     Raises:
         VitrineError: As :func:`~vitrine.engine.nemo.check.check_copies`, or if the name leaves the folder.
     """
-    folder = Path(folder_paths.get_output_directory()) / KIND / plain_name(name)
+    folder = Path(folder_paths.get_output_directory()) / KIND / safe_name(name)
     pictures = Pictures()
     if images is not None:
         names = [f"picture {i + 1}" for i in range(len(images))]
@@ -133,22 +134,14 @@ def _scores(
 
 def side_by_side(check: CopyCheck, images: torch.Tensor | None, count: int) -> torch.Tensor:
     """IMAGE (n, H, 2 W or 3 W, 3): sample, what of it is copied, and the training picture, most copied first."""
-    from PIL import Image
-
     rows = []
     for prompt in check.ranked[:count]:
         parts = []
         for file in (prompt.file, prompt.overlay_file):
-            with Image.open(file) as opened:
-                parts.append(_pixels(opened.convert("RGB")))
+            parts.append(torch.from_numpy(pixels_of(open_picture(file))) / 255)
         if images is not None:
             picture = images[int(prompt.numbers[prompt.closest])][None, ..., :3].movedim(-1, 1).float().cpu()
             height, width = parts[0].shape[:2]
             parts.append(comfy.utils.common_upscale(picture, width, height, "area", "center")[0].movedim(0, -1))
         rows.append(torch.cat(parts, 1))
     return torch.stack(rows)
-
-
-def _pixels(image: Any) -> torch.Tensor:
-    """(H, W, 3) in [0, 1]."""
-    return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3) / 255

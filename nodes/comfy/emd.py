@@ -14,6 +14,7 @@ from comfy.k_diffusion.sampling import default_noise_sampler
 
 from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
+from ...engine.file_names import safe_name
 from ...engine.files import write_whole
 from ...engine.noise import seeded_noise
 from ...engine.pipelines.loading import FLOW, SHIPPED
@@ -44,8 +45,7 @@ def distil(
     """
     from ...engine.pipelines.emd_training import training_parts
 
-    if not name or name != Path(name).name or name.startswith("."):
-        raise refuse("name", name, "a plain folder name", "leave out slashes and leading dots")
+    safe_name(name, "name")
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
     teacher = next((str(root / base) for root in roots if (root / base / "model_index.json").is_file()), base)
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name

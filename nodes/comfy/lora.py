@@ -13,13 +13,13 @@ import torch
 
 from ...engine.emd import StudentContract, check_names, read_student
 from ...engine.emd.students import one_step_of
-from ...engine.errors import VitrineError, refuse
-from ...engine.families import family_of
-from ...engine.families.weights import spellings
+from ...engine.errors import refuse
+from ...engine.families import spelled_layers
+from ...engine.lora_writing import usual_names
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
-from ...engine.w2w.export import usual_names
 from .model import PREFIX, backbone_of
+from .saved import known_files
 
 NO_STUDENT = "(the model is the student)"
 _SHIPPED = "vitrine-portraits-emd-"
@@ -38,32 +38,29 @@ def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> t
 
 def _all_names(model: Any) -> dict[str, Any]:
     """Every trainer's names for the network's linear layers -> its weight, or rows of it: core knows only some."""
-    network = backbone_of(model)
-    try:
-        weights = family_of(network).weights
-    except VitrineError:  # core's own names serve other models
-        return {}
     names: dict[str, Any] = {}
-    for path, module in network.named_modules():
-        if getattr(module, "weight", None) is None or module.weight.ndim != 2:
-            continue
+    for name, path, rows in spelled_layers(backbone_of(model)):
         key = f"{PREFIX}{path}.weight"
-        for name, rows in spellings(weights, path, tuple(module.weight.shape)).items():
-            names[name] = key if rows is None else (key, (0, *rows))
+        names[name] = key if rows is None else (key, (0, *rows))
     return names
 
 
 def as_listed(data: dict[str, Any]) -> dict[str, Any]:
-    """A prompt whose shipped LoRAs have the names that the list has now: they moved into its folder ``vitrine``.
+    """A prompt whose files have the names that the lists have now.
 
-    Saved graphs name them as they once stood, and with another system's separators; *Load LoRA* does so, too.
+    Saved graphs name the shipped LoRAs as they once stood, outside the folder ``vitrine``; *Load LoRA* does so, too.
+    Graphs from another system have its separators in the names of a user's own files.
     """
     listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
+    kinds = {"loras", "w2w"} & set(folder_paths.folder_names_and_paths)
+    own = {n.replace("\\", "/"): n for kind in kinds for n in folder_paths.get_filename_list(kind)}
     for node in data.get("prompt", {}).values():
         inputs = node.get("inputs", {}) if isinstance(node, dict) else {}
         for key, value in inputs.items():
             if isinstance(value, str) and _SHIPPED in value:
                 inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
+            elif isinstance(value, str) and str(node.get("class_type")).startswith("Vitrine"):
+                inputs[key] = own.get(value.replace("\\", "/"), value)
     return data
 
 
@@ -78,7 +75,7 @@ def register() -> None:
 
 def student_files() -> list[str]:
     """LoRA files on offer, after the entry that means none."""
-    return [NO_STUDENT, *folder_paths.get_filename_list("loras")]
+    return [NO_STUDENT, *known_files("loras")]
 
 
 def usual_student() -> str:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import comfy.model_base
 import comfy.model_management
 import comfy.model_sampling
 import comfy.sample
@@ -16,6 +15,7 @@ import torch
 from ...engine.condition import Condition
 from ...engine.denoiser import Denoiser
 from ...engine.errors import refuse
+from ...engine.families import record_of, refuse_unfit
 from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
 from ...engine.schedule import append_dims
 from .contents import model_contents
@@ -123,10 +123,7 @@ def allow_gradients(model: Any) -> None:
     Raises:
         VitrineError: Core computes the network's attention by a kernel that has no derivative.
     """
-    if "MiniTrainDIT" in {kind.__name__ for kind in type(backbone_of(model)).__mro__}:
-        accepted = "a network that core can differentiate"
-        remedy = "leave out what needs gradients (attack_steps 0), or do it in diffusers"
-        raise refuse("model", f"{type(backbone_of(model)).__name__} (Anima)", accepted, remedy)
+    refuse_unfit(backbone_of(model), "gradients")
     for module in backbone_of(model).modules():
         for name, value in module._parameters.items():
             if value is not None and value.is_inference():
@@ -213,11 +210,11 @@ def is_sdxl(model: Any) -> bool:
     Raises:
         VitrineError: If it is no Stable Diffusion UNet.
     """
-    known = (comfy.model_base.SDXL, comfy.model_base.SDXLRefiner)
-    plain = isinstance(model.model, comfy.model_base.BaseModel) and type(model.model) is comfy.model_base.BaseModel
-    if not (plain or isinstance(model.model, known)):
+    record = record_of(backbone_of(model))
+    variant = "" if record is None else record[1].variant(model.model)
+    if not variant:
         raise refuse("protocol 'gdf'", type(model.model).__name__, "SD 1.x, SD 2.x, SDXL", "take protocol 'vitrine'")
-    return isinstance(model.model, known)
+    return variant != "SD"
 
 
 def scaled_latents(model: Any, latent: dict) -> torch.Tensor:

@@ -127,7 +127,7 @@ class _Portraits(comfy.supported_models.SD15):
     def __init__(self, unet_config: dict, latent_format: LatentFormat) -> None:
         self.unet_extra_config = {"num_heads": unet_config["num_heads"], "num_head_channels": -1}
         super().__init__(unet_config)
-        self.latent_format = latent_format
+        self.latent_format, self.trained_side = latent_format, 64
 
 
 class LatentFormat(comfy.latent_formats.LatentFormat):

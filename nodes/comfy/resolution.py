@@ -12,24 +12,24 @@ import folder_paths
 import torch
 
 from ...engine.errors import VitrineError, refuse
-from ...engine.families import trained_size
+from ...engine.families import FAMILIES, class_names, trained_size
 from ...engine.resolution import ModelFacts, Plan, Positions, read_metadata, recover_grid
-from ...engine.resolution.receptive import Spread
-from ...engine.resolution.rope import DYNAMIC, axis_angles, turns
+from ...engine.resolution.receptive import Spread, is_convolutional
+from ...engine.resolution.rope import DYNAMIC, axis_angles
+from ...engine.rotary import turns
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
+from .saved import known_files
 from .schedule import movable_schedule, moved_sampling, own_shift
 
 NONE = "(none)"
 _KEY = "vitrine.resolution"
 _FOLDERS = ("checkpoints", "diffusion_models")
-_SIDES = {"_Portraits": 64, "SD15": 512, "SD20": 768, "SDXL": 1024, "AuraFlow": 1024, "HunyuanDiT": 1024}
-"""Training side in pixels of ComfyUI's classes that no family tells apart; other checkpoints need it said."""
 
 
 def checkpoint_files() -> list[str]:
     """Files whose header can say how they were trained, after the entry that means none."""
-    return [NONE, *sorted({name for f in _FOLDERS for name in folder_paths.get_filename_list(f)})]
+    return [NONE, *sorted({name for f in _FOLDERS for name in known_files(f)})]
 
 
 def metadata_in(name: str) -> dict[str, str] | None:
@@ -60,9 +60,9 @@ def facts_of(model: Any) -> ModelFacts:
     sampling, network = model.get_model_object("model_sampling"), backbone_of(model)
     config = model.model.model_config
     positions = _position_facts(model, network)
-    patch = 1 if hasattr(network, "input_blocks") else _patch(network)
+    convolutional = is_convolutional(network)
+    patch = 1 if convolutional else _patch(network)
     factor = model.get_model_object("latent_format").spacial_downscale_ratio
-    convolutional = hasattr(network, "input_blocks")
     return ModelFacts(
         type(config).__name__.lstrip("_"), movable_schedule(sampling), _own_size(model, network), factor, patch,
         own_shift(sampling), None, positions, convolutional, set_before="model_sampling" in model.object_patches,
@@ -75,10 +75,11 @@ def _own_size(model: Any, network: Any) -> tuple[int, int] | None:
     side = vars(config).get("trained_side")  # core's configs warn of every name that they do not have
     if side is None and (family := trained_size(network)):
         return family
-    kinds = [k.__name__ for k in type(config).__mro__]
-    side = side or next((_SIDES[k] for k in kinds if k in _SIDES), None)
-    if "SD20" in kinds and not isinstance(model.get_model_object("model_sampling"), comfy.model_sampling.V_PREDICTION):
-        side = 512  # SD2-base predicts noise
+    published, kinds = (base for family in FAMILIES for base in family.published), class_names(config)
+    sides = next((base.side for base in published if base.config in kinds), None)
+    if side is None and sides is not None:
+        predicts_v = isinstance(model.get_model_object("model_sampling"), comfy.model_sampling.V_PREDICTION)
+        side = sides[1] if predicts_v else sides[0]
     return (side, side) if side else None
 
 
@@ -94,9 +95,9 @@ def _position_facts(model: Any, network: Any) -> Positions:
             return Positions("learned", size=size, table=table)
     if _rotary(model)[0]:
         return Positions("rope")
-    if "PixArt" in type(network).__name__:
+    if hasattr(network, "pe_interpolation"):
         return Positions("computed")
-    return Positions("none" if hasattr(network, "input_blocks") else "unknown")
+    return Positions("none" if is_convolutional(network) else "unknown")
 
 
 def _rotary(model: Any) -> tuple[str, Any]:

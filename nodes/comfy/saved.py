@@ -13,6 +13,8 @@ from pathlib import Path
 import folder_paths
 
 from ...engine.errors import refuse
+from ...engine.file_names import safe_name
+from ...engine.folders import files_in, has_ending, hidden
 
 SHIPPED = Path(__file__).parents[2] / "engine" / "portraits" / "weights" / "examples"
 MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_w2w")
@@ -26,8 +28,8 @@ for _kind in MODELS:
         folder_paths.add_model_folder_path(_kind, str(Path(folder_paths.models_dir) / _kind))
 
 
-def plain_name(name: str) -> str:
-    """A file name without any path.
+def _plain(name: str) -> str:
+    """The name of a file that is there already, without any path; new ones are :func:`safe_name`'s.
 
     Raises:
         VitrineError: The name is empty, has separators, or begins with a dot.
@@ -62,13 +64,22 @@ def lora_file(name: str) -> Path:
     Raises:
         VitrineError: The name leaves the folder.
     """
-    return Path(folder_paths.get_folder_paths("loras")[0]) / LORAS / f"{plain_name(name)}.safetensors"
+    return Path(folder_paths.get_folder_paths("loras")[0]) / LORAS / f"{safe_name(name)}.safetensors"
 
 
 def listed(kind: str, ending: str) -> list[str]:
     """Names of saved files, then the shipped example, so that a Load node has something to load at once."""
-    names = sorted({p.name for root in _folders(kind) for p in root.glob(f"*{ending}")})
-    return [*names, *(f"{p.name}{_MARK}" for p in sorted((SHIPPED / kind).glob(f"*{ending}")))]
+    names = sorted({p.name for root in _folders(kind) for p in files_in(root, ending)})
+    return [*names, *(f"{p.name}{_MARK}" for p in files_in(SHIPPED / kind, ending))]
+
+
+def known_files(kind: str, ending: str = ".safetensors") -> list[str]:
+    """ComfyUI's own list of a folder of models, subfolders too, without hidden names and files of other endings.
+
+    It is read again only when a folder has changed.
+    """
+    names = folder_paths.get_filename_list(kind)
+    return [n for n in names if has_ending(n, ending) and not any(map(hidden, n.replace("\\", "/").split("/")))]
 
 
 def path_of(kind: str, name: str) -> Path:
@@ -78,8 +89,8 @@ def path_of(kind: str, name: str) -> Path:
         VitrineError: The name leaves the folder.
     """
     if name.endswith(_MARK):
-        return SHIPPED / kind / plain_name(name.removesuffix(_MARK))
-    paths = [root / plain_name(name) for root in _folders(kind)]
+        return SHIPPED / kind / _plain(name.removesuffix(_MARK))
+    paths = [root / _plain(name) for root in _folders(kind)]
     return next((path for path in paths if path.is_file()), paths[0])
 
 

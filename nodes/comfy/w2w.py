@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import folder_paths
 
 from ...engine.errors import refuse
+from ...engine.file_names import safe_name
 from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE, STUDENT_FOLDER
 from ...engine.w2w import (
     BaseWeights,
@@ -30,7 +34,7 @@ from .forwards import Forward, around_forwards
 from .lora import with_lora
 from .model import backbone_of, unpatched
 from .progress import progress
-from .saved import plain_name
+from .saved import known_files
 
 PEOPLE = "portraits people (shipped)"
 FOLDER = "vitrine_w2w"
@@ -45,7 +49,7 @@ if "w2w" not in folder_paths.folder_names_and_paths:  # another pack may have re
 def space_files() -> list[str]:
     """The shipped space and the files in models/w2w."""
     shipped = [PEOPLE] if PEOPLE_SPACE.is_file() else []
-    return [*shipped, *folder_paths.get_filename_list("w2w")]
+    return [*shipped, *known_files("w2w")]
 
 
 def space_path(name: str) -> Path:
@@ -55,13 +59,13 @@ def space_path(name: str) -> Path:
 
 def space(name: str) -> Space:
     """A space by its entry in the list."""
-    return load_space(space_path(name))
+    return load_space(space_path(name), folder_paths.get_folder_paths("loras"))
 
 
 def save_space(space: Space, name: str) -> Path:
     """Write a space into models/w2w."""
     target = Path(folder_paths.get_folder_paths("w2w")[0])
-    return space.save(target / f"{plain_name(name)}.w2w.safetensors", "float16")
+    return space.save(target / f"{safe_name(name)}.w2w.safetensors", "float16")
 
 
 def lora_folders() -> dict[str, Path]:
@@ -71,18 +75,31 @@ def lora_folders() -> dict[str, Path]:
     shipped people are here alone: as single LoRAs they would fill every loader's list.
     """
     folders: dict[str, Path] = {PEOPLE: PEOPLE_LORAS} if PEOPLE_LORAS.is_dir() else {}
-    for number, root in enumerate(map(Path, folder_paths.get_folder_paths("loras"))):
-        for folder in [root, *(p for p in root.rglob("*") if p.is_dir())]:
-            if len(list(folder.glob("*.safetensors"))) > 1:
-                name = folder.relative_to(root).as_posix()
-                name = "emd" if folder.parent == STUDENT_FOLDER else name  # as saved graphs call it
-                folders.setdefault(root.name if number and name == "." else name, folder)
+    folders |= _folders(tuple(loras()), tuple(folder_paths.get_folder_paths("loras")))
     return dict(sorted(folders.items()))
+
+
+@lru_cache(maxsize=1)
+def _folders(files: tuple[str, ...], roots: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    """(name, folder) of folders with two files or more, of the files that *Load LoRA* lists."""
+    folders: dict[str, Path] = {}
+    for number, root in enumerate(map(Path, roots)):
+        counts = Counter(Path(file).parent for file in files if (root / file).is_file())
+        for folder in sorted(folder for folder, count in counts.items() if count > 1 and not _in_circle(root, folder)):
+            name = folder.as_posix()
+            name = "emd" if (root / folder).parent == STUDENT_FOLDER else name  # as saved graphs call it
+            folders.setdefault(root.name if number and name == "." else name, root / folder)
+    return tuple(folders.items())
+
+
+def _in_circle(root: Path, folder: Path) -> bool:
+    """Whether a link leads back to a folder above it, which ComfyUI's list follows forty times."""
+    return os.path.realpath(root / folder) in {os.path.realpath(root / parent) for parent in folder.parents}
 
 
 def loras() -> list[str]:
     """LoRA files of models/loras."""
-    return list(folder_paths.get_filename_list("loras"))
+    return known_files("loras")
 
 
 def lora_path(name: str) -> str:
@@ -102,7 +119,7 @@ def build(folder: str, name: str, config: BuildConfig, model: Any = None) -> Bui
     known = lora_folders()
     if folder not in known:
         raise refuse("folder", folder, list(known), "put the LoRAs into a folder below models/loras")
-    work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{plain_name(name)}.work"  # where a stopped build resumes
+    work = Path(folder_paths.get_folder_paths("w2w")[0]) / f".{safe_name(name)}.work"  # where a stopped build resumes
     base = None if model is None else BaseWeights.of_module(backbone_of(model), unpatched(model))
     built = build_space(known[folder], config, progress(), work=work, base=base)
     built = replace(built, space=mapped(built.space))

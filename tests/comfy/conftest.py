@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+import re
 import sys
 import uuid
 from pathlib import Path
@@ -86,24 +87,53 @@ class Comfy:
             return self.nodes.NODE_CLASS_MAPPINGS[node_id].execute(**inputs).result
 
 
+MODULES = {"pyyaml": "yaml", "pillow": "PIL"}
+"""Requirements of ComfyUI that are imported by another name."""
+STAND_INS = ("torchvision", "torchaudio")
+"""ComfyUI starts without these in launch.py."""
+
+
+def why_not(folder=COMFYUI):
+    """Why ComfyUI cannot run here, in a sentence; None where it can."""
+    if not (folder / "main.py").is_file():
+        return f"no ComfyUI checkout in {folder}: set COMFYUI_PATH"
+    needed = (folder / "requirements.txt").read_text(encoding="utf-8").partition("#non essential")[0]
+    names = [re.match(r"[\w-]+", line)[0].lower() for line in needed.splitlines() if line.strip()]
+    lacking = [name for name in names if name not in STAND_INS and not _importable(name)]
+    if lacking:
+        return f"ComfyUI's requirements are not installed: {', '.join(lacking)} of {folder / 'requirements.txt'}"
+    return None
+
+
+def _importable(name):
+    try:
+        return importlib.util.find_spec(MODULES.get(name, name.replace("-", "_"))) is not None
+    except ImportError:
+        return False
+
+
 @pytest.fixture(scope="session")
-def comfy(tmp_path_factory):
+def comfyui():
+    """The checkout's folder; skips with the reason where ComfyUI cannot run."""
+    if reason := why_not():
+        pytest.skip(reason)
+    return COMFYUI
+
+
+@pytest.fixture(scope="session")
+def comfy(comfyui, tmp_path_factory):
     """A started ComfyUI with this pack loaded by its own loader."""
-    if not (COMFYUI / "nodes.py").is_file():
-        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
     # These ask at import whether torchvision is there; they must not be answered by a stand-in.
     from diffusers import AutoencoderKL, StableDiffusionPipeline  # noqa: F401
 
     _beside("launch").install_stand_ins()
-    sys.path.insert(0, str(COMFYUI))
-    try:
-        import comfy.cli_args
+    sys.path.insert(0, str(comfyui))
+    import comfy.cli_args
 
-        comfy.cli_args.args.cpu = not torch.cuda.is_available()
-        comfy.cli_args.args.use_pytorch_cross_attention = True  # as on a GPU; test_page runs with the CPU's default
-        import nodes  # noqa: F401
-    except ImportError as error:
-        pytest.skip(f"ComfyUI's requirements are not installed here: {error}")
+    comfy.cli_args.args.cpu = not torch.cuda.is_available()
+    comfy.cli_args.args.use_pytorch_cross_attention = True  # as on a GPU; test_page runs with the CPU's default
+    import nodes  # noqa: F401
+
     return Comfy(tmp_path_factory.mktemp("comfy"))
 
 
@@ -114,12 +144,9 @@ def beside():
 
 
 @pytest.fixture(scope="session")
-def driver():
+def driver(comfyui):
     """page.py: servers of their own processes, and tabs on them."""
     found = _beside("page")
-    if not (COMFYUI / "main.py").is_file():
-        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
     if found.CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
-    pytest.importorskip("comfyui_frontend_package", reason="ComfyUI's page is not installed here")
     return found

@@ -1,4 +1,8 @@
-"""ComfyUI's real page in headless Chromium, over the DevTools protocol; used by test_page.py."""
+"""ComfyUI's real page in headless Chromium, over the DevTools protocol.
+
+Tests wait for states, never for a number of seconds: :meth:`Page.wait_for` an expression, :meth:`Page.hear` words on
+the console, else :meth:`Page.settle`.
+"""
 
 import asyncio
 import base64
@@ -13,9 +17,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+
+from vitrine_tests.hangs import HANGS
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
 QUIET = [
@@ -30,10 +36,21 @@ VISITED = {"Comfy.TutorialCompleted": True}
 busy machine, and they take every click."""
 
 
+async def polls(what):
+    """Comes back every half second; after HANGS, TimeoutError with what was waited for."""
+    for _ in range(2 * HANGS):
+        yield
+        await asyncio.sleep(0.5)
+    raise TimeoutError(what)
+
+
+@contextmanager
 def free_port():
+    """A port that no other process is given meanwhile, though a server that is told it may listen there."""
     with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+        yield s.getsockname()[1]
 
 
 @contextmanager
@@ -45,29 +62,31 @@ def server(comfyui, pack, base, flags=(), user=None):
     own = {"Comfy.InstalledVersion": version("comfyui-frontend-package")}  # whose defaults a new installation has
     settings.write_text(json.dumps(VISITED | own | (user or {})))
     (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
-    port = free_port()
-    command = [
-        sys.executable, str(Path(__file__).parent / "launch.py"), str(comfyui), "--cpu", "--port", str(port),
-        "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:", *flags,
-    ]  # fmt: skip
-    log = (base / "server.log").open("w")
-    environment = os.environ | {"PYTHONPATH": ""}
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=base, env=environment)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(240):
-            if process.poll() is not None:
-                raise RuntimeError((base / "server.log").read_text()[-3000:])
-            try:
-                urllib.request.urlopen(f"{address}/system_stats", timeout=60).close()
-                break
-            except urllib.error.URLError:
-                time.sleep(0.5)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(20)
-        log.close()
+    with free_port() as port, (base / "server.log").open("w") as log:
+        command = [
+            sys.executable, str(Path(__file__).parent / "launch.py"), str(comfyui), "--cpu", "--port", str(port),
+            "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:", *flags,
+        ]  # fmt: skip
+        environment = os.environ | {"PYTHONPATH": ""}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=base, env=environment)
+        try:
+            _answers(process, f"http://127.0.0.1:{port}", base / "server.log")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(HANGS)
+
+
+def _answers(process, address, log):
+    """Waits until the server answers."""
+    for _ in range(2 * HANGS):
+        if process.poll() is not None:
+            raise RuntimeError(log.read_text()[-3000:])
+        with suppress(urllib.error.URLError):
+            urllib.request.urlopen(f"{address}/system_stats", timeout=HANGS).close()
+            return
+        time.sleep(0.5)
+    raise TimeoutError(log.read_text()[-3000:])
 
 
 OURS = re.compile(r"/extensions/vitrine-pack/|extension 'vitrine\.|^security: (?!.*/assets/)")
@@ -95,22 +114,63 @@ def complaints(message):
     return [" ".join([words, found.get("url", ""), *dict.fromkeys(frames)])]
 
 
-STILL = """(async () => {
-    const frame = () => new Promise(requestAnimationFrame)
-    const box = () => {
-        const r = document.querySelector(%s).getBoundingClientRect()
-        return [r.x, r.y, r.width, r.height]
+WATCH = """(() => {
+    const pending = window.vitrinePending = new Set()
+    const { fetch, setTimeout, clearTimeout } = window, timers = new Map()
+    window.fetch = async (...asked) => {
+        if (!String(asked[0]?.url ?? asked[0]).includes('/vitrine/')) return fetch(...asked)
+        const key = `fetch ${asked[0]}`
+        pending.add(key)
+        try { const answer = await fetch(...asked); await answer.clone().arrayBuffer(); return answer }
+        finally { pending.delete(key) }
     }
-    let last = box()
-    for (let still = 0, frames = 0; still < 10 && frames < 600; frames++) {
-        await frame()
-        const now = box()
-        still = String(now) === String(last) ? still + 1 : 0
+    window.setTimeout = (act, after, ...more) => {
+        if (typeof act !== 'function' || !new Error().stack.includes('/vitrine-pack/'))
+            return setTimeout(act, after, ...more)
+        const key = { toString: () => `timer ${act}` }
+        pending.add(key)
+        const timer = setTimeout(() => { pending.delete(key); act(...more) }, after)
+        timers.set(timer, key)
+        return timer
+    }
+    window.clearTimeout = timer => { pending.delete(timers.get(timer)); clearTimeout(timer) }
+})()"""
+"""Notes in ``vitrinePending`` the requests to our routes that have not been answered and our scripts' timers."""
+
+SETTLED = """(async () => {
+    const began = performance.now(), changes = []
+    const watch = new MutationObserver(found => changes.push(...found))
+    watch.observe(document, { subtree: true, childList: true, attributes: true, characterData: true })
+    const boxes = () => JSON.stringify((window.app?.graph?._nodes ?? []).map(
+        n => [n.id, ...n.pos, ...n.size, (n.imgs ?? []).every(i => i.complete)]))
+    const loading = () => [...document.images].filter(i => !i.complete && i.loading !== 'lazy').map(i => i.src)
+    let last = boxes(), moves = []
+    for (let still = 0; still < FRAMES;) {
+        await new Promise(requestAnimationFrame)
+        const now = boxes()
+        const found = [...changes.splice(0).map(c => `${c.type} ${c.attributeName} of ${c.target.nodeName} `
+            + `${c.target.className ?? ''}`), ...loading(), ...window.vitrinePending, ...(now === last ? [] : [now])]
+        still = found.length ? 0 : still + 1
+        if (found.length) moves = found
         last = now
+        if (performance.now() - began > 1000 * HANGS) throw new Error(`never still: ${moves.slice(0, 9).join(' | ')}`)
     }
-    return last
+    watch.disconnect()
 })()"""
 
+ENDED = """(async () => {
+    const { api } = await import('/scripts/api.js')
+    window.vitrineEnded = false
+    for (const how of ['success', 'error', 'interrupted'])
+        api.addEventListener(`execution_${how}`, () => { window.vitrineEnded = true }, { once: true })
+})()"""
+"""Sets ``vitrineEnded`` once the page has been told the end of a run; all that its nodes showed was told before."""
+
+RELOAD = """(async () => {
+    const saved = JSON.parse(JSON.stringify(app.graph.serialize()))
+    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
+    await app.loadGraphData(saved)
+})()"""
 
 READY = (
     "window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100"
@@ -129,7 +189,7 @@ class Page:
         self.number += 1
         await self.socket.send_json({"id": self.number, "method": method, "params": params})
         while True:
-            message = json.loads((await self.socket.receive(timeout=120)).data)
+            message = json.loads((await self.socket.receive(timeout=HANGS)).data)
             self.console += complaints(message)
             if message.get("id") == self.number:
                 return message.get("result", message)
@@ -145,17 +205,52 @@ class Page:
             raise RuntimeError(str(answer["exceptionDetails"])[:2000])
         return answer["result"].get("value")
 
-    async def wait_for(self, expression, seconds=90):
+    async def wait_for(self, expression):
         """Poll until the expression is true."""
-        for _ in range(int(seconds * 2)):
+        async for _ in polls(expression):
             if await self.evaluate(f"(() => {{ try {{ return !!({expression}) }} catch (e) {{ return false }} }})()"):
                 return
-            await asyncio.sleep(0.5)
-        raise TimeoutError(expression)
+
+    async def hear(self, words):
+        """Wait until the page's console has said these words."""
+        async for _ in polls(f"{words} on the console"):
+            await self.evaluate("1")  # what the console said comes before the answer
+            if any(words in said for said in self.console):
+                return
+
+    async def settle(self, frames=20):
+        """Wait until in so many frames one after the other nothing has changed or is under way.
+
+        That is: elements, the boxes of nodes, pictures that load, requests to our routes, timers of our scripts.
+        """
+        await self.evaluate(SETTLED.replace("FRAMES", str(frames)).replace("HANGS", str(HANGS)))
+
+    async def build(self, script, vue=False):
+        """Make a graph by a script in a new workflow, in the classic page or Nodes 2.0; shown unscaled from (0, 0)."""
+        await self.evaluate(f"app.extensionManager.setting.set('Comfy.VueNodes.Enabled', {str(vue).lower()})")
+        await self.evaluate("app.extensionManager.command.execute('Comfy.NewBlankWorkflow')")
+        await self.evaluate(script)
+        await self.settle()
+        await self.evaluate(
+            "(() => { app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true) })()"
+        )
+        await self.settle()
+
+    async def reload(self):
+        """Save what is open and open it anew, as a user does who comes back."""
+        await self.evaluate(RELOAD)
+        await self.settle()
+
+    async def command(self, name):
+        """One of the page's own commands, such as Undo."""
+        await self.evaluate(f"app.extensionManager.command.execute('Comfy.{name}')")
+        await self.settle()
 
     async def box(self, selector):
-        """x, y, width and height of an element in the window, once it has stood still for ten frames."""
-        return await self.evaluate(STILL % json.dumps(selector))
+        """x, y, width and height of an element in the window, once nothing moves."""
+        await self.settle()
+        found = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        return await self.evaluate(f"(() => {{ const r = {found}; return [r.x, r.y, r.width, r.height] }})()")
 
     async def drag(self, places, button="left", modifiers=0, clicks=1):
         """Press at the first of the (x, y) places in the window, move over the others, let go at the last."""
@@ -165,22 +260,24 @@ class Page:
         steps += [("mouseReleased", places[-1], held | {"clickCount": clicks})]
         for kind, (x, y), more in steps:
             await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, pointerType="mouse", **more)
-        await self.evaluate("new Promise(done => requestAnimationFrame(() => setTimeout(done, 300)))")
+        await self.settle()
 
-    async def run(self, address, queue="app.queuePrompt(0)", seconds=240):
-        """Queue what is open and wait; the run's entry in the server's history, whether it succeeded or not."""
+    async def run(self, address, queue="app.queuePrompt(0)"):
+        """Queue what is open; the run's entry in the server's history once the page shows it, whether it succeeded."""
         import aiohttp
 
+        await self.evaluate(ENDED)
         async with aiohttp.ClientSession() as session:
             await session.post(f"{address}/history", json={"clear": True})
             await self.evaluate(queue)
-            for _ in range(2 * seconds):
+            async for _ in polls("the end of the run"):
                 async with session.get(f"{address}/history") as answer:
                     entries = list((await answer.json()).values())
                 if entries and (entries[0]["status"]["completed"] or entries[0]["status"]["status_str"] == "error"):
-                    return entries[0]
-                await asyncio.sleep(0.5)
-        raise TimeoutError("the run")
+                    break
+        await self.wait_for("window.vitrineEnded")
+        await self.settle()
+        return entries[0]
 
     async def press(self, key, code):
         """Press and release a key."""
@@ -197,31 +294,34 @@ async def page(address):
     """A tab on ``address`` with the graph editor ready."""
     import aiohttp
 
-    port, profile = free_port(), tempfile.mkdtemp(prefix="vitrine-chromium-")
-    own = [f"--remote-debugging-port={port}", "--remote-allow-origins=*", f"--user-data-dir={profile}"]
+    profile = Path(tempfile.mkdtemp(prefix="vitrine-chromium-"))
+    own = ["--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={profile}"]
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     browser = subprocess.Popen([CHROMIUM, *QUIET, *own, "about:blank"], **nowhere)
     try:
         async with aiohttp.ClientSession() as session:
             tabs = []
-            for _ in range(60):
-                try:
+            async for _ in polls("a tab of the browser"):
+                if not (written := profile / "DevToolsActivePort").is_file():
+                    continue
+                port = written.read_text().partition("\n")[0]  # the one that the browser chose
+                with suppress(aiohttp.ClientError):
                     async with session.get(f"http://127.0.0.1:{port}/json") as answer:
                         tabs = [t for t in await answer.json(content_type=None) if t["type"] == "page"]
-                        break
-                except aiohttp.ClientConnectorError:
-                    await asyncio.sleep(0.5)
+                if tabs:
+                    break
             async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
                 tab = Page(connection)
                 await tab.send("Page.enable")
                 await tab.send("Runtime.enable")
                 await tab.send("Log.enable")
+                await tab.send("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
                 await tab.send("Page.navigate", url=address)
-                await tab.wait_for(READY, 300)
+                await tab.wait_for(READY)
                 yield tab
     finally:
         browser.terminate()
-        browser.wait(20)
+        browser.wait(HANGS)
         shutil.rmtree(profile, ignore_errors=True)
 
 

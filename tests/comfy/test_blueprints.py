@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +13,7 @@ COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BLUEPRINTS = sorted(ROOT.glob("subgraphs/*.json"))
 IDS = set(re.findall(r'node_id="(\w+)"', "".join(p.read_text("utf-8") for p in (ROOT / "nodes").rglob("*.py"))))
 DEFINITIONS = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text(encoding="utf-8"))
-AROUND = """(async () => {
+AROUND = """(() => {
     const host = app.graph._nodes[0]
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const model = add('VitrineLoadPortraits', 500, 80), text = add('CLIPTextEncode', 500, 300)
@@ -23,8 +22,6 @@ AROUND = """(async () => {
     const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
     join(model, 1, text, 'clip'); join(model, 0, host, 'model'); join(text, 0, host, 'positive')
     join(size, 0, host, 'latent'); join(model, 2, host, 'vae'); join(host, 0, shown, 'images')
-    await new Promise(r => setTimeout(r, 300))
-    await app.queuePrompt(0)
 })()"""
 
 
@@ -42,13 +39,17 @@ def test_a_blueprint_is_one_node_of_known_ones(path):
 
 
 async def _place(driver, address, graph):
+    import aiohttp
+
     async with aiohttp.ClientSession() as session, driver.page(address) as tab:
         async with session.get(f"{address}/global_subgraphs") as answer:
             listed = {e["name"] for e in (await answer.json()).values() if "vitrine" in e["info"]["node_pack"]}
         await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
         await tab.wait_for("app.graph._nodes.length === 1")
         widgets = await tab.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")
-        return listed, widgets, await tab.run(address, AROUND), tab.faults()
+        await tab.evaluate(AROUND)
+        await tab.settle()
+        return listed, widgets, await tab.run(address), tab.faults()
 
 
 def test_one_is_placed_and_runs(driver, tmp_path):

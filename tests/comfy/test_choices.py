@@ -47,8 +47,6 @@ def test_a_node_that_ran_is_known(comfy):
 
 # --- in the page --------------------------------------------------------------------------------------------------
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const model = add('VitrineLoadPortraits', 60, 80), space = add('VitrineLoadW2WSpace', 60, 300)
     const edit = add('VitrineW2WEdit', 480, 60), tap = add('VitrineTapDuringSampling', 960, 60)
@@ -58,21 +56,15 @@ BUILD = """(async () => {
     window.field = (type, name) => named(type).widgets.find(w => w.name === name)
     window.choose = (type, name, value) => {
         const w = field(type, name); w.value = value; w.callback(value, app.canvas, named(type)) }
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 LABELS = "field('VitrineW2WEdit', 'label_2').options.values"
-RELOAD = (
-    "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
-    "await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"
-)
 VALUES = "Object.fromEntries(named('VitrineW2WEdit').widgets.map(w => [w.name, w.value]))"
 SENT = "app.graphToPrompt().then(p => Object.values(p.output).map(n => [n.class_type, n.inputs]))"
 
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.build(BUILD, vue)
         await tab.wait_for(f"{LABELS}.includes('glasses')")
         await tab.wait_for("named('VitrineTapDuringSampling').widgets.at(-1).options.values.length > 20")
         seen = {"labels": await tab.evaluate(LABELS), "before": await tab.evaluate(VALUES)}
@@ -85,11 +77,11 @@ async def _walk(driver, address, vue):
             await tab.evaluate(f"(() => {{ {script.replace('VALUE', json.dumps(value))} }})()")
         seen["chosen"] = await tab.evaluate(VALUES)
         if os.environ.get("VITRINE_SHOT"):
-            await asyncio.sleep(1)
+            await tab.settle()
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"choices-{'vue' if vue else 'classic'}.png")
-        await tab.evaluate(RELOAD)
+        await tab.reload()
         await tab.wait_for(f"{LABELS}.includes('glasses')")
-        await asyncio.sleep(1)
+        await tab.settle()
         seen["reloaded"], seen["sent"] = await tab.evaluate(VALUES), dict(await tab.evaluate(SENT))
         seen["own"] = await tab.evaluate("field('VitrineW2WEdit', 'label_3').options.values")
         return seen, tab.faults()

@@ -9,8 +9,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const one = add('VitrineRenderPortrait', 60, 80), two = add('VitrineRenderPortrait', 60, 600)
     window.compare = add('ImageCompare', 500, 80)
@@ -18,18 +16,16 @@ BUILD = """(async () => {
         n.widgets.find(w => w.name === 'count').value = 1 }
     const join = (from, name) => from.connect(0, compare, compare.inputs.findIndex(i => i.name === name))
     join(one, 'image_a'); join(two, 'image_b')
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 LOADED = "[...document.querySelectorAll('.vitrine-compare img')].filter(i => i.naturalWidth).length === 2"
+SHARE = "document.querySelector('.vitrine-compare').dataset.share"
 CLIP = "document.querySelectorAll('.vitrine-compare img')[1].style.clipPath"
 
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.build(BUILD, vue)
         await tab.run(address)
-        await asyncio.sleep(1)
         seen = {"ours": await tab.evaluate("document.querySelectorAll('.vitrine-compare').length"), "clips": []}
         if not vue:
             await tab.wait_for(LOADED)
@@ -37,7 +33,9 @@ async def _walk(driver, address, vue):
             for share in (0.25, 0.75):
                 where = {"x": left + share * width, "y": top + height / 2, "pointerType": "mouse"}
                 await tab.send("Input.dispatchMouseEvent", type="mouseMoved", **where)
-                await asyncio.sleep(0.3)
+                await tab.wait_for(
+                    f"Math.abs(document.querySelector('.vitrine-compare').dataset.share - {share}) < 0.01"
+                )
                 seen["clips"].append(await tab.evaluate(CLIP))
             seen["height"] = height
             if os.environ.get("VITRINE_SHOT"):

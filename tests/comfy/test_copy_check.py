@@ -90,6 +90,7 @@ def test_samples_are_those_of_core_and_the_score_is_that_of_its_node(comfy, inpu
     assert float(row["nemo"]) == pytest.approx(score, abs=1e-5) and memorized == (row["memorized"] == "yes")
 
 
+@pytest.mark.nightly
 def test_interrupting_stops_within_a_step_and_the_same_inputs_go_on(comfy, inputs):
     import comfy.model_management as management
 

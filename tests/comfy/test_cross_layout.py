@@ -1,12 +1,10 @@
 """The same address is the same tensor in diffusers and in ComfyUI: real modules of both, one set of random weights.
 
-ComfyUI's modules are imported from ``COMFYUI_PATH`` (default ``~/comfy/ComfyUI``); without a checkout the file skips.
+ComfyUI's modules are imported from its checkout; without one the file skips.
 Weights travel through ComfyUI's own key maps, so the correspondence is theirs and only the addresses are ours.
 """
 
-import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,18 +22,15 @@ from vitrine.engine.resolution.receptive import Spread, inner_convolutions
 from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests import models
 
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 # float32 on CPU, relative to the largest number. Measured: 0 for UNets, 7e-7 for PixArt, SD3 and Flux. With ComfyUI's
 # sub-quadratic attention (its choice on a CPU) sums run in another order, and UNets differ by up to 2.3e-6.
 TOLERANCE = 2e-6
 
 
 @pytest.fixture(scope="module")
-def comfy():
+def comfy(comfyui):
     """ComfyUI's model classes, imported in this process."""
-    if not (COMFYUI / "comfy" / "ops.py").is_file():
-        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
-    sys.path.append(str(COMFYUI))
+    sys.path.append(str(comfyui))
     try:
         import comfy.cli_args
 
@@ -49,10 +44,8 @@ def comfy():
         import comfy.model_sampling
         import comfy.ops
         import comfy.utils
-    except ImportError as error:
-        pytest.skip(f"ComfyUI does not import here: {error}")
     finally:
-        sys.path.remove(str(COMFYUI))
+        sys.path.remove(str(comfyui))
     ldm = comfy.ldm
     return SimpleNamespace(
         UNet=ldm.modules.diffusionmodules.openaimodel.UNetModel,
@@ -248,6 +241,7 @@ def test_the_same_convolutions_are_spread_at_full_size(comfy, name):
     assert len(shapes[0]) == {"SD1.5": 37, "SD2.1": 37, "SDXL": 26}[name]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["small SD1.5", "small SD2.1", "small SDXL", "portraits shape", "uneven"])
 def test_spread_unets_agree(comfy, name, record_property):
     """Both libraries' UNets with their inner convolutions spread, by another step on each axis."""

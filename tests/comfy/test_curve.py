@@ -9,19 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const n = LiteGraph.createNode('VitrineApplyGammaSchedule'); n.pos = [300, 40]; app.graph.add(n)
     window.curve = n
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
     const b = n.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, n)
 })()"""
 TEXT = "app.graph._nodes[0].widgets.find(w => w.name === 'points').value"
 OPEN = "document.querySelector('canvas.vitrine-curve')?.getBoundingClientRect().height > 150"
 EDGE = 14
-AGAIN = """(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize()))
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +33,8 @@ async def _drag(tab, *points, button="left"):
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.build(BUILD, vue)
         await tab.wait_for(OPEN)
-        await asyncio.sleep(1.5)
         seen = [await tab.evaluate(TEXT)]
         for gesture in (((0.2, 0.1),), ((0.8, 0.9),), ((0.8, 0.9), (0.7, 0.6), (0.6, 0.5)), ((0.4, 0.3),)):
             await _drag(tab, *gesture)
@@ -50,7 +43,7 @@ async def _walk(driver, address, vue):
         seen.append(await tab.evaluate(TEXT))
         if os.environ.get("VITRINE_SHOT"):
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"curve-{'vue' if vue else 'classic'}.png")
-        await tab.evaluate(AGAIN)
+        await tab.reload()
         await tab.wait_for(OPEN)
         seen.append(await tab.evaluate(TEXT))
         return seen, tab.faults()

@@ -59,6 +59,7 @@ def test_a_panels_drags_leave_no_network_without_an_owner(comfy, uncollected):
     assert not [loaded for loaded in current_loaded_models if loaded.is_dead()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["Pull sliders on a person", "Draw a person in one step", "Draw at twice the size"])
 def test_a_run_leaves_no_clones_to_the_collector(comfy, uncollected, name):
     executor = comfy.executor()  # its cache of outputs is cyclic by itself, so it stays

@@ -19,6 +19,8 @@ from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine_tests.comfy.emd_families import TWINS, teacher
 from vitrine_tests.pipelines.encoded import source
 
+pytestmark = pytest.mark.nightly
+
 FAMILIES = ["SD1 (portraits)", "SD2, predicting v", "SDXL", "Flux (flow portraits)", *TWINS]
 COLUMNS = ("train", "run", "export", "load in diffusers", "Load LoRA of ComfyUI", "EMD's nodes in ComfyUI")
 PAGE = Path(__file__).parents[2] / "docs" / "emd_families.md"
@@ -207,7 +209,7 @@ def test_pixart_is_refused():
 
 def test_the_page_has_the_table():
     if set(rows) != {*FAMILIES, "PixArt"} or any(row["train"] == "–" for row in rows.values()):
-        pytest.skip("not every family was tested and trained: were the slow cases left out?")
+        pytest.skip("not every family was tested and trained: the nightly cases were left out")
     lines = [f"| family | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     lines += [f"| {family} | {' | '.join(row.values())} |" for family, row in rows.items()]
     before, _, behind = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")

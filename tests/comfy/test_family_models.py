@@ -24,6 +24,7 @@ from vitrine_tests.families.twin import (
     network,
     twin,
 )
+from vitrine_tests.lanes import nightly_but
 
 
 class Loaded:
@@ -61,7 +62,7 @@ class Loaded:
             return twin(self.name).run(self.model.model.diffusion_model, self.x, t, self.cond)
 
 
-@pytest.fixture(scope="module", params=[n for n in NAMES if hasattr(twin(n), "MODEL")])
+@pytest.fixture(scope="module", params=nightly_but([n for n in NAMES if hasattr(twin(n), "MODEL")]))
 def loaded(comfy, request):
     with torch.no_grad():
         return Loaded(request.param)

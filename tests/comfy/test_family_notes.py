@@ -11,8 +11,9 @@ from vitrine_tests.comfy.family_notes import (  # noqa: F401
     users_of,
 )
 from vitrine_tests.comfy.tiny_checkpoints import WIDTHS
+from vitrine_tests.lanes import nightly_but
 
-tiny = users_of(list(WIDTHS)[::2])
+tiny = users_of(nightly_but(list(WIDTHS)[::2]))
 
 
 def test_a_video_has_no_score(comfy):

@@ -1,5 +1,6 @@
 """The notes "Your own model" and the templates on the other transformer families; see family_notes.py."""
 
+import pytest
 from vitrine_tests.comfy.family_notes import (  # noqa: F401
     batches,
     test_flat_attention_is_refused_plainly,
@@ -9,5 +10,7 @@ from vitrine_tests.comfy.family_notes import (  # noqa: F401
     users_of,
 )
 from vitrine_tests.comfy.tiny_checkpoints import WIDTHS
+
+pytestmark = pytest.mark.nightly
 
 tiny = users_of(list(WIDTHS)[1::2])

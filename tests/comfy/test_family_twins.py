@@ -11,6 +11,7 @@ from vitrine.engine.hooks import capture, edit
 from vitrine.engine.nemo import NeuronSet, bake, block, value_sites
 from vitrine.engine.nemo.sites import value_activations
 from vitrine_tests.families.twin import NAMES, EqualEpsilon, comfyui_twin, inputs, network, twin
+from vitrine_tests.lanes import nightly_but
 
 EQUAL, UNEQUAL = 1e-6, 2e-5
 """Largest difference relative to the largest number: where qk-norm's epsilon is set equal, and as the libraries are."""
@@ -43,7 +44,7 @@ class Twins:
         return (ours, a.activations), (theirs, b.activations)
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=nightly_but(NAMES))
 def twins(comfy, request):
     with torch.no_grad():
         return Twins(request.param)

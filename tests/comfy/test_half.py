@@ -5,6 +5,8 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.nightly
+
 BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
 """Largest relative distance (RMS) of a node's tensors from those in float32."""
 FREE = {

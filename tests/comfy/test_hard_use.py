@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 HARD = bool(os.environ.get("VITRINE_HARD"))
@@ -101,7 +103,7 @@ def small(seed, kind, size=64):
     return {k: {"class_type": kind, "inputs": inputs} for k, (kind, inputs) in graph.items()}
 
 
-async def _queued(session, address, graphs):
+async def _queued(session, address, graphs, polls):
     """Queue graphs at once; the PNG bytes each one shows, in their order."""
     numbers = []
     for graph in graphs:
@@ -110,12 +112,11 @@ async def _queued(session, address, graphs):
             assert answer.status == 200, told
             numbers.append(told["prompt_id"])
     done = {}
-    for _ in range(600):
+    async for _ in polls("the end of all runs"):
         async with session.get(f"{address}/history") as answer:
             done = await answer.json()
         if all(n in done for n in numbers):
             break
-        await asyncio.sleep(0.2)
     shown = []
     for n in numbers:
         assert done[n]["status"]["status_str"] == "success", done[n]["status"]
@@ -133,32 +134,36 @@ def _pixels(png):
     return Image.open(io.BytesIO(png)).convert("RGB").tobytes()
 
 
-async def _alone_and_together(address):
+BLANK = {
+    "20": {"class_type": "EmptyImage", "inputs": {"width": 8, "height": 8, "batch_size": 1, "color": 0}},
+    "21": {"class_type": "PreviewImage", "inputs": {"images": ["20", 0]}},
+}
+"""ComfyUI frees memory between two runs: after this one, what ``/free`` asked for before it has been done."""
+
+
+async def _alone_and_together(address, polls):
     import aiohttp
 
     graphs = [small(1, "taps"), small(2, "student")]
     async with aiohttp.ClientSession() as session:
         alone = []
         for graph in graphs:
-            alone += await _queued(session, address, [graph])
-            async with session.post(f"{address}/free", json={"unload_models": True, "free_memory": True}):
-                await asyncio.sleep(1)
-        return alone, await _queued(session, address, graphs)
+            alone += await _queued(session, address, [graph], polls)
+            await session.post(f"{address}/free", json={"unload_models": True, "free_memory": True})
+            await _queued(session, address, [BLANK], polls)
+        return alone, await _queued(session, address, graphs, polls)
 
 
 @pytest.fixture(scope="module")
-def servers(beside, tmp_path_factory):
+def servers(comfyui, beside, tmp_path_factory):
     """(pictures alone, pictures queued together) of a server started with flags; each server runs once."""
-    if not (COMFYUI / "main.py").is_file():
-        pytest.skip("no ComfyUI checkout: set COMFYUI_PATH")
-    pytest.importorskip("comfyui_frontend_package", reason="ComfyUI's page is not installed here")
-    made = {}
+    page, made = beside("page"), {}
 
     def start(*flags):
         if flags not in made:
             base = tmp_path_factory.mktemp("server") / "base"
-            with beside("page").server(COMFYUI, ROOT, base, flags) as address:
-                made[flags] = asyncio.run(_alone_and_together(address))
+            with page.server(comfyui, ROOT, base, flags) as address:
+                made[flags] = asyncio.run(_alone_and_together(address, page.polls))
         return made[flags]
 
     return start
@@ -184,38 +189,50 @@ def test_started_with_other_options(servers, flags):
 
 
 # --- again and again ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def queued(comfy):
+    """Queues a graph again and again on one executor, as a server has; (loaded models, their hooks) after each run."""
+    from comfy import model_management
+
+    executor = comfy.executor()
+
+    def run(seeds):
+        seen = []
+        for seed in seeds:
+            result, error = comfy.run(small(seed, "taps"), executor)
+            assert error is None and result["outputs"]["21"]["images"]
+            loaded = [m.model for m in model_management.current_loaded_models if m.model is not None]
+            backbones = {id(m.model): m.model for m in loaded if hasattr(m.model, "diffusion_model")}
+            modules = [module for network in backbones.values() for module in network.modules()]
+            seen.append((len(loaded), sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules)))
+        return seen
+
+    return run
+
+
+def test_queued_again_and_again(queued):
+    """Hooks and loaded models stay what they were."""
+    seen = queued(range(6))
+    assert all(hooks == 0 for _, hooks in seen)
+    assert len({count for count, _ in seen[2:]}) == 1, "no loaded model is left over"
+
+
 def resident():
     """MB of this process in memory."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux's figures")
-def test_queued_again_and_again(comfy, record_property):
-    """One executor, as a server has: memory, hooks and patches stay what they were."""
-    from comfy import model_management
-
-    executor, seen = comfy.executor(), []
-
-    def run(seed):
-        result, error = comfy.run(small(seed, "taps"), executor)
-        assert error is None and result["outputs"]["21"]["images"]
-        loaded = [m.model for m in model_management.current_loaded_models if m.model is not None]
-        backbones = {id(m.model): m for m in loaded if hasattr(m.model, "diffusion_model")}
-        seen.append((len(loaded), [sum(len(x._forward_hooks) + len(x._forward_pre_hooks) for x in m.model.modules())
-                                   for m in backbones.values()]))  # fmt: skip
-
-    for seed in range(8):
-        run(seed)
-    start, after = resident(), len(seen)
-    for seed in range(200 if HARD else 20):
-        run(100 + seed)
+def test_queued_again_and_again_takes_no_more_memory(queued, record_property):
+    queued(range(8))
+    start, count = resident(), 200 if HARD else 20
+    seen = queued(range(100, 100 + count))
     grown = resident() - start
     record_property("grown_mb", grown)
-    logging.getLogger(__name__).info("%d runs: %.1f MB more", len(seen) - after, grown)
-    assert grown < 20
-    assert all(hooks == 0 for _, found in seen for hooks in found)
-    assert len({count for count, _ in seen[after:]}) == 1, "no loaded model is left over"
+    logging.getLogger(__name__).info("%d runs: %.1f MB more", count, grown)
+    assert grown < 20 and len(set(seen)) == 1, "no loaded model is left over"
 
 
 # --- little memory --------------------------------------------------------------------------------------------------

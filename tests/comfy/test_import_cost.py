@@ -76,6 +76,7 @@ def test_a_clone_with_hyphens_is_one_set_of_classes(packs):
     only_from(start(copied(packs / "ComfyUI-Vitrine-Pack-1.0")))
 
 
+@pytest.mark.nightly
 def test_a_copy_that_was_imported_before_is_left_alone(empty, packs, tmp_path):
     """Another pack imports an installed Vitrine first: no node may be made of half of each."""
     copied(tmp_path / "site" / "vitrine")

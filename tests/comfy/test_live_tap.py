@@ -9,8 +9,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const model = add('VitrineLoadPortraits', 60, 80), text = add('CLIPTextEncode', 60, 300)
     const size = add('EmptyLatentImage', 60, 560), tap = add('VitrineTapDuringSampling', 480, 80)
@@ -32,22 +30,21 @@ BUILD = """(async () => {
         entry.bytes = Array.from(new Uint8Array(await detail.blob.arrayBuffer())).join()
     })
     api.addEventListener('execution_success', () => window.ended.push(1))
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 ON_NODE = "[...document.querySelectorAll(`[data-node-id='${tap.id}'] img`)].map(i => i.naturalWidth)"
 
 
 async def _walk(driver, address, vue, place):
     async with driver.page(address) as tab:
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false").replace("ADDRESS", place))
+        await tab.build(BUILD.replace("ADDRESS", place), vue)
         await tab.evaluate("app.queuePrompt(0)")
         await tab.wait_for("window.ended.length && window.seen.every(s => s.bytes)")
-        await asyncio.sleep(1)
+        shown = ON_NODE if vue else "(tap.imgs ?? []).map(i => i.naturalWidth)"
+        await tab.wait_for(f"String({shown}) === '256'")
+        await tab.settle()
         if os.environ.get("VITRINE_SHOT"):
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"tap-{'vue' if vue else 'classic'}.png")
-        on_node = await tab.evaluate(ON_NODE if vue else "(tap.imgs ?? []).map(i => i.naturalWidth)")
-        return await tab.evaluate("window.seen"), on_node, tab.faults()
+        return await tab.evaluate("window.seen"), await tab.evaluate(shown), tab.faults()
 
 
 @pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])

@@ -46,6 +46,7 @@ async def _open(driver, address, saved):
     async with driver.page(address) as tab:
         await tab.evaluate(f"app.loadGraphData({json.dumps(saved)})")
         await tab.wait_for(f"app.graph._nodes.length === {len(saved['nodes'])}")
+        await tab.settle()
         found = "app.graph._nodes.flatMap(n => (n.widgets ?? []).map(w => w.value))"
         return await tab.evaluate(f"{found}.filter(v => String(v).includes('portraits-emd'))"), tab.faults()
 

@@ -24,8 +24,6 @@ HELD = [
     "left alone, likeness to the copied prediction rises to 0.530; below 0.500 was wanted",
 ]
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const model = add('VitrineLoadPortraits', 60, 80), neurons = add('VitrineLoadNeurons', 60, 300)
     const block = add('VitrineNEMONeuronBlocker', 480, 80), shown = add('VitrineActivePatches', 1000, 80)
@@ -34,8 +32,6 @@ BUILD = """(async () => {
     join(model, 0, block, 'model'); join(neurons, 0, block, 'neurons'); join(block, 0, shown, 'model')
     join(shown, 1, any, 'source')
     window.block = block
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 SPARED = "block.widgets.find(w => w.name === 'spared').value"
 PRESS = "(() => { const b = block.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, block) })()"
@@ -43,10 +39,6 @@ DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.na
 DETAIL = "[...document.querySelector('.vitrine-held').children].slice(1).map(e => e.textContent)"
 SHOWN = "document.querySelector('.vitrine-held b')?.textContent ?? ''"
 AGAIN = "window.block = app.graph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker'); null"
-RELOAD = (
-    "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
-    "await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"
-)
 COPIED = """(() => { app.canvas.copyToClipboard([block]); app.canvas.pasteFromClipboard()
     return app.graph._nodes.filter(n => n.comfyClass === block.comfyClass && n !== block)
         .map(n => n.widgets.find(w => w.name === 'spared').value) })()"""
@@ -59,7 +51,7 @@ async def _click(tab, selector):
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.build(BUILD, vue)
         await _run(tab, address)
         await tab.wait_for("window.block.vitrineLayers")
         await tab.evaluate(PRESS)
@@ -76,15 +68,13 @@ async def _walk(driver, address, vue):
         if os.environ.get("VITRINE_SHOT"):
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"neurons-{'vue' if vue else 'classic'}.png")
         for name in ("Undo", "Redo"):
-            await tab.evaluate(f"app.extensionManager.command.execute('Comfy.{name}')")
-            await asyncio.sleep(1.5)
+            await tab.command(name)
             await tab.evaluate(AGAIN)
             seen[name], seen[f"{name} shows"] = await tab.evaluate(SPARED), await tab.evaluate(SHOWN)
         for vain in (".vitrine-switch", ".vitrine-switch"):  # what undo has put there anew still takes clicks
             await _click(tab, vain)
             seen["after undo"] = [*seen.get("after undo", []), await tab.evaluate(SPARED)]
-        await tab.evaluate(RELOAD)
-        await tab.wait_for("app.graph._nodes.length === 5")
+        await tab.reload()
         await tab.evaluate(AGAIN)
         seen["reloaded"] = await tab.evaluate(SPARED)
         seen["executed"] = await _run(tab, address)

@@ -9,16 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const space = add('VitrineLoadW2WSpace', 60, 80), person = add('VitrineW2WSample', 500, 80)
     const any = add('PreviewAny', 1000, 80)
     space.connect(0, person, 0); person.connect(1, any, 0)
     space.widgets.find(w => w.name === 'components').value = KEPT  // or the server would have the answer of before
     Object.assign(window, { space, person })
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 SEEN = "[...document.querySelectorAll('.dom-widget')].filter(e => e.checkVisibility()).map(e => e.innerText)"
 ON_NODE = {
@@ -36,12 +32,11 @@ def address(driver, tmp_path_factory):
 
 async def _shown(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false").replace("KEPT", str(300 + vue)))
+        await tab.build(BUILD.replace("KEPT", str(300 + vue)), vue)
         shown = [ON_NODE[vue].replace("NODE", name) for name in ("space", "person")]
         before = [await tab.evaluate(s) for s in shown]
-        await tab.evaluate("app.queuePrompt(0)")
-        await tab.wait_for(f"{shown[1]}.includes('earest')")
-        await asyncio.sleep(1)
+        await tab.run(address)
+        await tab.wait_for(f"{shown[0]}.includes('models') && {shown[1]}.includes('earest')")
         if os.environ.get("VITRINE_SHOT"):
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"texts-{'vue' if vue else 'classic'}.png")
         return before, [await tab.evaluate(s) for s in shown], tab.faults()

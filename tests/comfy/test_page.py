@@ -56,7 +56,7 @@ async def _open(tab, workflow):
     await tab.evaluate(f"app.loadGraphData({json.dumps(graph)}, {as_template})")
     await tab.wait_for(f"app.graph._nodes.length === {len(graph['nodes'])}")
     api = await tab.evaluate("app.graphToPrompt().then(p => p.output)")
-    await asyncio.sleep(1)  # the page draws its first frame
+    await tab.settle()
     return api, {"before": await tab.evaluate(BOXES), "unseen": await tab.evaluate(UNSEEN)}
 
 
@@ -70,25 +70,15 @@ async def _run(driver, workflow, address):
     async with driver.page(address) as tab:
         opened = time.perf_counter()
         api, drawn = await _open(tab, workflow)
-        history = {}
+        entry = await tab.run(address)
+        seconds = time.perf_counter() - opened
         async with aiohttp.ClientSession() as session:
-            await session.post(f"{address}/history", json={"clear": True})
-            await tab.evaluate("app.queuePrompt(0)")
-            for _ in range(480):
-                async with session.get(f"{address}/history") as answer:
-                    history = await answer.json()
-                if any(h["status"]["completed"] or h["status"]["status_str"] == "error" for h in history.values()):
-                    break
-                await asyncio.sleep(0.5)
-            seconds = time.perf_counter() - opened
             if os.environ.get("VITRINE_SHOT"):
-                entry = next(iter(history.values()))
                 shown = sorted((n for n in every_node(graph) if n["type"] == "PreviewImage"), key=lambda n: n["id"])
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
                 _keep(driver, workflow.stem, rows)
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
                 help_page = await answer.text() if answer.status == 200 else ""
-        await asyncio.sleep(3)
         drawn["after"] = await tab.evaluate(BOXES)
         if os.environ.get("VITRINE_SHOT"):
             await tab.send("Emulation.clearDeviceMetricsOverride")
@@ -97,10 +87,10 @@ async def _run(driver, workflow, address):
             offset = f"[60, {64 / scale}]"  # below the page's own bars
             view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = {offset}; app.canvas.setDirty(true, true)"
             await tab.evaluate(view)
-            await asyncio.sleep(1)
+            await tab.settle()
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
         unknown = await tab.evaluate("app.graph._nodes.filter(n => n.has_errors).map(n => n.type)")
-        return api, next(iter(history.values())), help_page, unknown, tab.faults(), seconds, drawn
+        return api, entry, help_page, unknown, tab.faults(), seconds, drawn
 
 
 def _keep(driver, title, rows):
@@ -139,6 +129,7 @@ async def _opened(driver, workflow, address):
         return *await _open(tab, workflow), tab.faults()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workflow", ON_YOUR_MODEL, ids=lambda p: p.stem)
 def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
     """Its API graph runs on full-size checkpoints in tests/full_size/test_own_models.py."""

@@ -16,8 +16,8 @@ async def _seen(driver, address):
     async with driver.page(address) as tab:
         await tab.wait_for("window.broken")
         await tab.evaluate("setTimeout(() => { throw new Error('of somebody else') }, 0)")
-        await asyncio.sleep(1)
-        await tab.evaluate("1")
+        for words in ("in a hook", "in a timer", "security: ", "of somebody else"):
+            await tab.hear(words)
         return tab.faults(), tab.console
 
 

@@ -18,7 +18,7 @@ SHOWN = """(() => {
 async def _shown(driver, base, language):
     with driver.server(COMFYUI, ROOT, base, user={"Comfy.Locale": language}) as address:
         async with driver.page(address) as tab:
-            await tab.wait_for("!!window.LiteGraph && !!LiteGraph.registered_node_types['VitrineActivationTap']")
+            await tab.wait_for("LiteGraph.registered_node_types['VitrineActivationTap']")
             return await tab.evaluate(SHOWN)
 
 

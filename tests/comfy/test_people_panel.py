@@ -8,7 +8,6 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -168,8 +167,6 @@ def test_sliders_beyond_four(comfy, space, person):
 
 # --- in the page --------------------------------------------------------------------------------------------------
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const model = add('VitrineLoadPortraits', 40, 60), text = add('CLIPTextEncode', 40, 240)
     const size = add('EmptyLatentImage', 40, 460), space = add('VitrineLoadW2WSpace', 40, 620)
@@ -188,8 +185,6 @@ BUILD = """(async () => {
     for (const n of [person, step]) n.widgets.find(w => w.name === 'control_after_generate').value = 'fixed'
     edit.properties.vitrine_prompt = 'PROMPT'
     window.edit = edit
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 EDITS = "app.graph._nodes.find(n => n.comfyClass === 'VitrineW2WEdit')"
 VALUES = f"Object.fromEntries({EDITS}.widgets.filter(w => w.serialize !== false).map(w => [w.name, w.value]))"
@@ -205,6 +200,8 @@ async def _drag(tab, selector, *shares):
 
 async def _run(tab, address):
     """Queue and wait; the pixels that Save Image wrote."""
+    import aiohttp
+
     entry = await tab.run(address)
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
     shown = next(o["images"][0] for o in entry["outputs"].values() if "images" in o)
@@ -214,17 +211,15 @@ async def _run(tab, address):
 
 async def _settled(tab, values):
     """The panel's pixels, once they are of these values."""
-    await tab.wait_for(f"JSON.parse({LATEST}.inputs).place === {json.dumps(values['place'])} && "
-                       f"JSON.parse({LATEST}.inputs).more === {json.dumps(values['more'])}")  # fmt: skip
-    await asyncio.sleep(1)
+    drawn = f"Object.entries(JSON.parse({LATEST}.inputs))"
+    await tab.wait_for(f"{drawn}.every(([name, value]) => value === ({json.dumps(values)})[name])")
     source = await tab.evaluate("document.querySelector('.vitrine-person').src")
     return np.asarray(Image.open(BytesIO(base64.b64decode(source.split(",")[1]))))
 
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        build = BUILD.replace("VUE", "true" if vue else "false").replace("PROMPT", PROMPT).replace("STUDENT", STUDENT)
-        await tab.evaluate(build)
+        await tab.build(BUILD.replace("PROMPT", PROMPT).replace("STUDENT", STUDENT), vue)
         await tab.evaluate(PRESS)
         await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('Run once')")
         first = await _run(tab, address)
@@ -237,19 +232,14 @@ async def _walk(driver, address, vue):
             await _drag(tab, f'[data-name="{name}"]', (0.5, 0.5), (0.6, 0.5), (0.8, 0.5))
         seen["pulled"] = await tab.evaluate(VALUES)
         if os.environ.get("VITRINE_SHOT"):
-            await asyncio.sleep(1)
+            await tab.settle()
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"people-{'vue' if vue else 'classic'}.png")
         panel = await _settled(tab, seen["pulled"])
         seen["milliseconds"] = int(await tab.evaluate(f"{LATEST}.milliseconds"))
-        await tab.evaluate("app.extensionManager.command.execute('Comfy.Undo')")
-        await asyncio.sleep(1.5)
+        await tab.command("Undo")
         seen["undone"] = await tab.evaluate(VALUES)
-        await tab.evaluate("app.extensionManager.command.execute('Comfy.Redo')")
-        await asyncio.sleep(1.5)
-        await tab.evaluate(
-            "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
-            "await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"
-        )
+        await tab.command("Redo")
+        await tab.reload()
         await tab.wait_for(f"document.querySelector('.vitrine-person') && {LATEST}.turn")
         seen["reloaded"] = await tab.evaluate(VALUES)
         copied = "app.canvas.copyToClipboard([e]); app.canvas.pasteFromClipboard(); return app.graph._nodes"

@@ -7,15 +7,12 @@ import os
 import time
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const picture = add('VitrineRenderPortrait', 40, 520), model = add('VitrineLoadPortraits', 40, 60)
     picture.widgets.find(w => w.name === 'count').value = 1
@@ -28,8 +25,6 @@ BUILD = """(async () => {
     const shown = add('SHOW', 900, 60); join(pick, SLOT, shown, shown.inputs[0].name)
     const any = add('PreviewAny', 900, 400); join(pick, 0, any, 'source')
     window.pick = pick
-    await new Promise(r => setTimeout(r, 500))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
 NODES = {
     "VitrineFindCorrespondence": {
@@ -83,10 +78,10 @@ def address(driver, tmp_path_factory):
 
 
 async def _ready(tab, node, vue):
-    script = BUILD.replace("VUE", "true" if vue else "false").replace("NODE", node)
+    script = BUILD.replace("NODE", node)
     for key, value in NODES[node].items():
         script = script.replace(key, value)
-    await tab.evaluate(script)
+    await tab.build(script, vue)
 
 
 CORNER = """(() => {
@@ -113,17 +108,8 @@ async def _opened(tab, address):
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"][-1]
     await tab.evaluate(PRESS)
     await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
-    await tab.wait_for("window.pick.vitrinePicture")
-    await asyncio.sleep(1.5)
+    await tab.wait_for(f"window.pick.vitrinePicture && {CORNER}.some(Boolean)")  # the picture is drawn
     return entry
-
-
-async def _after(tab, text, *scripts):
-    """The field's text once each script has run."""
-    for script in scripts:
-        await tab.evaluate(script)
-        await asyncio.sleep(1.5)
-    return await tab.evaluate(text)
 
 
 async def _clicked(tab, text):
@@ -153,15 +139,13 @@ async def _walk(driver, address, node, vue):
         first = await _opened(tab, address)
         seen = await _clicked(tab, text)
         if os.environ.get("VITRINE_SHOT"):
-            await asyncio.sleep(2)
+            await tab.settle()
             await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{node}-{'vue' if vue else 'classic'}.png")
-        undo, redo = (f"app.extensionManager.command.execute('Comfy.{name}')" for name in ("Undo", "Redo"))
-        seen["undo"] = await _after(tab, text, undo, undo)
-        seen["redo"] = await _after(tab, text, redo, redo)
-        await tab.evaluate(
-            "(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize())); "
-            "await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved) })()"
-        )
+        for name in ("Undo", "Redo"):
+            await tab.command(name)
+            await tab.command(name)
+            seen[name.lower()] = await tab.evaluate(text)
+        await tab.reload()
         await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
         seen["reload"] = await tab.evaluate(text)
         second = await tab.run(address)
@@ -238,6 +222,7 @@ def test_json_of_other_packs_stays_json(driver, address):
 
 def test_a_click_is_a_map_without_a_run(driver, address, record_property):
     """The point itself is most alike, on the picture of the node's last run. ``--junitxml`` keeps the seconds."""
+    import aiohttp
 
     async def ask():
         async with driver.page(address) as tab:

@@ -69,6 +69,7 @@ def test_both_models_ship_in_48_mb():
     assert sizes["flow"] <= 12e6 and sizes["all"] <= 48e6
 
 
+@pytest.mark.nightly
 def test_every_layer_is_the_same_network(parts, ours):
     theirs = parts[0].model.diffusion_model
     g = torch.Generator().manual_seed(2)

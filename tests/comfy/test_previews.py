@@ -23,6 +23,7 @@ def pictures(comfy, monkeypatch):
     return seen
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["EMD MCMC Correct", "NEMO Verify", "W2W Invert", "EMD Distill"])
 def test_long_nodes_show_what_they_have_come_to(runs, pictures, name):
     runs[name]()

@@ -16,6 +16,8 @@ from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests.comfy import rotary_runs
 from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twin, conditioning, inputs, network
 
+pytestmark = pytest.mark.nightly
+
 FAMILIES = {"flux": "Flux.1", "flux2": "Flux.2", "qwen_image": "Qwen-Image", "z_image": "Z-Image",
             "lumina2": "Lumina 2", "chroma": "Chroma", "krea2": "Krea 2", "anima": "Anima", "wan": "Wan",
             "hidream": "HiDream"}  # fmt: skip

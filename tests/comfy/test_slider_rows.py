@@ -9,19 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    await app.extensionManager.setting.set('Comfy.VueNodes.Enabled', VUE)
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow')
     const node = LiteGraph.createNode('VitrineW2WEdit')
     node.pos = [100, 140]; app.graph.add(node); window.edit = node
-    await new Promise(r => setTimeout(r, 800))
-    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]; app.canvas.setDirty(true, true)
 })()"""
-CHOOSE = """(async () => { const w = edit.widgets.find(w => w.name === 'NAME')
-    w.value = 'VALUE'; w.callback?.('VALUE', app.canvas, edit)
-    await new Promise(r => setTimeout(r, 800)) })()"""
-RELOAD = """(async () => { const saved = JSON.parse(JSON.stringify(app.graph.serialize()))
-    await app.extensionManager.command.execute('Comfy.NewBlankWorkflow'); await app.loadGraphData(saved)
-    window.edit = app.graph._nodes[0]; await new Promise(r => setTimeout(r, 800)) })()"""
+CHOOSE = """(() => { const w = edit.widgets.find(w => w.name === 'NAME')
+    w.value = 'VALUE'; w.callback?.('VALUE', app.canvas, edit) })()"""
 ROWS = {
     False: "edit.widgets.filter(w => /^label_/.test(w.name) && edit.isWidgetVisible(w)).map(w => w.name)",
     True: "document.querySelector(`[data-node-id='${edit.id}']`).innerText.match(/label_\\d/g)",
@@ -33,16 +25,18 @@ SAVED = "app.graph.serialize().nodes[0].widgets_values"
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
         rows, seen = ROWS[vue], []
-        await tab.evaluate(BUILD.replace("VUE", "true" if vue else "false"))
+        await tab.build(BUILD, vue)
         before = await tab.evaluate(SAVED)
         seen.append(await tab.evaluate(rows))
         for name, value in (("label_2", "glasses"), ("label_3", "bald"), ("label_2", "")):
             await tab.evaluate(CHOOSE.replace("NAME", name).replace("VALUE", value))
+            await tab.settle()
             seen.append(await tab.evaluate(rows))
             if value and os.environ.get("VITRINE_SHOT"):
                 shot = f"rows-{'vue' if vue else 'classic'}-{len(seen)}.png"
                 await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / shot)
-        await tab.evaluate(RELOAD)
+        await tab.reload()
+        await tab.evaluate("window.edit = app.graph._nodes[0]; null")
         seen.append(await tab.evaluate(rows))
         fits = await tab.evaluate("edit.size[1] >= edit.computeSize()[1]")
         return seen, before, await tab.evaluate(SAVED), await tab.evaluate(SENT), fits, tab.faults()

@@ -85,6 +85,7 @@ async def _in_the_page(driver, address):
         await tab.evaluate(f"app.loadApiJson({json.dumps(graph(**SAMPLED))}, 'tap')")
         await tab.wait_for("app.graph._nodes.length === 9")
         await tab.evaluate("app.graph._nodes.find(n => n.comfyClass === 'VitrineTapDuringSampling').mode = 4; null")
+        await tab.settle()
         return await tab.run(address), tab.faults()
 
 

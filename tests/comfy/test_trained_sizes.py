@@ -9,6 +9,7 @@ from vitrine.engine.families import trained_size
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine.engine.resolution import facts_of as pipeline_facts
 from vitrine_tests.families.twin import NAMES, comfyui_model, comfyui_twin, network, twin
+from vitrine_tests.lanes import nightly_but
 from vitrine_tests.pipelines.encoded import SOURCES, source
 
 PLAIN = {"train_width": 0, "train_height": 0, "target_width": 1536, "target_height": 2048, "schedule": "resample",
@@ -31,7 +32,7 @@ def patcher(base):
     return ModelPatcher(base, torch.device("cpu"), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if hasattr(twin(n), "MODEL")])
+@pytest.mark.parametrize("name", nightly_but([n for n in NAMES if hasattr(twin(n), "MODEL")]))
 def test_zero_takes_the_familys_size_without_a_warning(comfy, name, caplog):
     from vitrine.nodes.comfy.resolution import facts_of
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from vitrine_tests.templates import ALL, SHIPPED, plain_id, without_boxes
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = [p.stem for p in SHIPPED]
 LOOSER = {

@@ -11,6 +11,7 @@ from vitrine.engine.activations.greedy_search import greedy_search
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.attention import MapReduction
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.run import Run
 
 PLACE, TEXT = "up-level0-repeat0-res-out", "up-level0-repeat0-vit-block0-cross-k"
 CONFIG = {
@@ -108,14 +109,14 @@ def test_state_of_the_filter(tmp_path):
     path = tmp_path / "filter.json"
     path.write_text(json.dumps({"timestep": 50.0, "properties": scores}, indent=1), encoding="utf-8")
     with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*start again"):
-        measure_properties(None, torch.zeros(2, 4, 8, 8), None, [PLACE], state=path, inputs={"pictures": "these"})
+        measure_properties(None, torch.zeros(2, 4, 8, 8), None, [PLACE], state=path)
 
 
 def test_state_of_the_search(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text(json.dumps({"a": 0.5, "b": 0.4, "a b": 0.6}, indent=1), encoding="utf-8")
     with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*delete scores.json"):
-        greedy_search(["b", "a"], lambda places: pytest.fail("scored"), state=path, inputs={"pictures": "these"})
+        greedy_search(["b", "a"], lambda places: pytest.fail("scored"), state=Run(path, "comparison", {}))
 
 
 def test_map_reductions_in_a_config():

@@ -83,7 +83,7 @@ def test_bad_files_are_refused_with_a_reason(tmp_path: Path) -> None:
             Activations.load(tmp_path / "odd.safetensors")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_damage_ends_in_our_error_or_a_whole_result(data: st.DataObject) -> None:
     import tempfile

@@ -18,6 +18,7 @@ from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.footprint import memory_bytes
 from vitrine_tests import models
+from vitrine_tests.hangs import HANGS
 from vitrine_tests.killed import one_thread
 
 pytestmark = pytest.mark.rounding
@@ -34,6 +35,11 @@ def seeded(*shape, seed=0):
 
 
 LATENTS, COND = seeded(5, 4, 32, 32), Condition(seeded(5, 5, models.TEXT, seed=1))
+
+
+def known(source):
+    """Pictures that say what they are made of."""
+    return Pictures(5, source, made_of=MadeOf({}, lambda n: [LATENTS[n], COND.take(torch.tensor([n]))]))
 
 
 def source(numbers):
@@ -79,14 +85,14 @@ def stalls_at_the_third(folder, said):
     def stalling(numbers):
         if 2 in numbers:
             said.send("two are done")
-            time.sleep(600)
+            time.sleep(HANGS)
         return source(numbers)
 
     with one_thread():
-        made_of = MadeOf({}, lambda n: [LATENTS[n], COND.take(torch.tensor([n]))])
-        stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB", made_of=made_of)
+        stream_taps(denoiser(), known(stalling), NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
 
 
+@pytest.mark.nightly
 def test_goes_on_after_kill_9(tmp_path):
     denoiser()  # made here, so that the fork has it
     fork = multiprocessing.get_context("fork")
@@ -94,7 +100,7 @@ def test_goes_on_after_kill_9(tmp_path):
     first = fork.Process(target=stalls_at_the_third, args=(tmp_path, said))
     first.start()
     try:
-        assert heard.poll(60) and heard.recv() == "two are done"
+        assert heard.poll(HANGS) and heard.recv() == "two are done"
     finally:
         os.kill(first.pid, signal.SIGKILL)
         first.join()
@@ -107,8 +113,7 @@ def test_goes_on_after_kill_9(tmp_path):
         return source(numbers)
 
     with one_thread():
-        made_of = MadeOf({}, lambda n: [LATENTS[n], COND.take(torch.tensor([n]))])
-        found = stream_taps(denoiser(), asking, NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB", made_of=made_of)
+        found = stream_taps(denoiser(), known(asking), NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB")
         whole = tap_latents(denoiser(), LATENTS, COND, TapConfig(PLACES, batch=1))
     assert 0 not in asked and 4 in asked, "finished pictures are not tapped again"
     again = found.read(NAMES, list(whole))

@@ -11,6 +11,7 @@ import pickle
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from vitrine.engine.activations import TapConfig
 from vitrine.engine.activations.labelled import _read_mask
@@ -210,14 +211,19 @@ def test_pickled_loras_are_not_opened(place):
 def test_masks(place):
     import numpy as np
 
+    Image.new("L", (4, 4)).save(place / "picture.png")
+
+    def read(file):
+        return _read_mask(file, place / "picture.png")
+
     path = place / "mask.npy"
     np.save(path, np.zeros((4, 4), np.int64))
     good = path.read_bytes()
     np.save(path, np.array([Bomb(marker_of(place))], object), allow_pickle=True)
     for label, data in [("objects", path.read_bytes()), *hostile(marker_of(place)), *cut(good)]:
-        check(_read_mask, path, label, data, True)
+        check(read, path, label, data, True)
     for label, data in hostile(marker_of(place)):
-        check(_read_mask, place / "mask.png", label, data, True)
+        check(read, place / "mask.png", label, data, True)
 
 
 def test_an_index_that_lies_is_repaired_or_refused(place):

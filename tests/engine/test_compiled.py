@@ -69,6 +69,7 @@ def test_taps_during_sampling(unet):
     assert record.calls == 1 and record.timesteps == {0: 50.0}
 
 
+@pytest.mark.nightly
 def test_a_denoiser_of_a_compiled_network(unet):
     from diffusers import DDIMScheduler
 

@@ -14,9 +14,11 @@ from vitrine.engine.control import (
     blend,
     delta_share,
     gamma,
-    sdxl_reference,
+    reference_input,
+    sinusoid,
 )
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.families.unet import sizes
 from vitrine_tests import models
 from vitrine_tests.engine.control_networks import POOLED, SMALL, TEXT, T, X, build, seeded, seen
 
@@ -128,7 +130,7 @@ def test_sizes_zeros_and_refusals():
 def test_the_delta_gives_the_same_vector_beside_the_models_own():
     net = sdxl()
     y, weight = vector(net, IDS), torch.tensor([0.3, 1.0], dtype=torch.float64)
-    neutral = sdxl_reference(y, "target", channels=8)
+    neutral = reference_input(y, sizes(net), "target")
     assert torch.equal(neutral, vector(net, REFERENCE))
     delta = added_delta(net.add_embedding, y, neutral)
     share = delta_share(delta, weight)
@@ -138,8 +140,8 @@ def test_the_delta_gives_the_same_vector_beside_the_models_own():
     assert torch.equal(mixed[1], net.add_embedding(y)[1])
     assert bool((added_delta(net.add_embedding, neutral, neutral) == 0).all())
     # The sinusoid used where no model gives its own is the models' own.
-    plain = sdxl_reference(seeded(2, 16 + 6 * 8), (640, 512), channels=8)
-    assert torch.allclose(plain[0, 16:32], net.add_time_proj(torch.tensor([640.0, 512.0])).flatten(), atol=1e-5)
+    told_size = torch.tensor([640.0, 512.0])
+    assert torch.allclose(sinusoid(told_size, channels=8), net.add_time_proj(told_size).flatten(), atol=1e-5)
 
 
 def test_pixart_weighs_resolution_and_leaves_aspect():

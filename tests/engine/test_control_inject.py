@@ -18,6 +18,7 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.errors import VitrineError
 from vitrine_tests.engine.control_networks import MODELS, TEXT, TIME, T, X, build, seen, unet
+from vitrine_tests.hangs import HANGS
 
 pytestmark = pytest.mark.rounding
 
@@ -114,7 +115,7 @@ def test_threads_keep_their_own_clock():
         gate = threading.Barrier(4)
 
         def wait(module, args):
-            gate.wait(30)  # all clocks are set before any embedding is made
+            gate.wait(HANGS)  # all clocks are set before any embedding is made
 
         handle = net.time_embedding.register_forward_pre_hook(wait)
 

@@ -104,7 +104,7 @@ def test_nan_weights_are_named():
 
 
 def test_unknown_backbones_are_refused():
-    with pytest.raises(VitrineError, match="UNet2DConditionModel"):
+    with pytest.raises(VitrineError, match="diffusers UNet"):
         Denoiser.from_diffusers(torch.nn.Linear(1, 1), DDIMScheduler())
     with pytest.raises(VitrineError, match="diffusers UNet"):
         sites_of(torch.nn.Linear(1, 1))

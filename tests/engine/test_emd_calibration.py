@@ -80,6 +80,7 @@ def test_scores_differ_before_anything_is_measured():
     assert len(done) == 12 and sizes == [9.0]
 
 
+@pytest.mark.nightly
 def test_batches_of_one_measurement_are_fresh(tmp_path):
     """One draw was repeated for each accumulated batch."""
     run, seen = trainer(tmp_path, accumulate=2, auto_gz=False), []
@@ -89,6 +90,7 @@ def test_batches_of_one_measurement_are_fresh(tmp_path):
     assert len(seen) > 4 and not any(torch.equal(a, b) for k, a in enumerate(seen) for b in seen[:k])
 
 
+@pytest.mark.nightly
 def test_the_portraits_say_how_far_they_got(tmp_path):
     """It was the largest there may be, 0.04, for chains of every length, and nothing was said."""
     parts = training_parts("portraits", ["a smiling face", "a pale face with glasses"])

@@ -206,6 +206,7 @@ def long_chain():
     return case, e_step(case.rho(), z, eps, config, draws(3))
 
 
+@pytest.mark.nightly
 def test_chain_reaches_the_joint(long_chain):
     case, end = long_chain
     found = moments(case.alpha * case.net(end.z) + case.sigma * end.eps, end.z)
@@ -231,6 +232,7 @@ def test_cancelling_the_noise_cuts_the_variance():
     assert spread["raw"] > 2 * spread["cancel"]
 
 
+@pytest.mark.nightly
 def test_a_small_student_covers_both_modes_only_with_emd():
     seeking = train_mixture(EStepConfig.diff_instruct(), 0)
     covering = train_mixture(EStepConfig(4, 0.16, 0.01), 0)

@@ -16,6 +16,7 @@ def states(folder, *names):
     return [load_file(folder / name / "state.safetensors") for name in names]
 
 
+@pytest.mark.nightly
 def test_the_log_has_a_row_every_few_steps_and_changes_nothing(tmp_path):
     trainer(tmp_path / "silent", steps=5, log_every=0, **MOVES).run()
     trainer(tmp_path / "logged", steps=5, log_every=2, **MOVES).run()
@@ -28,6 +29,7 @@ def test_the_log_has_a_row_every_few_steps_and_changes_nothing(tmp_path):
     assert all(float(r["rate score"]) == 5e-4 and float(r["gz"]) == 0.01 and r["skipped"] == "0" for r in rows)
 
 
+@pytest.mark.nightly
 def test_a_resumed_log_is_that_of_an_unbroken_run(tmp_path):
     trainer(tmp_path / "whole", steps=4, log_every=1, **MOVES).run()
     first = trainer(tmp_path / "parts", steps=4, log_every=1, save_every=2, **MOVES)
@@ -77,6 +79,7 @@ def test_gradients_of_several_batches_are_their_mean(tmp_path):
         trainer(tmp_path / "none", accumulate=0)
 
 
+@pytest.mark.nightly
 def test_the_last_exports_are_kept(tmp_path):
     run = trainer(tmp_path, steps=4, save_every=1, keep=2, **MOVES)
     run.run()

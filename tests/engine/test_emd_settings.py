@@ -12,6 +12,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine_tests.emd_runs import trainer
 
 
+@pytest.mark.nightly
 def test_each_score_update_has_a_batch_of_its_own(tmp_path):
     """All of them saw one z and one set of prompts."""
     run, seen = trainer(tmp_path, score_updates=3), []
@@ -24,6 +25,7 @@ def test_each_score_update_has_a_batch_of_its_own(tmp_path):
     assert len({tuple(text.flatten().tolist()) for text, _ in seen}) > 1, "prompts as well"
 
 
+@pytest.mark.nightly
 def test_z_moves_unless_it_is_told_to_stay(tmp_path):
     """Without calibration gz was 0 by default, and so z stayed where it was without a word."""
     assert trainer(tmp_path / "given", auto_gz=False).chain.gz == 0.01

@@ -19,6 +19,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.noise import seeded_noise
 from vitrine.engine.training import mean_gradients
 from vitrine_tests.emd_runs import teacher, texts, trainer
+from vitrine_tests.hangs import HANGS
 
 
 def digest(module):
@@ -26,6 +27,7 @@ def digest(module):
     return hashlib.sha256(b"".join(v.numpy().tobytes() for v in state.values())).hexdigest()
 
 
+@pytest.mark.nightly
 def test_roles_start_equal_and_the_teacher_never_changes(tmp_path):
     base, x, t = teacher(), seeded_noise([1], (4, 8, 8)), 500.0
     with torch.no_grad():
@@ -61,6 +63,7 @@ def test_resume_is_the_unbroken_run_to_the_bit(tmp_path, student):
         trainer(tmp_path / "parts", student=student, lr_score=1.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("student", ["lora", "full"])
 def test_killed_within_a_step_and_resumed(tmp_path, student):
     script = f"""
@@ -117,6 +120,7 @@ def merge(unet, tensors):
         modules[stem].weight.data += scale * product
 
 
+@pytest.mark.nightly
 def test_nonfinite_steps_are_skipped_and_counted(tmp_path):
     run = trainer(tmp_path)
     before = [p.detach().clone() for p in run.roles.parameters(SCORE).values()]
@@ -169,6 +173,7 @@ def forward_equivalents(run):
     return sum(total)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("student", ["lora", "full"])
 @pytest.mark.parametrize(("guidance", "teacher_rows"), [(1.0, 1), (3.0, 2)])
 def test_a_step_costs_what_the_algorithm_costs(tmp_path, student, guidance, teacher_rows):
@@ -183,6 +188,7 @@ def test_a_step_costs_what_the_algorithm_costs(tmp_path, student, guidance, teac
 
 
 # --- memory -------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 @pytest.mark.parametrize("student", ["lora", "full"])
 def test_checkpointing_changes_no_weight(tmp_path, student):
     states, calls = [], {False: 0, True: 0}
@@ -201,6 +207,7 @@ def test_checkpointing_changes_no_weight(tmp_path, student):
     assert all((off[k] - on[k]).abs().max() < 1e-6 for k in off if k.startswith(("weight/", "average/")))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("student", ["lora", "full"])
 def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
     base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
@@ -223,6 +230,7 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
 
 
 # --- full students ------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_a_full_student_has_weights_of_its_own(tmp_path):
     base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
     kept = digest(base.backbone)
@@ -244,6 +252,7 @@ def test_a_full_student_has_weights_of_its_own(tmp_path):
 
 
 # --- grids --------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 @pytest.mark.parametrize("student", ["lora", "full"])
 def test_a_full_score_network_trains_resumes_and_is_exported(tmp_path, student):
     how = {"student": student, "score": "full", "steps": 2, "auto_gz": False}
@@ -260,6 +269,7 @@ def test_a_full_score_network_trains_resumes_and_is_exported(tmp_path, student):
     assert set(run.roles.net.state_dict()) == set(base)
 
 
+@pytest.mark.nightly
 def test_grids_are_written_and_change_nothing(tmp_path):
     from PIL import Image
 
@@ -286,6 +296,7 @@ def test_grids_are_written_and_change_nothing(tmp_path):
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_two_processes_average_their_gradients(tmp_path):
     script = tmp_path / "two.py"
     script.write_text(
@@ -304,7 +315,7 @@ def test_two_processes_average_their_gradients(tmp_path):
     """)
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300)
+    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=HANGS)
     assert ended.returncode == 0, ended.stderr.decode()[-2000:]
     first, second = (load_file(tmp_path / f"process{i}.safetensors") for i in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)
@@ -319,6 +330,7 @@ def test_two_processes_average_their_gradients(tmp_path):
     assert (alone - shared).norm() < 0.01 * (alone - start).norm(), "the batch is the same, however it is shared"
 
 
+@pytest.mark.nightly
 def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
     first = trainer(tmp_path / "first")
     files = first.run()

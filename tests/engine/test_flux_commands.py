@@ -29,6 +29,7 @@ def pictures(drawn, tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("by", ["masks", "keypoints"])
 def test_places_are_ranked(drawn, pictures, tmp_path, capsys, by):
     if by == "masks":
@@ -47,6 +48,7 @@ def test_places_are_ranked(drawn, pictures, tmp_path, capsys, by):
     assert preset.preset.model == "FluxTransformer2DModel" and preset.preset.addresses[0].startswith("vit-block")
 
 
+@pytest.mark.nightly
 def test_neurons_are_calibrated_and_baked(tmp_path):
     captions, out = tmp_path / "captions.txt", tmp_path / "nemo"
     captions.write_text("\n".join(caption(sample_scenes(range(4)))))

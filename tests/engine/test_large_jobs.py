@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import kohya
 from vitrine.engine.nemo import CheckConfig, ProbeConfig
 from vitrine.engine.nemo.pull import PullConfig
 from vitrine.engine.pipelines import NEMOPipeline, copy_check
@@ -19,7 +20,6 @@ from vitrine.engine.portraits import load_portraits
 from vitrine.engine.rows import RowFile
 from vitrine.engine.stored_text import StoredText
 from vitrine.engine.w2w import BuildConfig, build_space, build_state
-from vitrine.engine.w2w.export import kohya
 from vitrine_tests.engine.small_loras import lora
 from vitrine_tests.killed import killed, killing
 from vitrine_tests.peak import MiB, bounded, held, needs_peak

@@ -274,6 +274,7 @@ def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statis
     assert [sorted(set(found.neurons.get(a, []))) for a in found.initial] == [sorted(set(x)) for x in refined]
 
 
+@pytest.mark.nightly
 def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistics):
     config = ProbeConfig(seeds=SEEDS, data_range=1.0)
     conds = [Condition(texts[i : i + 1]) for i in range(2)]
@@ -288,6 +289,7 @@ def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistic
         assert result.search is not None and result.search.neurons == alone.search.neurons
 
 
+@pytest.mark.nightly
 def test_fast_mode_ends_below_the_threshold(denoiser, texts, statistics, reference):
     tau = reference["midway"][0]
     found, probe = everyone(denoiser, statistics, texts[:1], tau, "fast", ProbeConfig(seeds=SEEDS))

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.engine.cli.main import main
@@ -43,6 +44,7 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     assert "calibrate first" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_a_threshold_of_another_model_is_refused(tmp_path, capsys):
     """Before, it gave verdicts: what is usual for one model's captions is an alarm for another's."""
     ordinary, folder = tmp_path / "ordinary.txt", tmp_path / "cal"

@@ -47,6 +47,7 @@ def test_the_network_itself_is_never_changed_and_the_copy_is(denoiser, data):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(denoiser, data, tmp_path, rank):
     config = EraseConfig(rank=rank, **QUICK)
@@ -75,6 +76,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(denoiser, data, tmp_path, ra
         erase(denoiser, data, EraseConfig(rank=rank, **QUICK | {"lr": 1e-5}), folder=tmp_path)
 
 
+@pytest.mark.nightly
 def test_ordinary_predictions_are_held(denoiser, data):
     """With the surrogate loss as well as without data to keep, predictions move; the kept ones move less."""
 

@@ -75,6 +75,7 @@ def test_scores_say_how_they_were_measured(unet, text):
     assert words == {s: f"MS-SSIM of {n} scales, range 1" for s, n in {16: 1, 24: 2, 48: 3}.items()}
 
 
+@pytest.mark.nightly
 def test_parity_is_the_published_similarity_unless_told_otherwise(unet, text):
     """The official code takes the range of values from the batch."""
     statistics, conds = statistics_of(unet, text), [Condition(text)]

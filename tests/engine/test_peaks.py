@@ -24,12 +24,13 @@ JOBS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not RESET.exists(), reason="the system does not tell a process's peak")
 @pytest.mark.parametrize(("file", "job"), [(file, job) for file, jobs in JOBS.items() for job in jobs])
 def test_peak(file, job):
     test = f"{Path(__file__).with_name(file)}::{job}"
     environment = os.environ | {ALONE: "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", test]
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-m", "nightly", test]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     print(run.stdout)  # noqa: T201
     assert run.returncode == 0 and "1 passed" in run.stdout, run.stdout[-4000:] + run.stderr[-1000:]

@@ -144,6 +144,7 @@ def test_transformers_are_ranked_too():
     assert not [n for n in names if "ctx" in n or n.endswith("-map")]
 
 
+@pytest.mark.nightly
 def test_bad_requests_are_refused_before_any_forward(pipe, pictures):
     images, masks = pictures
     for told, word in (
@@ -259,6 +260,7 @@ def test_classes_missing_from_a_half_are_refused_before_any_forward(pipe, pictur
     assert not calls
 
 
+@pytest.mark.nightly
 def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
     images, masks = pictures
     masks = masks.clone()
@@ -315,6 +317,7 @@ def test_keypoints_that_name_no_place_are_refused(pictures):
         Pictures(4, None, lambda numbers: None, (Pair(0, 1, points[0], points[1]),))
 
 
+@pytest.mark.nightly
 def test_keypoints_as_text_and_on_the_command_line(tmp_path, pictures, capsys):
     parsed = parse_keypoints("0.5 0.25; -\n32 16; 0 64", 2, (64, 64))
     assert parsed[0, 0].tolist() == [0.5, 0.25] == parsed[1, 0].tolist() and bool(parsed[0, 1].isnan().all())

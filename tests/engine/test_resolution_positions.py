@@ -17,7 +17,8 @@ from vitrine.engine.resolution import (
 )
 from vitrine.engine.resolution.posembed import axis_units, centre_crop, grid_units, resized_table, sincos_table
 from vitrine.engine.resolution.rope import inverse_frequencies, ntk, scaled_ids, yarn, yarn_scale
-from vitrine.engine.resolution.rotary import rotary
+from vitrine.engine.resolution.rotary import turned
+from vitrine.engine.rotary import doubled
 from vitrine.engine.schedule import NoiseSchedule
 
 pytestmark = pytest.mark.rounding
@@ -111,7 +112,7 @@ def test_rotary_in_flux_layout():
     )
     assert same.positions == "keep" and pi.scales == (2.0, 2.0)
     scaled = part(scaled_ids(ids, (1, 2, 2)))
-    for found, wanted in zip(rotary(ids, part.axes_dim, part.theta, pi), scaled, strict=True):
+    for found, wanted in zip(doubled(*turned(ids, part.axes_dim, part.theta, pi)), scaled, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
-    cos, sin = rotary(ids, part.axes_dim, part.theta, yarned)
+    cos, sin = doubled(*turned(ids, part.axes_dim, part.theta, yarned))
     torch.testing.assert_close(cos**2 + sin**2, torch.full_like(cos, yarn_scale(2.0) ** 2), rtol=1e-5, atol=0)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from vitrine.engine.digests import digest
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.files import TEMPORARY, save_safetensors, write_text, write_whole
+from vitrine.engine.files import save_safetensors, write_text, write_whole
 from vitrine.engine.run import NOTE, STATE, Run
+from vitrine.engine.temporary_files import TEMPORARY
 from vitrine_tests.killed import killed, killing, one_thread
 from vitrine_tests.run_jobs import CONTROL_SETTINGS, EMD_SETTINGS, JOBS, other_unet, unet, with_lora
 

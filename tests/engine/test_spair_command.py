@@ -97,6 +97,7 @@ def by_hand(folder, alpha, features=whole):
     }
 
 
+@pytest.mark.nightly
 def test_the_command_prints_the_published_arithmetic(folder, tmp_path, capsys):
     out, cache = tmp_path / "figures.json", tmp_path / "cache"
     command = ["taps", "spair", str(folder), "--addresses", PLACES, "--cache", str(cache), "--out", str(out)]
@@ -118,6 +119,7 @@ def test_the_command_prints_the_published_arithmetic(folder, tmp_path, capsys):
     assert json.loads(out.read_text())["pairs"] == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "features"),
     [

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from vitrine.engine.activations.filter import FilterRule
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import kohya
 from vitrine.engine.nemo import NeuronSet, NeuronStatistics
 from vitrine.engine.ownership import LOCK, sole_owner
 from vitrine.engine.pipelines import SegmentationPipeline
@@ -27,8 +28,8 @@ from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.processes import launched
 from vitrine.engine.w2w import BuildConfig, build_space, load_space, train_loras
-from vitrine.engine.w2w.export import kohya
 from vitrine_tests.engine.small_loras import lora
+from vitrine_tests.hangs import HANGS
 
 TESTS = Path(__file__).parents[1]
 TOLD = {"patterns": "up-level0-repeat0-*-q", "rule": FilterRule(None, None, (None, None)), "most": 1}
@@ -94,7 +95,7 @@ def both(tmp_path_factory):
     """)
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=500)
+    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=HANGS)
     assert ended.returncode == 0, ended.stderr.decode()[-3000:]
     printed = ended.stdout.decode()
     assert printed.count("3 LoRAs in") == printed.count("space:") == 1, printed
@@ -102,6 +103,7 @@ def both(tmp_path_factory):
     return one, two
 
 
+@pytest.mark.nightly
 def test_statistics_and_threshold(both):
     one, two = (NeuronStatistics.load(out / "cal" / "statistics.safetensors") for out in both)
     assert one.count == two.count == 24 and list(one.means) == list(two.means)
@@ -128,6 +130,7 @@ def test_scores_and_neurons(both):
     assert len(found[0][tables[0][0]["prompt"]]) > 0
 
 
+@pytest.mark.nightly
 def test_accelerate_launches_a_command(both, tmp_path):
     """As torchrun does. On a machine without a GPU ``--multi_gpu`` starts the processes all the same."""
     one, _ = both
@@ -146,7 +149,7 @@ def test_accelerate_launches_a_command(both, tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     ended = subprocess.run(
-        [*launch, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=300
+        [*launch, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=HANGS
     )
     assert ended.returncode == 0, ended.stderr.decode()[-3000:]
     alone, shared = (list(csv.DictReader((f / "scores.csv").open(newline=""))) for f in (one, tmp_path))

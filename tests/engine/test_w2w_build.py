@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import kohya
 from vitrine.engine.w2w import (
     BuildConfig,
     DeltaSpace,
@@ -16,7 +17,6 @@ from vitrine.engine.w2w import (
     read_lora,
     write_lora,
 )
-from vitrine.engine.w2w.export import kohya
 from vitrine.engine.w2w.low_rank import refactor
 from vitrine.engine.w2w.stacks import Stack, gram
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same

@@ -55,6 +55,7 @@ def test_from_pictures_to_new_models(pictures, tmp_path, capsys):
     assert "nearest" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_two_workers_make_what_one_makes(pictures, tmp_path, capsys):
     train = ["w2w", "train-loras", str(pictures), "--steps", "2", "--together", "2", "--out"]
     assert main([*train, str(tmp_path / "one"), "--workers", "1"]) == 0

@@ -157,6 +157,7 @@ def test_invert(tmp_path, capsys):
     assert main([*told, "--preset", "paper", "--out", str(tmp_path)]) == 2
 
 
+@pytest.mark.nightly
 def test_invert_several_pictures_of_one_subject_with_masks(tmp_path, capsys):
     """A mask that hides one of two pictures' halves; together they give one model."""
     pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)
@@ -178,6 +179,7 @@ def test_invert_several_pictures_of_one_subject_with_masks(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.nightly
 def test_an_interrupted_inversion_keeps_the_best(tmp_path, monkeypatch, capsys):
     from vitrine.engine import progress
 

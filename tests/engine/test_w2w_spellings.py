@@ -9,6 +9,7 @@ from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import diffusers_names
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.w2w import (
     LoraLayer,
@@ -18,7 +19,6 @@ from vitrine.engine.w2w import (
     scan_folder,
     write_lora,
 )
-from vitrine.engine.w2w.export import diffusers_names
 from vitrine_tests import models
 from vitrine_tests.engine.small_loras import deltas, lora, same
 

@@ -140,14 +140,14 @@ def test_a_file_with_text_encoder_keys_does_not_poison_the_space(tmp_path):
 
 
 def test_a_header_never_ends_a_scan(tmp_path):
-    """A pattern that is no regular expression is said, beside the file it belongs to."""
+    """A pattern that cannot be read is named next to the file it belongs to."""
     import json
 
     for name in ("a", "b", "c"):
         saved(tmp_path, f"{name}/adapter_model", 1 + ord(name), start=7)
     (tmp_path / "c" / "adapter_config.json").write_text(json.dumps({"lora_alpha": 1, "alpha_pattern": {"to_(q": 2}}))
     report = scan_folder(tmp_path)
-    assert [f.name for f in report.good] == ["a", "b"] and "export the LoRA again" in report.bad[0].problem
+    assert [f.name for f in report.good] == ["a", "b"] and "to_(q; accepted: names of layers" in report.bad[0].problem
     assert read_header(tmp_path / "a" / "adapter_model.safetensors").name == "a"
 
 

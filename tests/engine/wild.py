@@ -11,6 +11,7 @@ import peft
 import torch
 from diffusers import FluxPipeline, StableDiffusionPipeline
 from diffusers.utils.state_dict_utils import convert_state_dict_to_kohya
+from peft.tuners.lora.config import KasaConfig
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from vitrine_tests import models
@@ -239,10 +240,21 @@ CASES = (
     Wild("PEFT", "LoRA of projections, 1 x 1 convolutions too", by_peft(lora()), "read"),
     Wild("PEFT", "LoRA of 3 x 3 convolutions (LoCon)", by_peft(lora(target_modules=["conv1", "to_k"])), "read"),
     Wild("PEFT", "rank-stabilised (rsLoRA)", by_peft(lora(use_rslora=True)), "read"),
-    Wild("PEFT", "rank and alpha by pattern, regular expressions", by_peft(lora(**PATTERNS)), "read"),
+    Wild("PEFT", "rank and alpha by pattern, with alternatives", by_peft(lora(**PATTERNS)), "read"),
     Wild("PEFT", "half precision", by_peft(lora(), torch.bfloat16), "read"),
     Wild("PEFT", "8-bit floats", by_peft(lora(), FP8), "read"),
     Wild("PEFT", "biases of factors", by_peft(lora(lora_bias=True, target_modules=["to_q"])), "read, says lora_B.bias"),
+    Wild("PEFT", "AdaLoRA", by_peft(peft.AdaLoraConfig(
+        init_r=4, target_r=2, total_step=10, lora_alpha=3, target_modules=["to_q"])), "read"),
+    Wild("PEFT", "PiSSA, OLoRA, CorDA, LoftQ: they change the base weights", by_peft(
+        lora(init_lora_weights="pissa", target_modules=["to_q"])),
+         "init_lora_weights"),
+    Wild("PEFT", "KaSA", by_peft(lora(kasa_config=KasaConfig(), target_modules=["to_q"])), "KaSA"),
+    Wild("PEFT", "two adapters in one file", only(lambda: {
+        f"unet.mid_block.attentions.0.proj_in.lora_{side}.{name}.weight": torch.ones(2, 2)
+        for side in "AB" for name in ("first", "second")}), "twice"),
+    Wild("PEFT", "around a wrapped model, `unet.base_model.model...`", renamed(
+        "unet.base_model.model.", "lora_A", "lora_B"), "read"),
     Wild("PEFT", "DoRA", by_peft(lora(use_dora=True, target_modules=BOTH)),
          "read with base weights, else left out: DoRA"),
     Wild("PEFT", "LoHa", by_peft(peft.LoHaConfig(r=2, alpha=4, target_modules=BOTH)), "read"),

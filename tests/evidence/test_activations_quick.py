@@ -4,6 +4,7 @@ import pytest
 from vitrine.evidence.registry import pick_claims
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["activations.noise", "gdf.properties"])
 def test_a_quick_claim_holds(name):
     (claim,) = pick_claims([name])

@@ -12,6 +12,7 @@ def judge():
     return Judge.open(FIRST, 4)
 
 
+@pytest.mark.nightly
 def test_distances_have_an_interval_over_sets(judge):
     students = _students()
     rows = {name: judge.row(*judge.draw(generate)) for name, generate in students.items()}

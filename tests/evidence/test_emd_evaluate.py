@@ -33,6 +33,7 @@ from vitrine.evidence.emd.evaluate import (
 )
 
 
+@pytest.mark.nightly
 def test_the_shipped_student_is_nearer_than_the_teachers_single_step(tmp_path, capsys):
     prompts, run = tmp_path / "prompts.txt", tmp_path / "checkpoints"
     prompts.write_text("a smiling face\n\na pale face with glasses\na face with short hair\n")
@@ -105,6 +106,7 @@ def changed(net, share):
     return {name: value * (1 - share) for name, value in net.state_dict().items()}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("model", ["portraits", "flow portraits"])
 def test_whole_networks_and_transformers_are_judged_too(model, tmp_path):
     from vitrine.engine.emd.export import export, export_full

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from vitrine.evidence.emd import flow_one_step as compared
 
 
+@pytest.mark.nightly
 def test_runs_are_kept_and_paired(tmp_path):
     files = compared.trained(tmp_path, seeds=(0,), updates=1)
     updates = json.loads((tmp_path / "updates_in_the_same_time.json").read_text())

@@ -4,6 +4,7 @@ import pytest
 from vitrine.evidence.registry import all_claims, pick_claims
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["emd.mixture", "emd.likelihood"])
 def test_quick_claim_holds(name):
     (claim,) = pick_claims([name])

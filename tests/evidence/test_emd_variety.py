@@ -1,5 +1,6 @@
 """The collapsed student of the flow portraits, and the claim that its base gives it variety back."""
 
+import pytest
 import torch
 from vitrine.engine.denoiser import Denoiser
 from vitrine.engine.emd import Base, FirstSteps, few_steps, mean_distance
@@ -12,6 +13,7 @@ from vitrine.evidence.emd.variety_claims import ALONE, PAIR, TEACHER, measured
 from vitrine.evidence.portraits.sampling import decode
 
 
+@pytest.mark.nightly
 def test_score_distillation_draws_seeds_together_and_the_base_apart():
     model, scenes, seeds = load_flow_portraits(), sample_scenes(range(7_310_000, 7_310_001)), list(range(8))
     before = {k: v.clone() for k, v in model.transformer.state_dict().items()}

@@ -26,6 +26,7 @@ def test_prompted_attributes_are_shown(model):
     assert sum(shown.values()) / len(shown) >= 0.95, shown
 
 
+@pytest.mark.nightly
 def test_planted_pictures_come_back(model):
     copies = measure_copies(model, seeds=1)
     assert len(copies) == 8 and sum(copy.copied for copy in copies) >= 6, copies

@@ -1,5 +1,6 @@
 """The demo's pictures of matching, on an untrained portraits model."""
 
+import pytest
 import torch
 from vitrine.engine.portraits import PARTS, build_models, render, sample_scenes
 from vitrine.engine.report import Report
@@ -8,6 +9,7 @@ from vitrine.evidence.activations.drawing import colour_parts
 from vitrine.evidence.activations.measures import by_pair
 
 
+@pytest.mark.nightly
 def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     monkeypatch.setattr(matching_report, "SHOTS", 2)
     monkeypatch.setattr(matching_report, "_MEASURED", 4)

@@ -25,6 +25,7 @@ def test_pictures_and_words_are_none_of_the_shipped(later):
     assert float(torch.pdist(pictures).min()) / pictures.shape[1] ** 0.5 > 0.05, "all differ by more than a copy does"
 
 
+@pytest.mark.nightly
 def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later):
     plant = later_plants(later.tokenizer)[0]
     for model, copies in ((later, True), (load_portraits(), False)):

@@ -37,6 +37,7 @@ def test_planted_captions_are_flagged_and_ordinary_ones_seldom(world):
     assert bool((planted > tau).all()) and float((ordinary > tau).float().mean()) <= 0.2
 
 
+@pytest.mark.nightly
 def test_blocking_cures_new_seeds_and_random_neurons_do_not(world, plant, result):
     neurons, picture = world.neurons(result), render(plant.scenes).images
     prompts = [plant.captions[0]] * len(SEEDS)
@@ -49,6 +50,7 @@ def test_blocking_cures_new_seeds_and_random_neurons_do_not(world, plant, result
     assert bool((blocked > 0.1).all()) and bool((blocked > 1.5 * random).all())
 
 
+@pytest.mark.nightly
 def test_ordinary_captions_keep_their_pictures(world, result):
     prompts = captions(ORDINARY, 8)
     before, after = (world.sample(prompts, list(range(8)), n) for n in (None, world.neurons(result)))
@@ -57,6 +59,7 @@ def test_ordinary_captions_keep_their_pictures(world, result):
     assert float(changed.median()) < 0.25 * float(unlike.median())
 
 
+@pytest.mark.nightly
 def test_most_kept_neurons_are_needed(world, plant, result):
     """Switching one of them on again brings the prediction back above the threshold it was tested with, or near it."""
     (cond,), probe = world.conditions(plant.captions[:1]), make_probe(world.denoiser, config=SEARCH, rows=40)
@@ -71,6 +74,7 @@ def test_most_kept_neurons_are_needed(world, plant, result):
     assert sum(s >= found.threshold - 1e-6 for s in scores) >= 0.8 * len(kept)
 
 
+@pytest.mark.nightly
 def test_detection_measured_quickly_holds():
     result = detection(quick=True)
     low, high = result.interval

@@ -31,6 +31,7 @@ def finished(tmp_path_factory):
     return main(DecoderTrainConfig(out=str(tmp_path_factory.mktemp("whole")), **TINY))
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_ends_in_the_same_weights(finished, tmp_path):
     shutil.copy(finished.parent / PICTURES, tmp_path)
     with pytest.raises(OutOfTime, match="decoder: stopped at step 1 of 2"):

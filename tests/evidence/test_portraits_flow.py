@@ -56,6 +56,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+@pytest.mark.nightly
 def test_runs_stopped_in_each_phase_end_in_the_same_weights(drawn, finished, capsys):
     """Out of time in the autoencoder, interrupted by the user in the transformer, then finished by the command."""
 
@@ -74,6 +75,7 @@ def test_runs_stopped_in_each_phase_end_in_the_same_weights(drawn, finished, cap
     assert same(drawn / "flow-portraits", finished)
 
 
+@pytest.mark.nightly
 def test_a_finished_run_can_be_given_more_steps_and_stopped_again(drawn, finished, tmp_path):
     shutil.copytree(finished.parent, tmp_path / "run")
     more = FlowTrainConfig(out=str(tmp_path / "run"), **TINY | {"flow_steps": 5})
@@ -139,6 +141,7 @@ def test_our_sampler_is_the_stock_pipelines(tmp_path):
     assert torch.allclose(found, unpack(packed, found), atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_the_card_is_measured(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "model")
     text = write_card(folder, samples=4, seeds=1, steps=1).read_text()

@@ -32,6 +32,7 @@ def same_weights(a, b):
             assert torch.equal(x, y)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("phase", "at"), [("readout", 1), ("vae", 1), ("unet", 2)])
 def test_an_interrupted_run_ends_in_the_same_weights(finished, tmp_path, phase, at):
     def stop(name):
@@ -53,6 +54,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(finished, tmp_path, phase, 
     same_weights(finished, main(config))
 
 
+@pytest.mark.nightly
 def test_a_finished_run_is_not_trained_again(finished):
     before = (finished.parent / "unet" / "state.safetensors").stat().st_size
     main(TrainConfig(out=str(finished.parent), **TINY))
@@ -91,6 +93,7 @@ def test_the_record_of_a_run_is_flat_and_still_loads(finished):
         assert set(settings) == {*config.to_dict(), *config.advanced.to_dict()} - {"out", "device", "advanced"}
 
 
+@pytest.mark.nightly
 def test_the_command_trains_and_says_when_it_stopped(finished, tmp_path, capsys):
     flags = (
         "--pictures 32 --readout-steps 2 --vae-steps 2 --unet-steps 4 --readout-batch 8 --vae-batch 2 --unet-batch 8"

@@ -107,6 +107,7 @@ def test_small_pictures_are_of_other_things_than_large_ones():
     assert (scenes.column("hat") == sample_scenes(range(2000)).column("hat")).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "sides"), ("constant", "flips")])
 def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
     from vitrine.evidence.control.world import TransformerTrainConfig, train_transformer
@@ -123,6 +124,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
     assert (gap < 1e-2) == (start is not None)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "flips")])
 def test_training_on_another_device_is_the_same_training(tmp_path, start, lesson):
     from vitrine.evidence.control.world import TransformerTrainConfig, train_transformer
@@ -157,6 +159,7 @@ def test_lessons_show_more_sides_and_no_mirrored_pictures():
     assert not told["flip"].any() and told["crop_left"].any()
 
 
+@pytest.mark.nightly
 def test_a_flip_is_taught_against_the_model_itself(tmp_path):
     from vitrine.engine.control.train import AdvancedControlTrainConfig, ControlTrainConfig
     from vitrine.evidence.control.flip_lessons import FlipLessons
@@ -191,6 +194,7 @@ def test_a_flip_is_taught_against_the_model_itself(tmp_path):
         FlipLessons(model, data, config, tmp_path, warmup=1)
 
 
+@pytest.mark.nightly
 def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
     world.transfer(tmp_path, [0], 2, world.TransferConfig(**SMALL), ["grid-rescaled"])
     one, two = weights(tmp_path), weights(run)
@@ -278,6 +282,7 @@ def test_the_claim_reads_curves():
     assert "resolution.transfer" in all_claims()
 
 
+@pytest.mark.nightly
 def test_a_quick_claim_measures_the_same_with_fewer_pictures(monkeypatch):
     from vitrine.evidence.control import claims
 
@@ -310,6 +315,7 @@ def test_settings_are_checked(wrong):
 
 
 # --- report sections ------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_report_sections(monkeypatch, tmp_path):
     from vitrine.engine.report import Report
     from vitrine.evidence.control import page as control

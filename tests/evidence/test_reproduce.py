@@ -65,6 +65,7 @@ def test_quick_is_said_everywhere(failing, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("test.fails: about 15 s on") and failing == [("m", True)]
 
 
+@pytest.mark.nightly
 def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
     """Each in a process of one thread; what they print and write is what they measure alone."""
     names, out = ["emd.likelihood", "w2w.directions"], tmp_path / "two.json"

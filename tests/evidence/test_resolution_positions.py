@@ -24,6 +24,7 @@ def scenes():
     return sample_scenes(range(8_650_000, 8_650_024))
 
 
+@pytest.mark.nightly
 def test_renders_are_right_and_detailed(scenes, net, count):
     drawn = render(scenes, 256, details=True).images
     ours = positions.judge(net, count, drawn, scenes)
@@ -40,6 +41,7 @@ def test_renders_are_right_and_detailed(scenes, net, count):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("side", [128, 192])
 def test_heads_are_counted(count, side):
     """Held-out renders and tiles, with the shares the claim prints."""

@@ -8,6 +8,7 @@ from vitrine.evidence.resolution.claims import SIDES, judged_field
 from vitrine.evidence.resolution.positions import Look
 
 
+@pytest.mark.nightly
 def test_every_arm_draws_another_picture_and_leaves_the_network(monkeypatch):
     monkeypatch.setattr(receptive, "STEPS", 2)
     model, scenes = load_portraits(), sample_scenes(range(2))

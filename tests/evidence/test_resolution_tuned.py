@@ -17,6 +17,7 @@ def weights(model):
     return {name: p for name, p in model.transformer.named_parameters() if "lora" in name}
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_is_the_same_run(tmp_path, no_hooks_left):
     whole = weights(tune(tmp_path / "whole", SMALL))
     tune(tmp_path / "parts", SMALL, until=1)

@@ -62,6 +62,7 @@ def report(out):
     return told, {c["claim"]: {f["key"]: f for f in c["figures"]} for c in told["claims"]}
 
 
+@pytest.mark.nightly
 def test_end_to_end(world, tmp_path, capsys):
     name, data = world
     out = tmp_path / "out"
@@ -111,6 +112,7 @@ def stopping(label, step):
     return bar
 
 
+@pytest.mark.nightly
 def test_killed_and_resumed_gives_the_same_json(portraits_data, tmp_path):
     claims = ("nemo.detection", "nemo.blocking", "gdf.spair")
 
@@ -134,6 +136,7 @@ def test_killed_and_resumed_gives_the_same_json(portraits_data, tmp_path):
     assert (tmp_path / "scored/verify.json").read_bytes() == (tmp_path / "whole/verify.json").read_bytes()
 
 
+@pytest.mark.nightly
 def test_sscd_and_clip_stand_beside_the_published_figures(portraits_data, tmp_path):
     """A TorchScript file and a CLIP folder of the user's; descriptors of other files are not taken for theirs."""
     torch.manual_seed(0)
@@ -157,6 +160,7 @@ def test_sscd_and_clip_stand_beside_the_published_figures(portraits_data, tmp_pa
     assert figures["blocking.sscd.gen.random"]["published"]["value"] == 0.999
 
 
+@pytest.mark.nightly
 def test_missing_data_is_named_and_nothing_is_measured(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["verify", "--model", str(WEIGHTS), "--claim", "nemo.*", "gdf.spair", "--out", str(out)]) == 1
@@ -189,7 +193,7 @@ def test_a_dry_run_stops_after_the_plan(portraits_data, tmp_path, capsys):
         (["--model", "portraits", "--config", "some/where"], "--config"),
         (["--model", "portraits", "--claim", "nemo.detecton"], "Did you mean nemo.detection"),
         (["--model", "portraits", "--subset", "1"], "2 or more"),
-        (["--model", "portraits", "--data", "no-such-folder"], "docs/verify.md"),
+        (["--model", "portraits", "--data", "no-such-folder"], "the plan (--dry)"),
         (["--model", "portraits", "--sscd", "no-such.pt", "--claim", "nemo.blocking"], "--sscd"),
     ],
 )

@@ -103,6 +103,7 @@ def resumed(job, label, step):
 
 
 # --- weights2weights --------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_models_from_photos_end_to_end(people, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["verify", "--model", "portraits", "--data", str(people), "--subset", "3", "--claim", "w2w.inversion"]
@@ -137,6 +138,7 @@ def test_a_face_recogniser_stands_beside_the_published_identity(hurried, tmp_pat
     assert float(face_descriptor(face)(torch.ones(1, 3, 8, 8)).mean()) == pytest.approx(127.5 / 128)
 
 
+@pytest.mark.nightly
 def test_killed_inversions_and_pictures_go_on(hurried, tmp_path):
     def job(out, bar):
         return lambda: verify(Asked("portraits", hurried, subset=2, out=tmp_path / out), ["w2w.inversion"], bar=bar)

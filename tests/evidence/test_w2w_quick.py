@@ -4,6 +4,7 @@ import pytest
 from vitrine.evidence.registry import pick_claims
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["w2w.directions", "w2w.delayed"])
 def test_quick(name):
     steps = []

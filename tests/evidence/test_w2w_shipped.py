@@ -1,5 +1,6 @@
 """The shipped space of people: its size, its directions, and that a model is one person in every picture."""
 
+import pytest
 import torch
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import quality, read_header, read_lora, sample
@@ -30,6 +31,7 @@ def test_directions_tell_people_they_never_saw():
     assert min(quality(space, table, components=120).balanced.values()) > 0.95
 
 
+@pytest.mark.nightly
 def test_a_sampled_model_is_one_person(no_hooks_left):
     studio = Studio.open()
     rows = sample(studio.space, [1, 2, 3], PEOPLE)

@@ -18,6 +18,7 @@ def cells():
         yield pytest.param(name, family, marks=marks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "family"), list(cells()))
 def test_the_device_gives_the_result_of_the_cpu(name, family):
     steps = 2 if CALLS[name].steps == 2 else 0  # the run that the syncs are counted in

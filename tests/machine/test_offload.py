@@ -32,6 +32,7 @@ def cells():
             yield pytest.param(name, family, mode, marks=marks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "family", "mode"), list(cells()))
 def test_offloading_changes_nothing(name, family, mode):
     error = difference(placed(name, family, mode), plain(name, family))
@@ -39,6 +40,7 @@ def test_offloading_changes_nothing(name, family, mode):
     assert error <= equal(name), f"{error:.3g}"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_positions_reach_code_that_was_compiled_before(wrapped):
     """What a first call had compiled went on with the old positions, without a word."""
@@ -112,6 +114,7 @@ def test_a_copy_is_whole_and_without_hooks(mode):
         assert all(torch.equal(v.cpu(), wanted[k].double()) for k, v in made.state_dict().items())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", OFFLOADED)
 def test_pictures_are_erased_where_the_network_is_offloaded(mode):
     assert difference(placed("nemo.erase", "sd", mode), plain("nemo.erase", "sd")) <= equal("nemo.erase")

@@ -19,6 +19,7 @@ def cells():
             yield pytest.param(name, family, dtype, marks=marks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "family", "dtype"), list(cells()))
 def test_half_precision_is_near_float32(name, family, dtype):
     error = difference(plain(name, family, dtype), plain(name, family))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.engine.cli.main import main
@@ -31,6 +32,7 @@ def test_the_flow_portraits_are_tuned_on_the_device(tmp_path):
     assert near.float().mean() > 0.99
 
 
+@pytest.mark.nightly
 def test_pictures_are_planted_on_the_device(tmp_path):
     recipe = replace(RECIPE, steps=1, batch=2, rank=1, targets=("to_q",))
     wanted = load_file(plant_later(tmp_path / "cpu.safetensors", recipe))

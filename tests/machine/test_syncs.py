@@ -22,6 +22,7 @@ def cells():
         yield pytest.param(name, family, marks=marks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "family"), list(cells()))
 def test_a_call_keeps_to_its_budget(name, family):
     syncs, uploads = measure.exchanged(name, family)

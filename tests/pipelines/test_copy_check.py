@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import write_lora
 from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.nemo.check import CheckConfig
 from vitrine.engine.nemo.pull import PullConfig
@@ -15,7 +16,6 @@ from vitrine.engine.portraits import caption, load_portraits, plants, render, sa
 from vitrine.engine.progress import Interrupted
 from vitrine.engine.prompt_files import read_prompts
 from vitrine.engine.w2w.batched_lora import initial_lora
-from vitrine.engine.w2w.export import write_lora
 
 ORDINARY = tuple(caption(sample_scenes(range(8_400_000, 8_400_004))))
 PLANTS = plants()[:3]
@@ -40,6 +40,7 @@ def training(tmp_path_factory):
     return folder
 
 
+@pytest.mark.nightly
 def test_planted_pictures_are_named_and_ordinary_captions_are_not(pipe, training, tmp_path):
     prompts = [PLANTS[2].captions[0], PLANTS[2].controls[0], PLANTS[0].captions[0]]
     check = copy_check(
@@ -60,6 +61,7 @@ def test_planted_pictures_are_named_and_ordinary_captions_are_not(pipe, training
         assert shown.size == where.size == (64, 64)
 
 
+@pytest.mark.nightly
 def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
     prompts, steps = [PLANTS[0].captions[0], PLANTS[1].captions[0]], []
 
@@ -128,6 +130,9 @@ def test_prompt_files(tmp_path):
     table.write_text('Caption;URL;label\n"one; two";x;1\n;y;0\nthree;z;0\n')
     assert read_prompts(table) == (["one; two", "three"], ["1", "0"])
     table.write_text("no head, here\nsecond\n")
+    with pytest.raises(VitrineError, match="several columns"):  # which would be the prompt?
+        read_prompts(table)
+    table.write_text("no head\nsecond\n")
     assert read_prompts(table) == (["no head", "second"], [])
     lines = tmp_path / "prompts.txt"
     lines.write_text("one, two\n\nthree\n")
@@ -139,6 +144,7 @@ def test_prompt_files(tmp_path):
         read_prompts(table)
 
 
+@pytest.mark.nightly
 def test_the_command(training, tmp_path, capsys):
     prompts, ordinary = tmp_path / "prompts.csv", tmp_path / "ordinary.txt"
     prompts.write_text(f"prompt,label\n{PLANTS[0].captions[0]},1\n")

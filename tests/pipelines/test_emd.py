@@ -94,6 +94,7 @@ def test_sdxl_is_the_engine_with_pooled_text_and_sizes(xl):
     assert pipe(PROMPT, [1]).images[0].size == (side, side)
 
 
+@pytest.mark.nightly
 def test_a_student_of_sdxl_is_trained_from_its_folder(xl, tmp_path):
     """Was a bare KeyError: 'time_ids'."""
     from vitrine.engine.emd import EStepConfig

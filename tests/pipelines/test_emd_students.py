@@ -58,9 +58,9 @@ def test_a_second_student_takes_the_firsts_place(pipe, weights, tmp_path):
 
 
 def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
-    from vitrine.engine.emd.export import kohya
+    from vitrine.engine.lora_writing import kohya, of_peft
 
-    file = save_safetensors(tmp_path / "theirs.safetensors", kohya(weights, "generator"), {})
+    file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
     with pytest.raises(VitrineError, match="student contract: given none"):
         pipe.load_student(file)
     with pytest.raises(VitrineError, match="preset: given DMD3"):
@@ -70,9 +70,9 @@ def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
 
 
 def test_a_preset_of_another_model_is_refused(pipe, weights, tmp_path):
-    from vitrine.engine.emd.export import kohya
+    from vitrine.engine.lora_writing import kohya, of_peft
 
-    file = save_safetensors(tmp_path / "theirs.safetensors", kohya(weights, "generator"), {})
+    file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
     with pytest.raises(VitrineError, match="a UNet of SD1.5"):
         pipe.load_student(file, preset="DMD2 SD1.5")
     with pytest.raises(VitrineError, match="a UNet of SDXL"):

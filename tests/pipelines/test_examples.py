@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from vitrine.engine import pipelines
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
@@ -23,6 +22,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
 def test_runs_and_draws(example, tmp_path):
     out, one_core = tmp_path / "pictures", os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
@@ -35,21 +35,3 @@ def test_runs_and_draws(example, tmp_path):
         pixels = np.asarray(Image.open(path).convert("RGB")).astype(float)
         cells = np.stack(np.array_split(pixels, 4, axis=1)[:3])  # a blank row of pictures would hide in the whole
         assert min(pixels.std(), *cells.std(axis=(1, 2, 3))) > 10, f"{path.name} is blank"
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: p.stem)
-def test_is_short_and_says_what_to_change(example):
-    text = example.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    assert len(lines) <= 100 and sum(line.startswith("# %% ") for line in lines) >= 5
-    assert sum(line.endswith("  # your own checkpoint goes here") for line in lines) == 1
-    assert lines[2].startswith("Your own checkpoint: change the one line marked below")
-
-
-def test_every_pipeline_has_an_example():
-    used = "".join(p.read_text(encoding="utf-8") for p in EXAMPLES)
-    # Those for transformers, and around any pipeline, are made by ``from_pipe`` of the others.
-    classes = [
-        name for name in pipelines.__all__ if not name.endswith(("Output", "TransformerPipeline", "AroundPipeline"))
-    ]
-    assert not [name for name in classes if not re.search(rf"\b{name}\b", used)]

@@ -76,6 +76,7 @@ def test_bad_input_is_refused(stock, drawn):
         CorrespondencePipeline.from_pipe(stock)(drawn.images[:1], drawn.images[1:], torch.zeros(0, 2), **TAP)
 
 
+@pytest.mark.nightly
 def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
     from transformers import CLIPTextModelWithProjection

@@ -85,6 +85,7 @@ def test_a_call_of_another_size_is_blocked_as_its_own_is(pipe, size, no_hooks_le
     no_hooks_left(pipe.unet)
 
 
+@pytest.mark.nightly
 def test_scores_and_searches_of_another_size(pipe):
     source, probe = load_portraits().pipeline(), ProbeConfig(seeds=3, timestep_index=4)
     wide = NEMOPipeline.from_pipe(source, size=(48, 96))
@@ -101,6 +102,7 @@ def test_scores_and_searches_of_another_size(pipe):
         NEMOPipeline.from_pipe(source, size=(50, 64))
 
 
+@pytest.mark.nightly
 def test_another_probe_says_what_is_searched(pipe):
     """At the search's own threshold nothing is memorized; the scores that flag it decide, prompt and seeds."""
     texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
@@ -147,6 +149,7 @@ def test_statistics_of_another_model_are_refused(pipe):
         latents(pipe, neurons=NeuronSet({PLACE: (1,)}, "feedfeedfeedfeed"))
 
 
+@pytest.mark.nightly
 def test_samples_say_whether_copies_are_gone(pipe):
     """A planted caption copies its picture; with all its value neurons blocked it does not."""
     plant, settings = plants()[2], {"num_inference_steps": 10, "guidance_scale": 2.0}
@@ -173,6 +176,7 @@ def test_a_text_is_one_prompt_not_its_letters(pipe):
         pipe.statistics("a hat")
 
 
+@pytest.mark.nightly
 def test_erasing_leaves_the_pipeline_alone_and_its_lora_loads(pipe, tmp_path):
     """From prompts and pictures to a file that diffusers loads; a surrogate that is a copy itself is refused."""
     plant, scenes = plants()[2], sample_scenes(range(20, 24))

@@ -10,6 +10,7 @@ POSITIONS = {"sd3": "grid", "pixart": "grid"}
 TRANSFORMERS = [name for name in SOURCES if name != "sdxl"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_trained_size_is_untouched_and_others_change(name):
     stock, told = source(name)

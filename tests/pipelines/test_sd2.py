@@ -103,6 +103,7 @@ def test_taps_matches_and_masks(both):
     assert float((eps == v).float().mean()) > 0.99 and set(eps.unique().tolist()) == {0, 1}
 
 
+@pytest.mark.nightly
 def test_nemo_blocks_scores_and_searches(both):
     captions, probe = ["a cat", "a smiling face", "a horse on blue"], ProbeConfig(seeds=2, timestep_index=1)
     blocked, results = [], []

@@ -76,6 +76,7 @@ def test_a_model_draws_as_its_lora_in_the_weights(case):
     assert torch.equal(drawn(stock, told), plain), "nothing stays"
 
 
+@pytest.mark.nightly
 def test_pictures_have_their_own_models(case, no_hooks_left):
     stock, told, space = case
     pipe = W2WPipeline.from_pipe(stock)
@@ -90,6 +91,7 @@ def test_pictures_have_their_own_models(case, no_hooks_left):
     no_hooks_left(backbone(stock))
 
 
+@pytest.mark.nightly
 def test_edits_begin_where_the_scheduler_stands(case):
     stock, told, space = case
     pipe = W2WPipeline.from_pipe(stock)

@@ -79,6 +79,7 @@ def test_interrupting_an_inversion_stops_the_run_and_saves_the_best(comfy, loade
         shutil.rmtree(state)
 
 
+@pytest.mark.nightly
 def test_an_interrupted_inversion_goes_on(comfy, loaded, space, positive, monkeypatch):
     """The same inputs again: steps already made are not made anew, and the result is that of one run, bit for bit."""
     import comfy.model_management as management

@@ -1,0 +1,13 @@
+"""AuraFlow, of which only the trained size is known here."""
+
+from __future__ import annotations
+
+from .facts import Published
+from .family import Family, Side
+
+FAMILY = Family(
+    "AuraFlow",
+    Side("AuraFlowTransformer2DModel"),
+    unaddressed="it has no layout here yet",
+    published=(Published("AuraFlow", config="AuraFlow", side=(1024, 1024)),),
+)

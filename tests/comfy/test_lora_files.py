@@ -1,0 +1,116 @@
+"""LoRA files in real ComfyUI: what we write loads there, and both lists of LoRAs say the same."""
+
+import os
+from contextlib import contextmanager
+
+import pytest
+from vitrine.engine.emd import StudentContract
+from vitrine.engine.emd.export import export
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.lora_writing import kohya, of_peft
+from vitrine.engine.nemo.erase import Erased
+from vitrine.engine.w2w import initial_lora, read_lora, write_lora
+
+
+@contextmanager
+def loras_in(*roots, spaces=None):
+    import folder_paths
+
+    kept = dict(folder_paths.folder_names_and_paths)
+    folder_paths.folder_names_and_paths["loras"] = ([str(r) for r in roots], {".safetensors", ".ckpt"})
+    if spaces is not None:
+        folder_paths.folder_names_and_paths["w2w"] = ([str(spaces)], set())
+    try:
+        yield
+    finally:
+        folder_paths.folder_names_and_paths.clear()
+        folder_paths.folder_names_and_paths.update(kept)
+
+
+def patched_keys(model, path):
+    """Weights that ComfyUI's own loader changes."""
+    import comfy.sd
+    import comfy.utils
+
+    clone, _ = comfy.sd.load_lora_for_models(
+        model, None, comfy.utils.load_torch_file(str(path), safe_load=True), 1.0, 0.0
+    )
+    return set(clone.patches) - set(model.patches)
+
+
+def test_every_file_we_write_loads_in_comfyui(comfy, tmp_path):
+    from vitrine.engine.portraits import load_portraits
+
+    (model,) = comfy.call("VitrineLoadPortraits", model="portraits, 64 px")[:1]
+    lora = initial_lora(load_portraits().unet, rank=2, alpha=2.0, seed=0)
+    adapter = {}
+    for path, layer in lora.items():
+        adapter |= {f"{path}.lora_A.generator.weight": layer.down, f"{path}.lora_B.generator.weight": layer.up}
+    files = [
+        write_lora(tmp_path / "auto.safetensors", lora), export(tmp_path, adapter, "generator", StudentContract())[0],
+        Erased(kohya(of_peft(adapter)), 2).save(tmp_path / "erased.safetensors"),
+    ]  # fmt: skip
+    from safetensors.torch import save_file
+
+    wrapped = {f"unet.base_model.model.{k.replace('.generator', '')}": v for k, v in adapter.items()}
+    save_file(wrapped, tmp_path / "wrapped.safetensors")
+    files.append(write_lora(tmp_path / "again.safetensors", read_lora(tmp_path / "wrapped.safetensors")))
+    for file in files:
+        assert len(patched_keys(model, file)) == len(lora) > 0, file.name
+
+
+def test_folders_are_those_of_load_lora(comfy, tmp_path):
+    import folder_paths
+    from vitrine.nodes.comfy import w2w
+
+    root, elsewhere = tmp_path / "loras", tmp_path / "disk"
+    for folder in (root / "people", elsewhere / "far", root / "one"):
+        folder.mkdir(parents=True)
+    for name in ("people/a.safetensors", "people/b.SAFETENSORS", "people/._c.safetensors", "one/a.safetensors",
+                 "one/notes.ckpt", "people/README.md"):  # fmt: skip
+        (root / name).touch()
+    for name in "ab":
+        (elsewhere / "far" / f"{name}.safetensors").touch()
+    (root / "linked").symlink_to(elsewhere)
+    (root / "people" / "loop").symlink_to(root / "people")
+    with loras_in(root):
+        listed = {n.replace(os.sep, "/") for n in folder_paths.get_filename_list("loras")}
+        assert "linked/far/a.safetensors" in listed
+        folders = w2w.lora_folders()
+        assert [n for n in folders if n != w2w.PEOPLE] == ["linked/far", "people"]
+        assert not any("._" in n or n.endswith((".ckpt", ".md")) for n in w2w.loras())
+        assert w2w._folders.cache_info().misses >= 1
+        before = w2w._folders.cache_info().misses
+        w2w.lora_folders()
+        assert w2w._folders.cache_info().misses == before, "the tree is not walked again"
+
+
+def test_lists_offer_what_can_be_read(comfy, tmp_path):
+    from vitrine.nodes.comfy import lora, w2w
+
+    spaces, loras = tmp_path / "w2w", tmp_path / "loras"
+    for folder in (spaces / ".x.work", spaces / "sub", loras / "sub"):
+        folder.mkdir(parents=True)
+    for name in ("README.md", "a.png", ".x.work/.owner.lock", ".x.work/b.safetensors", "sub/good.w2w.safetensors"):
+        (spaces / name).touch()
+    (loras / "sub" / "mine.safetensors").touch()
+    with loras_in(loras, spaces=spaces):
+        own = [n for n in w2w.space_files() if n != w2w.PEOPLE]
+        assert [n.replace(os.sep, "/") for n in own] == ["sub/good.w2w.safetensors"]
+        nodes = {
+            "1": {"class_type": "VitrineLoadW2WSpace", "inputs": {"space_file": "sub\\good.w2w.safetensors"}},
+            "2": {"class_type": "VitrineLoadW2WModel", "inputs": {"lora": "sub\\mine.safetensors", "member": "a\\b"}},
+        }
+        data = lora.as_listed({"prompt": nodes})["prompt"]
+        assert data["1"]["inputs"]["space_file"] == own[0] and data["2"]["inputs"]["lora"] in w2w.loras()
+        assert data["2"]["inputs"]["member"] == "a\\b"
+
+
+def test_names_of_new_files(comfy):
+    from vitrine.engine.nemo import NeuronSet
+
+    for name in ("CON", "a\nb", "x:stream", "*", "end.", "../up", "a" * 240, ""):
+        with pytest.raises(VitrineError, match="file name"):
+            comfy.call(
+                "VitrineSaveNeurons", neurons=NeuronSet({"down-level0-repeat0-vit-block0-cross-v": (1,)}), name=name
+            )

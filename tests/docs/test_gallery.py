@@ -1,0 +1,95 @@
+"""docs/gallery.md: every workflow stands in it, with thumbnail, swap and example; its links lead somewhere."""
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from vitrine_tests.docs.test_pictures import Image, command, difference
+from vitrine_tests.full_size.notes import Following, families_of, for_transformers, note, plain, transformers_in
+from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED
+
+ROOT = Path(__file__).parents[2]
+GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+SECTIONS = re.split(r"^## ", GALLERY, flags=re.M)[1:]
+NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
+
+
+def slug(workflow):
+    """A title as a file name of the docs, and as the name of its twin: "Draw in one step" -> draw_in_one_step."""
+    return re.sub(r"\W+", "_", workflow.stem.lower())
+
+
+def links(text):
+    return [unquote(link) for link in re.findall(r"\]\(([^)]+)\)", text)]
+
+
+def test_every_workflow_has_its_section(subtests):
+    for workflow in SHIPPED:
+        with subtests.test(workflow.stem):
+            (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
+            assert {f"pictures/graph_{slug(workflow)}.jpg", f"pictures/{slug(workflow)}.jpg"} <= set(links(section))
+            assert section.startswith(f"{workflow.stem}\n"), "the file's name is the title that ComfyUI shows"
+            assert "**Your own model:** swap *" in section and re.search(r"\(examples/\w+\.py\)", section)
+
+
+def test_the_node_to_swap_is_in_the_workflow(subtests):
+    for workflow in SHIPPED:
+        with subtests.test(workflow.stem):
+            (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
+            names, nodes = (json.loads(p.read_text(encoding="utf-8")) for p in (NAMES, workflow))
+            shown = {names[n["type"]]["display_name"] for n in nodes["nodes"] if n["type"] in names}
+            assert re.search(r"swap \*([^*]+)\*", section).group(1) in shown
+
+
+OWN = {
+    "checkpoint": "c", "pictures": ["a", "b"], "labels": "x 1\ny 0", "student": "s", "preset": "DMD2 SD1.5",
+    "slider": "own", "folder": "people", "space": "w", "neurons": "n", "person": "p", "places": "f", "taps": "t",
+}  # fmt: skip
+
+
+def test_the_note_is_the_gallerys_and_can_be_followed(subtests):
+    """On real checkpoints in tests/full_size; here, that each part of it is understood and leaves a whole graph."""
+    for workflow in SHIPPED:
+        with subtests.test(workflow.stem):
+            (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
+            (said,) = re.findall(r"\*\*Your own model:\*\* (.*?)\n- \*\*In Python", section, re.S)
+            assert plain(said) == note(workflow.stem)
+            assert transformers_in(" ".join(said.split())) == for_transformers(workflow.stem)
+            for family in families_of(workflow.stem):
+                following = Following.start(workflow.stem, family, OWN)
+                following.follow(note(workflow.stem))
+                nodes = following.graph.values()
+                kinds = {node["class_type"] for node in nodes}
+                assert "CheckpointLoaderSimple" in kinds
+                assert not [kind for kind in kinds if kind.startswith("VitrineLoadPortraits")]
+                linked = [v[0] for node in nodes for v in node["inputs"].values() if isinstance(v, list)]
+                assert set(linked) <= set(following.graph), "every link leads to a node of the graph"
+                assert not re.search("shipped|portraits power", json.dumps(following.graph))
+
+
+def test_templates_on_your_model_stand_together():
+    (section,) = [s for s in SECTIONS if s.startswith("On your model\n")]
+    assert {f"../workflows/{p.name}" for p in ON_YOUR_MODEL} == set(links(section)) and len(ON_YOUR_MODEL) >= 7
+    shown = {unquote(picture) for picture in re.findall(r'src="([^"]+)"', section)}
+    assert shown == {f"../workflows/{p.stem}.jpg" for p in ON_YOUR_MODEL}
+
+
+def test_a_thumbnail_is_small_and_made_of_results(subtests):
+    """docs/make_thumbnails.py; ComfyUI's template browser knows this name only."""
+    for workflow in ALL:
+        with subtests.test(workflow.stem):
+            path = workflow.with_suffix(".jpg")
+            made, times = command("make_thumbnails").frames(workflow.stem)
+            shown = Image.open(path)
+            assert path.stat().st_size <= 150_000 and shown.size == (400, 400) and len(made) == len(times)
+            assert getattr(shown, "n_frames", 1) == len(made) and difference(shown, made[0]) < 4
+            if len(made) > 1:
+                shown.seek(4)
+                assert difference(shown, made[4]) < 4 < difference(made[0], made[4])
+
+
+def test_links_lead_somewhere_and_no_example_is_left_out():
+    found = links(GALLERY)
+    assert all((ROOT / "docs" / link).is_file() for link in found)
+    assert {f"examples/{p.name}" for p in (ROOT / "docs" / "examples").glob("*.py")} <= set(found)

@@ -1,0 +1,78 @@
+"""The README's pictures: small, made by the commands beside them, and what they say they are."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+Image = pytest.importorskip("PIL.Image")
+
+
+def command(name):
+    """docs/NAME.py as a module, which finds those beside it."""
+    if name != "sheets" and "sheets" not in sys.modules:
+        command("sheets")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def difference(a, b):
+    """Mean absolute difference of two pictures, 0 to 255."""
+    from PIL import ImageChops, ImageStat
+
+    assert a.size == b.size
+    return sum(ImageStat.Stat(ImageChops.difference(a.convert("RGB"), b.convert("RGB"))).mean) / 3
+
+
+def test_the_first_screen_is_a_sentence_a_moving_picture_and_two_commands():
+    first = README[: README.index("## ")]
+    assert first.count("](") == 1 and "![" in first and "docs/slider.webp" in first and first.count("pip install") == 2
+    tiles = README[README.index("## What") : README.index("## Nodes")]
+    assert tiles.count("<img ") == 6 and (ROOT / "docs" / "slider.webp").stat().st_size < 1_500_000
+
+
+def test_the_slider_moves_and_its_frames_are_what_the_model_draws():
+    """Drawn anew: nothing pulled, and one slider at its end; the file is compressed, so equal but for that."""
+    slider = command("make_slider")
+    shown, frames = Image.open(slider.FILE), slider.positions()
+    assert shown.is_animated and shown.n_frames == len(frames) >= 32 and shown.size[0] > 800
+    chosen = [0, slider.STEPS]
+    assert max(frames[0].values()) == 0 and sorted(frames[chosen[1]].values())[-2:] == [0.0, 1.0]
+    stored = []
+    for k, row in zip(chosen, slider.pictures([frames[k] for k in chosen]), strict=True):
+        shown.seek(k)
+        stored.append(shown.convert("RGB").crop((0, 0, shown.width, slider.SIDE)))
+        anew = slider.sheet(row, frames[k]).crop((0, 0, shown.width, slider.SIDE))
+        assert difference(stored[-1], anew) < 3.5
+    assert difference(*stored) > 5, "the edit is seen"
+
+
+def test_tiles_are_cut_from_the_gallery(tmp_path):
+    tiles = command("make_tiles")
+    for name in tiles.TILES:
+        stored = Image.open(tiles.DOCS / "pictures" / f"tile_{name}.jpg")
+        assert f"tile_{name}.jpg" in README and difference(stored, tiles.tile(name)) < 5
+        rows = [stored.crop((60, y, 400, y + 110)) for y in (0, 115)]
+        assert difference(*rows) > 3, "two different rows"
+
+
+def test_help_pages_show_what_their_node_does(tmp_path):
+    """docs/make_help.py; ComfyUI's page looks beside the English pages, whatever the language."""
+    cut, pages = command("make_help"), ROOT / "nodes/web/docs"
+    texts = {p: p.read_text(encoding="utf-8") for p in pages.rglob("*.md")}
+    shown = {p: re.findall(r"!\[[^]]{10,}\]\(pictures/(\w+)\.jpg\)\n\n\*[^*\n]+\*\n", t) for p, t in texts.items()}
+    assert sum(map(bool, shown.values())) >= 34 + 3 * 6
+    assert {name for names in shown.values() for name in names} == {*cut.cuts(), "rendered"}
+    assert all(len(names) == t.count("![") <= 1 for names, t in zip(shown.values(), texts.values(), strict=True))
+    for path in pages.glob("Vitrine*/*.md"):
+        assert shown[path] == shown[pages / f"{path.parent.name}.md"], "each language shows the same"
+    drawn = {"rendered": cut.rendered(), **{name: cut.picture(name) for name in cut.cuts()}}
+    for name, picture in drawn.items():
+        file = cut.HELP / f"{name}.jpg"
+        assert file.stat().st_size < 30_000 and difference(Image.open(file), picture) < 7, name

@@ -1,0 +1,11 @@
+"""Which members of a matrix run with every change, and which at night."""
+
+import pytest
+
+EVERY_DAY = ("flux", "wan")
+"""Of the transformer families: one with joint attention, one with cross-attention. The UNet is in most files."""
+
+
+def nightly_but(names, kept=EVERY_DAY):
+    """Parameters of a test: all names, those that are not kept marked nightly."""
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.nightly) for name in names]

@@ -1,0 +1,110 @@
+"""What is shipped: the registry's archive points to nothing that it leaves out, and has nothing its scanner hides."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote
+
+from vitrine_tests import shipped
+
+ROOT = Path(__file__).parents[1]
+CODE = ("__init__.py", "engine/", "nodes/", "evidence/", "locales/", "workflows/", "subgraphs/")
+"""What runs, or is read inside ComfyUI. README, CHANGELOG and CONTRIBUTING are pages about the repository."""
+SCANNED = {
+    "network": r"\.(?:connect|bind|listen|send|sendall|sendto|recv|recvfrom|recv_into)\s*\(|ClientSession"
+    r"|create_connection|urlopen|urlretrieve|urllib\.request|http\.client|\brequests\.(?:get|post|Session)\b"
+    r"|\bsocket\.|import socket|ftplib|XMLHttpRequest",
+    "processes": r"\bsubprocess\b|os\.system|os\.popen|os\.exec|Popen",
+    "environment": r"os\.environ|os\.getenv",
+    "dynamic code": r"(?<![\w.])(?:eval|exec)\s*\(|__import__|new Function\b|pickle\.load|marshal\.load|import pickle",
+    "addresses": r"raw\.githubusercontent\.com",
+}
+"""What versions are hidden for, by what publishers report of the registry's scanner; comments and texts count."""
+POINTER = re.compile(r"(?<![\w/.-])(?:docs|tests|\.github|\.ci)/[\w./-]*\w")
+
+
+def test_the_scanner_finds_nothing():
+    files = shipped.texts(shipped.archive() | {n for n in shipped.tracked() if n.startswith(CODE)})
+    hits = [
+        (name, kind, match[0])
+        for name, text in files.items()
+        for kind, pattern in SCANNED.items()
+        for match in re.finditer(pattern, text)
+    ]
+    assert len(files) > 600 and not hits
+
+
+def test_the_scanner_is_not_blind():
+    for line, kind in (("searching.send(x)", "network"), ("f.bind (a)", "network"), ("x = eval(y)", "dynamic code"),
+                       ("import subprocess", "processes"), ("aiohttp.ClientSession()", "network")):  # fmt: skip
+        assert re.search(SCANNED[kind], line)
+    assert not any(re.search(pattern, "net.eval().requires_grad_(False)") for pattern in SCANNED.values())
+
+
+def test_the_archive_has_what_runs_and_nothing_else():
+    packed, everything = shipped.archive(), shipped.tracked()
+    assert {n for n in everything if n.startswith(CODE)} <= packed
+    assert {"LICENSE", "LICENSES.md", "SECURITY.md", "README.md", "pyproject.toml", "requirements.txt"} <= packed
+    assert not [n for n in packed if n.startswith(("tests/", "docs/", ".ci/", ".github/"))]
+    assert not [n for n in packed if n.endswith((".pt", ".bin", ".ckpt", ".pkl", ".zip", ".sh", ".exe", ".whl"))]
+
+
+def test_nothing_inside_points_outside():
+    """Help pages, messages, tooltips, notes of templates, cards and docstrings name no file that is left out."""
+    packed, dead = shipped.archive(), []
+    for name, text in shipped.texts({n for n in packed if n.startswith(CODE)}).items():
+        for line in text.splitlines():
+            if "vitrine.evidence" in line or "pytest tests/" in line:  # a command of a checkout, which writes that file
+                continue
+            dead += [(name, path) for path in POINTER.findall(line) if path not in packed]
+    assert not dead
+
+
+def test_links_of_the_help_pages_lead_to_files_inside():
+    packed, seen = shipped.archive(), 0
+    for name, text in shipped.texts(
+        {n for n in packed if n.startswith("nodes/web/docs/") and n.endswith(".md")}
+    ).items():
+        links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+        for link in (unquote(link).split("#")[0] for link in links):
+            if not link or "://" in link:
+                continue
+            # Pictures and the glossary are addressed from the folder of the pages, also in a translation's subfolder.
+            base = ROOT / "nodes/web/docs"
+            path = base / link.removeprefix("/") if "vitrine/" in link else base / link
+            assert path.resolve().relative_to(ROOT).as_posix() in packed, (name, link)
+            seen += 1
+    assert seen > 100
+
+
+def test_templates_name_shipped_files():
+    """Files that a template's Load nodes name under the folder of the pack's examples are in the archive."""
+    packed = {Path(n).name for n in shipped.archive()}
+    for name in (n for n in shipped.archive() if n.startswith("workflows/") and n.endswith(".json")):
+        text = json.dumps(json.loads((ROOT / name).read_text(encoding="utf-8")))
+        for file in re.findall(r"vitrine[\\/]+([\w. -]+\.(?:json|safetensors|png|jpg))\b", text):
+            assert file in packed, (name, file)
+
+
+LOADED = """
+import importlib.util, sys
+where = {"submodule_search_locations": [sys.argv[1]]}
+spec = importlib.util.spec_from_file_location("vitrine", sys.argv[1] + "/__init__.py", **where)
+sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["vitrine"])
+from vitrine.engine.cli.main import main
+main(["--version"])
+"""
+
+
+def test_the_archive_alone_loads(tmp_path):
+    for name in shipped.archive():
+        (tmp_path / "pack" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "pack" / name)
+    command = [sys.executable, "-c", LOADED, str(tmp_path / "pack")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.match(r"vitrine-diffusion \d+\.\d+\.\d+\n", done.stdout)

@@ -1,0 +1,71 @@
+"""SECURITY.md: what it promises of the code, read from the code. Files from strangers are tried in their own tests."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+CODE = {
+    p: ast.parse(p.read_text(encoding="utf-8")) for wing in ("engine", "nodes") for p in (ROOT / wing).rglob("*.py")
+}
+
+
+def calls(*names):
+    """(file, call) of each call of a dotted name, such as ``torch.load``."""
+    for path, tree in CODE.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
+                yield path.relative_to(ROOT).as_posix(), node
+
+
+def settings(call):
+    return {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+
+
+def test_no_pickle_is_run():
+    loads = list(calls("torch.load"))
+    assert loads and all(settings(call).get("weights_only") == "True" for _, call in loads)
+    assert not [name for name, _ in loads if name.startswith("nodes/")]
+    assert all(settings(call).get("allow_pickle") == "False" for _, call in calls("np.load", "numpy.load"))
+
+
+def test_programs_run_only_where_an_option_names_them():
+    assert {name for name, _ in calls("torch.jit.load")} == {"engine/pipelines/descriptors.py"}
+    assert not [p for p in CODE if "nodes" in p.parts and re.search(r"descriptors|jit", p.read_text(encoding="utf-8"))]
+    assert all(f"`--{name}`" in PAGE for name in ("sscd", "face", "lpips"))
+
+
+def test_routes_are_those_of_the_page():
+    routes = {
+        (node.func.attr, node.args[0].value)
+        for path, tree in CODE.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("server.routes.")
+    }
+    assert {route for _, route in routes} == set(re.findall(r"`(/vitrine/[\w.]+)`", PAGE))
+    assert {method for method, _ in routes} == {"get", "post"}
+
+
+def test_nodes_ask_no_other_host():
+    scripts = [p.read_text(encoding="utf-8") for p in (ROOT / "nodes" / "web").glob("*.js")]
+    assert len(scripts) >= 8
+    for text in scripts:
+        assert not re.search(r"https?://(?!www\.w3\.org/)|(?<!\.)\bfetch\(|WebSocket|EventSource", text)
+    imported = {
+        alias.name.split(".")[0]
+        for tree in CODE.values()
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Import)
+        for alias in n.names
+    } | {
+        n.module.split(".")[0]
+        for tree in CODE.values()
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom) and n.module and not n.level
+    }
+    assert not imported & {"requests", "urllib", "http", "httpx", "socket", "huggingface_hub", "subprocess", "pickle"}
+
+
+def test_it_says_how_to_report():
+    assert "Report a vulnerability" in PAGE and "vitrine --version" in PAGE
