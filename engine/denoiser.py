@@ -40,6 +40,8 @@ class Denoiser:
         call: (x_t (B, C, H, W), t (B,), Condition) -> (B, C, H, W), the bare network.
         learned: what the network itself was trained to put out, where ``call`` turns that into something else, as
             ComfyUI does; empty where it is ``prediction``.
+        made_of: gives what the network is made of, where its modules do not say it all: ComfyUI applies LoRAs and
+            patches when it loads them; None: its modules.
     """
 
     backbone: nn.Module
@@ -47,6 +49,7 @@ class Denoiser:
     prediction: str
     call: Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]
     learned: str = ""
+    made_of: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         if self.prediction not in PREDICTIONS:
@@ -71,6 +74,12 @@ class Denoiser:
         kinds = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
         prediction = "flow" if schedule.kind == "flow" else kinds.get(scheduler.config.prediction_type, "unknown")
         return cls(backbone, schedule, prediction, call_of(backbone))
+
+    @property
+    def inputs(self) -> dict[str, object]:
+        """What numbers computed with it depend on, for a :class:`~vitrine.engine.run.Run`."""
+        network = self.backbone if self.made_of is None else self.made_of()
+        return {"network": network, "noise schedule": [self.schedule, self.prediction, self.learned]}
 
     def network_input(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
         """x_t in the scale the network expects, for t a number or (B,)."""

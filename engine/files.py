@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,15 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .errors import VitrineError, printable, refuse
+from .temporary_files import TEMPORARY, sweep, temporary_path
 
 if TYPE_CHECKING:
     import torch
 
 KEY = "vitrine"
 """The safetensors metadata key that holds our JSON header."""
-
-TEMPORARY = ".tmp-vitrine"
-"""Ending of a file that is being written; leftovers may be deleted."""
 
 LONGEST_NAME = 255
 """Bytes of a name in the common filesystems."""
@@ -46,7 +43,7 @@ def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
     path = Path(path)
     refuse_long_names(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}{TEMPORARY}"
+    scratch = temporary_path(path)
     try:
         with _disk_errors(path):
             scratch.touch()
@@ -112,13 +109,15 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
         VitrineError, OSError: As :func:`write_whole`.
     """
     import shutil
-    import tempfile
 
     folder = Path(folder)
     refuse_long_names(folder, "folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".", suffix=TEMPORARY) as scratch:
-        fresh = Path(scratch) / "fresh"
+    sweep(folder)
+    scratch = temporary_path(folder / folder.name)
+    scratch.mkdir()
+    try:
+        fresh = scratch / "fresh"
         with _disk_errors(folder):
             write(fresh)
             _follow_umask(fresh)
@@ -127,6 +126,8 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             entry.replace(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
@@ -144,9 +145,14 @@ def _follow_umask(folder: Path) -> None:
 def save_safetensors(
     path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device."""
+    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device.
+
+    What a killed process left of the same file is deleted.
+    """
     from safetensors.torch import save_file
 
+    if Path(path).parent.is_dir():
+        sweep(Path(path).parent, Path(path).name)
     plain: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

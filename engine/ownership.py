@@ -1,6 +1,7 @@
-"""Work folders have one owner at a time: a second process is refused, also on a shared disk where the system locks it.
+"""Work folders and state files have one owner at a time: a second process is refused.
 
-The lock is the operating system's (``filelock``, which torch brings), so it ends with its process however that ends.
+The lock is the operating system's (``filelock``, which torch brings), so it ends with its process however that ends;
+on a shared disk it holds where the system locks that.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ from .errors import refuse
 from .files import parse_table, write_json
 
 LOCK, NOTE = ".owner.lock", ".owner.json"
+FILES = (".safetensors", ".json")
+"""Endings of a state that is one file; the place of any other is a folder."""
 
 
 @contextmanager
-def sole_owner(folder: str | Path) -> Iterator[None]:
-    """Around work that keeps its state in ``folder``, which is made if it is missing.
+def sole_owner(place: str | Path) -> Iterator[None]:
+    """Around work that keeps its state in ``place``: a folder, made if it is missing, or a file, if it has an ending.
 
     Raises:
         VitrineError: If another process, or another thread of this one, works there; its process id is named.
     """
     from filelock import FileLock, Timeout
 
-    folder = Path(folder)
+    place = Path(place)
+    folder = place.parent if place.suffix in FILES else place
     folder.mkdir(parents=True, exist_ok=True)
-    lock, note = FileLock(str(folder / LOCK)), folder / NOTE
+    before = f".{place.name}" if place.suffix in FILES else ""
+    lock, note = FileLock(str(folder / f"{before}{LOCK}")), folder / f"{before}{NOTE}"
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        shown = f"{folder.name}, in use by {_owner(note)}"
+        shown = f"{place.name}, in use by {_owner(note)}"
         raise refuse("work folder", shown, "a folder of its own", "wait for that process, or stop it") from error
     try:
         write_json(note, {"process": os.getpid(), "machine": platform.node()})

@@ -71,6 +71,26 @@ def processes() -> Any:
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
 
 
+def accelerator(mixed_precision: str = "no", cpu: bool = False) -> Any:
+    """accelerate's ``Accelerator`` for a training: CPU processes form a group, by gloo, as those on GPUs do by theirs.
+
+    Args:
+        cpu: although there is a GPU.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    cpu = cpu or not torch.accelerator.is_available()  # else CPU processes form no group
+    patient = InitProcessGroupKwargs(timeout=_PATIENCE)
+    return Accelerator(mixed_precision=mixed_precision, cpu=cpu, kwargs_handlers=[patient])
+
+
+def workers_of(accelerator: Any) -> Workers:
+    """The processes of an ``Accelerator``, as a :class:`~vitrine.engine.run.Run` takes them."""
+    index, count = accelerator.process_index, accelerator.num_processes
+    return Workers(index, count, meet=accelerator.wait_for_everyone)
+
+
 def world_size() -> int:
     """How many processes ``torchrun`` or ``accelerate launch`` has started; 1 without a launcher."""
     return int(environ.get("WORLD_SIZE", 1))

@@ -25,9 +25,9 @@ class RowFile:
     write different rows at the same time. Close it, or use it in ``with``.
 
     Args:
-        folder: made if it is missing; goes on with the table that is there.
+        folder: made if it is missing; goes on with the table that is there. What its rows were made of is known to the
+            :class:`~vitrine.engine.run.Run` around it.
         shape: (N, D).
-        identity: what makes a table the same: anything JSON can hold.
         width: columns of a block; None is one block, for reading by rows. A table that is there keeps its own.
 
     Attributes:
@@ -35,16 +35,15 @@ class RowFile:
         done: (N,) bool, which rows were there when it was opened, or have been written since.
 
     Raises:
-        VitrineError: If the folder holds another table.
+        VitrineError: If the folder holds a table of another shape.
     """
 
     def __init__(
-        self, folder: str | Path, shape: tuple[int, int], identity: object, dtype: torch.dtype = torch.float32,
-        width: int | None = None,
-    ) -> None:  # fmt: skip
+        self, folder: str | Path, shape: tuple[int, int], dtype: torch.dtype = torch.float32, width: int | None = None
+    ) -> None:
         self.folder, self.shape, self.dtype = Path(folder), shape, dtype
         self.folder.mkdir(parents=True, exist_ok=True)
-        facts = {"shape": list(shape), "dtype": str(dtype), "identity": identity}
+        facts = {"shape": list(shape), "dtype": str(dtype)}
         self.width = self._known(facts) or width or shape[1]
         write_json(self.folder / _NOTE, facts | {"width": self.width})
         size = shape[0] * shape[1] * dtype.itemsize
@@ -57,12 +56,17 @@ class RowFile:
         note = self.folder / _NOTE
         if not note.is_file():
             return None
-        with named(note, "work folder", "the state of a build", f"empty {self.folder.name}"):
+        with named(note, "work folder", "a table", f"empty {self.folder.name}"):
             known = parse_table(note.read_text(encoding="utf-8"))
             width = int(known.pop("width"))
         if known != facts:
-            raise refuse("work folder", "the state of another build", "an empty folder", f"empty {self.folder.name}")
+            raise refuse("work folder", "a table of another shape", "an empty folder", f"empty {self.folder.name}")
         return width
+
+    @property
+    def inputs(self) -> Path:
+        """Its numbers, for a digest: they are read whole."""
+        return self.folder / _NUMBERS
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """(first column, end) of each block."""

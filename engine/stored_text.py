@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from .condition import Condition
 from .errors import refuse
-from .ownership import sole_owner
 from .processes import ALONE, Workers
 from .progress import Progress, silent
 from .rows import RowFile
+from .run import Run
 
 CHUNK = 64
 """Prompts encoded together. Always so many, so that a text's states do not depend on who encodes it, or when."""
@@ -28,10 +28,11 @@ class StoredText:
 
     Attributes:
         count: how many prompts.
+        inputs: the digest of the prompts and what encoded them.
     """
 
-    def __init__(self, table: RowFile, row: Condition) -> None:
-        self._table, self._one, self.count = table, row, table.shape[0]
+    def __init__(self, table: RowFile, row: Condition, inputs: str = "") -> None:
+        self._table, self._one, self.count, self.inputs = table, row, table.shape[0], inputs
 
     def take(self, rows: torch.Tensor) -> Condition:
         """Rows by index, with repetition."""
@@ -45,13 +46,13 @@ class StoredText:
 
     @classmethod
     def encoded(
-        cls, texts: Sequence[str], encode: Encode, folder: str | Path, identity: str, progress: Progress = silent,
+        cls, texts: Sequence[str], encode: Encode, folder: str | Path, identity: object, progress: Progress = silent,
         workers: Workers = ALONE,
     ) -> StoredText:  # fmt: skip
         """Encode the texts that are not in the folder yet; goes on after an interruption, also after ``kill -9``.
 
         Args:
-            identity: what makes it the same list on the same model.
+            identity: what the states depend on beside the texts: text encoders and how they are asked.
             workers: processes that share the chunks and see the folder.
 
         Raises:
@@ -59,9 +60,10 @@ class StoredText:
                 at lengths of their own.
         """
         row = encode(texts[:1]).to("cpu")
-        with nullcontext() if workers.index else sole_owner(folder):
+        inputs = {"prompts": list(texts), "text encoders": identity}
+        with Run(folder, "text states", inputs, ("rows.json",), workers) as run:
             # float32, which holds every narrower number as it is
-            table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(row))), identity)
+            table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(row))))
             starts = range(0, len(texts), CHUNK)
             own = [starts[i] for i in workers.share(len(starts))]
             for number, start in enumerate(own):
@@ -75,7 +77,23 @@ class StoredText:
                     table.write(start, torch.cat(parts, 1))
                 progress(number + 1, len(own))
             workers.meet()
-        return cls(table, row)
+        return cls(table, row, run.mark)
+
+
+@dataclass(frozen=True)
+class KnownText(Condition):
+    """A condition that says what it was made of: encoded again, it may round otherwise.
+
+    Attributes:
+        inputs: prompts and text encoders, by name.
+    """
+
+    inputs: Mapping[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cond: Condition, inputs: Mapping[str, object]) -> KnownText:
+        """The same condition."""
+        return cls(cond.text, cond.pooled, cond.extra, cond.fixed, inputs)
 
 
 def in_memory(texts: Sequence[str], encode: Encode) -> Condition:

@@ -1,24 +1,19 @@
-"""What resumable trainings share: the moving average of weights, the learning rate, and the state on disk.
+"""What trainings share: the moving average of weights, the learning rate, and gradients of several processes.
 
-A rate that is a function of the step number, and random numbers that are drawn from the step number or saved with the
-state, make a run that was stopped and resumed equal, bit for bit, to one that was not.
+Their state on disk is a :class:`~vitrine.engine.run.Run`'s. A rate that is a function of the step number, and random
+numbers that are drawn from the step number or saved with the state, make a run that was stopped and resumed equal, bit
+for bit, to one that was not.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
-from .errors import refuse
-from .files import named, parse_table, read_safetensors, save_safetensors
-from .progress import Progress
-
-STATE = "state.safetensors"
 Tensors = Mapping[str, torch.Tensor]
+SCHEDULES = ("constant", "cosine", "linear")
 
 
 class MovingAverage:
@@ -38,6 +33,27 @@ class MovingAverage:
 
         names = [k for k, v in tensors.items() if v.is_floating_point()]
         get_ema_multi_avg_fn(decay)([self.values[k] for k in names], [tensors[k].detach() for k in names], None)
+
+
+def learning_rate(
+    base: float, schedule: str, step: int, steps: int, *, warmup: int = 0, falling: float | None = None
+) -> float:
+    """The rate of step 0 .. ``steps`` - 1.
+
+    Args:
+        base: the highest rate.
+        schedule: ``constant``; ``cosine``, from ``base`` to 0; or ``linear`` to 0 over the last ``falling`` steps.
+        warmup: steps over which it rises to that linearly.
+        falling: of ``linear``; None is all steps.
+    """
+    if warmup:
+        base = base * min(1.0, (step + 1) / warmup)
+    if schedule == "cosine":
+        return base * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+    if schedule == "linear":
+        falling = steps if falling is None else falling
+        return base * min(1.0, max(0, steps - step) / falling) if falling else base
+    return base
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -79,89 +95,3 @@ def mean_gradients(
         batch.append(p)
     if batch:
         exchange()
-
-
-class RunState(NamedTuple):
-    """A saved run: groups of named tensors (``weight``, ``average`` ...) and facts that JSON can hold."""
-
-    tensors: dict[str, dict[str, torch.Tensor]]
-    facts: dict[str, Any]
-
-
-def save_state(
-    folder: str | Path,
-    tensors: Mapping[str, Tensors],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    facts: Mapping[str, Any],
-) -> Path:
-    """Writes the state of a run to ``folder/state.safetensors``, whole or not at all.
-
-    Args:
-        tensors: group -> name -> tensor; a group's name has no slash.
-        optimizers: by name.
-        facts: step counters, settings: anything JSON can hold.
-    """
-    flat = {f"{group}/{name}": value for group, named_ in tensors.items() for name, value in named_.items()}
-    for name, optimizer in optimizers.items():
-        for number, slots in optimizer.state_dict()["state"].items():
-            flat |= {f"optimizer/{name}/{number}/{key}": torch.as_tensor(value) for key, value in slots.items()}
-    return save_safetensors(Path(folder) / STATE, flat, {"facts": json.dumps(facts)})
-
-
-def load_state(
-    folder: str | Path, optimizers: Mapping[str, torch.optim.Optimizer], identity: Any = None, device: str = "cpu"
-) -> RunState | None:
-    """Reads what :func:`save_state` wrote and restores each optimiser's slots; None if nothing was saved.
-
-    Args:
-        identity: the settings that make two runs the same, compared with ``facts["identity"]``; None accepts any.
-
-    Raises:
-        VitrineError: If the file is damaged, or the run had other settings.
-    """
-    path = Path(folder) / STATE
-    if not path.is_file():
-        return None
-    with named(path, "training state", "a whole state.safetensors", "delete it to begin anew"):
-        flat, metadata = read_safetensors(path, device)
-        facts = parse_table(metadata["facts"])
-    if identity is not None and facts.get("identity") != json.loads(json.dumps(identity)):
-        raise refuse("folder", path.parent.name, "a run with these settings", "choose another folder")
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
-    slots: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}
-    for key, value in flat.items():
-        group, _, name = key.partition("/")
-        if group != "optimizer":
-            tensors.setdefault(group, {})[name] = value
-            continue
-        optimizer_name, number, slot = name.rsplit("/", 2)
-        slots[optimizer_name].setdefault(int(number), {})[slot] = value
-    for name, optimizer in optimizers.items():
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": slots[name]})
-    return RunState(tensors, facts)
-
-
-def state_facts(folder: str | Path) -> dict[str, Any]:
-    """The facts of a saved run, without its tensors."""
-    from safetensors import safe_open
-
-    with safe_open(str(Path(folder) / STATE), "pt") as file:
-        return parse_table(file.metadata()["facts"])
-
-
-def run_steps(
-    step: Callable[[], Any], done: Callable[[], int], until: int, total: int,
-    *, save: Callable[[], None], save_every: int, progress: Progress,
-    preview: Callable[[], torch.Tensor | None] = lambda: None,
-) -> None:  # fmt: skip
-    """Steps until ``done() >= until``, saving every ``save_every`` steps, at the end, and when interrupted."""
-    while done() < until:
-        step()
-        if done() % save_every == 0:
-            save()
-        try:
-            progress(done(), total, preview())
-        except BaseException:  # interrupted between two steps, where the state is consistent
-            save()
-            raise
-    save()

@@ -20,7 +20,7 @@ from .config import TapConfig
 from .container import Activations
 from .correspondence import feature_maps
 from .pictures import Pictures, in_chunks
-from .streaming import Streamed, stream_taps
+from .streaming import Streamed, read_streamed, stream_taps
 from .tap import tap_latents
 
 _READ, _CELLS = 8, 3
@@ -58,11 +58,11 @@ class Features:
             raise refuse("state", None, "a folder that all processes see", "activations are shared through it")
         with ExitStack() as cleaning:
             folder = state or cleaning.enter_context(tempfile.TemporaryDirectory(prefix="vitrine-taps-"))
-            arguments = (denoiser, pictures.source, names, config, Path(folder) / "taps", memory)
-            taps = stream_taps(*arguments, progress, workers.share(pictures.count))
+            arguments = (denoiser, pictures, names, config, Path(folder) / "taps", memory)
+            taps = stream_taps(*arguments, progress, workers)
             if workers.count > 1:
                 workers.meet()
-                taps = stream_taps(*arguments)
+                taps = read_streamed(Path(folder) / "taps")
             made = cls(taps, names, memory_bytes(memory))
             made._exit = cleaning.pop_all()
         return made

@@ -19,10 +19,11 @@ from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..files import named, parse_json, write_json
+from ..files import named
 from ..footprint import memory_bytes
 from ..hooks import Activation
 from ..progress import Progress, silent
+from ..run import Run
 from .config import TapConfig
 from .pca import PCABasis
 from .streaming import footprint, split_places
@@ -157,7 +158,7 @@ def measure_properties(
     addresses: list[str],
     timestep: float = 50.0,
     *,
-    state: str | Path | None = None,
+    state: str | Path | Run | None = None,
     memory: int | str | None = None,
     progress: Progress = silent,
 ) -> dict[str, Properties]:
@@ -166,16 +167,22 @@ def measure_properties(
     Args:
         latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
         addresses: spatial places, of UNets and transformers alike.
-        state: a JSON file that holds the scores of finished places; the same call resumes from it.
+        state: a JSON file that holds the scores of finished places; the same call resumes from it. A run says what
+            pictures and network are made of, where that is quicker to tell than by reading them.
         memory: budget in bytes or as "2GB" for the places and pictures that are tapped together; else two dozen places
             are.
 
     Raises:
-        VitrineError: If there are fewer than two pictures, or a place has no grid.
+        VitrineError: If there are fewer than two pictures, a place has no grid, or the file holds scores of another
+            network, other pictures or another timestep.
     """
     if len(latents) < 2:
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
-    properties = _load(state)
+    if isinstance(state, Run):
+        run = state
+    else:
+        run = Run(state, "filter", {"model": denoiser, "pictures": [latents, cond], "timestep": timestep})
+    properties = _known(run)
     missing = [a for a in addresses if a not in properties]
     done = 0
     groups, rows = place_groups(denoiser, latents, cond, missing, timestep, memory)
@@ -184,7 +191,7 @@ def measure_properties(
         taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
         for address in taps[0]:
             properties[address] = _score(*(t[address] for t in taps))
-        _save(state, properties, timestep)
+        run.save_table({"properties": {a: asdict(p) for a, p in properties.items()}})
         done += len(places)
         progress(done, len(missing), None)
     return {a: properties[a] for a in addresses}
@@ -217,14 +224,7 @@ def _score(first: Activation, second: Activation) -> Properties:
     return Properties(noise_score(first.tensor, second.tensor), granularity_score(mean), locality_score(mean))
 
 
-def _load(path: str | Path | None) -> dict[str, Properties]:
-    if path is None or not Path(path).is_file():
-        return {}
-    with named(path, "filter state", "a JSON table of properties", "delete the file"):
-        table = parse_json(Path(path).read_text(encoding="utf-8"))["properties"]
+def _known(run: Run) -> dict[str, Properties]:
+    table = run.load_table().get("properties", {})
+    with named(run.place or "", "filter state", "a JSON table of properties", "delete the file"):
         return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}
-
-
-def _save(path: str | Path | None, properties: Mapping[str, Properties], timestep: float) -> None:
-    if path is not None:
-        write_json(path, {"timestep": float(timestep), "properties": {a: asdict(p) for a, p in properties.items()}})

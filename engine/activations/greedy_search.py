@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import refuse
-from ..files import named, parse_table, write_json
+from ..files import named
 from ..progress import Progress, silent
+from ..run import Run
 
 ScoreOf = Callable[[tuple[str, ...]], float]
 
@@ -39,22 +39,19 @@ class SearchResult:
     score: float
 
 
-class _Memory:
-    """Scores already computed, saved to a JSON file so that an interrupted search resumes."""
+class _Scores:
+    """Scores already computed, kept in a file so that an interrupted search resumes."""
 
-    def __init__(self, path: str | Path | None) -> None:
-        self.path = Path(path) if path else None
-        self.table: dict[str, float] = {}
-        if self.path and self.path.is_file():
-            with named(self.path, "comparison state", "a JSON table of scores", "delete the file"):
-                self.table = {k: float(v) for k, v in parse_table(self.path.read_text(encoding="utf-8")).items()}
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        with named(run.place or "", "comparison state", "a JSON table of scores", "delete the file"):
+            self.table = {k: float(v) for k, v in run.load_table().get("scores", {}).items()}
 
     def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:
         key = " ".join(sorted(addresses))
         if key not in self.table:
             self.table[key] = float(score_of(addresses))
-            if self.path:
-                write_json(self.path, self.table)
+            self._run.save_table({"scores": self.table})
         return self.table[key]
 
 
@@ -66,7 +63,7 @@ def greedy_search(
     most: int = 4,
     pool: int = 12,
     tie: float = 0.0,
-    state: str | Path | None = None,
+    state: Run | None = None,
     progress: Progress = silent,
 ) -> SearchResult:
     """Rank places by their score alone, then combine them greedily.
@@ -77,16 +74,19 @@ def greedy_search(
         most: places in the combination at most.
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions that score within this of the best count as equal to it; the one that is best alone is added.
-        state: a JSON file that holds the scores; the same call resumes from it.
+        state: keeps the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
 
     Raises:
-        VitrineError: If there are no candidates, or none within the budget.
+        VitrineError: If there are no candidates, none within the budget, or the state is one of other inputs.
     """
     widths, total = budget or Budget({}, 0)  # a place without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]
     if not allowed:
         raise refuse("candidates", list(candidates), "at least one place within the budget", "raise the budget")
-    memory = _Memory(state)
+    if state is not None and not isinstance(state, Run):
+        remedy = "a file alone cannot tell whose scores it holds"
+        raise refuse("state", state, "Run(file, 'comparison', what the scores depend on)", remedy)
+    memory = _Scores(state or Run(None, "comparison", {}))
     singles = {}
     for i, address in enumerate(allowed):
         singles[address] = memory.score((address,), score_of)

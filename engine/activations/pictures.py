@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import torch
 from typing_extensions import Self
 
 from ..condition import Condition
+from ..digests import digest
 from ..errors import refuse
 from .segmentation import IGNORE
 
@@ -20,6 +21,18 @@ Source = Callable[[Sequence[int]], tuple[torch.Tensor, Condition]]
 """Numbers of pictures -> their latents (n, C, h, w) and a condition of n rows or one."""
 Masks = Callable[[Sequence[int]], torch.Tensor]
 """Numbers of pictures -> their masks (n, H, W) of class numbers, 255 where nobody knows."""
+
+
+class MadeOf(NamedTuple):
+    """What taps are made of beside network and settings, as a :class:`~vitrine.engine.run.Run` takes it.
+
+    Attributes:
+        shared: name -> input that all pictures have in common, such as the autoencoder.
+        picture: number -> its file or pixels, and its prompt.
+    """
+
+    shared: Mapping[str, object]
+    picture: Callable[[int], object]
 
 
 class Pair(NamedTuple):
@@ -64,6 +77,7 @@ class Pictures:
         source: gives latents and conditions.
         masks: gives masks; None where there are none.
         pairs: pictures whose points are known in each other; None where there are none.
+        made_of: what latents and conditions are made of, where that is quicker to tell than by reading them.
 
     Raises:
         VitrineError: If there are masks and pairs, or a pair has no points, points outside [0, 1] or no such picture.
@@ -73,6 +87,15 @@ class Pictures:
     source: Source
     masks: Masks | None = None
     pairs: tuple[Pair, ...] | None = None
+    made_of: MadeOf | None = None
+
+    @property
+    def inputs(self) -> dict[str, object]:
+        """Pictures and what is known of them, for a :class:`~vitrine.engine.run.Run`; reads them one by one."""
+        made_of = self.made_of or MadeOf({}, lambda n: self.source([n]))
+        masks = None if self.masks is None else [digest(self.masks([n])) for n in range(self.count)]
+        pictures = [digest(made_of.picture(n)) for n in range(self.count)]
+        return {**made_of.shared, "pictures": pictures, "masks": masks, "keypoints": self.pairs}
 
     def __post_init__(self) -> None:
         if self.pairs is None:

@@ -18,8 +18,10 @@ from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..fingerprint import fingerprint_of
+from ..footprint import memory_bytes
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
+from ..run import Run
 from .config import TapConfig
 from .features import Features
 from .filter import FilterRule, Properties, measure_properties, place_groups
@@ -36,6 +38,8 @@ PICTURES_SCORED = 16
 """The filter scores so many pictures at most; with eight, localities differ by 0.04 between sets of pictures."""
 
 
+_BEGUN = ("filter.json", "scores-*.json", "taps/shard-*.safetensors")
+"""What the folder of a ranking holds once there is work to lose."""
 TIE = 0.001
 """Scores this close are equal: between two machines, rounding moves a probe's score by up to 0.0003."""
 
@@ -173,7 +177,7 @@ def rank_places(
             ``config.split`` says; where points are known, places are judged by how many of them they find; part of
             the pictures chooses nothing and scores the choice. Without either, places are ranked by the filter alone,
             the least noisy ones first.
-        state: a folder for finished scores; the same call resumes from it.
+        state: a folder for finished scores; the same call resumes from it, also with another rule, budget or split.
         memory: budget in bytes or as "2GB" for what is held beyond the models and a bare forward: activations of many
             pictures wait in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see
             fewer of each picture. None keeps all in memory.
@@ -181,43 +185,56 @@ def rank_places(
 
     Raises:
         VitrineError: If there are fewer than four pictures with masks, only one class, a class missing from a part of
-            the split, or the filter keeps nothing.
+            the split, the filter keeps nothing, or the folder belongs to another network, other pictures or labels, or
+            another timestep.
     """
     config = config or RankingConfig()
     judge = _judge(pictures, config)
     places = spatial_places(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and workers.index == 0 else None
-    scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
-    properties = measure_properties(
-        denoiser, scored, cond, places, config.timestep, progress=progress, memory=memory,
-        state=None if folder is None else folder / "filter.json",
-    )  # fmt: skip
-    candidates, dropped = config.rule.apply(properties)
-    if not candidates:
-        raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
-    search, held_out, chosen = None, None, tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
-    if judge is not None:
-        tapped = TapConfig(tuple(candidates), config.timestep)
-        with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-            searched = _search(candidates, config, config.within(features.widths), folder, progress)
-            search, held_out = judge(features, searched)
-            workers.meet()  # who is first must not remove what others read
-        chosen = search.chosen
+    inputs = {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
+    with Run(state, "ranking", inputs, _BEGUN, workers) as run:
+        made_of: dict[str, object] = {} if folder is None else {"ranking": run.mark}
+        scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
+        properties = measure_properties(
+            denoiser, scored, cond, places, config.timestep, progress=progress, memory=memory,
+            state=_run(folder, "filter.json", made_of),
+        )  # fmt: skip
+        candidates, dropped = config.rule.apply(properties)
+        if not candidates:
+            raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
+        search, held_out = None, None
+        chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
+        if judge is not None:
+            tapped = TapConfig(tuple(candidates), config.timestep)
+            with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
+                made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe sees fewer pixels
+                searched = _search(candidates, config, config.within(features.widths), (folder, made_of), progress)
+                search, held_out = judge(features, searched)
+                workers.meet()  # who is first must not remove what others read
+            chosen = search.chosen
     colours = _colours(denoiser, (scored, cond), places, config.timestep, memory) if config.strips else {}
     return Ranking(properties, dropped, search, chosen, colours, held_out)
 
 
 def _search(
-    candidates: Sequence[str], config: RankingConfig, budget: Budget | None, folder: Path | None, progress: Progress
-) -> Search:
-    """The greedy search, whose scores are kept in a file of the folder."""
+    candidates: Sequence[str], config: RankingConfig, budget: Budget | None,
+    kept: tuple[Path | None, dict[str, object]], progress: Progress,
+) -> Search:  # fmt: skip
+    """The greedy search, whose scores are kept in a file of a folder, with what they were made of."""
+    folder, made_of = kept
 
     def search(score: ScoreOf, name: str) -> SearchResult:
-        state = None if folder is None else folder / name
-        how: dict = {"most": config.most, "tie": TIE, "state": state, "progress": progress}
+        judged = {**made_of, "judged by": [config.split, config.folds, config.alpha]}
+        how: dict = {"most": config.most, "tie": TIE, "state": _run(folder, name, judged), "progress": progress}
         return greedy_search(candidates, score, budget=budget, **how)
 
     return search
+
+
+def _run(folder: Path | None, name: str, inputs: dict[str, object]) -> Run:
+    """The part of a ranking that has a JSON file of its own in the folder."""
+    return Run(None if folder is None else folder / name, name, inputs)
 
 
 def _judge(pictures: Pictures, config: RankingConfig) -> Judge | None:

@@ -16,14 +16,17 @@ import torch
 from ..addresses import resolve
 from ..condition import Condition
 from ..denoiser import Denoiser
+from ..digests import digest
 from ..errors import refuse
 from ..files import named, parse_json, write_json
 from ..footprint import Peak, memory_bytes
 from ..hooks import Activation, capture
+from ..processes import ALONE, Workers
 from ..progress import Progress, silent
+from ..run import Run
 from .config import TapConfig
 from .container import Activations
-from .pictures import Source, in_chunks
+from .pictures import MadeOf, Pictures, Source, in_chunks
 from .tap import tap_latents
 from .writer import ActivationReader, ActivationWriter
 
@@ -112,8 +115,8 @@ class Streamed(NamedTuple):
 
 
 def stream_taps(
-    denoiser: Denoiser, source: Source, names: Sequence[str], config: TapConfig, folder: str | Path,
-    memory: int | str = "2GB", progress: Progress = silent, own: Sequence[int] | None = None,
+    denoiser: Denoiser, source: Source | Pictures, names: Sequence[str], config: TapConfig, folder: str | Path,
+    memory: int | str = "2GB", progress: Progress = silent, workers: Workers | None = None,
 ) -> Streamed:  # fmt: skip
     """Tap pictures into a folder; the same call goes on after an interruption, also after ``kill -9``.
 
@@ -121,33 +124,46 @@ def stream_taps(
     when their turn comes, ``config.batch`` rows at most at a time.
 
     Args:
-        source: gives latents and conditions of pictures by number.
+        source: gives latents and conditions of pictures by number. Without pictures that say what they are made of, it
+            is asked for them also where they were tapped before, to see that they are the same.
         names: one for each picture, without ``#``.
         memory: budget in bytes or as "2GB".
-        own: the pictures this process taps, by number, where several work on one folder; None taps all.
+        workers: processes that share the pictures and the folder, each of which taps its own; None taps all.
 
     Returns:
         The taps of all pictures whose turn has come, to be read place by place.
 
     Raises:
-        VitrineError: If names are not distinct, one place of one picture does not fit, the folder was begun with other
-            settings, and as :func:`~vitrine.engine.activations.tap.tap_latents`.
+        VitrineError: If names are not distinct, one place of one picture does not fit, the folder was begun with
+            another network, picture or settings, another process taps into it, and as
+            :func:`~vitrine.engine.activations.tap.tap_latents`.
     """
     if len(set(names)) != len(names) or not names or any("#" in name for name in names):
         raise refuse("names", list(names)[:5], "distinct names without '#'", "name every picture")
-    budget, own = memory_bytes(memory), range(len(names)) if own is None else own
-    with ActivationWriter(folder, config, budget // _WAITING) as writer:
-        parts = _parts(Path(folder))
-        left = [n for n in own if not parts or any(k not in writer for k in _keys(names[n], len(parts)))]
+    budget, own = memory_bytes(memory), range(len(names)) if workers is None else workers.share(len(names))
+    made_of = source.made_of if isinstance(source, Pictures) else None
+    source = source.source if isinstance(source, Pictures) else source
+    made_of = made_of or MadeOf({}, lambda n: source([n]))
+    inputs = {**denoiser.inputs, **made_of.shared, "settings": replace(config, batch=1, early_exit=True)}
+    run = Run(folder, "taps", inputs, ("shard-*.safetensors",), workers or ALONE)
+    with run, ActivationWriter(folder, config, budget // _WAITING) as writer:
+        parts, digests = _parts(Path(folder)), {n: digest(made_of.picture(n)) for n in own}
+        left = [n for n in own if not parts or not _held(writer, _keys(names[n], len(parts)), digests[n])]
         if left:
             row_cost, copies = footprint(denoiser, *source(left[:1]), config), 2 if config.variance else 1
             parts = parts or split_places({a: s * copies for a, s in row_cost.places.items()}, budget)
             write_json(Path(folder) / _PARTS, {"parts": [list(p) for p in parts]})
             chunk, limited = _together(row_cost, parts, budget, config)
         for numbers in ([left[i] for i in run] for run in in_chunks(len(left), chunk if left else 1)):
-            _tap(denoiser, *source(numbers), [names[n] for n in numbers], limited, parts, writer)
+            chosen = {names[n]: digests[n] for n in numbers}
+            _tap(denoiser, *source(numbers), chosen, limited, parts, writer)
             progress(len(own) - len(left) + left.index(numbers[-1]) + 1, len(own), None)
-    return Streamed(ActivationReader(folder), tuple(parts))
+    return read_streamed(folder)
+
+
+def read_streamed(folder: str | Path) -> Streamed:
+    """What :func:`stream_taps` wrote to a folder so far."""
+    return Streamed(ActivationReader(folder), tuple(_parts(Path(folder))))
 
 
 def _together(
@@ -163,17 +179,23 @@ def _together(
 
 
 def _tap(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, names: Sequence[str], config: TapConfig,
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, digests: Mapping[str, str], config: TapConfig,
     parts: Sequence[tuple[str, ...]], writer: ActivationWriter,
 ) -> None:  # fmt: skip
+    """Pictures by name, with the digests of what they are made of, one part of the places after another."""
     for number, places in enumerate(parts):
-        keys = [_key(name, number, len(parts)) for name in names]
+        keys = {_key(name, number, len(parts)): made_of for name, made_of in digests.items()}
         if all(key in writer for key in keys):
             continue
         taps = tap_latents(denoiser, latents, cond, replace(config, addresses=places))
-        for row, key in enumerate(keys):
+        for row, (key, made_of) in enumerate(keys.items()):
             if key not in writer:
-                writer.add(key, taps.row(row))
+                writer.add(key, taps.row(row), made_of)
+
+
+def _held(writer: ActivationWriter, keys: Sequence[str], made_of: str) -> bool:
+    """Whether all parts of a picture are there; each that is there was made of the same."""
+    return all([writer.holds(key, made_of) for key in keys])
 
 
 def _key(name: str, part: int, parts: int) -> str:

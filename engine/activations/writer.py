@@ -9,12 +9,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from ..errors import refuse
-from ..files import TEMPORARY, named, open_artefact, parse_json, save_artefact, write_json
+from ..files import named, open_artefact, parse_json, save_artefact, write_json
+from ..run import other_inputs
+from ..temporary_files import sweep
 from .config import TapConfig
 from .container import Activations
 
@@ -23,7 +26,6 @@ INDEX_KIND = "vitrine.activations.index"
 VERSION = 1
 _INDEX = "index.json"
 _INDEX_EVERY_SECONDS = 5.0
-_STALE_SECONDS = 3600.0
 
 
 class ActivationWriter:
@@ -56,8 +58,9 @@ class ActivationWriter:
         self._shards = _read_folder(self.folder, self.config)
         self._done = {key for keys in self._shards.values() for key in keys}
         self._buffer: dict[str, Activations] = {}
+        self._made_of: dict[str, str] = {}
         self._buffered, self._indexed_at = 0, 0.0
-        _sweep(self.folder)
+        sweep(self.folder)
 
     def __contains__(self, key: str) -> bool:
         return key in self._done or key in self._buffer
@@ -73,8 +76,31 @@ class ActivationWriter:
     ) -> None:
         self.close()  # buffered items are complete, so they are kept also when the loop was interrupted
 
-    def add(self, key: str, activations: Activations) -> None:
+    def holds(self, key: str, made_of: str) -> bool:
+        """Whether an item is there; ``made_of`` is the digest of the picture and prompt it is to be made of.
+
+        Raises:
+            VitrineError: If it is there, and was made of others.
+        """
+        if key in self and self._made_of.get(key, self._earlier.get(key, made_of)) != made_of:
+            raise other_inputs(self.folder, [f"another picture or prompt for {key}"])
+        return key in self
+
+    @cached_property
+    def _earlier(self) -> dict[str, str]:
+        """Key -> digest, of the items that were there when the folder was opened."""
+        digests = {}
+        for name in list(self._shards):
+            for item in open_artefact(self.folder / name, SHARD_KIND, VERSION)[1]["items"]:
+                if "made_of" in item:
+                    digests[item["key"]] = item["made_of"]
+        return digests
+
+    def add(self, key: str, activations: Activations, made_of: str = "") -> None:
         """Store one item under a unique key.
+
+        Args:
+            made_of: a digest of what it was made of, for :meth:`holds`.
 
         Raises:
             VitrineError: If the key is empty or was added before.
@@ -82,6 +108,8 @@ class ActivationWriter:
         if not isinstance(key, str) or not key or key in self:
             raise refuse("key", key, "a new, non-empty string", "test `key in writer` first to resume")
         self._buffer[key] = activations.to("cpu")
+        if made_of:
+            self._made_of[key] = made_of
         self._buffered += sum(t.numel() * t.element_size() for t in activations.tensors().values())
         if self._buffered >= self.shard_bytes:
             self.flush()
@@ -105,7 +133,8 @@ class ActivationWriter:
         tensors, items = {}, []
         for i, (key, value) in enumerate(self._buffer.items()):
             tensors.update(value.tensors(f"{i}/"))
-            items.append({"key": key, **value.header()})
+            made_of = {"made_of": self._made_of[key]} if key in self._made_of else {}
+            items.append({"key": key, **made_of, **value.header()})
         save_artefact(self.folder / name, tensors, SHARD_KIND, VERSION, {"config": self.config, "items": items})
         self._shards[name] = list(self._buffer)
         self._done.update(self._buffer)
@@ -171,13 +200,6 @@ class ActivationReader(Mapping[str, Activations]):
             number, item = self._open[2][key]
             path = str(self.folder / name)
             return Activations.from_tensors(self._open[1], item, f"{number}/", path, addresses)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed runs left behind; younger files may belong to another process that is writing now."""
-    for leftover in folder.glob(f".*{TEMPORARY}"):
-        if time.time() - leftover.stat().st_mtime > _STALE_SECONDS:
-            leftover.unlink(missing_ok=True)
 
 
 def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
-from ..files import parse_table, save_safetensors, write_json, write_text
+from ..files import save_safetensors, write_json, write_text
 from ..pipelines.loading import LoadConfig
 from ..prompt_files import read_prompts
 from ..setting_checks import Count, OutFile, OutFolder
@@ -69,6 +68,7 @@ class Calibrate:
         from ..nemo import ProbeConfig, fingerprint_of, threshold
         from ..nemo.config import AUTO
         from ..processes import launched
+        from ..run import forget
 
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
         probe = ProbeConfig(
@@ -87,7 +87,7 @@ class Calibrate:
             write_json(self.out / "threshold.json", facts)
             print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
         for state in (sums, kept):
-            workers.own_file(state).unlink(missing_ok=True)
+            forget(workers.own_file(state))
         return 0
 
 
@@ -115,6 +115,7 @@ class ScorePrompts:
         from ..nemo import fingerprint_of
         from ..nemo.calibrated import Calibrated
         from ..processes import launched
+        from ..run import forget
 
         calibrated, texts = Calibrated.load(self.calibrated), read_prompts(self.prompts)[0]
         pipe, workers = _pipeline(self.model, self.load), launched()
@@ -130,7 +131,7 @@ class ScorePrompts:
             written.writerows((text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows)
             write_text(self.out, table.getvalue())
             print(f"{sum(s.memorized for s in scores)} of {len(scores)} above {calibrated.tau:.4f} -> {self.out}")
-        workers.own_file(state).unlink(missing_ok=True)
+        forget(workers.own_file(state))
         return 0
 
 
@@ -165,6 +166,7 @@ class Find:
         from ..nemo.calibrated import Calibrated
         from ..nemo.find import settings_of
         from ..processes import launched
+        from ..run import Run
 
         calibrated = Calibrated.load(self.calibrated)
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
@@ -176,35 +178,24 @@ class Find:
         prompts, _ = read_prompts(self.prompts)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
         settings = settings_of(pipe.probe(calibrated.scope, probe), config)
-        for path in paths.values():
-            _same_search(path, settings)
-        own_prompts = list(paths)[workers.index :: workers.count]
-        open_prompts = [p for p in own_prompts if not paths[p].is_file()]
-        bar = _bar("prompts", workers)
-        for i in range(0, len(open_prompts), self.together):
-            group = open_prompts[i : i + self.together]
+        inputs = pipe.search_inputs(statistics) | {"settings": settings}
+        with Run(self.out, "NEMO find", inputs, ("*.json",), workers):
+            own_prompts = list(paths)[workers.index :: workers.count]
+            open_prompts = [p for p in own_prompts if not paths[p].is_file()]
+            bar = _bar("prompts", workers)
+            for i in range(0, len(open_prompts), self.together):
+                group = open_prompts[i : i + self.together]
 
-            def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
-                bar(done + count * step // max(1, total), len(open_prompts))
+                def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
+                    bar(done + count * step // max(1, total), len(open_prompts))
 
-            for result in pipe.find(group, statistics, config, probe, calibrated.scope, after):
-                neurons = pipe.neurons(result)
-                neurons.save(paths[result.prompt])
-                print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
-            after(1, 1)
+                for result in pipe.find(group, statistics, config, probe, calibrated.scope, after):
+                    neurons = pipe.neurons(result)
+                    neurons.save(paths[result.prompt])
+                    print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
+                after(1, 1)
+            workers.meet()
         return 0
-
-
-def _same_search(path: Path, settings: dict[str, Any]) -> None:
-    """Refuses a NEURONS file that another search left there; such files of before have no settings, and pass."""
-    from ..nemo import NeuronSet
-
-    if not path.is_file():
-        return
-    earlier = NeuronSet.load(path).info.get("settings")
-    if earlier and earlier != parse_table(json.dumps(settings)):
-        accepted = "NEURONS files of a search with these settings"
-        raise refuse("NEURONS file", path.name, accepted, "choose another folder with --out, or empty this one")
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ..config import Config
 from ..denoiser import PREDICTIONS, training_target
+from ..digests import digest
 from ..errors import refuse
 from ..placement import refuse_offloaded
+from ..processes import accelerator, workers_of
 from ..progress import Progress, silent
+from ..run import Run, run_steps
 from ..schedule import NoiseSchedule, append_dims
-from ..training import MovingAverage, Tensors, finite, load_state, run_steps, save_state
+from ..training import MovingAverage, Tensors, finite, mean_gradients
 from .checkpoint import ControlMetadata, save_control
 from .embedder import ControlEmbedder
 from .gamma import GammaConfig
@@ -131,28 +135,30 @@ class ControlTrainer:
     """One run, resumable to the bit from ``folder/state.safetensors``.
 
     Args:
-        records: read by number; an iterable is listed once.
+        records: read by number; an iterable is listed once. All are read at the start, so that a later part of the run
+            knows that they are the same; a list that has ``inputs`` (see :mod:`~vitrine.engine.digests`) is known by
+            these.
         metadata: what the export says beside the settings of this run.
         device: where the network already is; None is accelerate's choice.
+        inputs: what the run depends on beside all these.
 
     Raises:
         VitrineError: If prediction and schedule do not belong together, the network is offloaded, or the folder holds a
-            run of other settings.
+            run on another network, other records or with other settings.
     """
 
     def __init__(
         self, trainee: Trainee, records: Iterable[ControlRecord], config: ControlTrainConfig, folder: str | Path,
         metadata: ControlMetadata | None = None, device: torch.device | None = None,
+        inputs: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
-        from accelerate import Accelerator
-
         schedule = trainee.schedule
         if (config.prediction == "flow") != (schedule.kind == "flow"):
             raise refuse("prediction, schedule", (config.prediction, schedule.kind), "flow with flow", "match them")
         backbone = getattr(trainee.network, "backbone", None)
         if backbone is not None:
             refuse_offloaded(backbone)
-        self.accelerator = Accelerator()
+        self.accelerator = accelerator()
         self.device = device or self.accelerator.device
         self.network, self.schedule, self.null = trainee.network, schedule, trainee.null_semantics
         self.embedder = trainee.embedder.to(self.device)
@@ -166,17 +172,33 @@ class ControlTrainer:
         self.adam = torch.optim.Adam(self.parameters.values(), lr=config.lr, betas=config.advanced.betas)
         self.average = MovingAverage(self.parameters)
         self.done, self.skipped = 0, 0
+        made_of = self._inputs(trainee) | dict(inputs or {})
+        workers = workers_of(self.accelerator)
+        self._run = Run(self.folder, "control training", made_of, workers=workers).known()
         self._resume()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> Path:
         """Train to the end (or to ``until``) and export; saved every ``save_every`` steps and when stopped."""
-        total = self.config.steps
-        run_steps(
-            self.step, lambda: self.done, min(total, until or total), total,
-            save=self.save, save_every=self.config.advanced.save_every, progress=progress,
-        )  # fmt: skip
+        self.train(progress, until)
         self.export("control_raw", {k: p.detach() for k, p in self.parameters.items()})
-        return self.export("control", self.average.values)
+        path = self.export("control", self.average.values)
+        self.accelerator.wait_for_everyone()
+        return path
+
+    def train(self, progress: Progress = silent, until: int | None = None, total: int | None = None) -> None:
+        """Train to the end (or to ``until``) without an export.
+
+        Args:
+            total: steps that ``progress`` counts to; None: all.
+
+        Raises:
+            VitrineError: If another run trains in the folder.
+        """
+        with self._run:
+            run_steps(
+                self.step, lambda: self.done, total or self.config.steps, until=until, save=self.save,
+                save_every=self.config.advanced.save_every, progress=progress,
+            )  # fmt: skip
 
     def step(self) -> float:
         """One update; the loss."""
@@ -230,9 +252,8 @@ class ControlTrainer:
         """One Adam step; one whose gradient is not finite is skipped and counted."""
         self.adam.zero_grad()
         self.accelerator.backward(loss)
-        for p in self.parameters.values():
-            if p.grad is not None:
-                p.grad = self.accelerator.reduce(p.grad, "mean")
+        if self.accelerator.num_processes > 1:
+            mean_gradients(self.parameters.values(), partial(self.accelerator.reduce, reduction="mean"))
         if finite(p.grad for p in self.parameters.values()):
             self.adam.step()
         else:
@@ -253,25 +274,28 @@ class ControlTrainer:
         return save_control(path, embedder, metadata, extra)
 
     # --- state --------------------------------------------------------------------------------------------------
-    def _identity(self) -> dict[str, Any]:
-        """What makes two runs the same; flat, as saved states have always had it."""
-        settings = self.config.to_dict()
-        settings |= settings.pop("advanced")
-        if not settings["drop_together"]:
-            del settings["drop_together"]  # states from before it was there go on
-        table = hashlib.sha256(self.schedule.log_sigmas.numpy().tobytes()).hexdigest()[:16]
-        facts = {"schedule": [self.schedule.kind, self.schedule.steps, table], "trained": sorted(self.parameters)}
-        return settings | facts | self.embedder.spec.to_dict()
+    def _inputs(self, trainee: Trainee) -> dict[str, object]:
+        """What the run depends on; how often it is saved is not among it."""
+        settings = replace(self.config, advanced=replace(self.config.advanced, save_every=1))
+        records = getattr(self.records, "inputs", None)
+        network = getattr(trainee.network, "backbone", trainee.network)
+        return {
+            "network": network, "embedder": self.embedder, "controls": self.embedder.spec,
+            "noise schedule": self.schedule, "empty prompt": self.null, "autoencoder": trainee.encode,
+            "trained": sorted(self.parameters), "processes": self.accelerator.num_processes,
+            "records": [digest(record) for record in self.records] if records is None else records,
+            "settings": settings,
+        }  # fmt: skip
 
     def save(self) -> None:
         """The whole state: weights, average, optimiser, counters. Random state is the step's number."""
         if self.accelerator.is_main_process:
-            facts = {"done": self.done, "skipped": self.skipped, "identity": self._identity()}
+            facts = {"done": self.done, "skipped": self.skipped}
             tensors: dict[str, Tensors] = {"weight": self.parameters, "average": self.average.values}
-            save_state(self.folder, tensors, {"adam": self.adam}, facts)
+            self._run.save(tensors, {"adam": self.adam}, facts)
 
     def _resume(self) -> None:
-        state = load_state(self.folder, {"adam": self.adam}, self._identity())
+        state = self._run.load({"adam": self.adam})
         if state is None:
             return
         for key, parameter in self.parameters.items():

@@ -8,7 +8,6 @@ a run does not depend on how many there are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,14 @@ import torch
 
 from ..condition import Condition
 from ..denoiser import Denoiser
+from ..digests import digest
 from ..errors import refuse
 from ..noise import seeded_noise
-from ..ownership import sole_owner
+from ..processes import accelerator, workers_of
 from ..progress import Progress, silent
+from ..run import Run, other_inputs, run_steps
 from ..stored_text import StoredText
-from ..training import MovingAverage, Tensors, finite, load_state, mean_gradients, run_steps, save_state, set_rate
+from ..training import MovingAverage, Tensors, finite, learning_rate, mean_gradients, set_rate
 from .calibration import Calibration, calibrated
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .config import EStepConfig
@@ -33,6 +34,7 @@ from .logs import TrainLog
 from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
 from .onestep import one_step
 from .roles import GENERATOR, SCORE, Roles
+from .shares import Shares
 from .sid import Scores, sid_loss
 from .train_config import DTYPES, EMDTrainConfig
 
@@ -67,16 +69,15 @@ class Trainer:
         folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
         decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
-        from accelerate import Accelerator
-
         config = self.config = config.beginning(teacher.schedule.last)
         self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
         self.conditions, self.base_contract = conditions, contract or StudentContract()
-        self.condition_count = conditions.count
-        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available())  # else CPU processes form no group
-        self.device = self.accelerator.device
+        self.condition_count, self.accelerator = conditions.count, accelerator()
+        self.device, self.shares = self.accelerator.device, Shares(self.accelerator)
         self.null = None if null is None else null.to(self.device)
         config.check(self.accelerator.num_processes, decode is not None)
+        made_of = {"teacher": teacher, "latents": list(self.shape), "conditions": conditions, "empty prompt": null}
+        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator)).known()
         rare = config.advanced
         how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
         self.roles = Roles(teacher, config.rank, *how).to(self.device)
@@ -86,6 +87,7 @@ class Trainer:
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
         self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
         self.calibration: Calibration | None = None
+        self._begun_from, self._start = "", ""
         resumed = self._resume()
         self.log = TrainLog(None, 0)
         if not resumed and rare.auto_gz and config.chain.gz and rare.objective == "emd":
@@ -107,15 +109,19 @@ class Trainer:
     def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
         """Begin with the weights of an exported LoRA and of the score adapter trained beside it.
 
-        Does nothing in a run that has begun already; its weights come from its state.
+        A run that has begun already takes its weights from its state.
 
         Raises:
-            VitrineError: The run trains a full student, or the adapters have another rank or other layers.
+            VitrineError: The run trains a full student, the adapters have another rank or other layers, or the run
+                began from others.
         """
-        if self.done:
-            return
         if self.config.full:
             raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
+        self._start = digest([Path(student), None if score is None else Path(score)])
+        if self.done:
+            self._refuse_another_start()
+            return
+        self._begun_from = self._start
         for name, path in ((GENERATOR, student), (SCORE, score)):
             if path is not None:
                 tensors = read_student(path, any_names=True)[1]
@@ -149,13 +155,17 @@ class Trainer:
         Raises:
             VitrineError: If another run trains in the folder.
         """
-        total = self.config.steps
-        with sole_owner(self.folder) if self.accelerator.is_main_process else nullcontext():
+        self._refuse_another_start()
+        with self._run:
             run_steps(
-                self.step, lambda: self.done, min(total, until or total), total,
-                save=self.save, save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
+                self.step, lambda: self.done, self.config.steps, until=until, save=self.save,
+                save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
             )  # fmt: skip
             return self._export()
+
+    def _refuse_another_start(self) -> None:
+        if self._begun_from != self._start:
+            raise other_inputs(self.folder, ["another start: a student's LoRA, or the teacher"])
 
     def _export(self) -> tuple[Path, ...]:
         files: tuple[Path, ...] = ()
@@ -216,9 +226,9 @@ class Trainer:
 
     def _set_rates(self) -> None:
         config = self.config
-        share = config.rate_share(self.done)
+        falling = config.advanced.decay * config.steps
         for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
-            set_rate(self.optimizers[name], rate * share)
+            set_rate(self.optimizers[name], learning_rate(rate, "linear", self.done, config.steps, falling=falling))
 
     def _m_step(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> torch.Tensor | None:
         """The loss; None if no row here is finite."""
@@ -240,7 +250,7 @@ class Trainer:
         self.roles.train_only(SCORE)
         with torch.no_grad():
             y = self.generate(z, cond)
-        t = self._share(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
+        t = self.shares.own(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
         return score_loss(self.roles.score, y, self._normal(z), t, cond)
 
     def _update(self, name: str, losses: Iterable[torch.Tensor | None]) -> None:
@@ -257,7 +267,7 @@ class Trainer:
                 learned = True
                 self.log.read(f"loss {name}", loss)
                 self.accelerator.backward(loss / self.config.advanced.accumulate)
-        if name == GENERATOR and not self._in_any_process(learned):
+        if name == GENERATOR and not self.shares.in_any(learned):
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
@@ -277,27 +287,13 @@ class Trainer:
         rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
         z = torch.randn(self.config.batch, *self.shape, generator=self.random)
         t = draw_times(self.roles.base.schedule, self.config.batch, self.random)
-        cond = self.conditions.take(self._rows(rows)).to(self.device)
-        return cond, self._share(z), self._share(t)
+        cond = self.conditions.take(self.shares.rows(rows)).to(self.device)
+        return cond, self.shares.own(z), self.shares.own(t)
 
     def _normal(self, like: torch.Tensor) -> torch.Tensor:
         """This process's rows of standard normal noise for the whole batch."""
         shape = (self.config.batch, *like.shape[1:])
-        return self._share(torch.randn(shape, generator=self.random, dtype=like.dtype))
-
-    def _share(self, batch: torch.Tensor) -> torch.Tensor:
-        """This process's rows of something drawn for the whole batch, on its device."""
-        rows = self._rows(batch)
-        wide = rows.dtype == torch.float64 and self.device.type != "cpu"  # accelerators may have no float64
-        return rows.to(self.device, torch.float32 if wide else rows.dtype)
-
-    def _rows(self, batch: torch.Tensor) -> torch.Tensor:
-        return batch[self.accelerator.process_index :: self.accelerator.num_processes].contiguous()
-
-    def _in_any_process(self, flag: bool) -> bool:
-        """True if it is in any process: either all of them take part in an update, or none."""
-        alone = self.accelerator.num_processes == 1
-        return flag if alone else bool(self.accelerator.reduce(torch.tensor(int(flag), device=self.device), "sum") > 0)
+        return self.shares.own(torch.randn(shape, generator=self.random, dtype=like.dtype))
 
     def _calibrate(self) -> Calibration:
         """gz and clip of the chain: on 64 rows, fewer in a short run."""
@@ -329,17 +325,20 @@ class Trainer:
             "random": {"state": self.random.get_state()},
         }
         facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict(), "meter": self.meter}
-        save_state(self.folder, tensors, self.optimizers, facts | {"config": self.config.to_dict()})
+        facts |= {"config": self.config.to_dict(), "start": self._begun_from}
+        self._run.save(tensors, self.optimizers, facts)
         if self.config.advanced.keep and self.done:
             keep_last(self.folder, self._export_generator, self.done, self.config.advanced.keep)
 
     def _resume(self) -> bool:
-        state = load_state(self.folder, self.optimizers, device=str(self.device))
+        state = self._run.load(self.optimizers, str(self.device))
         if state is None:
             return False
         facts = state.facts
         chain = EStepConfig.from_dict(facts["chain"])
-        self.config.check_same(EMDTrainConfig.from_dict(facts["config"]), chain, self.folder.name)
+        if changed := self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain):
+            raise other_inputs(self.folder, changed)
+        self._begun_from = facts["start"]
         self.random.set_state(state.tensors["random"]["state"].cpu())
         self.average.values = state.tensors["average"]
         for name in self.optimizers:

@@ -145,25 +145,9 @@ class EMDTrainConfig(Config):
         """The roles that have all weights of their own."""
         return tuple(role for role, kind in (("generator", self.student), ("score", self.score)) if kind == "full")
 
-    def rate_share(self, done: int) -> float:
-        """What of the learning rates is left after so many steps."""
-        falling = self.advanced.decay * self.steps
-        return min(1.0, (self.steps - done) / falling) if falling else 1.0
-
     def beginning(self, last: float) -> EMDTrainConfig:
         """The same with t* said: where it is not, ``last``, the schedule's timestep of most noise."""
         return self if self.timestep else replace(self, timestep=float(last))
-
-    def check_same(self, other: EMDTrainConfig, chain: EStepConfig, folder: str) -> None:
-        """Refuse to go on in a folder with another run.
-
-        Raises:
-            VitrineError: Its weights depend on settings that are others now.
-        """
-        differences = self.differences(other, chain)
-        if differences:
-            shown = f"{folder}, a run with {'; '.join(differences)}"
-            raise refuse("folder", shown, "a run with these settings", "choose another folder, or its settings")
 
     def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
         """What keeps a run begun with ``other`` from going on with these: settings that its weights depend on.
@@ -181,7 +165,7 @@ class EMDTrainConfig(Config):
         elif other.advanced.auto_gz:
             theirs = replace(theirs, advanced=replace(other.advanced, auto_gz=False))
         before, now = theirs._essential(), replace(self, steps=steps)._essential()
-        return sorted(f"{name} {before[name]!r}, now {now[name]!r}" for name in now if before[name] != now[name])
+        return sorted(f"{name} {before[name]} (now {now[name]})" for name in now if before[name] != now[name])
 
     def _essential(self) -> dict[str, Any]:
         values = replace(self, advanced=self.advanced.essential()).to_dict()

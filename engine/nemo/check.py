@@ -6,7 +6,6 @@ leave a row of numbers and one picture in a folder, so any number of them fits, 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,11 +14,12 @@ from pathlib import Path
 import torch
 
 from ..config import Config
+from ..digests import digest
 from ..errors import refuse
 from ..files import write_whole
-from ..ownership import sole_owner
 from ..progress import Progress, silent
 from ..rows import RowFile
+from ..run import Run
 from .copies import THIRD, share_interval
 from .nearest import LENGTH, SIDE, Nearest, PictureIndex, overlay, thumbnails
 
@@ -66,10 +66,19 @@ class Pictures:
     Attributes:
         names: one for each.
         read: number -> (3, H, W) in [0, 1], of the samples' proportions.
+        content: what they are, such as their files, for the check's identity; None: they are all read for it.
     """
 
     names: Sequence[str] = ()
     read: Callable[[int], torch.Tensor] | None = None
+    content: object = None
+
+    @property
+    def inputs(self) -> list[object]:
+        """Names and contents."""
+        if self.content is not None or self.read is None:
+            return [list(self.names), self.content]
+        return [list(self.names), [digest(self.read(i)) for i in range(len(self.names))]]
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,8 @@ class Instruments:
         lora: whether the model has something that can be taken off for comparison.
         scores: prompt -> scores by name, of :data:`SCORES`.
         describe: (n, 3, H, W) in [0, 1] -> (n, D), a copy descriptor such as SSCD or CLIP.
-        identity: what makes the samples the same: model, sampler, size; anything JSON can hold.
+        identity: what samples and scores depend on: models, sampler, size; by name, as a
+            :class:`~vitrine.engine.run.Run` takes it.
     """
 
     sample: Sample
@@ -92,7 +102,7 @@ class Instruments:
     lora: bool = False
     scores: Callable[[str], Mapping[str, float | None]] | None = None
     describe: Callable[[torch.Tensor], torch.Tensor] | None = None
-    identity: object = None
+    identity: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -202,11 +212,13 @@ def check_copies(
     if len(set(captions)) < (1 if instruments.lora or pictures.names else 2):
         remedy = "pass captions that have nothing to do with the pictures"
         raise refuse("ordinary captions", len(set(captions)), "two or more, or a LoRA to take off", remedy)
-    with sole_owner(folder):
-        return _Run(prompts, Path(folder), instruments, pictures, config, captions, progress).whole(labels, tau)
+    inputs = {"prompts": list(prompts), "captions": captions, "pictures": pictures, "settings": config}
+    inputs |= {"descriptor": instruments.describe, "lora": instruments.lora, **instruments.identity}
+    with Run(folder, "copy check", inputs, ("state/*/rows.json",)):
+        return _Check(prompts, Path(folder), instruments, pictures, config, captions, progress).whole(labels, tau)
 
 
-class _Run:
+class _Check:
     """One call: the tables on disk, and what remains to be sampled."""
 
     def __init__(
@@ -215,8 +227,6 @@ class _Run:
     ) -> None:  # fmt: skip
         self.prompts, self.folder, self.instruments, self.pictures = prompts, folder, instruments, pictures
         self.config, self.captions, self.progress = config, captions, progress
-        texts = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
-        self.identity = [config.to_dict(), texts, list(pictures.names), instruments.identity]
         self.steps, self.total = 0, 0
 
     def whole(self, labels: Sequence[str], tau: float | None) -> CopyCheck:
@@ -224,7 +234,7 @@ class _Run:
         count, width = self.config.seeds, 4 * self.config.seeds + len(SCORES)
         tables = [("usual", (self.config.usual, LENGTH), torch.float16),
                   ("prompts", (len(self.prompts), width), torch.float64)]  # fmt: skip
-        usual, rows = (RowFile(self.folder / "state" / n, s, [n, self.identity], d) for n, s, d in tables)
+        usual, rows = (RowFile(self.folder / "state" / n, s, d) for n, s, d in tables)
         with usual, rows:
             missing = int((~usual.done).sum()) + count * int((~rows.done).sum())
             self.total = missing * self.instruments.steps
@@ -263,7 +273,7 @@ class _Run:
         if not self.pictures.names or self.pictures.read is None:
             return nullcontext()
         shape = (len(self.pictures.names), LENGTH)
-        table = RowFile(self.folder / "state" / "pictures", shape, ["pictures", self.identity], torch.float16)
+        table = RowFile(self.folder / "state" / "pictures", shape, torch.float16)
         for i in (~table.done).nonzero()[:, 0].tolist():
             table.write(i, thumbnails(self.pictures.read(i)[None]).flatten(1))
             self.progress(self.steps, self.total, None)

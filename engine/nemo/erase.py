@@ -26,7 +26,8 @@ from ..finite import FiniteLosses
 from ..lora_writing import kohya, of_peft
 from ..placement import copied, dtype_of
 from ..progress import Progress, silent
-from ..training import load_state, run_steps, save_state, set_rate
+from ..run import Run, run_steps
+from ..training import learning_rate, set_rate
 from .verify import AttackConfig, optimised_text
 
 STARTS = ("prompt", "random", "other")
@@ -138,9 +139,9 @@ class Eraser:
 
     def __init__(
         self, denoiser: Denoiser, data: EraseData, config: EraseConfig, folder: str | Path | None = None,
-        identity: str = "",
+        identity: object = "",
     ) -> None:  # fmt: skip
-        self.config, self.data, self.folder, self.step = config, data, folder, 0
+        self.config, self.data, self.step = config, data, 0
         self._losses = FiniteLosses("loss of the erasure")
         self.untouched = denoiser
         net = copied(denoiser.backbone, torch.float32).requires_grad_(not config.rank)
@@ -151,21 +152,24 @@ class Eraser:
         self.trained = {k: v for k, v in net.named_parameters() if v.requires_grad}
         self.optimizer = torch.optim.Adam(self.trained.values(), lr=config.lr)
         self.pool = data.text.detach().float()[None]  # (rounds + 1, P, T, D): the prompts themselves call them too
-        self.identity = {"settings": config.to_dict(), "work": identity}
+        made_of = identity if isinstance(identity, Mapping) else {"data": data, "further inputs": identity}
+        settings = {"settings": replace(config, save_every=1)}
+        self._run = Run(folder, "NEMO erase", {**denoiser.inputs, **made_of, **settings})
         self._resume()
 
     def run(self, until: int | None = None, progress: Progress = silent) -> None:
         """Train until ``until`` updates (None: all); an interrupted run goes on from the last save."""
         total = self.config.total
-        last = total if until is None else min(until, total)
 
         def step() -> None:
             # an attack takes as long as many updates: it too is stopped within a step
             self.update(lambda *_: progress(self.step, total, None))
 
-        run_steps(
-            step, lambda: self.step, last, total, save=self._save, save_every=self.config.save_every, progress=progress
-        )
+        with self._run:
+            run_steps(
+                step, lambda: self.step, total, until=until, save=self._save, save_every=self.config.save_every,
+                progress=progress,
+            )  # fmt: skip
 
     def update(self, progress: Progress = silent) -> None:
         """One update of the weights, after an attack where a round begins."""
@@ -175,7 +179,7 @@ class Eraser:
         except BaseException:
             self._save()  # of the state before this round
             raise
-        set_rate(self.optimizer, self.config.lr * (1 + math.cos(math.pi * self.step / self.config.total)) / 2)
+        set_rate(self.optimizer, learning_rate(self.config.lr, "cosine", self.step, self.config.total))
         self.optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
             loss = self._loss(self._generator(0))
@@ -248,15 +252,12 @@ class Eraser:
         return torch.Generator().manual_seed((self.config.seed * 2 + purpose) * 1_000_003 + self.step)
 
     def _save(self) -> None:
-        if self.folder is not None:
-            weights: Mapping[str, torch.Tensor] = {k: v.detach() for k, v in self.trained.items()}
-            facts = {"step": self.step, "identity": self.identity}
-            save_state(self.folder, {"weight": weights, "pool": {"text": self.pool}}, {"adam": self.optimizer}, facts)
+        weights: Mapping[str, torch.Tensor] = {k: v.detach() for k, v in self.trained.items()}
+        tensors = {"weight": weights, "pool": {"text": self.pool}}
+        self._run.save(tensors, {"adam": self.optimizer}, {"step": self.step})
 
     def _resume(self) -> None:
-        if self.folder is None:
-            return
-        state = load_state(self.folder, {"adam": self.optimizer}, self.identity)
+        state = self._run.load({"adam": self.optimizer})
         if state is not None:
             with torch.no_grad():
                 for name, parameter in self.trained.items():
@@ -278,13 +279,14 @@ def _add_lora(net: nn.Module, config: EraseConfig) -> None:
 
 def erase(
     denoiser: Denoiser, data: EraseData, config: EraseConfig, *, folder: str | Path | None = None,
-    identity: str = "", progress: Progress = silent,
+    identity: object = "", progress: Progress = silent,
 ) -> Erased:  # fmt: skip
     """Trains a copy of the network until the pictures are not called any more (DoRI, arXiv 2507.16880).
 
     Args:
         folder: for the state of the run; the same call goes on from it, also after the process was killed.
-        identity: what else makes two runs the same, such as prompts and model.
+        identity: a table says what the data were made of, where sampling them anew may round otherwise; then the data
+            themselves are not compared. Anything else is compared beside them.
 
     Raises:
         VitrineError: See :class:`Eraser`.

@@ -15,9 +15,10 @@ from ..files import check_tensors, named, read_artefact, save_artefact
 from ..fingerprint import active_fingerprint_of, same_weights, short
 from ..progress import Progress, silent
 from ..pt_files import read_pt
+from ..run import Run
 from .sites import value_sites
 
-KIND, RUNNING, VERSION = "vitrine-nemo-statistics", "vitrine-nemo-running-statistics", 1
+KIND, VERSION = "vitrine-nemo-statistics", 1
 OFFICIAL = "SD1.4"
 """Stands for a fingerprint in the authors' published statistics, which say of their model no more than this."""
 OFFICIAL_SHAPES = tuple((width, 768) for width in (320, 320, 640, 640, 1280, 1280, 1280))
@@ -150,29 +151,21 @@ class RunningStatistics:
                 self._mean[address] = self._mean[address] + shift * (part.count / total)
             self.count = total
 
-    def keep(self, path: str | Path, identity: str) -> None:
-        """Writes the sums so far, whole or not at all; ``identity`` stands for the captions and the model."""
-        tensors = {f"mean/{a}": v for a, v in self._mean.items()} | {
-            f"squares/{a}": v for a, v in self._squares.items()
-        }
-        save_artefact(path, tensors, RUNNING, VERSION, {"count": self.count, "identity": identity})
+    def keep(self, run: Run) -> None:
+        """Writes the sums so far, whole or not at all."""
+        run.save({"mean": self._mean, "squares": self._squares}, facts={"count": self.count})
 
-    def resume(self, path: str | Path, identity: str) -> None:
-        """Takes up the sums that :meth:`keep` wrote; nothing happens where there is no file.
+    def resume(self, run: Run) -> None:
+        """Takes up the sums that :meth:`keep` wrote; nothing happens where there are none.
 
         Raises:
-            VitrineError: If the file is damaged, or belongs to other captions, another model or another scope.
+            VitrineError: If they are damaged, or of other captions, another model or another scope.
         """
-        if not Path(path).is_file():
-            return
-        tensors, header = read_artefact(path, RUNNING, VERSION)
-        if header["identity"] != identity:
-            accepted = "the sums of these captions on this model"
-            raise refuse("state", Path(path).name, accepted, "choose another file, or delete this one to begin anew")
-        self.count = int(header["count"])
-        self._mean, self._squares = (
-            {a: tensors[f"{part}/{a}"] for a in self.addresses} for part in ("mean", "squares")
-        )
+        state = run.load()
+        if state is not None:
+            self.count = int(state.facts["count"])
+            parts = (state.tensors[part] for part in ("mean", "squares"))
+            self._mean, self._squares = ({a: part[a] for a in self.addresses} for part in parts)
 
     def finish(self, fingerprint: str = "") -> NeuronStatistics:
         """The statistics so far, with unbiased standard deviations.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,9 @@ import torch
 
 from ..activations.images import to_pixels
 from ..denoiser import Denoiser
+from ..digests import Files
 from ..errors import refuse
 from ..files import named, refuse_pickle
-from ..fingerprint import fingerprint_of
 from ..footprint import memory_bytes, rows_within
 from ..nemo import ProbeConfig, make_probe
 from ..nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
@@ -23,6 +22,7 @@ from ..nemo.pull import PullConfig, prompt_scores
 from ..noise import generators
 from ..pictures import PICTURES, open_picture, pictures_in
 from ..progress import Progress, silent
+from .components import components_of
 from .conventions import accepted_by
 from .encoding import empty_prompt, encoded
 
@@ -64,13 +64,12 @@ def copy_check(
     with _freed(pipe), _adapter(pipe, lora) as adapter:
         sampler = _Sampler(pipe, adapter, sampling)
         side = sampler.size
-        files = Pictures([p.name for p in paths], (lambda i: _picture(paths[i], side)) if paths else None)
+        read = (lambda i: _picture(paths[i], side)) if paths else None
+        files = Pictures([p.name for p in paths], read, Files(paths))
         scores = _scores(pipe, side, probe or ProbeConfig(), pulls or PullConfig())
         identity = {
-            "model": fingerprint_of(sampler.backbone), "lora": _digest(lora), "pictures": [_digest(p) for p in paths],
-            "sampling": {k: repr(v) for k, v in sorted(sampling.items())}, "scheduler": repr(pipe.scheduler.config),
-            "probe": (probe or ProbeConfig()).to_dict(), "pull": (pulls or PullConfig()).to_dict(),
-            "described": describe is not None,
+            **components_of(pipe), "LoRA": None if lora is None else Path(lora), "sampling": sampling,
+            "probe": probe or ProbeConfig(), "pull": pulls or PullConfig(),
         }  # fmt: skip
         rows = rows_within(memory_bytes(memory) // _SHARE, sampler.short, (config or CheckConfig()).seeds)
         instruments = Instruments(sampler, sampler.steps, rows, lora is not None, scores, describe, identity)
@@ -239,7 +238,3 @@ def _picture(path: Path, size: tuple[int, int]) -> torch.Tensor:
     left, top = (image.width - width) // 2, (image.height - height) // 2
     pixels: torch.Tensor = to_pixels(image.crop((left, top, left + width, top + height)), None, 1)
     return (pixels[0] + 1) / 2
-
-
-def _digest(path: str | Path | None) -> str:
-    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()

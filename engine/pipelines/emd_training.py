@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,12 +15,12 @@ from ..denoiser import Denoiser
 from ..emd import StudentContract
 from ..emd.targets import adapted_layers
 from ..errors import refuse
-from ..fingerprint import fingerprint_of, short
 from ..footprint import memory_bytes
 from ..processes import ALONE, Workers, processes
 from ..progress import Progress, silent
 from ..prompt_files import read_prompts
-from ..stored_text import StoredText, in_memory, row_bytes
+from ..stored_text import KnownText, StoredText, in_memory, row_bytes
+from .components import text_parts_of
 from .emd import EMDOneStepPipeline
 from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
 
@@ -103,15 +102,15 @@ def training_parts(
     pipe.to(processes().device)
     with torch.no_grad():
         encode = partial(_encoded, drawn, pixels)
-        null, row = drawn.unprompted(pixels).to("cpu"), encode(texts[:1])
+        encoded_by = {**text_parts_of(drawn), "size": list(pixels)}
+        null, row = KnownText.of(drawn.unprompted(pixels).to("cpu"), encoded_by), encode(texts[:1])
         if row_bytes(row) * len(texts) <= memory_bytes(memory):
-            conditions: Condition | StoredText = in_memory(texts, encode)
+            conditions: Condition | StoredText = KnownText.of(in_memory(texts, encode), encoded_by | {"prompts": texts})
         elif folder is None:
             shown = f"{len(texts)}, {row_bytes(row) * len(texts) / 2**20:.0f} MiB of text states"
             raise refuse("prompts", shown, f"{memory}, or a folder for them", "give a folder, or allow more memory")
         else:
-            identity = hashlib.sha256("\n".join([short(fingerprint_of(drawn.network)), *texts]).encode()).hexdigest()
-            conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, identity, progress, workers)
+            conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, encoded_by, progress, workers)
     pipe.to("cpu")
     contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
     return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)

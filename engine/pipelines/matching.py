@@ -14,7 +14,7 @@ from ..activations.correspondence import Matches, feature_maps, find_corresponde
 from ..activations.filter import FilterRule
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
 from ..activations.images import SIGNED, encode_pixels, picture_sizes
-from ..activations.pictures import Pictures, in_chunks, known_pairs
+from ..activations.pictures import MadeOf, Pictures, in_chunks, known_pairs
 from ..activations.points import parse_clicks
 from ..activations.ranking import Ranking, RankingConfig, rank_places
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe, mask_like_clicks
@@ -24,6 +24,7 @@ from ..footprint import memory_bytes, rows_within
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
+from .components import components_of
 from .conventions import masks_of
 from .picture_lists import picture_list
 from .tap_base import TapPipeline
@@ -97,7 +98,8 @@ class _Matching(TapPipeline):
                 runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))
                 return torch.cat([encode_pixels(self.vae, run, latent=self._latent) for run in runs]), cond
 
-            chosen = Pictures(pictures.number, source, pictures.masks, pairs)
+            made_of = MadeOf({**components_of(self, ("unet", "transformer")), "prompt": prompt}, pictures.made_of)
+            chosen = Pictures(pictures.number, source, pictures.masks, pairs, made_of)
             return rank_places(self._denoiser(), chosen, config, **settings)
 
     _gdf_grid: tuple[int, int] | None = None

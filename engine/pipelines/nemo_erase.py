@@ -12,12 +12,13 @@ import torch
 from ..activations.images import to_pixels
 from ..config import Config
 from ..denoiser import Denoiser
+from ..digests import digest
 from ..errors import refuse
-from ..fingerprint import active_fingerprint_of, short
 from ..nemo import EraseConfig, Erased, EraseData, NeuronSet, erase, picture_distance
 from ..nemo.copies import THIRD
 from ..noise import generators
 from ..progress import Progress, silent
+from .components import components_of
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,12 @@ class ErasingPart:
             VitrineError: If counts differ, a surrogate is a copy itself, or see :func:`vitrine.engine.nemo.erase`.
         """
         data = erase_data(self, list(prompts), list(pictures), list(ordinary), neurons, sources or SurrogateConfig())
-        work = "\n".join([short(active_fingerprint_of(self.unet)), *prompts, *ordinary])
+        own = [digest(to_pixels(p, None, self.vae_scale_factor)) for p in pictures]
+        made_of = {**components_of(self, ("unet",)), "prompts": list(prompts), "pictures": own}
+        made_of |= {"ordinary captions": list(ordinary), "neurons": neurons, "sampling": sources or SurrogateConfig()}
         with self._in_use():
             return erase(
-                Denoiser.from_diffusers(self), data, config or EraseConfig(), folder=folder, identity=work,
+                Denoiser.from_diffusers(self), data, config or EraseConfig(), folder=folder, identity=made_of,
                 progress=progress,
             )  # fmt: skip
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
 from ..families import family_of
-from ..fingerprint import active_fingerprint_of, fingerprint_of, short
+from ..fingerprint import active_fingerprint_of, fingerprint_of
 from ..footprint import memory_bytes, rows_within
 from ..nemo import (
     Copies,
@@ -45,8 +43,12 @@ from ..nemo.score import Probe, Request, probe_noise
 from ..noise import generators
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
+from ..run import Run
+from .components import components_of
 from .shared import SharedPipeline
 
+_UNUSED = ("vae", "image_encoder", "safety_checker", "feature_extractor")
+"""Components that values and scores do not depend on."""
 _TOGETHER, _SHARE = 64, 2
 """Most prompts that are encoded at once, and the share of a budget that one forward may take."""
 
@@ -93,11 +95,9 @@ class NEMOTools(SharedPipeline):
         """
         texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self._network, scope)
         own = texts[workers.index :: workers.count]
-        with self._in_use():
+        with self._in_use(), self._run("statistics", texts, {"scope": scope}, state, workers) as run:
             running, model = RunningStatistics(s.address for s in sites), active_fingerprint_of(self._network)
-            state, identity = state and workers.own_file(state), _identity(model, scope, texts)
-            if state is not None:
-                running.resume(state, identity)
+            running.resume(run)
 
             def activations(batch: Condition) -> list[torch.Tensor]:
                 return value_activations(denoiser, batch, sites, self._blank(batch))
@@ -108,8 +108,7 @@ class NEMOTools(SharedPipeline):
             size = _TOGETHER if memory is None else rows_within(memory_bytes(memory) // _SHARE, one, _TOGETHER)
             for batch in self._encoded(own[running.count :], size):
                 running.add(activations(batch))
-                if state is not None:
-                    running.keep(state, identity)
+                running.keep(run)
                 progress(running.count, len(own), None)
             whole = RunningStatistics(running.addresses)
             whole.join(workers.gather(running))
@@ -131,14 +130,9 @@ class NEMOTools(SharedPipeline):
         """
         probe, texts = self.probe("down+mid", config), _texts(prompts)
         own = texts[workers.index :: workers.count]
-        with self._in_use():
-            settings = json.dumps(probe.config.to_dict(), sort_keys=True)
-            state = state and workers.own_file(state)
-            model = (
-                "" if state is None else active_fingerprint_of(self._network)
-            )  # reading weights waits for the device
-            identity = _identity(model, settings, texts)
-            scores = [] if state is None else kept_scores(state, identity, tau)
+        settings = {"settings": probe.config, "latents": list(self.latent_shape())}
+        with self._in_use(), self._run("scores", texts, settings, state, workers) as run:
+            scores = kept_scores(run, tau)
             done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
             if memory is not None and done < len(own):
                 probe.rows, size = self._fitting(probe, texts[:1], memory_bytes(memory) // _SHARE)
@@ -149,10 +143,18 @@ class NEMOTools(SharedPipeline):
             for batch in self._encoded(own[done:], size):
                 conds = _rows(batch)
                 scores += score_prompts(probe, conds, self.latent_shape(), tau, after)[0]
-                if state is not None:
-                    keep_scores(state, identity, scores)
+                keep_scores(run, scores)
         shares = workers.gather(scores)
         return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
+
+    def _run(
+        self, job: str, prompts: list[str], settings: dict[str, object], state: str | Path | None, workers: Workers
+    ) -> Run:
+        """A job on a list of prompts, of which this process has a share and a file."""
+        share = {"prompts": prompts, "processes": [workers.index, workers.count]}
+        size = {"size": self.__dict__.get("_size")}
+        inputs = {**components_of(self, _UNUSED), **share, **size, **settings}
+        return Run(None if state is None else workers.own_file(state), f"NEMO {job}", inputs)
 
     def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
         """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
@@ -193,6 +195,10 @@ class NEMOTools(SharedPipeline):
         with self._in_use():
             conds = [row for batch in self._encoded(texts) for row in _rows(batch)]
             return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, flagged)
+
+    def search_inputs(self, statistics: NeuronStatistics) -> dict[str, object]:
+        """What a search depends on beside its settings and the prompt, for a :class:`~vitrine.engine.run.Run`."""
+        return {**components_of(self, _UNUSED), "statistics": statistics, "size": self.__dict__.get("_size")}
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
@@ -326,8 +332,3 @@ def _rows(batch: Condition) -> list[Condition]:
 def _text(cond: Condition) -> torch.Tensor:
     assert cond.text is not None
     return cond.text
-
-
-def _identity(model: str, settings: str, texts: list[str]) -> str:
-    """What makes a long job the same job."""
-    return hashlib.sha256("\n".join([short(model), settings, *texts]).encode()).hexdigest()

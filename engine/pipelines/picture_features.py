@@ -14,10 +14,13 @@ from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_
 from ..activations.images import SIGNED, to_pixels
 from ..activations.writer import ActivationReader, ActivationWriter
 from ..config import Config
+from ..digests import digest
 from ..errors import refuse
 from ..pictures import open_picture, stored
 from ..progress import Progress, silent
+from ..run import Run
 from ..sizes import check_sides
+from .components import components_of
 from .tap_call import tap_config
 
 Features = Callable[[str], torch.Tensor]
@@ -147,16 +150,19 @@ def _by_protocol(
         None,
         {"size": settings.size, **settings.asked},
     )
-    with ActivationWriter(folder, tap.as_gdf(config)) as writer:
+    inputs = {**components_of(tap), "settings": tap.as_gdf(config)}
+    with (
+        Run(folder, "taps by GDF's protocol", inputs, ("shard-*.safetensors",)),
+        ActivationWriter(folder, tap.as_gdf(config)) as writer,
+    ):
         for number, (name, file) in enumerate(files.items()):
-            if name not in writer:
-                writer.add(
-                    name,
-                    tap(
-                        open_picture(file), prompts[name], places, settings.preset, settings.timestep,
-                        size=settings.size, seeds=settings.seeds, protocol="gdf", output_type="none", **settings.asked,
-                    ).activations,
-                )  # fmt: skip
+            made_of = digest([Path(file), prompts[name]])
+            if not writer.holds(name, made_of):
+                taps = tap(
+                    open_picture(file), prompts[name], places, settings.preset, settings.timestep,
+                    size=settings.size, seeds=settings.seeds, protocol="gdf", output_type="none", **settings.asked,
+                ).activations  # fmt: skip
+                writer.add(name, taps, made_of)
             progress(number + 1, len(files), None)
     reader = ActivationReader(folder)
     return lambda name: gdf_features(reader[name], CORRESPONDENCE_SIZE)[0]

@@ -18,11 +18,13 @@ from .conventions import masks_of
 
 
 class PictureList(NamedTuple):
-    """How many pictures, and what gives pixels (n, 3, H, W) in [-1, 1] and masks (n, H, W) of some by number."""
+    """How many pictures, what gives pixels (n, 3, H, W) in [-1, 1] and masks (n, H, W) of some by number, and what the
+    pixels of one are made of: its file, or themselves."""
 
     number: int
     pixels: Callable[[Sequence[int]], torch.Tensor]
     masks: Masks | None
+    made_of: Callable[[int], object]
 
 
 def picture_list(
@@ -50,15 +52,17 @@ def picture_list(
             len(folder),
             lambda numbers: to_pixels(folder.read(numbers, side)[0], None, factor, (-1.0, 1.0)),
             lambda numbers: torch.stack([folder.mask(i, side) for i in numbers]),
+            lambda i: [folder.pictures[i], side],
         )
     labels = None if masks is None else torch.stack(masks_of(masks))
     read_labels = None if labels is None else lambda numbers: labels[list(numbers)]
     if files:
         count = len(images)
         pixels_of = lambda numbers: to_pixels([open_picture(images[i]) for i in numbers], side, factor)  # noqa: E731
+        made_of = lambda i: [Path(images[i]), side]  # noqa: E731
     else:
         pixels = to_pixels(images, size, factor, value_range)
-        count, pixels_of = len(pixels), lambda numbers: pixels[list(numbers)]
+        count, pixels_of, made_of = len(pixels), lambda numbers: pixels[list(numbers)], lambda i: [pixels[i], side]
     if labels is not None and len(labels) != count:
         raise wrong_number(len(labels), count)
-    return PictureList(count, pixels_of, read_labels)
+    return PictureList(count, pixels_of, read_labels, made_of)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,9 +11,12 @@ from typing import Any
 import torch
 
 from ..activations.spair import SPairPair, SPairScore, nearest_points, score_spair
+from ..digests import Files, digest
 from ..footprint import memory_bytes
 from ..progress import Progress, silent
 from ..rows import RowFile
+from ..run import Run
+from .components import components_of
 from .picture_features import FeatureSettings, picture_features
 
 ALPHAS = (0.05, 0.1, 0.15)
@@ -77,20 +78,23 @@ def spair_scores(
     joined = picture_features(pipe, paths, texts, Path(cache), run.features, progress)
     each = joined(next(iter(files))).nbytes
     held = lru_cache(maxsize=max(2, memory_bytes(run.memory) // _HELD // each))(joined)
-    identity = [run.grid, run.features.to_dict() | {"memory": None}]
-    matches = _matches(pairs, lambda file: held(_name(file)).to(pipe.device), Path(cache), run.grid, identity, matching)
+    settings = {"grid": run.grid, "features": run.features.to_dict() | {"memory": None}}
+    inputs = {**components_of(pipe), "pictures": Files(paths.values()), "prompts": texts, "settings": settings}
+    matches = _matches(pairs, lambda file: held(_name(file)).to(pipe.device), Path(cache), inputs, matching)
     return {alpha: score_spair(pairs, lambda p: matches[p.name], alpha) for alpha in ALPHAS}
 
 
 def _matches(
-    pairs: Sequence[SPairPair], features_of: Any, cache: Path, grid: int, settings: list[Any], progress: Progress
+    pairs: Sequence[SPairPair], features_of: Any, cache: Path, inputs: dict[str, Any], progress: Progress
 ) -> dict[str, torch.Tensor]:
     """Pair -> (N, 2) target points, each pair's kept on disk once it is known."""
+    settings, grid = inputs["settings"], inputs["settings"]["grid"]
     most = max(len(p.source_points) for p in pairs)
-    identity = [[p.name for p in pairs], *settings]
-    mark = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]  # a cache may serve many choices of pairs
+    asked = [[p.name, p.source_points, list(p.source_size), list(p.target_size)] for p in pairs]
+    folder = cache / f"{_MATCHED}-{digest([asked, settings])[:12]}"  # a cache may serve many choices of pairs
     order = sorted(range(len(pairs)), key=lambda i: (pairs[i].source, pairs[i].target))  # pictures in common together
-    with RowFile(cache / f"{_MATCHED}-{mark}", (len(pairs), 2 * most), identity) as table:
+    run = Run(folder, "SPair matches", inputs, ("rows.json",))
+    with run, RowFile(folder, (len(pairs), 2 * most)) as table:
         for step, i in enumerate(order):
             if not table.done[i]:
                 row = torch.zeros(most, 2)

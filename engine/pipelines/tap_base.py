@@ -18,6 +18,7 @@ from ..activations.container import Activations
 from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
 from ..activations.images import encode_pixels, per_picture, to_pixels, value_range_of
 from ..activations.pca import PCABasis
+from ..activations.pictures import MadeOf, Pictures
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
 from ..addresses import resolve
@@ -27,6 +28,7 @@ from ..errors import refuse
 from ..families import Latent, family_of
 from ..pictures import open_picture
 from ..progress import Progress, silent
+from .components import components_of
 from .conventions import Generators
 from .shared import SharedPipeline, native_size
 from .tap_call import MEANINGLESS, check_generators, drawn, model_id, pca_pictures, tap_config
@@ -208,7 +210,8 @@ class TapPipeline(SharedPipeline):
                 batch: as in a call.
 
         Raises:
-            VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`.
+            VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`: a folder belongs
+                to the models, settings, pictures and prompts that it was begun with; pictures may be added.
         """
         separate = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
         value_range = settings.pop("value_range", None)
@@ -228,8 +231,14 @@ class TapPipeline(SharedPipeline):
             height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
             return latents, self._condition([texts[name] for name in chosen], height, width)
 
+        def picture(number: int) -> list[object]:
+            entry = pictures[names[number]]
+            return [Path(entry) if isinstance(entry, str) else entry, texts[names[number]]]
+
+        shared = components_of(self, ("unet", "transformer")) | {"value range": value_range}
         with self._in_use():
-            return stream_taps(denoiser, source, names, config, folder, memory, callback)
+            chosen = Pictures(len(names), source, made_of=MadeOf(shared, picture))
+            return stream_taps(denoiser, chosen, names, config, folder, memory, callback)
 
     def _denoiser(self) -> Denoiser:
         return Denoiser.from_diffusers(self)

@@ -11,6 +11,7 @@ import torch
 
 from ..condition import Condition
 from ..denoiser import Denoiser
+from ..digests import Files, digest
 from ..errors import refuse
 from ..families import family_of
 from ..folders import folders_in
@@ -18,6 +19,8 @@ from ..pictures import PICTURES, open_rgb, pictures_in
 from ..placement import upcast_vae
 from ..sizes import check_sides
 from ..w2w import Subject
+from ..w2w.train import SubjectMaker
+from .components import components_of
 from .loading import LoadConfig, load_pipeline
 from .w2w import W2WPipeline
 
@@ -50,8 +53,10 @@ def subjects_in(
     with torch.no_grad():
         cond = pipe._condition([prompt], side, side).cast(torch.float32).to("cpu")
 
+    encoded_by = digest([components_of(pipe, ("unet", "transformer")), prompt, side])
+
     def maker(pictures: Path) -> Callable[[], Subject]:
-        return lambda: _subject(pipe, pictures, side, cond)
+        return SubjectMaker(lambda: _subject(pipe, pictures, side, cond), [encoded_by, Files(pictures_in(pictures))])
 
     return Denoiser.from_diffusers(pipe), [p.name for p in folders], [maker(p) for p in folders]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,10 @@ class BaseWeights(Mapping[str, torch.Tensor]):
     def shape(self, path: str) -> tuple[int, ...]:
         """Of a weight, without reading it."""
         return self._sources[path][0]
+
+    def only(self, paths: Iterable[str]) -> BaseWeights:
+        """Those of some layers."""
+        return BaseWeights({path: self._sources[path] for path in sorted(paths)})
 
     @classmethod
     def of_module(cls, backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> BaseWeights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ..config import Config
+from ..digests import Files
 from ..errors import refuse
 from ..files import named, open_artefact, parse_table
 from ..lora_layer import LoraLayer
-from ..ownership import sole_owner
 from ..processes import ALONE, Workers
 from ..progress import Progress, silent
 from ..rows import RowFile
+from ..run import Run
 from .base_weights import BaseWeights
 from .copies import near_copies
 from .delta import DeltaSpace, Space
@@ -34,6 +35,8 @@ from .stacks import Stack, read_stacks
 from .strengths import strength_map
 
 MODES = ("auto", "factors", "delta")
+_BEGUN = ("rows.json", "sums*.safetensors", "products.safetensors")
+"""What the work folder of a build holds once there is work to lose."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,8 @@ def build_space(
 
     Args:
         work: folder that keeps the state of an interrupted build, which then resumes, also after ``kill -9``; without
-            it, data larger than ``memory`` are refused. Only one build at a time may have it.
+            it, data larger than ``memory`` are refused. Only one build at a time may have it, and only one of the same
+            LoRAs (by content: each file is read once more for that), base weights and settings.
         workers: processes that share the work of factors mode; each returns the same space.
         base: weights of the base model; without it DoRAs are left out.
 
@@ -117,26 +121,37 @@ def build_space(
         VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, another build
             has the work folder, or the data are larger than ``memory`` and there is no work folder.
     """
-    config = config or BuildConfig()
-    own = work is not None and not workers.index
-    with sole_owner(work) if own and work is not None else nullcontext(), ExitStack() as closing:
-        scan = scan_folder(folder, config.layers_per_block, progress, base=base)
-        mixed = unlike(scan)
-        gauge = gauge_test(some_readable(scan.good, config.memory))
-        mode, reason = choose_mode(config.mode, mixed, gauge)
-        info = {"base": config.base, "gauge": asdict(gauge), "reason": reason, "build": config.to_dict()}
+    config, work = config or BuildConfig(), None if work is None else Path(work)
+    scan = scan_folder(folder, config.layers_per_block, progress, base=base)
+    mixed = unlike(scan)
+    gauge = gauge_test(some_readable(scan.good, config.memory))
+    mode, reason = choose_mode(config.mode, mixed, gauge)
+    info = {"base": config.base, "gauge": asdict(gauge), "reason": reason, "build": config.to_dict()}
+    with Run(work, "W2W space", _inputs(scan, config, base), _BEGUN, workers) as run, ExitStack() as closing:
+        made_of = {} if work is None else {"build": run.mark}
         if mode == "delta":
-            keeps = Path(work) if work is not None and not workers.index else None
-            space, scan = _delta_space(scan, config, progress, info, keeps)
+            keeps = work if not workers.index else None
+            space, scan = _delta_space(
+                scan, config, progress, info, GramState(keeps and keeps / "products.safetensors", made_of)
+            )
             return Built(space, scan, gauge, reason)
-        task = _Task(config, None if work is None else Path(work), progress, workers)
+        task = _Task(config, work, progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)
         held = 4 * len(rows.data) * manifest.size if isinstance(rows, Matrix) else 0
         pca = PCAConfig(config.components, config.route, config.memory - held)
-        state = None if work is None else workers.own_file(Path(work) / "sums.safetensors")
-        components = principal_components(rows, pca, progress, resume=state, workers=workers)
+        state = None if work is None else workers.own_file(work / "sums.safetensors")
+        components = principal_components(rows, pca, progress, resume=state, workers=workers, inputs=made_of)
         names = tuple(f.name for f in scan.good)
         return Built(components.space(manifest, names, info), scan, gauge, reason)
+
+
+def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> dict[str, object]:
+    """What the space depends on; files and weights are read when they are digested."""
+    decomposed = {path for f in scan.good for path, entry in f.entries.items() if entry.decomposed}
+    return {
+        "LoRAs": [[f.name for f in scan.good], Files([f.path for f in scan.good])], "settings": config,
+        "base weights": None if base is None else base.only(decomposed),
+    }  # fmt: skip
 
 
 def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
@@ -180,7 +195,7 @@ def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
 
 
 def _delta_space(
-    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], work: Path | None
+    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], state: GramState
 ) -> tuple[DeltaSpace, FolderScan]:
     needed = 48 * len(scan.good) ** 2  # products of all pairs, their eigenvectors, the eigensolver's workspace
     if needed > config.memory:
@@ -209,8 +224,6 @@ def _delta_space(
         stacks = read_stacks(ranks, loras(), progress)
         scan = _without(scan, bad) if bad else scan
     names = [f.name for f in scan.good]
-    facts = {"files": [[f.name, f.path.stat().st_size] for f in scan.good]}
-    state = GramState(None if work is None else work / "products.safetensors", facts)
     return DeltaSpace.of_stacks(stacks, names, config.components, progress, info, config.memory, state), scan
 
 
@@ -241,8 +254,7 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | S
         needed = f"{4 * shape[0] * shape[1] / 2**30:.1f} GiB of weights with {memory / 2**30:.1f} GiB of memory"
         raise refuse("build", needed, "a work folder on disk", "give a work folder, or allow more memory")
     else:
-        names, width = [f.name for f in scan.good], shards(*shape, memory)[0][1]
-        table = closing.enter_context(RowFile(task.work, shape, names, width=width))
+        table = closing.enter_context(RowFile(task.work, shape, width=shards(*shape, memory)[0][1]))
         bad = _packed(scan, manifest, table, task)
         rows = Stored(table)
     if not bad:

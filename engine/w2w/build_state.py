@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from typing_extensions import Self
 
-from ..errors import refuse
-from ..files import read_artefact, save_artefact
+from ..run import Run
 
-KIND, VERSION = "vitrine.w2w.pca", 2
 SAVE_SECONDS = 60.0
 """What a killed build loses at most, and one shard: sums of many models take a while to write."""
 
@@ -26,25 +24,20 @@ class BuildState:
         tensors: ``mean`` and ``scale`` (D,) float32, ``done`` (D,) uint8, and the sums of the route.
     """
 
-    def __init__(self, path: Path | None, facts: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        self.path, self.facts, self.tensors = path, dict(facts), tensors
+    def __init__(self, run: Run, tensors: dict[str, torch.Tensor]) -> None:
+        self._run, self.tensors = run, tensors
         self._saved_at, self._entering = time.monotonic(), False
 
     @classmethod
-    def of(cls, path: str | Path | None, facts: Mapping[str, Any]) -> Self:
-        """The state in a file, or an empty one; ``facts`` are what makes two builds the same.
+    def of(cls, path: str | Path | None, inputs: Mapping[str, Any]) -> Self:
+        """The state in a file, or an empty one; ``inputs`` are what makes two builds the same.
 
         Raises:
             VitrineError: If the file belongs to another build.
         """
-        path = None if path is None else Path(path)
-        if path is None or not path.is_file():
-            return cls(path, facts, {})
-        tensors, header = read_artefact(path, KIND, VERSION)
-        if header.get("build") != dict(facts):
-            remedy = f"delete {path.name} and start anew"
-            raise refuse("unfinished build", "one of other LoRAs or settings", "these", remedy)
-        return cls(path, facts, tensors)
+        run = Run(path, "principal components", inputs)
+        state = run.load()
+        return cls(run, {} if state is None else state.tensors["sums"])
 
     def begin(self, d: int, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """New tensors: those of all routes, and ``sums``."""
@@ -82,6 +75,5 @@ class BuildState:
 
     def save(self) -> None:
         """Writes the file, if there is one."""
-        if self.path is not None:
-            save_artefact(self.path, self.tensors, KIND, VERSION, {"build": self.facts})
+        self._run.save({"sums": self.tensors})
         self._saved_at = time.monotonic()

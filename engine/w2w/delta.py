@@ -108,6 +108,11 @@ class DeltaSpace:
         return (self.deviations.double() ** 2 / self.total_variance).float()
 
     @property
+    def inputs(self) -> list[object]:
+        """What models of it depend on, for a :class:`~vitrine.engine.run.Run`: all but names and directions."""
+        return [self.stacks, self.vectors, self.singular_values, self.gram]
+
+    @property
     def identity(self) -> str:
         """A short hash of what coefficients mean in this space."""
         digest = hashlib.sha256(json.dumps([list(self.stacks), list(self.names)]).encode())

@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from ..errors import refuse
-from ..files import read_artefact, save_artefact
+from ..run import Run
 from .build_state import SAVE_SECONDS
-
-KIND, VERSION = "vitrine.w2w.gram", 1
 
 
 class GramState:
@@ -21,22 +18,19 @@ class GramState:
 
     Args:
         path: of the file; None keeps none.
-        facts: what makes two builds the same.
+        inputs: what makes two builds the same.
 
     Raises:
         VitrineError: If the file belongs to another build.
     """
 
-    def __init__(self, path: Path | None = None, facts: Mapping[str, Any] | None = None) -> None:
-        self.path, self.facts, self.done = path, dict(facts or {}), list[str]()
+    def __init__(self, path: Path | None = None, inputs: Mapping[str, Any] | None = None) -> None:
+        self._run, self.done = Run(path, "products of LoRAs", inputs or {}), list[str]()
         self._sums: torch.Tensor | None = None
         self._saved_at = time.monotonic()
-        if path is None or not path.is_file():
-            return
-        tensors, header = read_artefact(path, KIND, VERSION)
-        if header.get("build") != self.facts:
-            raise refuse("unfinished build", "one of other LoRAs or settings", "these", f"delete {path.name}")
-        self._sums, self.done = tensors["G"], list(header["done"])
+        state = self._run.load()
+        if state is not None:
+            self._sums, self.done = state.tensors["sums"]["G"], list(state.facts["done"])
 
     def begin(self, count: int) -> torch.Tensor:
         """The sums, zero where nothing was done; they are changed in place."""
@@ -56,7 +50,6 @@ class GramState:
 
     def save(self) -> None:
         """Writes the file, if there is one."""
-        if self.path is not None and self._sums is not None:
-            header = {"build": self.facts, "done": self.done}
-            save_artefact(self.path, {"G": self._sums}, KIND, VERSION, header)
+        if self._sums is not None:
+            self._run.save({"sums": {"G": self._sums}}, facts={"done": self.done})
         self._saved_at = time.monotonic()

@@ -6,34 +6,28 @@ states and latents are encoded once; the published code encodes the picture anew
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..compiled import uncompiled
 from ..condition import Condition
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..fingerprint import fingerprint_of
 from ..finite import FiniteLosses
 from ..noise import generators
-from ..ownership import sole_owner
 from ..placement import onloaded, refuse_cast_layers
 from ..progress import Progress, silent
-from ..training import load_state, run_steps, save_state, set_rate
+from ..run import Run, run_steps
+from ..training import learning_rate, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
 from .inversion_space import Posterior, Products, latents_of, placed, spread
 from .invert_config import InvertConfig
 from .masks import mask_for
 from .stopped_runs import drop_old_states
-from .train import learning_rate
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ def invert(
         BaseException: Whatever ends the run early, :class:`~vitrine.engine.progress.Interrupted` for one, unless
             ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
     """
-    return _finished(_Run(model, space, latents, cond, config or InvertConfig(), mask), progress, partial_on)
+    return _finished(_State(model, space, latents, cond, config or InvertConfig(), mask), progress, partial_on)
 
 
 def invert_in(
@@ -91,10 +85,10 @@ def invert_in(
         VitrineError: As :func:`invert`, and if the folder belongs to a run on other pictures, of another model, space
             or settings, or to another process.
     """
-    with sole_owner(folder):
-        run = _Run(model, space, latents, cond, config or InvertConfig(), mask)
-        run.resume(folder)
-        return _finished(run, progress, (), folder)
+    state = _State(model, space, latents, cond, config or InvertConfig(), mask)
+    with state.run_in(folder) as run:
+        state.resume(run)
+        return _finished(state, progress, (), run)
 
 
 def invert_below(
@@ -109,36 +103,35 @@ def invert_below(
     Raises:
         VitrineError: As :func:`invert`, and if another process is at the same run.
     """
-    run = _Run(model, space, latents, cond, config or InvertConfig(), mask)
-    digest = hashlib.sha256(json.dumps(run.identity, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(parent) / f"inversion-{digest}"
-    with sole_owner(folder):
-        drop_old_states(folder, "inversion-*")
-        run.resume(folder)
-        result = _finished(run, progress, (), folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    state = _State(model, space, latents, cond, config or InvertConfig(), mask)
+    with state.run_in(parent).below("inversion") as run:
+        assert run.place is not None
+        drop_old_states(run.place, "inversion-*")
+        state.resume(run)
+        result = _finished(state, progress, (), run)
+    shutil.rmtree(run.place, ignore_errors=True)
     return result
 
 
 def _finished(
-    run: _Run, progress: Progress, partial_on: tuple[type[BaseException], ...], folder: str | Path | None = None
+    state: _State, progress: Progress, partial_on: tuple[type[BaseException], ...], run: Run | None = None
 ) -> Inversion:
-    config = run.config
-    refuse_cast_layers(run.model.backbone)
+    config = state.config
+    refuse_cast_layers(state.model.backbone)
     try:
-        with onloaded(run.model.backbone):
+        with onloaded(state.model.backbone):
             run_steps(
-                run.step, lambda: run.done, config.steps, config.steps, progress=progress, preview=lambda: run.seen,
-                save_every=config.check_every, save=lambda: None if folder is None else run.save(folder),
+                state.step, lambda: state.done, config.steps, progress=progress, preview=lambda: state.seen,
+                save_every=config.check_every, save=lambda: None if run is None else state.save(run),
             )  # fmt: skip
     except BaseException as error:
-        partial = run.result(interrupted=True)
+        partial = state.result(interrupted=True)
         if isinstance(error, partial_on):
             return partial
         error.partial_inversion = partial  # type: ignore[attr-defined]
         raise
-    run.check(run.done)
-    return run.result()
+    state.check(state.done)
+    return state.result()
 
 
 def partial_inversion(error: BaseException) -> Inversion | None:
@@ -146,7 +139,7 @@ def partial_inversion(error: BaseException) -> Inversion | None:
     return getattr(error, "partial_inversion", None)
 
 
-class _Run:
+class _State:
     """The state of one inversion.
 
     Attributes:
@@ -165,7 +158,7 @@ class _Run:
         device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
         space = placed(whole.first(k), device)  # what is not trained stays where it is
         self.model, self.space, self.config, self.cond = model, space, config, cond
-        self.latents, self.mask, self.done, self._name = latents, mask_for(mask, latents), 0, whole.identity
+        self.latents, self.mask, self.done, self._whole = latents, mask_for(mask, latents), 0, whole
         # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
         models = 1 if config.together else len(latents)
         self.beta = torch.zeros(models, k, device=device, requires_grad=True)
@@ -243,36 +236,21 @@ class _Run:
         self._lowest[better] = losses[better]
         self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What makes two runs the same."""
-        digest, cond = hashlib.sha256(), self.cond
-        parts = {"latents": self.latents, "mask": self.mask, "text": cond.text, "pooled": cond.pooled, **cond.extra}
-        parts |= {"deviations": self.deviations}
-        for name, part in sorted(parts.items()):
-            if part is not None:
-                digest.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())
-                digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        network = fingerprint_of(uncompiled(self.model.backbone))
-        config = self.config.to_dict()
-        if self.deviations is None:  # as in states from before there was a choice
-            del config["posterior"]
-        return {"config": config, "space": self._name, "inputs": digest.hexdigest(), "model": network}
+    def run_in(self, folder: str | Path) -> Run:
+        """This inversion as a job that resumes there."""
+        pictures = {"pictures": [self.latents, self.deviations], "mask": self.mask, "prompt": self.cond}
+        inputs = {**self.model.inputs, "space": self._whole, **pictures, "settings": self.config}
+        return Run(folder, "W2W inversion", inputs)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, run: Run) -> None:
         """Writes the state, whole or not at all."""
         tensors = {"beta": self.beta.detach(), "best": self.best, "lowest": self._lowest}
         tensors |= {f"random{i}": generator.get_state() for i, generator in enumerate(self._random)}
-        facts = {"identity": self.identity, "done": self.done, "losses": self.losses}
-        save_state(folder, {"run": tensors}, {"adam": self.adam}, facts)
+        run.save({"run": tensors}, {"adam": self.adam}, {"done": self.done, "losses": self.losses})
 
-    def resume(self, folder: str | Path) -> None:
-        """Goes on from what :meth:`save` wrote there, if there is anything.
-
-        Raises:
-            VitrineError: If that is another run's.
-        """
-        state = load_state(folder, {"adam": self.adam}, self.identity, str(self.beta.device))
+    def resume(self, run: Run) -> None:
+        """Goes on from what :meth:`save` wrote there, if there is anything."""
+        state = run.load({"adam": self.adam}, str(self.beta.device))
         if state is None:
             return
         tensors = state.tensors["run"]

@@ -13,12 +13,9 @@ between have pictures of their own, so that the slider is even.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -26,16 +23,14 @@ from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
 from ..errors import refuse
-from ..fingerprint import fingerprint_of
-from ..ownership import sole_owner
 from ..placement import onloaded
 from ..progress import Progress, silent
-from ..training import load_state, run_steps, save_state, set_rate
+from ..run import Run, run_steps
+from ..training import learning_rate, set_rate
 from .batched_lora import BatchedLora
 from .delta import Space
 from .directions import one_deviation, with_directions
 from .inversion_space import Products, placed
-from .train import learning_rate
 
 S = TypeVar("S", bound=Space)
 
@@ -122,18 +117,19 @@ def train_pair_slider(
 
     Raises:
         VitrineError: If models have more coefficients than the space components, or the folder belongs to another run
-            or process.
+            or process: one with another network, space, pairs, start or settings.
     """
     config = config or PairConfig()
-    run = _Training(model, space, pairs, config, start)
-    with nullcontext() if folder is None else sole_owner(folder), onloaded(model.backbone):
-        if folder is not None:
-            run.resume(folder)
+    inputs = {**model.inputs, "space": space, "pairs": pairs, "start": start}
+    training = _Training(model, space, pairs, config, start)
+    settings = {"settings": replace(config, save_every=1)}
+    with Run(folder, "pair slider", {**inputs, **settings}) as run, onloaded(model.backbone):
+        training.resume(run)
         run_steps(
-            run.step, lambda: run.done, config.steps, config.steps, save_every=config.save_every, progress=progress,
-            save=lambda: None if folder is None else run.save(folder),
+            training.step, lambda: training.done, config.steps, save_every=config.save_every, progress=progress,
+            save=lambda: training.save(run),
         )  # fmt: skip
-    return run.change.detach().cpu() * run.unit
+    return training.change.detach().cpu() * training.unit
 
 
 def with_pair_slider(space: S, name: str, change: torch.Tensor) -> S:
@@ -162,7 +158,7 @@ class _Training:
         device, k = pairs.targets.device, space.dimension
         if pairs.models.shape[1] > k:
             raise refuse("models", pairs.models.shape[1], f"up to {k} coefficients", "use models of this space")
-        self.model, self.pairs, self.config, self._name = model, pairs, config, space.identity
+        self.model, self.pairs, self.config = model, pairs, config
         self.space = placed(space, device)
         self.unit = self.space.unit if isinstance(self.space, Products) else 1.0
         models = torch.nn.functional.pad(pairs.models.to(device).float(), (0, k - pairs.models.shape[1]))
@@ -203,29 +199,14 @@ class _Training:
             output = self.model.forward(x_t, t, cond)
         return self.model.error(output, x_t, x0, noise, t).square().mean()
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What makes two runs the same."""
-        digest, pairs = hashlib.sha256(), self.pairs
-        for part in (pairs.targets, pairs.cond.text, pairs.cond.pooled, pairs.models, self._begin):
-            if part is not None:
-                digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        network = fingerprint_of(self.model.backbone)
-        return {"config": self.config.to_dict(), "space": self._name, "inputs": digest.hexdigest(), "model": network}
-
-    def save(self, folder: str | Path) -> None:
+    def save(self, run: Run) -> None:
         """Writes the state, whole or not at all."""
         tensors = {"change": self.change.detach(), "random": self.random.get_state()}
-        facts = {"identity": json.loads(json.dumps(self.identity)), "done": self.done}
-        save_state(folder, {"run": tensors}, {"adam": self.adam}, facts)
+        run.save({"run": tensors}, {"adam": self.adam}, {"done": self.done})
 
-    def resume(self, folder: str | Path) -> None:
-        """Goes on from what :meth:`save` wrote there, if there is anything.
-
-        Raises:
-            VitrineError: If that is another run's.
-        """
-        state = load_state(folder, {"adam": self.adam}, self.identity, str(self.change.device))
+    def resume(self, run: Run) -> None:
+        """Goes on from what :meth:`save` wrote there, if there is anything."""
+        state = run.load({"adam": self.adam}, str(self.change.device))
         if state is None:
             return
         with torch.no_grad():

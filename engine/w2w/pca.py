@@ -156,16 +156,18 @@ def principal_components(
     *,
     resume: str | Path | None = None,
     workers: Workers = ALONE,
+    inputs: Mapping[str, object] | None = None,
 ) -> Components:
     """PCA of the (standardised) rows.
 
     Args:
         resume: a file that keeps what was summed so far; an interrupted run goes on from it, also after ``kill -9``.
         workers: the processes that share the shards; all return the same.
+        inputs: what the rows were made of, as a :class:`~vitrine.engine.run.Run` takes it; None: the rows themselves.
 
     Raises:
         VitrineError: If there are fewer than two models, more components than N - 1 are asked for, all rows are equal,
-            or the components do not fit into the memory.
+            the components do not fit into the memory, or the file belongs to other rows or settings.
     """
     config = config or PCAConfig()
     n, d = data.shape
@@ -176,7 +178,8 @@ def principal_components(
     ranges, gram = data.shards(config.memory), _gram_route(n, config)
     own = [r for i, r in enumerate(ranges) if i % workers.count == workers.index]
     facts = {k: v for k, v in config.to_dict().items() if k != "memory"} | {"route": "gram" if gram else "randomised"}
-    state = BuildState.of(resume, facts | {"models": n, "numbers": d, "shard": ranges[0][1]})
+    share = {"settings": facts | {"shard": ranges[0][1]}, "processes": [workers.index, workers.count]}
+    state = BuildState.of(resume, {**(inputs or {"rows": data}), **share})
     if gram:
         factors = _by_gram(data, own, config, progress, state, workers)
     else:

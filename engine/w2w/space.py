@@ -94,6 +94,12 @@ class WeightSpace:
         return (self.deviations.double() ** 2 / (self.total_variance or float(self.manifest.size))).float()
 
     @property
+    def inputs(self) -> list[object]:
+        """What models of it depend on, for a :class:`~vitrine.engine.run.Run`: all but names and directions."""
+        numbers = [self.mean, self.scale, self.components, self.singular_values, self.coefficients, self.count]
+        return [self.manifest.to_json(), *numbers]
+
+    @property
     def identity(self) -> str:
         """A short hash of what coefficients mean in this space; ties saved models to it."""
         digest = hashlib.sha256(self.manifest.to_json().encode())

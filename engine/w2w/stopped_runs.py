@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import VitrineError
 from ..ownership import sole_owner
-from ..training import STATE
+from ..run import STATE
 
 KEPT_STATES = 3
 """Stopped runs whose states stay beside the one that goes on."""

@@ -12,7 +12,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +21,19 @@ import torch
 from ..condition import Condition
 from ..config import Config
 from ..denoiser import Denoiser
+from ..digests import digest
 from ..errors import refuse
-from ..files import KEY, named, parse_table, write_json
+from ..files import KEY, named, parse_table
 from ..finite import FiniteLosses
 from ..lora_layer import LoraLayer
 from ..lora_writing import write_lora
 from ..narrow_heads import NarrowHeads
 from ..noise import generators
-from ..ownership import sole_owner
 from ..placement import refuse_offloaded
+from ..processes import Workers
 from ..progress import Progress, silent
-from ..training import set_rate
+from ..run import Run, other_inputs
+from ..training import learning_rate, set_rate
 from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 from .manifest import Manifest
 
@@ -112,6 +113,23 @@ class Subject:
         return x0, t, noise, self.cond.take(picture)
 
 
+@dataclass(frozen=True)
+class SubjectMaker:
+    """Makes a subject when its turn comes, and says what of.
+
+    Attributes:
+        make: the maker.
+        inputs: its files, prompts and what encodes them, as a :class:`~vitrine.engine.run.Run` takes them.
+    """
+
+    make: Callable[[], Subject]
+    inputs: object
+
+    def __call__(self) -> Subject:
+        """The subject."""
+        return self.make()
+
+
 class BatchedTrainer:
     """Trains M subjects on one frozen backbone.
 
@@ -182,11 +200,6 @@ class BatchedTrainer:
         return [self.manifest.lora(row) for row in self.weights.detach().cpu()]
 
 
-def learning_rate(base: float, schedule: str, step: int, steps: int) -> float:
-    """The rate of step 0 .. ``steps`` - 1: ``constant``, or ``cosine`` from ``base`` to zero."""
-    return base if schedule == "constant" else base * 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
 def train_loras(
     model: Denoiser,
     subjects: Iterable[Callable[[], Subject]],
@@ -201,53 +214,67 @@ def train_loras(
     """Trains every subject that has no file in ``folder`` yet, ``together`` at a time; writes whole kohya files.
 
     Args:
-        subjects: functions that make a subject when its turn comes, so that a large set is never encoded at once.
+        subjects: functions that make a subject when its turn comes, so that a large set is never encoded at once;
+            those that are trained already are made again and compared, unless they are :class:`SubjectMaker`.
         share: (index of this process, of how many): it trains every n-th subject.
 
     Raises:
-        VitrineError: If the folder holds LoRAs trained with other settings, or another run trains there.
+        VitrineError: If the folder holds LoRAs trained on another model, other pictures or with other settings, or
+            another run trains there.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if share[0] else sole_owner(folder):  # the first process stands for all of its run
-        _same_settings(folder, config)
-        makers = list(subjects)
+    folder, makers = Path(folder), list(subjects)
+    inputs = {"model": model, "settings": config}
+    with Run(folder, "LoRA training", inputs, ("*.safetensors",), Workers(*share)):
         mine = range(share[0], len(names), share[1])  # of all names: what is missing changes as other processes work
-        missing = [i for i in mine if not (folder / f"{names[i]}.safetensors").is_file()]
-        count = max(1, math.ceil(len(missing) / together))
-        groups = [group.tolist() for group in np.array_split(missing, count)] if missing else []  # of even sizes
-        done, total = 0, len(missing) * config.steps
-        for group in groups:
+        count = max(1, math.ceil(len(mine) / together))  # groups of even sizes, the same ones after a kill
+        groups = [group.tolist() for group in np.array_split(mine, count)] if mine else []
+        missing = [[i for i in group if not _trained(folder, names[i], makers[i])] for group in groups]
+        done, total = 0, sum(map(len, missing)) * config.steps
+        for group in filter(None, missing):
 
             def after(steps: int, before: int = done, size: int = len(group)) -> None:
                 progress(before + steps * size, total, None)
 
-            _train_group(model, {names[i]: makers[i]() for i in group}, folder, config, after)
+            _train_group(model, {names[i]: makers[i] for i in group}, folder, config, after)
             done += len(group) * config.steps
     return [folder / f"{name}.safetensors" for name in names]
 
 
+def _trained(folder: Path, name: str, maker: Callable[[], Subject]) -> bool:
+    """Whether a subject has its file.
+
+    Raises:
+        VitrineError: If it was trained on other pictures.
+    """
+    from safetensors import safe_open
+
+    file = folder / f"{name}.safetensors"
+    if not file.is_file():
+        return False
+    with named(file, "LoRA", "a whole file", "delete it, to train it again"), safe_open(str(file), "pt") as opened:
+        made_of = parse_table((opened.metadata() or {}).get(KEY, "{}")).get("made_of")
+    if made_of != _made_of(maker):
+        raise other_inputs(folder, [f"other pictures or prompts of {name}"])
+    return True
+
+
+def _made_of(maker: Callable[[], Subject], subject: Subject | None = None) -> str:
+    """The digest of what a subject is made of: as its maker says, or else itself."""
+    return digest(maker.inputs if isinstance(maker, SubjectMaker) else subject or maker())
+
+
 def _train_group(
-    model: Denoiser, subjects: dict[str, Subject], folder: Path, config: LoraTrainConfig, after: Callable[[int], None]
-) -> None:
+    model: Denoiser, makers: dict[str, Callable[[], Subject]], folder: Path, config: LoraTrainConfig,
+    after: Callable[[int], None],
+) -> None:  # fmt: skip
     """Trains subjects in one batch and writes their files."""
-    began = time.perf_counter()
+    began, subjects = time.perf_counter(), {name: maker() for name, maker in makers.items()}
     trainer = BatchedTrainer(model, list(subjects.values()), config)
     for step in range(config.steps):
         losses = trainer.step()
         after(step + 1)
     seconds = (time.perf_counter() - began) / len(subjects)
-    for name, lora, loss in zip(subjects, trainer.loras(), losses.tolist(), strict=True):
+    for (name, subject), lora, loss in zip(subjects.items(), trainer.loras(), losses.tolist(), strict=True):
         facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
-        metadata = {KEY: json.dumps(facts | {"settings": config.to_dict()})}
-        write_lora(folder / f"{name}.safetensors", lora, metadata=metadata)
-
-
-def _same_settings(folder: Path, config: LoraTrainConfig) -> None:
-    note, settings = folder / "settings.json", config.to_dict()
-    if note.is_file():
-        with named(note, "settings", "the settings of a training run", "choose another folder"):
-            same = parse_table(note.read_text(encoding="utf-8")) == settings
-        if not same:
-            raise refuse("folder", folder.name, "LoRAs trained with these settings", "choose another folder")
-    write_json(note, settings)
+        facts |= {"settings": config.to_dict(), "made_of": _made_of(makers[name], subject)}
+        write_lora(folder / f"{name}.safetensors", lora, metadata={KEY: json.dumps(facts)})

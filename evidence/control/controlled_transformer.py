@@ -33,7 +33,7 @@ from ...engine.portraits.models import Portraits, load_portraits
 from ...engine.portraits.shipped import load_transformer, transformer_folder
 from ...engine.sampling import sample
 from ...engine.schedule import NoiseSchedule
-from ...engine.training import set_rate
+from ...engine.training import learning_rate, set_rate
 from ..portraits.sampling import decode
 from ..portraits.transformer import TransformerData, save_transformer
 
@@ -157,7 +157,8 @@ class TransformerTrainer(ControlTrainer):
             NoiseSchedule.from_diffusers(model.scheduler), null, dict(model.transformer.named_parameters()),
         )  # fmt: skip
         metadata = ControlMetadata(time_embedding(model.transformer)[0], embedder.dim, base_model=BASE_MODEL)
-        super().__init__(trainee, [], config, folder, metadata, model.device)
+        made_of = {"pictures": data, "decay": [self.decay_from, warmup], "lesson": type(self).__name__}
+        super().__init__(trainee, [], config, folder, metadata, model.device, made_of)
 
     def draw(self, step: int) -> Batch:
         """Rows by number; all from the step's own seed, drawn on the CPU whatever the device."""
@@ -185,10 +186,9 @@ class TransformerTrainer(ControlTrainer):
 
     def set_learning_rate(self) -> None:
         """The rate of this step: it rises first and falls at the end."""
-        rate = min(1.0, (self.done + 1) / self.warmup)
-        if self.done > self.decay_from:
-            rate *= 1 - (self.done - self.decay_from) / max(1, self.config.steps - self.decay_from)
-        set_rate(self.adam, self.config.lr * rate)
+        steps, falling = self.config.steps, self.config.steps - self.decay_from
+        rate = learning_rate(self.config.lr, "linear", self.done, steps, warmup=self.warmup, falling=falling)
+        set_rate(self.adam, rate)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -7,9 +7,7 @@ lost in the noise, and a small model forgets sides before it learns it. Against 
 from __future__ import annotations
 
 import copy
-import hashlib
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,10 +33,6 @@ class FlipLessons(TransformerTrainer):
         self.teacher = copy.deepcopy(model.transformer).eval().requires_grad_(False)
         self.teacher_embedder = copy.deepcopy(model.embedder).float().requires_grad_(False)
         self.teacher_network = injected(self.teacher, text_call(self.teacher))
-        self._fingerprint = hashlib.sha256()
-        for module in (self.teacher, self.teacher_embedder):
-            for value in module.state_dict().values():
-                self._fingerprint.update(value.detach().float().cpu().numpy().tobytes())
         super().__init__(model, data, config, folder, decay_from, warmup)
 
     def loss(self, batch: Batch) -> torch.Tensor:
@@ -57,10 +51,6 @@ class FlipLessons(TransformerTrainer):
         signal, noise = self.schedule.scales(batch.t)
         weight = twice((noise / signal).clamp(max=1.0).to(prediction))
         return ((prediction - torch.cat([target, target.flip(-1)])).square().flatten(1).mean(1) * weight).mean()
-
-    def _identity(self) -> dict[str, Any]:
-        """A run resumes with the teacher it began with, or not at all."""
-        return super()._identity() | {"teacher": self._fingerprint.hexdigest()[:16]}
 
     @property
     def _flip(self) -> int:

@@ -17,7 +17,6 @@ from ...engine.control.train import AdvancedControlTrainConfig, ControlTrainConf
 from ...engine.errors import refuse
 from ...engine.portraits.models import Portraits, load_portraits
 from ...engine.progress import Progress, silent
-from ...engine.training import run_steps
 from ..portraits.transformer import AS_FOUND, Collection, build_transformer, saved_data
 from .controlled_transformer import ControlledTransformer, TransformerTrainer, export_transformer, load_controlled
 from .flip_lessons import FlipLessons
@@ -102,8 +101,5 @@ def train_transformer(
         config.steps, config.batch, config.lr, gamma=WEIGHTS[config.weight], advanced=advanced
     )
     trainer = trainer_of(model, data, settings, folder / f"{config.name}.run")
-    run_steps(
-        trainer.step, lambda: trainer.done, min(config.steps, until or config.steps), config.steps,
-        save=trainer.save, save_every=advanced.save_every, progress=progress("training"),
-    )  # fmt: skip
+    trainer.train(progress("training"), until)
     return export_transformer(trainer, folder, config.name).parent

@@ -31,7 +31,7 @@ from ...engine.schedule import append_dims
 from .data import TrainingSet
 from .flow_config import DecoderTrainConfig
 from .flow_train import TextToVelocity, accelerator_of, picture_error, pictures, posterior_means
-from .phase import Phase, own_rows, record_of
+from .phase import Phase, own_rows, record_of, run_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -145,9 +145,22 @@ def main(config: DecoderTrainConfig, progress: Callable[[str], Progress] = lambd
     Raises:
         OutOfTime: If ``max_seconds`` is used up.
     """
-    accelerator = accelerator_of(config)
+    accelerator, model = accelerator_of(config), load_flow_portraits(config.model or None)
+    with run_of(
+        "train decoder",
+        config,
+        accelerator,
+        transformer=model.transformer,
+        vae=model.vae,
+        text_encoder=model.text_encoder,
+    ):
+        return _trained(config, accelerator, model, progress)
+
+
+def _trained(
+    config: DecoderTrainConfig, accelerator: Accelerator, model: FlowPortraits, progress: Callable[[str], Progress]
+) -> Path:
     deadline, out = time.monotonic() + config.max_seconds, Path(config.out)
-    model = load_flow_portraits(config.model or None)
     data = pictures(config, model, accelerator.device, progress)
     packed = encode_pictures(model.vae.to(accelerator.device), data, out / TOKENS, progress("encode"))
     train_decoder(config, accelerator, model, data, packed, deadline, progress("decoder"))

@@ -30,12 +30,13 @@ from ...engine.portraits.flow import (
 )
 from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
+from ...engine.processes import accelerator as accelerator_for
 from ...engine.progress import Progress, silent
 from ...engine.schedule import append_dims
 from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
 from .flow_config import DecoderTrainConfig, FlowTrainConfig
-from .phase import OutOfTime, Phase, own_rows, record_of
+from .phase import OutOfTime, Phase, own_rows, record_of, run_of
 from .train import face_map, reconstruct
 
 if TYPE_CHECKING:
@@ -177,6 +178,11 @@ def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda n
         OutOfTime: If ``max_seconds`` is used up; an unfinished transformer is exported to ``OUT/unfinished``.
     """
     accelerator = accelerator_of(config)
+    with run_of("train flow", config, accelerator):
+        return _trained(config, accelerator, progress)
+
+
+def _trained(config: FlowTrainConfig, accelerator: Accelerator, progress: Callable[[str], Progress]) -> Path:
     deadline, out = time.monotonic() + config.max_seconds, Path(config.out)
     model = build_flow_models(config.seed, out / "tokenizer")
     latents = prepare(config, accelerator, model, deadline, progress)
@@ -197,10 +203,8 @@ def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda n
 
 def accelerator_of(config: FlowTrainConfig | DecoderTrainConfig) -> Accelerator:
     """Device and precision of the run."""
-    from accelerate import Accelerator
-
-    precision = "bf16" if config.dtype == "bfloat16" else "no"
-    return Accelerator(mixed_precision=precision, cpu=config.device == "cpu")
+    made: Accelerator = accelerator_for("bf16" if config.dtype == "bfloat16" else "no", config.device == "cpu")
+    return made
 
 
 def prepare(

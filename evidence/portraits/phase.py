@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from ...engine.config import Config
+from ...engine.processes import workers_of
 from ...engine.progress import Progress
-from ...engine.training import MovingAverage, load_state, save_state, set_rate, state_facts
+from ...engine.run import Run, state_facts
+from ...engine.training import MovingAverage, learning_rate, mean_gradients, set_rate
 from .flow_config import DecoderTrainConfig, FlowTrainConfig
 from .train_config import TrainConfig
 
@@ -37,6 +40,9 @@ class Phase:
         self.average = MovingAverage(module.state_dict(), torch.float32)
         self.step, self.seconds = 0, 0.0
         self.losses: list[tuple[int, float]] = []
+        rates = {"steps": steps, "lr": lr, "betas": list(betas)}
+        inputs = {"network": module, **rates, "settings": essential(config), "advanced": essential(config.advanced)}
+        self._run = Run(self.folder, f"training of the {name}", inputs).known()
         self._resume()
 
     @property
@@ -46,9 +52,7 @@ class Phase:
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: 2 % linear warm-up, then a cosine to zero."""
-        warm = max(1, int(0.02 * self.steps))
-        ramp = min(1.0, (step + 1) / warm)
-        return self.lr * ramp * 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
+        return learning_rate(self.lr, "cosine", step, self.steps, warmup=max(1, int(0.02 * self.steps)))
 
     def generator(self, number: int, device: torch.device) -> torch.Generator:
         """Random numbers of the current step; ``number`` tells the phases apart."""
@@ -58,7 +62,8 @@ class Phase:
         """One optimiser step and one step of the moving average."""
         set_rate(self.optimizer, self.rate(self.step))
         accelerator.backward(loss)
-        _average_gradients(self.module, accelerator)
+        if accelerator.num_processes > 1:  # each saw its own rows of the batch
+            mean_gradients(self.module.parameters(), partial(accelerator.reduce, reduction="mean"))
         nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -75,11 +80,11 @@ class Phase:
         """Write weights, average, optimiser and counters, whole or not at all."""
         tensors = {"weight": self.module.state_dict(), "average": self.average.values}
         facts = {"step": self.step, "seconds": self.seconds, "losses": self.losses}
-        save_state(self.folder, tensors, {"adamw": self.optimizer}, facts)
+        self._run.save(tensors, {"adamw": self.optimizer}, facts)
 
     def _resume(self) -> None:
         device = str(next(self.module.parameters()).device)
-        state = load_state(self.folder, {"adamw": self.optimizer}, device=device)
+        state = self._run.load({"adamw": self.optimizer}, device)
         if state is None:
             return
         self.module.load_state_dict(state.tensors["weight"])
@@ -116,6 +121,23 @@ class Phase:
                 self.save()
 
 
+_NOT_IN_NUMBERS = ("out", "max_seconds", "device", "compile", "card_samples", "advanced", "save_every_seconds")
+
+
+def essential(config: Config) -> dict[str, Any]:
+    """The settings that all phases' numbers depend on; each knows its own steps."""
+    return {k: v for k, v in config.to_dict().items() if k not in _NOT_IN_NUMBERS and not k.endswith("steps")}
+
+
+def run_of(
+    job: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, accelerator: Accelerator, **inputs: Any
+) -> Run:
+    """The training that all phases belong to; it owns their folder."""
+    begun = ("*/state.safetensors", "*.safetensors")
+    settings = {"settings": essential(config), "advanced": essential(config.advanced)}
+    return Run(config.out, job, {**settings, **inputs}, begun, workers_of(accelerator))
+
+
 def record_of(folder: Path) -> dict[str, int | float | None]:
     """Steps, seconds and last loss of a phase, for the model's record, from the state in its folder."""
     facts = state_facts(folder)
@@ -127,15 +149,6 @@ def record_of(folder: Path) -> dict[str, int | float | None]:
 def own_rows(accelerator: Accelerator, *tensors: torch.Tensor) -> list[torch.Tensor]:
     """This process's rows. Random numbers are drawn for the whole batch first: the sum does not depend on the split."""
     return [t[accelerator.process_index :: accelerator.num_processes] for t in tensors]
-
-
-def _average_gradients(module: nn.Module, accelerator: Accelerator) -> None:
-    """Mean over the processes, each of which saw its own rows of the batch."""
-    if accelerator.num_processes > 1:
-        gradients = [p.grad for p in module.parameters() if p.grad is not None]
-        mean = accelerator.reduce(torch.cat([g.flatten() for g in gradients]), "mean")
-        for gradient, piece in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(piece.view_as(gradient))
 
 
 def _any(flag: bool, accelerator: Accelerator) -> bool:

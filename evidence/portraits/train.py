@@ -22,11 +22,12 @@ from torch import nn
 from ...engine.files import save_safetensors, write_json
 from ...engine.portraits.models import Portraits, build_models, save_portraits
 from ...engine.portraits.preview import write_preview
+from ...engine.processes import accelerator as accelerator_for
 from ...engine.progress import Progress, silent
+from ...engine.run import state_facts
 from ...engine.schedule import append_dims
-from ...engine.training import state_facts
 from .data import TrainingSet, build_training_set
-from .phase import OutOfTime, Phase, own_rows
+from .phase import OutOfTime, Phase, own_rows, run_of
 from .readout import Readout, readout_loss
 from .train_config import TrainConfig
 
@@ -185,11 +186,14 @@ def main(config: TrainConfig, progress: Callable[[str], Progress] = lambda name:
     Raises:
         OutOfTime: If ``max_seconds`` is used up; an unfinished UNet is exported to ``OUT/portraits-unfinished``.
     """
-    from accelerate import Accelerator
-
     on_cpu = config.device == "cpu"
     on_gpu = torch.cuda.is_available() and not on_cpu
-    accelerator = Accelerator(mixed_precision="bf16" if on_gpu else "no", cpu=on_cpu)
+    accelerator = accelerator_for("bf16" if on_gpu else "no", on_cpu)
+    with run_of("train portraits", config, accelerator):
+        return _trained(config, accelerator, progress)
+
+
+def _trained(config: TrainConfig, accelerator: Accelerator, progress: Callable[[str], Progress]) -> Path:
     deadline = time.monotonic() + config.max_seconds
     out = Path(config.out)
     model = build_models(config.seed, out / "tokenizer")

@@ -23,8 +23,9 @@ from ...engine.portraits.scenes import sample_scenes
 from ...engine.progress import Progress, silent
 from ...engine.resolution import ResolutionTransferConfig
 from ...engine.resolution.transfer import apply
+from ...engine.run import Run, run_steps
 from ...engine.schedule import append_dims
-from ...engine.training import load_state, run_steps, save_state, set_rate
+from ...engine.training import learning_rate, set_rate
 from .positions import TRAINED
 
 SIDE, FIRST = 256, 8_500_000
@@ -88,7 +89,7 @@ def _pictures(model: FlowPortraits, count: int, path: Path, progress: Progress) 
     return _Pictures(latents.float(), text.float())  # as a later call reads them
 
 
-class _Run:
+class _Tuning:
     """The trainable copy, its optimiser and its state on disk."""
 
     def __init__(self, model: FlowPortraits, config: TuneConfig, data: _Pictures, folder: Path) -> None:
@@ -98,12 +99,14 @@ class _Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             net.add_adapter(LoraConfig(r=config.rank, lora_alpha=config.rank, target_modules=list(LAYERS)))
-        self.model, self.config, self.data, self.folder = replace(model, transformer=net), config, data, folder
+        self.model, self.config, self.data = replace(model, transformer=net), config, data
         self.weights = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self.adam = torch.optim.AdamW(self.weights.values(), config.lr, betas=(0.9, 0.99), weight_decay=0.0)
         self.done, self.losses, self.device = 0, list[float](), next(net.parameters()).device
         self._ids = grid_ids(torch.empty(1, 1, SIDE // 8, SIDE // 8)).to(self.device)
-        state = load_state(folder, {"adamw": self.adam}, config.to_dict())
+        inputs = {"network": model.transformer, "text states and pictures": data, "settings": config}
+        self.run = Run(folder, "tuning at twice the side", inputs)
+        state = self.run.load({"adamw": self.adam})
         if state is not None:
             self.done, self.losses = state.facts["step"], state.facts["losses"]
             for name, parameter in self.weights.items():
@@ -128,7 +131,7 @@ class _Run:
             txt_ids=torch.zeros(text.shape[1], 3, device=self.device),
         ).sample  # fmt: skip
         loss = (output - (noise - x0)).square().mean()
-        set_rate(self.adam, config.lr * min(1.0, (self.done + 1) / _WARM) * (1 - self.done / config.steps))
+        set_rate(self.adam, learning_rate(config.lr, "linear", self.done, config.steps, warmup=_WARM))
         self.adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
@@ -138,8 +141,7 @@ class _Run:
 
     def save(self) -> None:
         """Whole or not at all."""
-        facts = {"step": self.done, "losses": self.losses, "identity": self.config.to_dict()}
-        save_state(self.folder, {"lora": self.weights}, {"adamw": self.adam}, facts)
+        self.run.save({"lora": self.weights}, {"adamw": self.adam}, {"step": self.done, "losses": self.losses})
 
 
 def transfer_of(config: TuneConfig, size: tuple[int, int] = (SIDE, SIDE)) -> ResolutionTransferConfig:
@@ -165,12 +167,12 @@ def tune(
     model = load_flow_portraits()
     data = _pictures(model, config.pictures, folder / "pictures.safetensors", silent)
     model.transformer.to(device or "cpu")
-    run = _Run(model, config, data, folder / f"{config.positions}-{config.seed}")
-    with torch.enable_grad(), apply(run.model.pipeline(), transfer_of(config)):
-        run.model.transformer.train()
+    tuning = _Tuning(model, config, data, folder / f"{config.positions}-{config.seed}")
+    with tuning.run, torch.enable_grad(), apply(tuning.model.pipeline(), transfer_of(config)):
+        tuning.model.transformer.train()
         run_steps(
-            run.step, lambda: run.done, min(config.steps, until or config.steps), config.steps,
-            save=run.save, save_every=25, progress=progress,
+            tuning.step, lambda: tuning.done, config.steps, until=until, save=tuning.save, save_every=25,
+            progress=progress,
         )  # fmt: skip
-    run.model.transformer.eval()
-    return run.model
+    tuning.model.transformer.eval()
+    return tuning.model

@@ -24,7 +24,6 @@ from ...engine.portraits.models import Portraits, load_portraits
 from ...engine.progress import Progress, silent
 from ...engine.resolution.config import ResolutionTransferConfig
 from ...engine.resolution.transfer import apply
-from ...engine.training import run_steps
 from ..control.controlled_transformer import ControlledTransformer, TransformerTrainer, export_transformer
 from ..metrics import frechet_distance
 from ..portraits.transformer import TransformerData, saved_data
@@ -152,7 +151,7 @@ class _Shared:
         """Inside the arm's transfer: the schedule is the scheduler's as it stands."""
         config = self.config
         forever = LADDER[-1]  # the rate is constant, so that a longer run is the same run
-        advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=config.ema, drop_together=False)
+        advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=config.ema, drop_together=False, save_every=50)
         settings = ControlTrainConfig(forever, config.batch, config.lr, gamma=model.gamma, seed=seed, advanced=advanced)
         return TransformerTrainer(model, self.data, settings, run_folder(self.folder, arm, seed), forever, warmup=10)
 
@@ -183,7 +182,7 @@ def transfer(
     shared, judge = _Shared.open(folder, config, progress("pictures"), device), Judge(config)
     for seed in seeds:
         for arm in arms:
-            _run(shared, judge, arm, seed, steps, until or steps, progress(f"{arm} {seed}"))
+            _run(shared, judge, arm, seed, steps, steps if until is None else until, progress(f"{arm} {seed}"))
     curves = read_curves(folder)
     write_json(folder / "curves.json", {"settings": config.to_dict(), "curves": curves})
     return curves
@@ -198,10 +197,7 @@ def _run(shared: _Shared, judge: Judge, arm: str, seed: int, steps: int, until: 
         for stop in points(steps):
             if stop in curve or stop < trainer.done:
                 continue
-            run_steps(
-                trainer.step, lambda: trainer.done, min(stop, until), steps,
-                save=trainer.save, save_every=50, progress=bar,
-            )  # fmt: skip
+            trainer.train(bar, min(stop, until), steps)
             if trainer.done < stop:
                 return
             with trainer.averaged():

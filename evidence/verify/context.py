@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +13,11 @@ from typing import Any
 
 import torch
 
+from ...engine.digests import digest, version_of
 from ...engine.errors import VitrineError, refuse
 from ...engine.families import family_of
 from ...engine.footprint import memory_bytes
+from ...engine.pipelines.components import components_of
 from ...engine.pipelines.encoding import reads_sizes
 from ...engine.pipelines.loading import LoadConfig, load_pipeline
 from ...engine.progress import Progress, TqdmProgress
@@ -192,6 +192,12 @@ class Context:
         """File of the model -> SHA-256."""
         return self.sums.table(model_files(self.model), self.model)
 
+    @cached_property
+    def identity(self) -> str:
+        """The digest of all that was loaded: networks, scheduler, tokenizers; and the libraries that compute them."""
+        versions = [version_of(name) for name in ("torch", "diffusers", "transformers")]
+        return digest([components_of(self.pipe), versions, self.network.device.type])
+
     @property
     def dtype(self) -> str:
         """Of the network."""
@@ -250,8 +256,7 @@ class Context:
     # --- the work -------------------------------------------------------------------------------------------------
     def state(self, name: str, *facts: object) -> Path:
         """Where unfinished work is kept: a folder (or file, by its ending) of its own for each model and ``facts``."""
-        everything = [self.weights, self.dtype, self.network.device.type, list(facts)]
-        mark = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        mark = digest([self.identity, list(facts)])[:12]
         stem, dot, ending = name.partition(".")
         return self.asked.out / "state" / f"{stem}-{mark}{dot}{ending}"
 

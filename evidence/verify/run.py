@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ...engine.digests import digest
 from ...engine.files import named, parse_table, write_json
 from ...engine.ownership import sole_owner
 from ...engine.progress import Progress, TqdmProgress
@@ -144,8 +143,8 @@ def _model(context: Context) -> dict[str, Any]:
 def _measured(check: Check, context: Context) -> tuple[Measured, dict[str, str]]:
     """The outcome and the sums of the data, measured now or by the same call before."""
     sums = context.data_sums(check.needs)
-    facts = [context.weights, context.dtype, context.asked.subset, context.settings.to_dict(), sums]
-    mark = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    described_by = context.data_sums_of("sscd", "clip", "face", "lpips")
+    mark = digest([context.identity, context.asked.subset, context.settings, sums, described_by, context.asked.world])
     path = context.asked.out / "state" / f"{check.name}.json"
     if path.is_file():
         with named(path, "result", "what an earlier run left", "delete it to measure anew"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,12 +42,11 @@ class Samples:
         first = context.settings.first_seed
         self.seeds = list(range(first, first + context.settings.seeds)) if seeds is None else list(seeds)
         self._arguments = arguments or (lambda row: {})
-        mark = hashlib.sha256(json.dumps([self.prompts, facts], default=str).encode()).hexdigest()
         chosen = context.settings
         sampling = [chosen.steps, chosen.guidance, chosen.size, dict(chosen.call)]
         descriptors = context.data_sums_of("sscd", "clip")
-        self.identity = [name, mark, self.seeds, sampling, context.settings.scheduler, descriptors]
-        self.folder = context.state(f"samples-{name}", self.identity)
+        inputs = [name, self.prompts, facts, self.seeds, sampling, context.settings.scheduler, descriptors, judge.key]
+        self.folder = context.state(f"samples-{name}", inputs)
 
     def all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(N, S, D) of the judge and (N, S, E) of CLIP, E 0 without it; samples what is missing."""
@@ -57,7 +54,7 @@ class Samples:
         widths = [self.judge.describe(described[0]).shape[1]]
         widths.append(0 if self.judge.image is None else self.judge.image(described[0]).shape[1])
         count, bar = len(self.seeds), self.context.bar(f"samples, {self.name}")
-        with RowFile(self.folder, (len(self.prompts), count * sum(widths)), self.identity) as table:
+        with RowFile(self.folder, (len(self.prompts), count * sum(widths))) as table:
             for i in range(len(self.prompts)):
                 if not table.done[i]:
                     pictures = sampled(self.context, self.prompts[i], self.seeds, self._arguments(i))

@@ -139,7 +139,7 @@ def _table(
     """(N, 2 M + 2): M distances across sizes, M between two noises, detail told the smallest and the own size."""
     settings, bar = context.settings.sizes, context.bar(f"sizes, {arm}")
     facts = [arm, gamma.to_dict(), settings.to_dict(), list(measures), context.data_sums_of("lpips"), prompts]
-    with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), 2 * len(measures) + 2), facts) as table:
+    with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), 2 * len(measures) + 2)) as table:
         for i, prompt in enumerate(prompts):
             if not table.done[i]:
                 table.write(i, _row(context, measures, prompt, i, gamma)[None])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...engine.activations.images import to_pixels
+from ...engine.digests import digest
 from ...engine.errors import refuse
 from ...engine.files import open_artefact
 from ...engine.pictures import PICTURES, open_picture, pictures_in
@@ -194,14 +195,14 @@ def _photo(context: Context, path: Path) -> torch.Tensor:
 # --- the work -----------------------------------------------------------------------------------------------------
 def _facts(context: Context, space: Space, paths: Sequence[Path]) -> list[Any]:
     settings = context.settings.inversion
-    return [settings.invert.to_dict(), settings.prompt, space.identity, [context.sums.of(path) for path in paths]]
+    return [settings.invert.to_dict(), settings.prompt, digest(space), [context.sums.of(path) for path in paths]]
 
 
 def _inverted(context: Context, space: Space, paths: Sequence[Path]) -> torch.Tensor:
     """(N, K) coefficients; a kill costs the steps since an inversion's last check."""
     facts, settings, bar = _facts(context, space, paths), context.settings.inversion, context.bar("inversions")
     folder = context.state("inversions", facts)
-    with RowFile(folder, (len(paths), space.dimension), facts) as table:
+    with RowFile(folder, (len(paths), space.dimension)) as table:
         for i, path in enumerate(paths):
             if not table.done[i]:
                 unfinished = folder / f"photo-{i:04d}"
@@ -217,10 +218,10 @@ def _inverted(context: Context, space: Space, paths: Sequence[Path]) -> torch.Te
 def _drawn(context: Context, judge: Judge, space: Space, rows: torch.Tensor) -> torch.Tensor:
     """(M, S, D) descriptors of the pictures of M models (M, K), kept model by model."""
     settings, bar = context.settings.inversion, context.bar("pictures")
-    sampling = [settings.prompt, settings.pictures, settings.steps, settings.guidance, space.identity]
-    facts = [judge.key, *context.data_sums_of("face"), sampling, [round(float(v), 6) for v in rows.double().sum(1)]]
+    sampling = [settings.prompt, settings.pictures, settings.steps, settings.guidance, digest(space)]
+    facts = [judge.key, *context.data_sums_of("face"), sampling, rows]
     width = judge.describe(torch.zeros(1, 3, 64, 64)).shape[1]
-    with RowFile(context.state("models", facts), (len(rows), settings.pictures * width), facts) as table:
+    with RowFile(context.state("models", facts), (len(rows), settings.pictures * width)) as table:
         for i in range(len(rows)):
             if not table.done[i]:
                 table.write(i, judge.describe(_pictures(context, space, rows[i : i + 1])).flatten()[None])

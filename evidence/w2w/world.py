@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from ...engine.denoiser import Denoiser
+from ...engine.digests import digest
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.shipped import FLOW_PEOPLE_SPACE, PEOPLE_SPACE
@@ -23,7 +24,7 @@ from ...engine.w2w.editing import materialise
 from ...engine.w2w.manifest import Manifest
 from ...engine.w2w.pca import Matrix, PCAConfig, principal_components
 from ...engine.w2w.space import WeightSpace
-from ...engine.w2w.train import LoraTrainConfig, Subject, train_loras
+from ...engine.w2w.train import LoraTrainConfig, Subject, SubjectMaker, train_loras
 from ..portraits.identities import (
     FIRST_IDENTITY,
     context_caption,
@@ -119,7 +120,8 @@ def train_people(
     """One LoRA for each of ``count`` people of a portraits model; the same call resumes an interrupted run."""
     portraits, denoiser = frozen(model)
     who = [int(i) for i in people(count)]
-    makers = [lambda i=i: subject(portraits, i) for i in who]
+    encoded_by = digest([portraits.vae, portraits.text_encoder])
+    makers = [SubjectMaker(partial(subject, portraits, i), [encoded_by, i, PICTURES]) for i in who]
     names = [name(i) for i in who]
     recipe = recipe_of(portraits)
     return train_loras(denoiser, makers, names, folder, recipe, together=together, progress=progress, share=share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ import comfy.sample
 import comfy.utils
 import folder_paths
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ...engine.file_names import safe_name
 from ...engine.nemo import make_probe
@@ -23,8 +21,8 @@ from ...engine.nemo.pull import PULL, prompt_scores
 from ...engine.pictures import open_picture, pixels_of
 from ...engine.progress import Progress
 from .conditioning import literal, prompt_conditions
-from .model import blank_latents, fingerprint, loading_denoiser_of
-from .patches import patches_of
+from .contents import clip_contents, model_contents, vae_contents
+from .model import blank_latents, loading_denoiser_of
 
 KIND = "vitrine_copy_check"
 
@@ -73,13 +71,12 @@ def checked(
     if images is not None:
         names = [f"picture {i + 1}" for i in range(len(images))]
         images = _fitting(models, sampling, images)
-        pictures = Pictures(names, lambda i: images[i])
+        pictures = Pictures(names, lambda i: images[i], images)
     settings = [sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler]
     identity = {
-        "model": [fingerprint(models.model), _changes(models.model)], "sampling": settings,
-        "size": list(blank_latents(models.model, sampling.latent).shape[1:]), "probe": probe[0].to_dict(),
-        "pictures": "" if images is None else hashlib.sha256(images.numpy().tobytes()).hexdigest(),
-        "bare": None if models.bare is None else _changes(models.bare),
+        "model": model_contents(models.model), "CLIP": clip_contents(models.clip), "VAE": vae_contents(models.vae),
+        "model without the LoRA": None if models.bare is None else model_contents(models.bare), "sampling": settings,
+        "size": list(blank_latents(models.model, sampling.latent).shape[1:]), "probe": probe[0],
     }  # fmt: skip
     instruments = Instruments(
         _sampler(models, sampling), sampling.steps, len(sampling.latent["samples"]), models.bare is not None,
@@ -96,18 +93,6 @@ def _fitting(models: Models, sampling: Sampling, images: torch.Tensor) -> torch.
     pictures = images[..., :3].movedim(-1, 1).float().cpu()
     fitting: torch.Tensor = comfy.utils.common_upscale(pictures, width * factor, height * factor, "area", "center")
     return fitting
-
-
-def _changes(model: Any) -> list[str]:
-    """What stands on a MODEL, LoRAs by their numbers: their names are not kept there."""
-    digest = hashlib.sha256()
-    for key in sorted(map(str, model.patches)):
-        for patch in model.patches[key]:
-            weights = (getattr(value, "weights", value) for value in patch)
-            for value in tree_leaves(list(weights)):
-                shown = value.float().sum().item() if isinstance(value, torch.Tensor) else value
-                digest.update(f"{key} {shown!r}".encode() if isinstance(shown, (int, float, str)) else b"-")
-    return [digest.hexdigest(), *map(str, patches_of(model))]
 
 
 def _sampler(models: Models, sampling: Sampling) -> Callable[..., torch.Tensor]:

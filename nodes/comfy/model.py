@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -18,6 +19,7 @@ from ...engine.families import record_of, refuse_unfit
 from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
 from ...engine.schedule import append_dims
 from .carried import latent_keys, own_tensors
+from .contents import model_contents
 from .forwards import clean_prediction, velocity
 from .schedule import schedule_of
 
@@ -53,7 +55,8 @@ def denoiser_of(model: Any) -> Denoiser:
         still = frames and x_t.ndim == 4
         return whole(x_t[:, :, None], t, cond)[:, :, 0] if still else whole(x_t, t, cond)
 
-    return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call, _learned(model))
+    made_of = partial(model_contents, model)
+    return Denoiser(backbone_of(model), schedule, "flow" if flow else "x0", call, _learned(model), made_of)
 
 
 def _learned(model: Any) -> str:

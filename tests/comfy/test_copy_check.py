@@ -30,8 +30,15 @@ def test_copies_are_named_shown_and_written(comfy, inputs):
     assert (Path(folder) / "copies.html").is_file() and (Path(folder) / "copies.csv").read_text().count("\n") == 3
     again, same, _ = comfy.call("VitrineNEMOCopyCheck", **inputs, name="planted")
     assert again == report and torch.equal(same, shown)
-    with pytest.raises(ValueError, match="another build"):
+    with pytest.raises(ValueError, match="begun with"):
         comfy.call("VitrineNEMOCopyCheck", **inputs | {"cfg": 4.0}, name="planted")
+    (skipped,) = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPSetLastLayer"]().set_last_layer(inputs["clip"], -2)
+    with pytest.raises(ValueError, match="begun with other CLIP"):
+        comfy.call("VitrineNEMOCopyCheck", **inputs | {"clip": skipped}, name="planted")
+    guided = inputs["model"].clone()
+    guided.set_model_sampler_cfg_function(lambda given: given["uncond"] + 2 * (given["cond"] - given["uncond"]))
+    with pytest.raises(ValueError, match="begun with other model"):
+        comfy.call("VitrineNEMOCopyCheck", **inputs | {"model": guided}, name="planted")
     with pytest.raises(ValueError, match="file name"):
         comfy.call("VitrineNEMOCopyCheck", **inputs, name="../elsewhere")
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import ActivationReader, Activations, ActivationWriter, TapConfig
-from vitrine.engine.activations.filter import Properties, measure_properties
+from vitrine.engine.activations.filter import measure_properties
 from vitrine.engine.activations.greedy_search import greedy_search
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.attention import MapReduction
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.run import Run
 
 PLACE, TEXT = "up-level0-repeat0-res-out", "up-level0-repeat0-vit-block0-cross-k"
 CONFIG = {
@@ -102,19 +104,19 @@ def test_feature_presets(tmp_path):
 
 
 def test_state_of_the_filter(tmp_path):
-    """Finished places are not tapped again: there is no network here."""
+    """States of runs that were not finished are refused, as they do not say of what they are."""
     scores = {PLACE: {"noise": 0.01, "granularity": 2.0, "locality": 0.3}}
     path = tmp_path / "filter.json"
     path.write_text(json.dumps({"timestep": 50.0, "properties": scores}, indent=1), encoding="utf-8")
-    properties = measure_properties(None, torch.zeros(2, 4, 8, 8), None, [PLACE], state=path)
-    assert properties == {PLACE: Properties(0.01, 2.0, 0.3)}
+    with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*start again"):
+        measure_properties(None, torch.zeros(2, 4, 8, 8), None, [PLACE], state=path)
 
 
 def test_state_of_the_search(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text(json.dumps({"a": 0.5, "b": 0.4, "a b": 0.6}, indent=1), encoding="utf-8")
-    result = greedy_search(["b", "a"], lambda places: pytest.fail("scored again"), most=2, state=path)
-    assert result.chosen == ("a", "b") and result.score == 0.6 and list(result.singles) == ["a", "b"]
+    with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*delete scores.json"):
+        greedy_search(["b", "a"], lambda places: pytest.fail("scored"), state=Run(path, "comparison", {}))
 
 
 def test_map_reductions_in_a_config():

@@ -10,7 +10,7 @@ import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import ActivationReader, TapConfig, tap_latents
 from vitrine.engine.activations.filter import FilterRule
-from vitrine.engine.activations.pictures import Pictures
+from vitrine.engine.activations.pictures import MadeOf, Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_places
 from vitrine.engine.activations.streaming import footprint, split_places, stream_taps
 from vitrine.engine.condition import Condition
@@ -35,6 +35,11 @@ def seeded(*shape, seed=0):
 
 
 LATENTS, COND = seeded(5, 4, 32, 32), Condition(seeded(5, 5, models.TEXT, seed=1))
+
+
+def known(source):
+    """Pictures that say what they are made of."""
+    return Pictures(5, source, made_of=MadeOf({}, lambda n: [LATENTS[n], COND.take(torch.tensor([n]))]))
 
 
 def source(numbers):
@@ -84,7 +89,7 @@ def stalls_at_the_third(folder, said):
         return source(numbers)
 
     with one_thread():
-        stream_taps(denoiser(), stalling, NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
+        stream_taps(denoiser(), known(stalling), NAMES, TapConfig(PLACES, batch=1), folder, "1MiB")
 
 
 @pytest.mark.nightly
@@ -108,7 +113,7 @@ def test_goes_on_after_kill_9(tmp_path):
         return source(numbers)
 
     with one_thread():
-        found = stream_taps(denoiser(), asking, NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB")
+        found = stream_taps(denoiser(), known(asking), NAMES, TapConfig(PLACES, batch=1), tmp_path, "1MiB")
         whole = tap_latents(denoiser(), LATENTS, COND, TapConfig(PLACES, batch=1))
     assert 0 not in asked and 4 in asked, "finished pictures are not tapped again"
     again = found.read(NAMES, list(whole))

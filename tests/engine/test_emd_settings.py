@@ -51,7 +51,7 @@ def test_settings_of_old_runs_are_read():
     )  # fmt: skip
     assert EMDTrainConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
     longer = EMDTrainConfig.from_dict(OLD_CONFIG | {"steps": 8, "checkpointing": True, "save_every": 7})
-    assert longer.differences(config) == ["steps 4, now 8"], "its rates fall towards another end"
+    assert longer.differences(config) == ["steps 4 (now 8)"], "its rates fall towards another end"
     steady = EMDTrainConfig.from_dict(OLD_CONFIG | {"decay": 0.0})
     assert not EMDTrainConfig.from_dict(OLD_CONFIG | {"decay": 0.0, "steps": 8, "grid_every": 1}).differences(steady)
     measured = EMDTrainConfig.from_dict(OLD_CONFIG | {"auto_gz": True})
@@ -68,5 +68,5 @@ def test_the_state_of_an_old_run_is_refused_in_one_sentence(tmp_path):
     facts = {"done": 2, "skipped": 0, "chain": OLD_CONFIG["chain"], "meter": {}}
     meta = {"state": json.dumps(facts), "config": json.dumps(OLD_CONFIG), "version": "1", "saved": "0"}
     save_file(tensors | {"random": torch.Generator().get_state()}, tmp_path / "state.safetensors", meta)
-    with pytest.raises(VitrineError, match="training state: given state.safetensors .*delete it to begin anew"):
+    with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*start again"):
         trainer(tmp_path)

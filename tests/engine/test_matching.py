@@ -24,6 +24,7 @@ from vitrine.engine.activations.segmentation import (
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.hooks import Activation
+from vitrine.engine.run import Run
 
 pytestmark = pytest.mark.rounding
 
@@ -194,10 +195,10 @@ def test_greedy_choice_budget_and_resume(tmp_path):
 
     state = tmp_path / "state.json"
     with pytest.raises(KeyboardInterrupt):
-        greedy_search(list(worth), score, state=state)
-    done = len(json.loads(state.read_text()))
+        greedy_search(list(worth), score, state=Run(state, "comparison", {}))
+    done = len(json.loads(state.read_text())["scores"])
     calls.extend([()] * 10)
-    found = greedy_search(list(worth), score, most=2, state=state)
+    found = greedy_search(list(worth), score, most=2, state=Run(state, "comparison", {}))
     assert done == 5 and found.chosen == ("a", "c") and found.score == 5.0 and list(found.singles) == list("abcd")
     tight = greedy_search(list(worth), score, budget=Budget({"a": 9, "b": 4, "c": 4, "d": 4}, 8), most=3)
     assert tight.chosen == ("b", "c")

@@ -32,7 +32,7 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     assert main(find) == 0 and path.stat().st_mtime_ns == before[path] and len(list(out.glob("*.json"))) == 2
     capsys.readouterr()
     assert main([word if word != "0.8" else "0.7" for word in find]) == 2, "another search must not count as done"
-    assert "a search with these settings" in capsys.readouterr().err
+    assert "begun with search.share 0.8 (now 0.7)" in capsys.readouterr().err
     patch = tmp_path / "patch.safetensors"
     assert main(["nemo", "bake", str(path), "--out", str(patch)]) == 0
     unet, changed = load_portraits().unet, load_file(patch)

@@ -24,7 +24,7 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def table(pictures, tmp_path_factory):
-    table = RowFile(tmp_path_factory.mktemp("pictures"), (4, LENGTH), "test", torch.float16)
+    table = RowFile(tmp_path_factory.mktemp("pictures"), (4, LENGTH), torch.float16)
     table.write(0, pictures[:4].flatten(1))
     return table
 
@@ -47,7 +47,7 @@ def test_the_nearest_picture_and_the_part_that_is_copied(pictures, table, rows):
 
 def test_what_is_usual_is_each_pictures_own_and_plain_places_tell_nothing(pictures, tmp_path):
     grey, vivid = torch.full_like(pictures[0], 0.5), pictures[0]
-    with RowFile(tmp_path, (2, LENGTH), "x", torch.float16) as table:
+    with RowFile(tmp_path, (2, LENGTH), torch.float16) as table:
         table.write(0, torch.stack([grey, vivid]).flatten(1))
         index = PictureIndex(table, pictures[4:10])
         assert index._levels[0] < index._levels[1]

@@ -72,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(denoiser, data, tmp_path, ra
     again = resumed.result().weights
     assert again.keys() == whole.weights.keys()
     assert all(torch.equal(again[k], v) for k, v in whole.weights.items())
-    with pytest.raises(VitrineError, match="these settings"):
+    with pytest.raises(VitrineError, match="begun with lr"):
         erase(denoiser, data, EraseConfig(rank=rank, **QUICK | {"lr": 1e-5}), folder=tmp_path)
 
 

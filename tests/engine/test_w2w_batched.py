@@ -221,7 +221,7 @@ def test_a_folder_resumes_where_it_was_stopped(unet, tmp_path):
         a, b = read_lora(read_header(one)), read_lora(read_header(other))
         for path in a:
             torch.testing.assert_close(a[path].up, b[path].up, atol=1e-6, rtol=0)
-    with pytest.raises(VitrineError, match="these settings"):
+    with pytest.raises(VitrineError, match="begun with steps 2 .now 3"):
         train_loras(denoiser(unet), made, names, tmp_path / "a", LoraTrainConfig(steps=3, lr=1e-3))
 
 

@@ -97,7 +97,7 @@ def test_posterior_samples_are_the_published_codes(space, unet, tmp_path):
 
     with pytest.raises(RuntimeError):
         invert_in(tmp_path, *args, progress=stop)
-    with pytest.raises(VitrineError, match="a run with these settings"):
+    with pytest.raises(VitrineError, match="begun with"):
         invert_in(tmp_path, *args[:2], Posterior(means, 2 * deviations), *args[3:])
     assert torch.equal(invert_in(tmp_path, *args).coefficients, sampled.coefficients)
     with pytest.raises(VitrineError, match="Posterior"):
@@ -295,9 +295,9 @@ def test_a_stopped_inversion_goes_on_bit_for_bit(kind, space, delta, unet, tmp_p
         assert torch.equal(run.coefficients, whole.coefficients) and run.losses == whole.losses
     again = invert_in(tmp_path / "run", *args, config, progress=count)
     assert len(counted) == 4 and torch.equal(again.coefficients, whole.coefficients), "a finished run is not made again"
-    with pytest.raises(VitrineError, match="a run with these settings"):
+    with pytest.raises(VitrineError, match="begun with"):
         invert_in(tmp_path / "run", args[0], which, args[2] + 1, args[3], config)
-    with pytest.raises(VitrineError, match="a run with these settings"):
+    with pytest.raises(VitrineError, match="begun with"):
         invert_in(tmp_path / "run", *args, InvertConfig(steps=8))
 
 
@@ -332,7 +332,7 @@ def test_only_trained_components_are_placed(space, unet):
     config = InvertConfig(components=3, steps=2)
     run = invert(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config)
     assert run.coefficients.shape == (1, space.dimension) and not run.coefficients[0, 3:].any()
-    from vitrine.engine.w2w.inversion import _Run
+    from vitrine.engine.w2w.inversion import _State
 
-    held = _Run(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config, None)
+    held = _State(denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), config, None)
     assert len(held.space.components) == 3

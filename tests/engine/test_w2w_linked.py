@@ -100,7 +100,7 @@ def test_one_layer_is_read_at_a_time_and_a_stopped_build_goes_on(folder, tmp_pat
     assert again.done == sorted(SHAPES)[:2]
     assert torch.equal(gram(stacks, lambda step, total, preview=None: read.append(step), state=again), whole.gram)
     assert read == [1, 2, 3]
-    with pytest.raises(VitrineError, match="unfinished build"):
+    with pytest.raises(VitrineError, match="begun with a 1 .now 2"):
         GramState(file, {"a": 2})
 
 

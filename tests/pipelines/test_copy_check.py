@@ -83,9 +83,9 @@ def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
     assert (tmp_path / "a" / "copies.csv").read_text() == (tmp_path / "b" / "copies.csv").read_text()
     for changed in ({"num_inference_steps": 9}, {"config": CheckConfig(seeds=3, usual=4, ordinary=ORDINARY)},
                     {"probe": ProbeConfig(seeds=4)}):  # fmt: skip
-        with pytest.raises(VitrineError, match="another build"):
+        with pytest.raises(VitrineError, match="begun with"):
             copy_check(pipe, prompts, tmp_path / "a", **settings | changed)
-    with pytest.raises(VitrineError, match="another build"):
+    with pytest.raises(VitrineError, match="begun with"):
         copy_check(pipe, prompts[:1], tmp_path / "a", **settings)
 
 

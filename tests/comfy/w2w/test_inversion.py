@@ -91,7 +91,7 @@ def test_an_interrupted_inversion_goes_on(comfy, loaded, space, positive, monkey
         "image": torch.rand(2, 64, 64, 3, generator=torch.Generator().manual_seed(2)), "lr": 0.5, "batch": 1,
         "components": 9, "prior": 0.0, "seed": 5, "together": True,
     }  # fmt: skip
-    steps, step, stop_at = [], inversion._Run.step, [5]
+    steps, step, stop_at = [], inversion._State.step, [5]
 
     def counted(run):
         step(run)
@@ -99,7 +99,7 @@ def test_an_interrupted_inversion_goes_on(comfy, loaded, space, positive, monkey
         if run.done == stop_at[0]:
             management.interrupt_current_processing(True)
 
-    monkeypatch.setattr(inversion._Run, "step", counted)
+    monkeypatch.setattr(inversion._State, "step", counted)
     folder = Path(folder_paths.get_folder_paths("vitrine_w2w")[0])
     try:
         with pytest.raises(management.InterruptProcessingException):

@@ -1,0 +1,31 @@
+"""The components of a pipeline as inputs of a job that resumes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TEXT = ("text_encoder", "tokenizer")
+
+
+def components_of(pipe: Any, without: tuple[str, ...] = ()) -> dict[str, object]:
+    """Name -> network, scheduler, tokenizer or processor, and the pipeline's flags, for a ``Run``.
+
+    Args:
+        without: how the names of those begin that the job's numbers do not depend on.
+    """
+    parts = _parts(pipe)
+    flags = {key: value for key, value in pipe.config.items() if key not in parts and not key.startswith("_")}
+    chosen = {name.replace("_", " "): part for name, part in parts.items() if not name.startswith(without or ("/",))}
+    return chosen | {"pipeline": flags}
+
+
+def text_parts_of(pipe: Any) -> dict[str, object]:
+    """Text encoders and tokenizers alone: what the states of a prompt depend on."""
+    return {name.replace("_", " "): part for name, part in _parts(pipe).items() if name.startswith(_TEXT)}
+
+
+def _parts(pipe: Any) -> dict[str, Any]:
+    """Its components that are there; those of the pipeline that it was made around too."""
+    source = vars(pipe).get("source")
+    parts = ({} if source is None else source.components) | pipe.components
+    return {name: part for name, part in parts.items() if part is not None}
