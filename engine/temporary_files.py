@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import secrets
 import shutil
-import socket
 import sys
 import time
 from pathlib import Path
@@ -50,15 +50,15 @@ def _machine() -> str:
         numbers = os.readlink("/proc/self/ns/pid")
     except OSError:
         numbers = ""
-    return hashlib.sha256(f"{socket.gethostname()} {numbers}".encode()).hexdigest()[:8]
+    return hashlib.sha256(f"{platform.node()} {numbers}".encode()).hexdigest()[:8]
 
 
 def _left_behind(path: Path) -> bool:
     """Whether the process that wrote it is gone; of another machine's, and on Windows, whether it is an hour old."""
-    machine, _, rest = path.name.removesuffix(TEMPORARY).rpartition(".")[2].partition("-")
+    machine, _, process = path.name.removesuffix(TEMPORARY).rpartition(".")[2].partition("-")
     try:
         if machine == _machine() and sys.platform != "win32":
-            os.kill(int(rest.partition("-")[0], 16), 0)
+            os.kill(int(process.partition("-")[0], 16), 0)
             return False
         return time.time() - path.stat().st_mtime > _STALE_SECONDS
     except (ProcessLookupError, FileNotFoundError):

@@ -173,10 +173,9 @@ def rank_places(
     """Filter all places, then search among those it keeps with a pixel probe on the masks, or by known points.
 
     Args:
-        pictures: the filter scores the first sixteen. Where they have masks, some fit probes and others judge them, as
-            ``config.split`` says; where points are known, places are judged by how many of them they find; part of
-            the pictures chooses nothing and scores the choice. Without either, places are ranked by the filter alone,
-            the least noisy ones first.
+        pictures: the filter scores the first sixteen. With masks, ``config.split`` says which fit probes and which
+            judge them; with points, layers are judged by how many points they find. Held-out pictures score the
+            choice. With neither, the filter alone ranks, the least noisy layers first.
         state: a folder for finished scores; the same call resumes from it, also with another rule, budget or split.
         memory: budget in bytes or as "2GB" for what is held beyond the models and a bare forward: activations of many
             pictures wait in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see
@@ -184,37 +183,45 @@ def rank_places(
         workers: processes that share the pictures; all return the same.
 
     Raises:
-        VitrineError: If there are fewer than four pictures with masks, only one class, a class missing from a part of
-            the split, the filter keeps nothing, or the folder belongs to another network, other pictures or labels, or
-            another timestep.
+        VitrineError: If there are fewer than four pictures with masks, one class, a class missing from a part of the
+            split, the filter keeps nothing, or the folder belongs to other inputs.
     """
     config = config or RankingConfig()
     judge = _judge(pictures, config)
     places = spatial_places(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and workers.index == 0 else None
-    inputs = {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
-    with Run(state, "ranking", inputs, _BEGUN, workers) as run:
+    with Run(state, "ranking", _inputs(denoiser, pictures, config), _BEGUN, workers) as run:
         made_of: dict[str, object] = {} if folder is None else {"ranking": run.mark}
-        scored, cond = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
+        source = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
-            denoiser, scored, cond, places, config.timestep, progress=progress, memory=memory,
+            denoiser, *source, places, config.timestep, progress=progress, memory=memory,
             state=_run(folder, "filter.json", made_of),
         )  # fmt: skip
-        candidates, dropped = config.rule.apply(properties)
-        if not candidates:
-            raise refuse("filter", f"all {len(places)} places dropped", "a rule that keeps some", "loosen its bounds")
-        search, held_out = None, None
+        candidates, dropped = _kept(properties, config.rule)
+        search = held_out = None
         chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
         if judge is not None:
             tapped = TapConfig(tuple(candidates), config.timestep)
+            made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe sees fewer pixels
             with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-                made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe sees fewer pixels
                 searched = _search(candidates, config, config.within(features.widths), (folder, made_of), progress)
                 search, held_out = judge(features, searched)
                 workers.meet()  # who is first must not remove what others read
             chosen = search.chosen
-    colours = _colours(denoiser, (scored, cond), places, config.timestep, memory) if config.strips else {}
+    colours = _colours(denoiser, source, places, config.timestep, memory) if config.strips else {}
     return Ranking(properties, dropped, search, chosen, colours, held_out)
+
+
+def _inputs(denoiser: Denoiser, pictures: Pictures, config: RankingConfig) -> dict[str, object]:
+    return {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
+
+
+def _kept(properties: Mapping[str, Properties], rule: FilterRule) -> tuple[list[str], dict[str, list[str]]]:
+    """(layers that the filter keeps, layer -> reasons why it was dropped)."""
+    candidates, dropped = rule.apply(properties)
+    if not candidates:
+        raise refuse("filter", f"all {len(properties)} layers dropped", "a rule that keeps some", "loosen its bounds")
+    return candidates, dropped
 
 
 def _search(
