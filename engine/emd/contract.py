@@ -78,12 +78,12 @@ class StudentContract(Config):
         if len(self.shape) > 4 or not all(0 < side <= _LARGEST_SIDE for side in self.shape):
             raise refuse("shape", self.shape, f"(C, h, w) of a latent, sides up to {_LARGEST_SIDE}", "leave it out")
         numbers = {name: getattr(self, name) for name in ("latent_scale", "trained_guidance", "ge", "gz")}
-        if not all(0 <= value <= 1e6 for value in numbers.values()) or not 0 <= self.steps <= 1e9:
+        if not all(0 <= value <= 1e6 for value in numbers.values()) or not 0 <= self.steps < 1 << 53:
             raise refuse(
                 "contract", numbers | {"steps": self.steps}, "numbers of 0 or more", "export the student again"
             )
-        if len(self.betas) > _MOST_BETAS or not all(0 < beta < 1 for beta in self.betas):
-            raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} between 0 and 1", "leave them out")
+        if len(self.betas) > _MOST_BETAS or not all(0 <= beta <= 1 for beta in self.betas):
+            raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} from 0 to 1", "leave them out")
 
     def to_metadata(self) -> dict[str, str]:
         """The safetensors header entry."""

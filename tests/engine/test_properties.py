@@ -82,7 +82,7 @@ FIELDS = {
         "base": TEXT, "timestep": st.floats(0, 1000), "noise": st.sampled_from(("unit", "vp", "edm")),
         "prediction": st.sampled_from(("model", "eps", "v", "x0", "flow")), "latent_scale": SHARE,
         "guidance": st.sampled_from((0.0, 1.0)), "trained_guidance": st.floats(0, 99), "steps": SMALL,
-        "shape": st.lists(WHOLE, max_size=3).map(tuple), "ge": SHARE, "gz": SHARE,
+        "shape": st.lists(st.integers(1, 512), max_size=3).map(tuple), "ge": SHARE, "gz": SHARE,
         "betas": st.lists(SHARE, max_size=2).map(tuple),
     },
     "PCAConfig": {"components": WHOLE, "route": st.sampled_from(("auto", "gram", "randomised")),
