@@ -71,7 +71,7 @@ def test_two_workers_make_what_one_makes(pictures, tmp_path, capsys):
     assert main([*train, str(tmp_path / "none"), "--workers", "0"]) == 2
     other = [*train, str(tmp_path / "two"), "--rank", "2", "--workers", "2"]
     assert main(other) == 2  # what a worker refuses is one line here too
-    assert "these settings" in capsys.readouterr().err
+    assert "begun with" in capsys.readouterr().err
 
 
 def test_workers_are_started_once(monkeypatch, tmp_path, capsys):
