@@ -11,7 +11,6 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..files import named
-from ..pictures import pictures_in
 from ..pipelines.loading import LoadConfig
 from ..setting_checks import Count, OutFolder
 from ..tables import read_records
@@ -45,6 +44,8 @@ def paired_names(before: Path, after: Path) -> list[str]:
     Raises:
         VitrineError: If there is none, or a picture lacks its partner.
     """
+    from ..pictures import pictures_in
+
     sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
     if not sides[0] or sides[0] != sides[1]:
         shown = sorted(sides[0] ^ sides[1])[:3] or "no pictures"

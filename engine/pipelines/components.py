@@ -14,7 +14,8 @@ def components_of(pipe: Any, without: tuple[str, ...] = ()) -> dict[str, object]
         without: how the names of those begin that the job's numbers do not depend on.
     """
     parts = _parts(pipe)
-    flags = {key: value for key, value in pipe.config.items() if key not in parts and not key.startswith("_")}
+    config = getattr(pipe, "config", {})
+    flags = {key: value for key, value in config.items() if key not in parts and not key.startswith("_")}
     chosen = {name.replace("_", " "): part for name, part in parts.items() if not name.startswith(without or ("/",))}
     return chosen | {"pipeline": flags}
 

@@ -24,6 +24,7 @@ from vitrine.engine.hooks import Activation
 from vitrine.engine.nemo.calibrated import Calibrated
 from vitrine.engine.nemo.neurons import NeuronSet
 from vitrine.engine.nemo.statistics import NeuronStatistics
+from vitrine.engine.run import Run
 from vitrine.engine.w2w.build import load_space
 from vitrine.engine.w2w.delta import DeltaSpace
 from vitrine.engine.w2w.lora_files import read_lora
@@ -104,6 +105,13 @@ TENSOR_FILES = {
     "lora.safetensors": (lambda p: save_file(lora_tensors(), p), read_lora, False),
 }
 GOOD_PRESET = Preset("mine", PLACES, 50.0, "portraits", 64, "ranked")
+
+
+def _state(path):
+    """A job's state in one JSON file, of no inputs."""
+    return Run(path, path.name, {})
+
+
 TEXT_FILES = {
     "preset.json": (lambda p: FeaturePreset(GOOD_PRESET, "model", {"rule": 1}).save(p), FeaturePreset.load, True),
     "neurons.json": (
@@ -117,10 +125,10 @@ TEXT_FILES = {
     "train.json": (lambda p: p.write_text(json.dumps({"train": {"steps": 4}})), emd_cli._read, False),
     "adapter_config.json": (make_adapter, lambda p: read_lora(p.with_name("adapter_model.safetensors")), False),
     "filter.json": (
-        lambda p: p.write_text(json.dumps({"properties": {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}})),
-        qualitative._load, True,
+        lambda p: _state(p).save_table({"properties": {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}}),
+        lambda p: qualitative._known(_state(p)), True,
     ),
-    "scores.json": (lambda p: p.write_text(json.dumps({"a b": 0.5})), comparison._Memory, False),
+    "scores.json": (lambda p: _state(p).save_table({"a b": 0.5}), lambda p: comparison._Scores(_state(p)), False),
 }  # fmt: skip
 
 

@@ -87,7 +87,9 @@ def test_without_stdout_a_command_runs():
 
 def test_ctrl_c_is_one_line(tmp_path):
     waiting = (
-        "import sys, time\nfrom vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
+        # A job in the background is born ignoring it.
+        "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
         "def run(self):\n    open('runs', 'w').close()\n    time.sleep(1200)\n"
         "commands.Demo.run = run\nsys.exit(main(['demo']))"
     )

@@ -41,7 +41,7 @@ def test_bad_files_are_named_with_a_remedy_and_the_rest_is_used(folder):
     (folder / "noise.safetensors").write_bytes(b"\x00" * 100)
     spoilt = lora(3, start=7)
     next(iter(spoilt.values())).up[0, 0] = float("nan")
-    write_lora(folder / "nan.safetensors", spoilt)
+    save_file(kohya(spoilt), folder / "nan.safetensors")
     save_file({"lora_unet_x.hada_w1_a": torch.ones(2, 2)}, folder / "loha.safetensors")
     half = kohya(lora(1))
     half.pop(next(k for k in half if "up" in k))
@@ -207,7 +207,7 @@ def test_refactor_is_the_best_low_rank_product():
 def test_a_folder_larger_than_memory_goes_through_a_file(folder, tmp_path_factory):
     spoilt = lora(3, start=7)
     next(iter(spoilt.values())).up[0, 0] = float("inf")
-    write_lora(folder / "good2b.safetensors", spoilt)
+    save_file(kohya(spoilt), folder / "good2b.safetensors")
     small = BuildConfig(memory=2**20)
     big = {p: (800, 800) for p in SHAPES}
     wide = tmp_path_factory.mktemp("wide")
@@ -215,7 +215,7 @@ def test_a_folder_larger_than_memory_goes_through_a_file(folder, tmp_path_factor
         x = lora(i, shapes=big, start=7)
         if i == 11:
             next(iter(x.values())).down[0, 0] = float("nan")
-        write_lora(wide / f"{i:02}.safetensors", x)
+        save_file(kohya(x), wide / f"{i:02}.safetensors")
     with pytest.raises(VitrineError, match="work folder"):
         build_space(wide, small)
     work = tmp_path_factory.mktemp("work")

@@ -13,6 +13,7 @@ from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_flow_portraits, standardise
 from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.progress import Interrupted
+from vitrine.engine.run import NOTE
 from vitrine.evidence.portraits.card import write_card
 from vitrine.evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
 from vitrine.evidence.portraits.flow_train import LATENTS, PICTURES, main
@@ -41,7 +42,8 @@ def drawn(tmp_path_factory):
 def finished(drawn, tmp_path_factory):
     """One run, never stopped, on the same pictures."""
     folder = tmp_path_factory.mktemp("run")
-    shutil.copy(drawn / PICTURES, folder)
+    for name in (PICTURES, NOTE):
+        shutil.copy(drawn / name, folder)
     return main(FlowTrainConfig(out=str(folder), **TINY))
 
 
