@@ -225,7 +225,6 @@ def _score(first: Activation, second: Activation) -> Properties:
 
 
 def _known(run: Run) -> dict[str, Properties]:
-    table = run.load_table()
+    table = run.load_table().get("properties", {})
     with named(run.place or "", "filter state", "a JSON table of properties", "delete the file"):
-        known = table["properties"].items() if table else ()
-        return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in known}
+        return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}

@@ -126,7 +126,7 @@ TEXT_FILES = {
     "adapter_config.json": (make_adapter, lambda p: read_lora(p.with_name("adapter_model.safetensors")), False),
     "filter.json": (
         lambda p: _state(p).save_table({"properties": {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}}),
-        lambda p: qualitative._known(_state(p)), True,
+        lambda p: qualitative._known(_state(p)), False,
     ),
     "scores.json": (lambda p: _state(p).save_table({"a b": 0.5}), lambda p: comparison._Scores(_state(p)), False),
 }  # fmt: skip
