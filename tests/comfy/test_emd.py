@@ -224,7 +224,7 @@ def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, fol
     wanted = other(PROMPT, [5], other.load_student(file, "portraits"), output_type="latent").images
     found = loaded[0].model.process_latent_in(student)
     assert (found - wanted).abs().max() / wanted.abs().max() < 1e-5, "both doors, one student file"
-    with pytest.raises(VitrineError, match="folder name"):
+    with pytest.raises(VitrineError, match="letters without folders"):
         comfy.call("VitrineEMDDistill", **told | {"name": "../x"})
 
 

@@ -197,6 +197,6 @@ def test_another_lora_in_the_folder_is_seen(desk, comfy):
 
     node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineBuildW2WSpace"]
     before = node.fingerprint_inputs(folder="people", name="x")
-    file = next(p for p in desk.root.rglob("p0.safetensors"))
+    file = desk.root / "loras" / "people" / "p0.safetensors"
     copy(file, file.with_name("p9.safetensors"))
     assert node.fingerprint_inputs(folder="people", name="x") != before
