@@ -195,8 +195,10 @@ def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
 def test_another_lora_in_the_folder_is_seen(desk, comfy):
     from shutil import copy
 
+    import folder_paths
+
     node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineBuildW2WSpace"]
     before = node.fingerprint_inputs(folder="people", name="x")
-    file = desk.root / "loras" / "people" / "p0.safetensors"
+    file = Path(folder_paths.get_folder_paths("loras")[0]) / "people" / "p0.safetensors"
     copy(file, file.with_name("p9.safetensors"))
     assert node.fingerprint_inputs(folder="people", name="x") != before
