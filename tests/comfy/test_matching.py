@@ -108,7 +108,11 @@ def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, wo
 
 @pytest.mark.parametrize(
     ("masks", "word"),
-    [(torch.zeros(1, 64, 64), "background"), (torch.ones(1, 32, 32), "1 of 64 x 64"), (torch.ones(2, 64, 64), "number and size")],
+    [
+        (torch.zeros(1, 64, 64), "background"),
+        (torch.ones(1, 32, 32), "1 of 64 x 64"),
+        (torch.ones(2, 64, 64), "number and size"),
+    ],
 )
 def test_bad_masks_are_refused_with_a_remedy(comfy, parts, pictures, masks, word):
     told = {"examples": image(pictures, [0]), "masks": masks, "images": image(pictures, [1]), "hidden": 0}
