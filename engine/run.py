@@ -170,10 +170,10 @@ class Run:
         if self._is_file:
             return self._known_of_file(self.place)
         note = self.place / NOTE
-        if not note.is_file():
-            return None
-        with self._reading(note):
-            return parse_table(note.read_text(encoding="utf-8"))
+        if note.is_file():
+            with self._reading(note):
+                return parse_table(note.read_text(encoding="utf-8"))
+        return self._known_of_file(self._state) if self._state.is_file() else None  # saved, but never entered
 
     def _known_of_file(self, file: Path) -> dict[str, Any] | None:
         with self._reading(file):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ...engine.files import read_safetensors, save_safetensors
 from ...engine.portraits.captions import MAX_TOKENS, OPTIONAL, caption
 from ...engine.portraits.plants import Plant, plants
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import Scenes, sample_scenes
 from ...engine.progress import Progress, silent
+from ...engine.run import Run
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer
@@ -110,17 +109,21 @@ def build_training_set(
     return TrainingSet(torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, weights)
 
 
-def save_training_set(path: Path, data: TrainingSet, **more: torch.Tensor) -> None:
-    """Write a set whole, with further tensors beside it."""
-    own = {f.name: getattr(data, f.name) for f in fields(data) if f.name != "base"}
-    save_safetensors(path, {k: v.cpu() for k, v in (own | more).items()}, {"base": str(data.base)})
+def save_training_set(run: Run, data: TrainingSet, **more: torch.Tensor) -> None:
+    """Write a set into the file of a run, with further tensors beside it."""
+    own = {f.name: getattr(data, f.name).cpu() for f in fields(data) if f.name != "base"}
+    run.save({"set": own, "more": {k: v.cpu() for k, v in more.items()}}, facts={"base": data.base})
 
 
-def load_training_set(path: Path, device: torch.device) -> tuple[TrainingSet, dict[str, torch.Tensor]]:
-    """What :func:`save_training_set` wrote: the set, and the tensors beside it."""
-    table, metadata = read_safetensors(path, str(device))
-    own = {f.name: table.pop(f.name) for f in fields(TrainingSet) if f.name != "base"}
-    return TrainingSet(base=int(metadata["base"]), **own), table
+def load_training_set(run: Run, device: torch.device) -> tuple[TrainingSet, dict[str, torch.Tensor]]:
+    """What :func:`save_training_set` wrote: the set, and the tensors beside it.
+
+    Raises:
+        VitrineError: If it was made with other settings, or by another model.
+    """
+    state = run.load(device=str(device))
+    assert state is not None
+    return TrainingSet(base=int(state.facts["base"]), **state.tensors["set"]), state.tensors.get("more", {})
 
 
 def _tokenize(tokenizer: CLIPTokenizer, wordings: list[list[str]]) -> torch.Tensor:

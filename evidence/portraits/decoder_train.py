@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from ...engine.errors import refuse
 from ...engine.families.packing import pack, unpack
-from ...engine.files import read_safetensors, save_safetensors, write_json
+from ...engine.files import write_json
 from ...engine.portraits.flow import FLOW_WEIGHTS, LATENT_SHAPE, FlowPortraits, load_flow_portraits
 from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.progress import Progress, silent
+from ...engine.run import Run
 from ...engine.schedule import append_dims
 from .data import TrainingSet
 from .flow_config import DecoderTrainConfig
@@ -113,7 +113,8 @@ def train_decoder(
     """Half of a batch is latents as encoded, with a little noise; half is what the transformer denoised in one step."""
     device, advanced = accelerator.device, config.advanced
     drawing, both = Drawing(model, config.seed).to(device).train(), TextToVelocity(model).to(device).eval()
-    phase = Phase("decoder", config, drawing, config.steps, advanced.decoder_lr, betas=(0.5, 0.99))
+    whole = {"transformer": model.transformer, "text encoder": model.text_encoder, "autoencoder": model.vae}
+    phase = Phase("decoder", config, drawing, config.steps, advanced.decoder_lr, (0.5, 0.99), whole)
 
     def loss_of_step() -> torch.Tensor:
         g = phase.generator(4, device)
@@ -146,14 +147,7 @@ def main(config: DecoderTrainConfig, progress: Callable[[str], Progress] = lambd
         OutOfTime: If ``max_seconds`` is used up.
     """
     accelerator, model = accelerator_of(config), load_flow_portraits(config.model or None)
-    with run_of(
-        "train decoder",
-        config,
-        accelerator,
-        transformer=model.transformer,
-        vae=model.vae,
-        text_encoder=model.text_encoder,
-    ):
+    with run_of("train decoder", config, accelerator):
         return _trained(config, accelerator, model, progress)
 
 
@@ -174,15 +168,14 @@ def encode_pictures(vae: AutoencoderKL, data: TrainingSet, path: Path, progress:
     """(N + P, 64, 64) tokens: posterior means, packed, kept in ``path``. They are of mean 0 and deviation 1.
 
     Raises:
-        VitrineError: If the file is of another number of pictures.
+        VitrineError: If the file is of other pictures, or by another autoencoder.
     """
+    run = Run(path, "tokens of the training pictures", {"autoencoder": vae, "pictures": data})
     if not path.is_file():
-        save_safetensors(path, {"packed": pack(posterior_means(vae, data, progress))})
-    packed = read_safetensors(path, str(data.images.device))[0]["packed"]
-    if len(packed) != len(data):
-        remedy = "give the settings that the run began with, or another --out"
-        raise refuse("run folder", f"{path.name} of {len(packed)} pictures", f"{len(data)} pictures", remedy)
-    return packed
+        run.save({"tokens": {"packed": pack(posterior_means(vae, data, progress))}})
+    state = run.load(device=str(data.images.device))
+    assert state is not None
+    return state.tensors["tokens"]["packed"]
 
 
 def export(config: DecoderTrainConfig, model: FlowPortraits, folder: Path) -> None:

@@ -32,6 +32,7 @@ from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.processes import accelerator as accelerator_for
 from ...engine.progress import Progress, silent
+from ...engine.run import Run
 from ...engine.schedule import append_dims
 from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
@@ -103,19 +104,19 @@ def posterior_means(vae: Any, data: TrainingSet, progress: Progress, batch: int 
 
 
 @torch.no_grad()
-def encode_all(vae: Any, data: TrainingSet, path: Path, progress: Progress, batch: int = 32) -> Latents:
-    """Posterior means of all pictures, written to ``path`` with the token ids."""
+def encode_all(vae: Any, data: TrainingSet, run: Run, progress: Progress, batch: int = 32) -> Latents:
+    """Posterior means of all pictures, kept in the run's file with the token ids."""
     latents = posterior_means(vae, data, progress, batch)
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     packed = pack((latents - append_dims(mean, 3)) / append_dims(deviation, 3))
     bare = replace(data, images=data.images.new_empty(len(data), 0))
-    save_training_set(path, bare, packed=packed.half(), mean=mean, deviation=deviation)
-    return read_latents(path, data.images.device)
+    save_training_set(run, bare, packed=packed.half(), mean=mean, deviation=deviation)
+    return read_latents(run, data.images.device)
 
 
-def read_latents(path: Path, device: torch.device) -> Latents:
+def read_latents(run: Run, device: torch.device) -> Latents:
     """What :func:`encode_all` wrote."""
-    data, table = load_training_set(path, device)
+    data, table = load_training_set(run, device)
     return Latents(data, table["packed"].float(), table["mean"], table["deviation"])
 
 
@@ -146,7 +147,9 @@ def train_flow(
     optimum, which is pointwise.
     """
     device, advanced, data = accelerator.device, config.advanced, latents.data
-    phase = Phase("flow", config, both.to(device).train(), config.flow_steps, advanced.flow_lr)
+    phase = Phase(
+        "flow", config, both.to(device).train(), config.flow_steps, advanced.flow_lr, inputs={"latents": latents.packed}
+    )
     where = pack(face_map(advanced.face_weight, SIDE // 8).expand(1, 16, -1, -1)).to(device)
     run = torch.compile(both) if config.compile else both
 
@@ -213,14 +216,20 @@ def prepare(
 ) -> Latents:  # fmt: skip
     """Pictures, autoencoder, latents; pictures are drawn only where something still needs them."""
     out, device = Path(config.out), accelerator.device
-    if (out / LATENTS).is_file():
-        train_vae(config, accelerator, model, None, deadline, progress("vae"))
-        return read_latents(out / LATENTS, device)
-    data = pictures(config, model, device, progress)
+    known = (out / LATENTS).is_file()
+    data = None if known else pictures(config, model, device, progress)
     train_vae(config, accelerator, model, data, deadline, progress("vae"))
-    latents = encode_all(model.vae, data, out / LATENTS, progress("encode"))
+    run = Run(out / LATENTS, "latents of the training pictures", {**drawn_by(config), "autoencoder": model.vae})
+    if data is None:
+        return read_latents(run, device)
+    latents = encode_all(model.vae, data, run, progress("encode"))
     (out / PICTURES).unlink()
     return latents
+
+
+def drawn_by(config: FlowTrainConfig | DecoderTrainConfig) -> dict[str, object]:
+    """The settings that the training pictures depend on."""
+    return {"settings": {"pictures": config.pictures, "colourings": config.advanced.colourings, "side": SIDE}}
 
 
 def pictures(
@@ -229,13 +238,14 @@ def pictures(
 ) -> TrainingSet:  # fmt: skip
     """The training pictures, drawn and kept in the run's folder unless they stand there."""
     path = Path(config.out) / PICTURES
+    run = Run(path, "training pictures", {**drawn_by(config), "tokenizer": model.tokenizer})
     if not path.is_file():
         drawn = build_training_set(
             config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True,
             colourings=config.advanced.colourings,
         )  # fmt: skip
-        save_training_set(path, drawn)
-    return load_training_set(path, device)[0]
+        save_training_set(run, drawn)
+    return load_training_set(run, device)[0]
 
 
 def export(config: FlowTrainConfig, model: FlowPortraits, folder: Path, device: torch.device) -> None:

@@ -32,7 +32,7 @@ class Phase:
 
     def __init__(
         self, name: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, module: nn.Module, steps: int,
-        lr: float, betas: tuple[float, float] = (0.9, 0.99),
+        lr: float, betas: tuple[float, float] = (0.9, 0.99), inputs: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.name, self.config, self.module, self.steps, self.lr = name, config, module, steps, lr
         self.folder = Path(config.out) / name
@@ -40,9 +40,9 @@ class Phase:
         self.average = MovingAverage(module.state_dict(), torch.float32)
         self.step, self.seconds = 0, 0.0
         self.losses: list[tuple[int, float]] = []
-        rates = {"steps": steps, "lr": lr, "betas": list(betas)}
-        inputs = {"network": module, **rates, "settings": essential(config), "advanced": essential(config.advanced)}
-        self._run = Run(self.folder, f"training of the {name}", inputs).known()
+        settings = {"settings": essential(config) | essential(config.advanced) | {"lr": lr, "betas": list(betas)}}
+        made_of = {"network": module, **settings, **(inputs or {})}
+        self._run = Run(self.folder, f"training of the {name}", made_of).known()
         self._resume()
 
     @property
@@ -125,17 +125,13 @@ _NOT_IN_NUMBERS = ("out", "max_seconds", "device", "compile", "card_samples", "a
 
 
 def essential(config: Config) -> dict[str, Any]:
-    """The settings that all phases' numbers depend on; each knows its own steps."""
+    """The settings that numbers depend on. A phase may be given other steps: those that are done stay."""
     return {k: v for k, v in config.to_dict().items() if k not in _NOT_IN_NUMBERS and not k.endswith("steps")}
 
 
-def run_of(
-    job: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, accelerator: Accelerator, **inputs: Any
-) -> Run:
-    """The training that all phases belong to; it owns their folder."""
-    begun = ("*/state.safetensors", "*.safetensors")
-    settings = {"settings": essential(config), "advanced": essential(config.advanced)}
-    return Run(config.out, job, {**settings, **inputs}, begun, workers_of(accelerator))
+def run_of(job: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, accelerator: Accelerator) -> Run:
+    """The owner of a training's folder; what phases and pictures were made of is written beside each of them."""
+    return Run(config.out, job, {"settings": essential(config)}, (), workers_of(accelerator))
 
 
 def record_of(folder: Path) -> dict[str, int | float | None]:

@@ -147,7 +147,7 @@ def train_unet(
     """
     device = accelerator.device
     both = TextToNoise(model).to(device).train()
-    phase = Phase("unet", config, both, config.unet_steps, config.advanced.unet_lr)
+    phase = Phase("unet", config, both, config.unet_steps, config.advanced.unet_lr, inputs={"autoencoder": model.vae})
     if phase.done:
         phase.use_average()
         both.eval()

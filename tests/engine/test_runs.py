@@ -135,6 +135,14 @@ def test_states_of_earlier_versions_are_refused(tmp_path):
         Run(tmp_path / "table.json", "job", {}).load_table()
 
 
+def test_a_state_says_itself_what_it_is_of(tmp_path):
+    """A trainer that is stepped and saved by hand never enters its run."""
+    Run(tmp_path, "job", {"pictures": "these"}).save({}, facts={"done": 2})
+    assert Run(tmp_path, "job", {"pictures": "these"}).load().facts == {"done": 2}
+    with pytest.raises(VitrineError, match="begun with pictures these .now those"):
+        Run(tmp_path, "job", {"pictures": "those"}).load()
+
+
 def test_a_folder_without_work_belongs_to_nobody(tmp_path):
     with Run(tmp_path, "job", {"pictures": "these"}):
         pass
