@@ -86,9 +86,11 @@ async def _ready(tab, node, vue):
 
 CORNER = """(() => {
     const c = document.querySelector('canvas.vitrine-points'), side = Math.min(c.width, c.height)
-    const at = [c.width / 2 + 0.2 * side, c.height / 2 - 0.45 * side, 0.2 * side, 0.2 * side].map(Math.round)
-    return Array.from(c.getContext('2d').getImageData(...at).data)
-})()"""  # a part of the picture that no point touches
+    const at = (i, j) => [
+        Math.round(c.width / 2 + (0.2 + i / 60) * side), Math.round(c.height / 2 + (j / 60 - 0.45) * side), 1, 1]
+    return [...Array(144).keys()].flatMap(
+        k => Array.from(c.getContext('2d').getImageData(...at(k % 12, Math.floor(k / 12))).data))
+})()"""  # 144 pixels of a part of the picture that no point touches: as many at any size of the canvas
 LEGEND = """(() => {
     const c = document.querySelector('canvas.vitrine-points'), side = Math.min(c.width, c.height), r = devicePixelRatio
     const left = (c.width - side) / 2 + 6 * r, wide = Math.min(110 * r, side / 2), y = (c.height + side) / 2 - 11 * r
@@ -109,6 +111,7 @@ async def _opened(tab, address):
     await tab.evaluate(PRESS)
     await tab.wait_for("document.querySelector('canvas.vitrine-points')?.getBoundingClientRect().height > 150")
     await tab.wait_for(f"window.pick.vitrinePicture && {CORNER}.some(Boolean)")  # the picture is drawn
+    await tab.settle()  # and the node has its size: what a run shows makes room for itself
     return entry
 
 
