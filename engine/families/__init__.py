@@ -58,9 +58,9 @@ def _addressed(backbone: nn.Module) -> tuple[Family, Side]:
     family, side = record
     if side.sites is None:
         raise refuse("backbone", name, known, family.unaddressed)
-    strange = family.strangeness(uncompiled(backbone))
-    if strange is not None:
-        raise refuse("backbone", strange[0], f"{family.name} as the libraries build it", strange[1])
+    reason = family.unsupported_reason(uncompiled(backbone))
+    if reason is not None:
+        raise refuse("backbone", reason[0], f"{family.name} as the libraries build it", reason[1])
     return family, side
 
 

@@ -96,7 +96,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     return net(video, flow_time(t), text_of(cond), padding_mask=nothing).sample.reshape(x.shape)
 
 
-def strangeness(net: Any) -> tuple[str, str] | None:
+def unsupported_reason(net: Any) -> tuple[str, str] | None:
     """The network's class serves other models too, with positions or inputs of their own."""
     config = getattr(net, "config", {})
     if config.get("extra_pos_embed_type") or config.get("img_context_dim_in") or config.get("use_crossattn_projection"):
@@ -129,7 +129,7 @@ FAMILY = Family(
     call,
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     weights=WEIGHTS,
-    strangeness=strangeness,
+    unsupported_reason=unsupported_reason,
     trained=square(1024),
     rope_readers={"CosmosRotaryPosEmbed": rope},
 )

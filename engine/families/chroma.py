@@ -60,7 +60,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return masked(text, mask)
 
 
-def strangeness(net: Any) -> tuple[str, str] | None:
+def unsupported_reason(net: Any) -> tuple[str, str] | None:
     """Chroma Radiance is a Chroma that works on pixels."""
     if any(kind.__name__ == "ChromaRadiance" for kind in type(net).__mro__):
         return "Chroma Radiance", "it works on pixels and has no layout here yet"
@@ -75,6 +75,6 @@ FAMILY = Family(
     Latent(16, patch=2),
     condition,
     WEIGHTS,
-    strangeness,
+    unsupported_reason,
     trained=square(1024),
 )

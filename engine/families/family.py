@@ -193,8 +193,8 @@ class Family:
         weights: names of modules, diffusers -> ComfyUI, as fragments of a path (``*`` is any number). A fragment with
             ``|n`` is the n-th block of rows of a fused weight, counted from its end where n is negative; ``|swap`` and
             ``|swap pair`` exchange halves of rows, see :class:`~vitrine.engine.families.weights.Place`.
-        strangeness: what keeps a backbone of these classes from being of the family (``what is given``, ``what to
-            do``), None where nothing does.
+        unsupported_reason: what keeps a backbone of these classes from being of the family, (``what is given``,
+            ``what to do``); None where nothing does.
         trained: the size its published weights were trained at; a config or a user that says another comes first.
         unaddressed: why no layer has an address; such a family is known for what other methods read here.
         component: the backbone's name in a diffusers pipeline, and before its layers in files.
@@ -221,7 +221,7 @@ class Family:
     latent: Latent = Latent()
     condition: Callable[[Any, list[str], int, int], Condition] | None = None
     weights: Mapping[str, str] = field(default_factory=dict)
-    strangeness: Callable[[Any], tuple[str, str] | None] = lambda net: None
+    unsupported_reason: Callable[[Any], tuple[str, str] | None] = lambda net: None
     trained: Trained = lambda net: None
     unaddressed: str = ""
     component: str = "transformer"

@@ -228,7 +228,7 @@ def _reads_guidance(net: Any) -> str:
     return "Flux.1 dev, which reads a guidance" if any(map(bool, flags)) else ""
 
 
-def strangeness(net: Any) -> tuple[str, str] | None:
+def unsupported_reason(net: Any) -> tuple[str, str] | None:
     """ComfyUI builds others from the class of Flux.1, with other wiring."""
     params = getattr(net, "params", None)
     if params is not None and (params.patch_size != 2 or params.yak_mlp):
@@ -244,7 +244,7 @@ FAMILY = Family(
     Latent(16, patch=2),
     condition,
     WEIGHTS,
-    strangeness,
+    unsupported_reason,
     trained=square(1024),
     rope_readers={"FluxPosEmbed": rope},
     lora_paths=LORA_PATHS,

@@ -108,7 +108,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return Condition(text, None, {"guidance": torch.full((len(text),), 4.0)} if guided else {})
 
 
-def strangeness(net: Any) -> tuple[str, str] | None:
+def unsupported_reason(net: Any) -> tuple[str, str] | None:
     """ComfyUI builds others from the class of Flux.2."""
     params = getattr(net, "params", None)
     if params is not None and (params.patch_size != 1 or not params.mlp_silu_act):
@@ -124,7 +124,7 @@ FAMILY = Family(
     Latent(128, 16, packed=2, scaled=_normalised, unscaled=_unpacked),
     condition,
     WEIGHTS,
-    strangeness,
+    unsupported_reason,
     trained=square(1024),
     rope_readers={"Flux2PosEmbed": flux.rope},
     lora_paths=flux.LORA_PATHS,

@@ -155,7 +155,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 _BLOCKS = {"DownBlock2D", "CrossAttnDownBlock2D", "UpBlock2D", "CrossAttnUpBlock2D", "UNetMidBlock2DCrossAttn", None}
 
 
-def strangeness(net: Any) -> tuple[str, str] | None:
+def unsupported_reason(net: Any) -> tuple[str, str] | None:
     """Blocks with other modules (Kandinsky, DeepFloyd), and projections that are never called."""
     config = getattr(net, "config", {})
     kinds = {*config.get("down_block_types", ()), config.get("mid_block_type"), *config.get("up_block_types", ())}
@@ -250,7 +250,7 @@ FAMILY = Family(
         time=TimeEmbedding(lambda net: net.time_embed[2].out_features),
     ),
     call,
-    strangeness=strangeness,
+    unsupported_reason=unsupported_reason,
     component="unet",
     time_input="timestep",
     stacked=True,

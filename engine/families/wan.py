@@ -98,7 +98,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
     return Condition(pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=length)[0])
 
 
-def strangeness(net: Any) -> tuple[str, str] | None:
+def unsupported_reason(net: Any) -> tuple[str, str] | None:
     """ComfyUI's variants of Wan have further streams; its own Wan and what people derive from it have not."""
     kind = type(net)
     if kind.__module__.startswith("comfy.") and kind.__name__ != "WanModel":
@@ -126,7 +126,7 @@ FAMILY = Family(
     Latent(16, patch=2, frames=True, scaled=per_channel, unscaled=per_channel_unscaled),
     condition,
     WEIGHTS,
-    strangeness,
+    unsupported_reason,
     trained,
     time_input="1000 s",
     rope_readers={"WanRotaryPosEmbed": rope},
