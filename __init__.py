@@ -62,7 +62,7 @@ __all__ = [
 _HOMES = {
     ".engine.activations": ("Activations", "PCABasis", "pca_rgb"),
     ".engine.control": ("EntropyConfig", "GuidanceConfig", "SizeCondition", "cross_size_consistency"),
-    ".engine.denoiser": ("Denoiser",),
+    ".engine.diffusion.denoiser": ("Denoiser",),
     ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
     ".engine.nemo": ("CheckConfig", "ProbeConfig", "SearchConfig"),
@@ -75,7 +75,7 @@ _HOMES = {
 if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.activations import Activations, PCABasis, pca_rgb
     from .engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
-    from .engine.denoiser import Denoiser
+    from .engine.diffusion.denoiser import Denoiser
     from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
     from .engine.nemo import CheckConfig, ProbeConfig, SearchConfig
@@ -89,7 +89,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
         ControlConditionedPixArtPipeline,
         ControlConditionedXLPipeline,
     )
-    from .engine.pipelines.copies import copy_check
+    from .engine.pipelines.copy_checks import copy_check
     from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
     from .engine.pipelines.emd_around import EMDOneStepTransformerPipeline
     from .engine.pipelines.entropy import EntropyGuidedPipeline

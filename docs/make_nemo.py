@@ -13,7 +13,7 @@ import torch
 from PIL import Image, ImageDraw
 from vitrine.engine.emd.grids import tile
 from vitrine.engine.nemo.check import CheckedPrompt
-from vitrine.engine.progress import TqdmProgress
+from vitrine.engine.runtime.progress import TqdmProgress
 from vitrine.evidence.nemo import copy_claims
 from vitrine.evidence.nemo.attacked import erasing_seen
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from torch.nn.functional import interpolate
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine.engine.portraits.scenes import sample_scenes
-from vitrine.engine.progress import TqdmProgress, silent
+from vitrine.engine.runtime.progress import TqdmProgress, silent
 from vitrine.evidence.resolution import positions
 from vitrine.evidence.resolution.tuned import TuneConfig, tune
 

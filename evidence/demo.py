@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from ..engine.progress import TqdmProgress
-from ..engine.report import Report
+from ..engine.io.html_page import Report
+from ..engine.runtime.progress import TqdmProgress
 from .registry import ROOMS
 
 

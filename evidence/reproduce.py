@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.errors import refuse
-from ..engine.files import write_json, write_whole
-from ..engine.processes import each_in_turn
-from ..engine.progress import TqdmProgress, silent
+from ..engine.io.files import write_json, write_whole
+from ..engine.runtime.processes import each_in_turn
+from ..engine.runtime.progress import TqdmProgress, silent
 from .registry import Claim, pick_claims
 
 

@@ -11,9 +11,9 @@ from comfy_api.latest import io, ui
 from ..engine.activations import Activations, massive_channels
 from ..engine.activations.correspondence import feature_maps
 from ..engine.activations.gdf_protocol import PROTOCOLS
-from ..engine.addresses import AUTO, resolve, sites_of
 from ..engine.errors import VitrineError, refuse
-from ..engine.file_names import safe_name
+from ..engine.io.file_names import safe_name
+from ..engine.tracing.addresses import AUTO, resolve, sites_of
 from .activation_pictures import coloured, first_picture, picture, with_legend
 from .comfy import choices, saved
 from .comfy.model import backbone_of

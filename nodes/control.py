@@ -11,7 +11,7 @@ from comfy_api.latest import io
 from ..engine.control import DRAWN, GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
-from ..engine.tables import lines_of
+from ..engine.io.tables import lines_of
 from .comfy.conditioning import readers_of, token_count, with_sizes
 from .comfy.control import checkpoint_stamp, checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
 from .comfy.pictures import as_pictures

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.charts import curve_picture
 from ..engine.control import ControlWarning, EntropyConfig, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
-from ..engine.control.guidance import NEGATIVES, NESTINGS
-from ..engine.guidance import scale_for_size
+from ..engine.control.size_guidance import NEGATIVES, NESTINGS
+from ..engine.diffusion.guidance import scale_for_size
+from ..engine.io.charts import curve_picture
 from .comfy.conditioning import PIXELS, with_sizes
 from .comfy.control import weighted, weighting_of
 from .comfy.control_guider import ControlGuider, EntropyGuider, run

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
+from ..engine.diffusion.noise import seeded_noise
 from ..engine.emd import (
     ONE_STEP,
     Base,
@@ -27,8 +28,7 @@ from ..engine.emd import (
 )
 from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
-from ..engine.noise import seeded_noise
-from ..engine.tables import lines_of
+from ..engine.io.tables import lines_of
 from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
 from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction

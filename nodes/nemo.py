@@ -9,6 +9,7 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.errors import refuse
+from ..engine.io.tables import lines_of
 from ..engine.nemo import (
     NeuronSet,
     ProbeConfig,
@@ -21,10 +22,9 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
-from ..engine.nemo.config import AUTO, MODES
 from ..engine.nemo.heat_map import BRIGHT, DARK, heat_map
+from ..engine.nemo.search_config import AUTO, MODES
 from ..engine.nemo.sites import SCOPES
-from ..engine.tables import lines_of
 from .captions import banded
 from .comfy.conditioning import condition_of, prompt_conditions
 from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint

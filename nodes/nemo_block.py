@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..engine.file_names import safe_name
+from ..engine.io.file_names import safe_name
 from ..engine.nemo import BlockConfig, NeuronSet
 from ..engine.nemo.block import token_positions
 from ..engine.nemo.neurons import parse_neurons

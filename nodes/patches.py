@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-from ..engine.patches import as_text
+from ..engine.network.patches import as_text
 from .comfy.patches import patches_of
 from .comfy.progress import text_on
 

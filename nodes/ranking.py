@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.activations.filter import FilterRule
-from ..engine.activations.pictures import Pictures, known_pairs
 from ..engine.activations.points import parse_keypoints
 from ..engine.activations.preset_files import FeaturePreset
+from ..engine.activations.qualitative_filter import FilterRule
+from ..engine.activations.ranked_pictures import Pictures, known_pairs
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
 from ..engine.activations.segmentation import IGNORE
 from ..engine.activations.splits import SPLITS
-from ..engine.addresses import resolve, sites_of
 from ..engine.errors import refuse
-from ..engine.file_names import safe_name
+from ..engine.io.file_names import safe_name
+from ..engine.tracing.addresses import resolve, sites_of
 from .captions import captioned
 from .comfy import choices, saved
 from .comfy.conditioning import condition_of

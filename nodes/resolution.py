@@ -8,10 +8,10 @@ from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.resolution import ResolutionTransferConfig, plan_transfer
-from ..engine.resolution.config import POSITIONS, SCHEDULES
 from ..engine.resolution.posembed import ALIGNS, ASPECTS
 from ..engine.resolution.receptive import RECEPTIVE
 from ..engine.resolution.shift import TOPS
+from ..engine.resolution.transfer_config import POSITIONS, SCHEDULES
 from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, metadata_stamp, transferred
 from .sockets import under_advanced
 

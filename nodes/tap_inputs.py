@@ -10,8 +10,8 @@ from comfy_api.latest import io
 
 from ..engine.activations import PRESETS, Activations, TapConfig, preset, tap_latents
 from ..engine.activations.gdf_protocol import PROTOCOLS, check_protocol, gdf_draws, gdf_generator, published_timestep
-from ..engine.addresses import AUTO, resolve
 from ..engine.errors import refuse
+from ..engine.tracing.addresses import AUTO, resolve
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, encode_samples, is_sdxl
 from .comfy.patches import refuse_other_tokens

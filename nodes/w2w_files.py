@@ -8,7 +8,7 @@ import torch
 from comfy_api.latest import io
 
 from ..engine.errors import refuse
-from ..engine.file_names import safe_name
+from ..engine.io.file_names import safe_name
 from ..engine.w2w import (
     Space,
     W2WModel,

@@ -25,9 +25,9 @@ from ..engine.w2w import (
     reach,
     with_directions,
 )
-from ..engine.w2w.directions import METHODS
-from ..engine.w2w.invert_config import POSTERIORS, preset
-from ..engine.w2w.labels import parse_labels
+from ..engine.w2w.edit.invert_config import POSTERIORS, preset
+from ..engine.w2w.space.directions import METHODS
+from ..engine.w2w.space.labels import parse_labels
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
 from .comfy.conditioning import condition_of

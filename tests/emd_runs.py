@@ -2,11 +2,11 @@
 
 import torch
 from diffusers import DDIMScheduler
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import EStepConfig
-from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.train_config import EMDTrainConfig
+from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 
 SMALL = {"sample_size": 8, "block_out_channels": (8, 16), "norm_num_groups": 4, "cross_attention_dim": 8,

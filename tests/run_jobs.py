@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import TapConfig
-from vitrine.engine.activations.filter import FilterRule, measure_properties
 from vitrine.engine.activations.greedy_search import greedy_search
-from vitrine.engine.activations.pictures import Pictures
+from vitrine.engine.activations.qualitative_filter import FilterRule, measure_properties
+from vitrine.engine.activations.ranked_pictures import Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_places
 from vitrine.engine.activations.streaming import stream_taps
-from vitrine.engine.condition import Condition
 from vitrine.engine.control import (
     AugmentConfig,
     ControlEmbedder,
@@ -20,21 +19,22 @@ from vitrine.engine.control import (
     ControlSpec,
     ControlTrainConfig,
     ControlTrainer,
-    Trainee,
+    TrainSetup,
     control_width,
     injected,
 )
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.emd import EStepConfig
-from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.train_config import EMDTrainConfig
-from vitrine.engine.lora_writing import write_lora
+from vitrine.engine.io.lora_writing import write_lora
+from vitrine.engine.jobs.run import Run
+from vitrine.engine.jobs.stored_text import StoredText
 from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData, erase
 from vitrine.engine.nemo.check import CheckConfig, Instruments, check_copies
 from vitrine.engine.nemo.check import Pictures as TrainingPictures
-from vitrine.engine.run import Run
-from vitrine.engine.schedule import NoiseSchedule
-from vitrine.engine.stored_text import StoredText
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.w2w import (
     BuildConfig,
     InvertConfig,
@@ -49,7 +49,7 @@ from vitrine.engine.w2w import (
     train_loras,
     train_pair_slider,
 )
-from vitrine.engine.w2w.pca import Matrix, PCAConfig, principal_components
+from vitrine.engine.w2w.space.principal_components import Matrix, PCAConfig, principal_components
 from vitrine_tests import models
 from vitrine_tests.engine.small_loras import lora
 
@@ -227,7 +227,7 @@ def emd(folder, progress, until=None, **inputs):
 
 def control_trainer(folder, network, embedder, schedule, empty, records, config):
     call = injected(network, lambda x, t, s: network(x, timestep=t, class_labels=s).sample)
-    trainee = Trainee(call, embedder, schedule, empty, dict(network.named_parameters()))
+    trainee = TrainSetup(call, embedder, schedule, empty, dict(network.named_parameters()))
     return ControlTrainer(trainee, records, config, folder)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tomllib
 import vitrine
-from vitrine.engine import packages
 from vitrine.engine.cli.main import main
+from vitrine.engine.io import packages
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -89,10 +89,10 @@ def test_an_installed_wheel_works_away_from_the_tree(built, tmp_path):
     # Dependencies from this environment, after the fresh one's own; its .pth files (an editable install) do not run.
     (own / "outer.pth").write_text("\n".join(path for path in sys.path if any(Path(path).glob("*.dist-info"))))
     told = json.loads(run(python, "-c", QUESTIONS, cwd=tmp_path, OMP_NUM_THREADS="1").splitlines()[-1])
-    assert Path(told["file"]).is_relative_to(own) and told["module"] == "vitrine.engine.activations.config"
+    assert Path(told["file"]).is_relative_to(own) and told["module"] == "vitrine.engine.activations.tap_config"
     assert told["languages"] == ["en", "ja", "ko", "zh"] and told["typed"] and told["student"]
     assert told["help"] >= 26 and told["workflows"] >= 3 and told["unet"] == "UNet2DConditionModel"
-    assert told["short"] == ["vitrine.engine.pipelines.nemo", "vitrine.engine.w2w.build"]
+    assert told["short"] == ["vitrine.engine.pipelines.nemo", "vitrine.engine.w2w.building.build_space"]
     assert "reproduce" in run(python.parent / "vitrine", "--help", cwd=tmp_path)
     assert run(python.parent / "vitrine", "--version", cwd=tmp_path).startswith(
         built[0].name.split("-")[0].replace("_", "-")

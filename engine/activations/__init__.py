@@ -4,14 +4,14 @@
 ``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` draws them.
 """
 
-from .config import TapConfig
+from .activation_pca import PCABasis, pca_rgb
 from .container import Activations, TapInfo
 from .ditf import massive_channels
-from .during import DIFFUSERS_GUIDED, StepRecord, tap_steps
-from .images import encode_pixels, to_pixels
-from .pca import PCABasis, pca_rgb
+from .picture_latents import encode_pixels, to_pixels
 from .presets import PRESETS, Preset, preset
 from .tap import check_timestep, gdf_noise, tap_latents, tap_timesteps
+from .tap_config import TapConfig
+from .tap_during_sampling import DIFFUSERS_GUIDED, StepRecord, tap_steps
 from .writer import ActivationReader, ActivationWriter
 
 __all__ = [

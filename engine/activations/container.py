@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ..config import Config
 from ..errors import refuse
-from ..files import check_tensors, named, open_artefact, save_artefact
-from ..hooks import Activation
-from ..packages import version
+from ..io.files import check_tensors, named, open_artefact, save_artefact
+from ..io.packages import version
+from ..settings.config import Config
+from ..tracing.hooks import Activation
 
 KIND = "vitrine.activations"
 VERSION = 1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import refuse
-from ..site import AdaLN
+from ..network.site import AdaLN
 
 
 def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ...]:

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 from typing_extensions import Self
 
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..footprint import memory_bytes
-from ..hooks import Activation
-from ..processes import ALONE, Workers
-from ..progress import Progress, silent
-from .config import TapConfig
+from ..runtime.footprint import memory_bytes
+from ..runtime.processes import ALONE, Workers
+from ..runtime.progress import Progress, silent
+from ..tracing.hooks import Activation
 from .container import Activations
 from .correspondence import feature_maps
-from .pictures import Pictures, in_chunks
+from .ranked_pictures import Pictures, in_chunks
 from .streaming import Streamed, read_streamed, stream_taps
 from .tap import tap_latents
+from .tap_config import TapConfig
 
 _READ, _CELLS = 8, 3
 # Shares of the budget: joined maps of pictures read at once, of which a few copies live, and the probe's cells.

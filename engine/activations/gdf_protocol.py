@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from .container import Activations
-from .images import Range, to_pixels
+from .picture_latents import Range, to_pixels
 
 PROTOCOLS = ("vitrine", "gdf")
 CORRESPONDENCE_SIZE = (128, 128)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..errors import refuse
-from ..files import named
-from ..progress import Progress, silent
-from ..run import Run
+from ..io.files import named
+from ..jobs.run import Run
+from ..runtime.progress import Progress, silent
 
 ScoreOf = Callable[[tuple[str, ...]], float]
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from ..errors import refuse
-from ..files import named
-from ..folders import files_in, folders_in
-from ..pictures import PICTURES, like_picture, mask_of, open_picture, pictures_in
-from .images import to_pixels
+from ..io.files import named
+from ..io.folders import files_in, folders_in
+from ..io.picture_files import PICTURES, like_picture, mask_of, open_picture, pictures_in
+from .picture_latents import to_pixels
 from .segmentation import IGNORE, square_mask
 
 # The 19 classes that Cityscapes evaluates, by their number in *_labelIds.png.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
-from ..tables import lines_of
+from ..io.tables import lines_of
 from .correspondence import Matches
 
 COLOURS = ((0.90, 0.22, 0.27), (0.16, 0.62, 0.56), (0.96, 0.64, 0.14), (0.27, 0.42, 0.85), (0.62, 0.30, 0.71))

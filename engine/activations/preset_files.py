@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ..addresses import sites_of
 from ..errors import printable, refuse
-from ..files import named, parse_table, write_json
-from ..fingerprint import fingerprint_of, same_weights, short
+from ..io.files import named, parse_table, write_json
+from ..tracing.addresses import sites_of
+from ..tracing.fingerprint import fingerprint_of, same_weights, short
 from .presets import Preset
 
 FORMAT, VERSION = "vitrine-feature-preset", 1

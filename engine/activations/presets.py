@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import Config
 from ..errors import refuse
-from .config import TapConfig
+from ..settings.config import Config
+from .tap_config import TapConfig
 
 
 @dataclass(frozen=True)

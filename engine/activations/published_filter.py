@@ -1,8 +1,8 @@
 """What GDF's qualitative filter kept, written as a rule (arXiv 2410.03558, section 5.1).
 
 The authors judged PCA pictures by eye. The rule was derived from their result and reproduces it: 63 candidates of SDXL
-(Tables 4 and 5) and 33 of SD 1.5 (Table 6). For other models :mod:`vitrine.engine.activations.filter` measures the same
-properties.
+(Tables 4 and 5) and 33 of SD 1.5 (Table 6). For other models :mod:`vitrine.engine.activations.qualitative_filter`
+measures the same properties.
 """
 
 from __future__ import annotations

@@ -12,27 +12,27 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ..addresses import resolve
-from ..condition import Condition
-from ..config import Config
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..fingerprint import fingerprint_of
-from ..footprint import memory_bytes
-from ..processes import ALONE, Workers
-from ..progress import Progress, silent
-from ..run import Run
-from .config import TapConfig
+from ..jobs.run import Run
+from ..network.condition import Condition
+from ..runtime.footprint import memory_bytes
+from ..runtime.processes import ALONE, Workers
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from ..tracing.addresses import resolve
+from ..tracing.fingerprint import fingerprint_of
+from .activation_pca import PCABasis, pca_rgb
 from .features import Features
-from .filter import FilterRule, Properties, measure_properties, place_groups
 from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
-from .pca import PCABasis, pca_rgb
-from .pictures import Pictures
-from .place_scores import Judge, Search, judge_by_masks, judge_by_points
 from .preset_files import FeaturePreset
 from .presets import Preset
+from .qualitative_filter import FilterRule, Properties, measure_properties, place_groups
+from .ranked_pictures import Pictures
+from .site_scores import Judge, Search, judge_by_masks, judge_by_points
 from .splits import SPLITS
 from .tap import tap_latents
+from .tap_config import TapConfig
 
 PICTURES_SCORED = 16
 """The filter scores so many pictures at most; with eight, localities differ by 0.04 between sets of pictures."""

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from ..errors import refuse
-from .pictures import Pair
+from .ranked_pictures import Pair
 
 SPLITS = ("halves", "stratified", "crossed")
 

@@ -13,21 +13,21 @@ from typing import NamedTuple
 
 import torch
 
-from ..addresses import resolve
-from ..condition import Condition
-from ..denoiser import Denoiser
-from ..digests import digest
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..files import named, parse_json, write_json
-from ..footprint import Peak, memory_bytes
-from ..hooks import Activation, capture
-from ..processes import ALONE, Workers
-from ..progress import Progress, silent
-from ..run import Run
-from .config import TapConfig
+from ..io.files import named, parse_json, write_json
+from ..jobs.digests import digest
+from ..jobs.run import Run
+from ..network.condition import Condition
+from ..runtime.footprint import Peak, memory_bytes
+from ..runtime.processes import ALONE, Workers
+from ..runtime.progress import Progress, silent
+from ..tracing.addresses import resolve
+from ..tracing.hooks import Activation, capture
 from .container import Activations
-from .pictures import MadeOf, Pictures, Source, in_chunks
+from .ranked_pictures import MadeOf, Pictures, Source, in_chunks
 from .tap import tap_latents
+from .tap_config import TapConfig
 from .writer import ActivationReader, ActivationWriter
 
 _PARTS = "parts.json"

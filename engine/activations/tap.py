@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..addresses import resolve
+from ..diffusion.noise import RowNoise
 from ..errors import refuse
-from ..hooks import Activation, capture
-from ..noise import RowNoise
-from ..progress import Progress, silent
-from ..site import ModuleSite, Site, adaln_site
-from .config import DTYPES, TapConfig
+from ..network.site import ModuleSite, Site, adaln_site
+from ..runtime.progress import Progress, silent
+from ..tracing.addresses import resolve
+from ..tracing.hooks import Activation, capture
 from .container import Activations, TapInfo
 from .ditf import modulated, without_channels
-from .statistics import RunningMoments, store
+from .site_statistics import RunningMoments, store
+from .tap_config import DTYPES, TapConfig
 
 if TYPE_CHECKING:
-    from ..condition import Condition
-    from ..denoiser import Denoiser
+    from ..diffusion.denoiser import Denoiser
+    from ..network.condition import Condition
 
 Row = tuple[int, int, int]
 """(timestep index, seed index, picture index)."""

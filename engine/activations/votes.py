@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..config import Config
 from ..errors import refuse
-from ..progress import Progress, silent
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
 from .segmentation import IGNORE
 
 _PATIENCE = 50

@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import refuse
-from ..files import named, open_artefact, parse_json, save_artefact, write_json
-from ..run import other_inputs
-from ..temporary_files import sweep
-from .config import TapConfig
+from ..io.files import named, open_artefact, parse_json, save_artefact, write_json
+from ..io.temporary_files import sweep
+from ..jobs.run import other_inputs
 from .container import Activations
+from .tap_config import TapConfig
 
 SHARD_KIND = "vitrine.activations.shard"
 INDEX_KIND = "vitrine.activations.index"

@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ..pipelines.loading import LoadConfig
-from ..setting_checks import Count, OutFile, Writes
+from ..settings.setting_checks import Count, OutFile, Writes
 from .options import Load
 
 
@@ -68,15 +68,15 @@ class Addresses:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """(address, kind, module path) of each; a shipped model's stand in a file, which needs no torch."""
-        from ..address_patterns import matching
+        from ..tracing.address_patterns import matching
         from .address_tables import shipped_addresses
 
         table = shipped_addresses(self.model) if self.load == LoadConfig() else None
         if table is not None:
             wanted = set(matching([row[0] for row in table.rows], table.default, self.pattern))
             return [row for row in table.rows if row[0] in wanted]
-        from ..addresses import resolve
         from ..pipelines.loading import load_backbone
+        from ..tracing.addresses import resolve
 
         sites = resolve(load_backbone(self.model, self.load), self.pattern)
         return [(site.address, site.kind, site.path) for site in sites]
@@ -94,7 +94,7 @@ class Card:
     def run(self) -> int:
         """0 on success."""
         from ...evidence.portraits.card import write_card
-        from ..progress import TqdmProgress
+        from ..runtime.progress import TqdmProgress
 
         print(f"card: {write_card(self.folder, TqdmProgress('measuring'), device=self.device)}")
         return 0

@@ -9,9 +9,9 @@ import os
 import sys
 from typing import Annotated, Any, NamedTuple, Union
 
-from .. import packages
 from ..errors import VitrineError, refuse
-from ..setting_checks import check_settings
+from ..io import packages
+from ..settings.setting_checks import check_settings
 from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_libraries, wide_enough
 
 
@@ -76,7 +76,16 @@ def _explained(message: str) -> int:
 
 
 def _tree() -> dict[str, type | Group]:
-    from . import commands, control, emd, nemo, nemo_erase, resolution, taps, train, verify, w2w
+    from . import commands
+    from . import control_commands as control
+    from . import emd_commands as emd
+    from . import erase_command as nemo_erase
+    from . import nemo_commands as nemo
+    from . import resolution_commands as resolution
+    from . import tap_commands as taps
+    from . import train_commands as train
+    from . import verify_command as verify
+    from . import w2w_commands as w2w
 
     return {
         "taps": Group("Choose places of a model to tap.", taps.COMMANDS),

@@ -6,7 +6,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from ..pipelines.loading import LoadConfig
-from ..setting_checks import Writes
+from ..settings.setting_checks import Writes
 
 Load = Annotated[LoadConfig, arg(name="")]
 """How a command loads its model: ``--device``, ``--dtype`` ... without a prefix on the command line."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import refuse
-from ..file_names import as_name
-from ..folders import has_ending
+from ..io.file_names import as_name
+from ..io.folders import has_ending
 
 
 def space_at(path: Path | None) -> Any:

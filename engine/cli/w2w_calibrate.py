@@ -10,10 +10,10 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
-from ..files import named
+from ..io.files import named
+from ..io.tables import read_records
 from ..pipelines.loading import LoadConfig
-from ..setting_checks import Count, OutFolder
-from ..tables import read_records
+from ..settings.setting_checks import Count, OutFolder
 from .options import Load, OutSpace
 from .w2w_arguments import model_of, space_at
 
@@ -44,7 +44,7 @@ def paired_names(before: Path, after: Path) -> list[str]:
     Raises:
         VitrineError: If there is none, or a picture lacks its partner.
     """
-    from ..pictures import pictures_in
+    from ..io.picture_files import pictures_in
 
     sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
     if not sides[0] or sides[0] != sides[1]:
@@ -109,7 +109,7 @@ class Calibrate:
         from ...evidence.w2w.calibrate import calibrated, with_pairs
         from ...evidence.w2w.pair_sliders import name_of
         from ...evidence.w2w.world import LABELS
-        from ..progress import TqdmProgress
+        from ..runtime.progress import TqdmProgress
 
         unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]
         if unknown:
@@ -163,11 +163,11 @@ class PairSlider:
 
         import torch
 
-        from ..activations.images import to_pixels
-        from ..pictures import open_rgb
+        from ..activations.picture_latents import to_pixels
+        from ..io.picture_files import open_rgb
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
-        from ..progress import TqdmProgress
+        from ..runtime.progress import TqdmProgress
         from ..w2w import PairConfig, with_pair_slider
 
         space, names = space_at(self.space), paired_names(self.before, self.after)

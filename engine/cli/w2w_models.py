@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
-from ..file_names import as_name
-from ..folders import has_ending
+from ..io.file_names import as_name
+from ..io.folders import has_ending
 from ..pipelines.loading import LoadConfig
-from ..setting_checks import Count, OutFolder
+from ..settings.setting_checks import Count, OutFolder
 from .options import Load
 from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of, weights_at
 
@@ -179,11 +179,11 @@ class Invert:
         """0 on success, 130 after Ctrl-C."""
         import torch
 
-        from ..activations.images import to_pixels
-        from ..pictures import open_picture
+        from ..activations.picture_latents import to_pixels
+        from ..io.picture_files import open_picture
         from ..pipelines import W2WPipeline
         from ..pipelines.loading import load_pipeline
-        from ..progress import TqdmProgress
+        from ..runtime.progress import TqdmProgress
         from ..w2w import W2WModel, described, partial_inversion
 
         space, config = space_at(self.space), self._config()
@@ -211,7 +211,7 @@ class Invert:
     def _config(self) -> Any:
         from dataclasses import replace
 
-        from ..w2w.invert_config import preset
+        from ..w2w.edit.invert_config import preset
 
         names = ("steps", "lr", "components", "prior")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -222,8 +222,8 @@ class Invert:
         """(B, side, side) in [0, 1], cropped as the pictures are; None without masks."""
         import torch
 
-        from ..activations.images import to_pixels
-        from ..pictures import soft_mask, stored
+        from ..activations.picture_latents import to_pixels
+        from ..io.picture_files import soft_mask, stored
 
         if not self.masks:
             return None

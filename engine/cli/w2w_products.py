@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from ..errors import refuse
-from ..file_names import as_name
-from ..files import named, parse_table
-from ..setting_checks import Count, OutFile, Writes
+from ..io.file_names import as_name
+from ..io.files import named, parse_table
+from ..settings.setting_checks import Count, OutFile, Writes
 from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of
 from .w2w_models import Files, Writing
 
@@ -111,7 +111,7 @@ class Sheet:
         """0 on success."""
         from ...evidence.w2w.sheet import Sheet as Drawn
         from ...evidence.w2w.world import LABELS
-        from ..progress import TqdmProgress
+        from ..runtime.progress import TqdmProgress
 
         unknown = sorted(set(self.labels) - set(LABELS))
         if unknown or self.people < 1:

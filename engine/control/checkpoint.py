@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..config import Config
 from ..errors import refuse
-from ..files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
-from ..fingerprint import same_weights, short
+from ..io.files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
+from ..settings.config import Config
+from ..tracing.fingerprint import same_weights, short
 from .embedder import ControlEmbedder
+from .embedding_hook import control_width, time_embedding
 from .gamma import GammaConfig
-from .inject import control_width, time_embedding
 from .padding import PaddingConfig
 from .spec import ControlSpec
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from ..errors import refuse
-from ..progress import Progress, silent
+from ..runtime.progress import Progress, silent
 
 Size = tuple[int, int]
 Sampler = Callable[[Size], torch.Tensor]

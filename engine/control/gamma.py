@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ..config import Config
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..schedule import NoiseSchedule
+from ..settings.config import Config
 
 FORMS = ("power_cos", "cos_pow", "linear", "step", "constant")
 DRAWN = "drawn"

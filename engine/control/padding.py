@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..config import Config
 from ..errors import refuse
+from ..settings.config import Config
 
 MODES = ("zero", "replicate", "noisy_replicate")
 SCOPES = ("all", "copies")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..config import Config
 from ..errors import refuse
+from ..settings.config import Config
 
 SIZE_SOURCES = ("original", "crop")
 _KEY = "told"

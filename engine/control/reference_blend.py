@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ..diffusion.forward_clock import Forward, ForwardClock, rows_for
 from ..errors import refuse
 from ..families import FAMILIES, record_of
 from ..families.facts import SizeInput
-from ..forward_clock import Forward, ForwardClock, rows_for
 from .gamma import GammaConfig
 
 Reference = str | tuple[int, int]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..config import Config
 from ..errors import refuse
+from ..settings.config import Config
 
 GROUPS = ("high", "low")
 KINDS = ("scalar", "flag", "log_scalar")

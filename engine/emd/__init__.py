@@ -2,13 +2,13 @@
 
 from .calibration import Calibration, calibrate_gz
 from .chain import ChainEnd, Gap, Joint, NoiseLevels, e_step
-from .config import EStepConfig
-from .contract import PRESETS, StudentContract, check_base, check_names, check_network, read_student
+from .chain_config import EStepConfig
 from .few_steps import Base, FirstSteps, few_steps
 from .losses import m_step_loss, score_gap, score_loss
 from .onestep import CorrectConfig, Networks, RepairWarning, correct, noise_scale, one_step, repair_guidance
+from .published_students import ONE_STEP, STUDENTS, StudentSampling, check_student, detect, known
 from .sid import Scores, sid_loss
-from .students import ONE_STEP, STUDENTS, StudentSampling, check_student, detect, known
+from .student_preset import PRESETS, StudentContract, check_base, check_names, check_network, read_student
 from .variety import Variety, mean_distance, measure_variety, noisy_text, small_pixels, vendi_score
 
 __all__ = [

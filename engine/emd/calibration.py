@@ -10,7 +10,7 @@ import torch
 
 from ..errors import refuse
 from .chain import Draw, Joint, e_step
-from .config import EStepConfig
+from .chain_config import EStepConfig
 from .losses import z_drifts
 
 GZ_SHARE = 0.25

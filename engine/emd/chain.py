@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..schedule import NoiseSchedule, append_dims
-from .config import EStepConfig
+from ..diffusion.schedule import NoiseSchedule, append_dims
+from .chain_config import EStepConfig
 
 Net = Callable[[torch.Tensor], torch.Tensor]
 """The generator g, z -> x0."""

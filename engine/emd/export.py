@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from ..errors import refuse
-from ..files import save_safetensors
-from ..lora_writing import diffusers_names, kohya, of_peft
-from .contract import StudentContract
+from ..io.files import save_safetensors
+from ..io.lora_writing import diffusers_names, kohya, of_peft
+from .student_preset import StudentContract
 
 
 def from_file(

@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 import torch
 
-from ..condition import Condition
-from ..config import Config
-from ..denoiser import Denoiser, Prediction
+from ..diffusion.denoiser import Denoiser, Prediction
+from ..diffusion.guidance import guide
+from ..diffusion.noise import RowNoise
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..guidance import guide
-from ..noise import RowNoise
-from ..progress import Progress, silent
-from ..schedule import NoiseSchedule
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
 from .chain import Draw
-from .contract import StudentContract
 from .onestep import noise_scale
-from .students import StudentSampling
+from .published_students import StudentSampling
+from .student_preset import StudentContract
 
 
 @dataclass(frozen=True)

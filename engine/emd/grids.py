@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import pad
 
-from ..files import write_whole
+from ..io.files import write_whole
 
 
 def tile(pictures: torch.Tensor, columns: int = 4) -> torch.Tensor:

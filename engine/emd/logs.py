@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..files import write_text
+from ..io.files import write_text
 
 NAME = "log.csv"
 

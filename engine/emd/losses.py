@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ..condition import Condition
-from ..denoiser import Denoiser, Prediction
+from ..diffusion.denoiser import Denoiser, Prediction
+from ..diffusion.guidance import guide
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..guidance import guide
-from ..schedule import NoiseSchedule
+from ..network.condition import Condition
 from .chain import ChainEnd, Gap, GapOf, Joint, NoiseLevels, row_rms
 
 WEIGHTS = ("uniform", "dmd")

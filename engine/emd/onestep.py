@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import torch
 
-from ..condition import Condition
-from ..config import Config
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import RowNoise
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..noise import RowNoise
-from ..progress import Progress, silent
-from ..schedule import NoiseSchedule
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
 from .chain import Joint, NoiseLevels, e_step
-from .config import EStepConfig
-from .contract import StudentContract
+from .chain_config import EStepConfig
 from .losses import score_gap
+from .student_preset import StudentContract
 
 
 def noise_scale(schedule: NoiseSchedule, contract: StudentContract) -> float:

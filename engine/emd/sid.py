@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
+from ..network.condition import Condition
 from .chain import NoiseLevels
 from .losses import guided_x0
 

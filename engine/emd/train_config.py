@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ..config import Config
 from ..errors import refuse
-from .config import EStepConfig
+from ..settings.config import Config
+from .chain_config import EStepConfig
 from .losses import WEIGHTS
 
 STUDENTS = ("lora", "full")

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import adaptive_avg_pool2d, normalize
 
-from ..condition import Condition
-from ..coverage import precision_recall
+from ..diffusion.coverage import precision_recall
+from ..diffusion.noise import generators
 from ..errors import refuse
-from ..noise import generators
+from ..network.condition import Condition
 
 
 def mean_distance(features: torch.Tensor) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiled import uncompiled
-from ..condition import Condition
 from ..errors import VitrineError, refuse
-from ..placement import device_of, dtype_of
-from ..site import Site
+from ..network.condition import Condition
+from ..network.site import Site
+from ..runtime.compiled import uncompiled
+from ..runtime.placement import device_of, dtype_of
 from .facts import Published
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
 from .weights import spellings

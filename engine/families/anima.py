@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
-from ..rotary import Rope, matrix_rope
-from ..site import AdaLN, Site
+from ..network.condition import Condition
+from ..network.rotary_embedding import Rope, matrix_rope
+from ..network.site import AdaLN, Site
 from .cross import CrossBlock, cross_block
 from .facts import Refusal, Turn
 from .family import Family, Latent, Side, per_channel, per_channel_unscaled, square

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..attention import text_bias
-from ..condition import Condition
+from ..network.attention import text_bias
+from ..network.condition import Condition
 from . import flux
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_length, text_of, unpack

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..site import AdaLN, MapSite, ModuleSite, Site, Stream
+from ..network.site import AdaLN, MapSite, ModuleSite, Site, Stream
 from .joint import QKV, block_input
 
 

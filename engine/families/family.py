@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..attention import text_bias
-from ..condition import Condition
-from ..site import Site
+from ..network.attention import text_bias
+from ..network.condition import Condition
+from ..network.site import Site
 from .facts import Published, Refusal, RopeReader, SizeInput, TimeEmbedding, TimeInput
 
 Call = Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]

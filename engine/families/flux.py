@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
-from ..rotary import doubled
-from ..site import AdaLN, Columns, ModuleSite, Site
+from ..network.condition import Condition
+from ..network.rotary_embedding import doubled
+from ..network.site import AdaLN, Columns, ModuleSite, Site
 from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import QKV, block_input, fused_attention, fused_stream, joint_map, norm_at, split_attention, split_stream

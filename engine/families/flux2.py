@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
 from ..errors import refuse
-from ..site import ModuleSite, Site, Stream
+from ..network.condition import Condition
+from ..network.site import ModuleSite, Site, Stream
 from . import flux
 from .facts import Published
 from .family import Family, Inputs, Latent, Side, Tokens, square

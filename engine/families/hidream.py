@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
 from ..errors import refuse
-from ..rotary import Rope, matrix_rope, turns
-from ..site import AdaLN, ModuleSite, Site, Stream
+from ..network.condition import Condition
+from ..network.rotary_embedding import Rope, matrix_rope, turns
+from ..network.site import AdaLN, ModuleSite, Site, Stream
 from .facts import Refusal, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .flux import joined_projections

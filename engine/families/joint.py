@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..rotary import rope_of
-from ..site import AdaLN, Columns, MapSite, ModuleSite, Site, Stream
+from ..network.rotary_embedding import rope_of
+from ..network.site import AdaLN, Columns, MapSite, ModuleSite, Site, Stream
 
 QKV = ("q", "k", "v")
 

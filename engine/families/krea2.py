@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from ..attention import text_bias
-from ..condition import Condition
-from ..rotary import Rope, matrix_rope
-from ..site import AdaLN, Site
+from ..network.attention import text_bias
+from ..network.condition import Condition
+from ..network.rotary_embedding import Rope, matrix_rope
+from ..network.site import AdaLN, Site
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, square
 from .flux import rope
 from .joint import JointBlock, joint_block

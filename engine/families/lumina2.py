@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
 from ..errors import refuse
-from ..rotary import complex_rope, matrix_rope
-from ..site import Site
+from ..network.condition import Condition
+from ..network.rotary_embedding import complex_rope, matrix_rope
+from ..network.site import Site
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import JointBlock, joint_block, scale_alone
 from .packing import MASK, flow_time, masked, text_of

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..condition import MASK, Condition
 from ..errors import refuse
+from ..network.condition import MASK, Condition
 
 
 def pack(x: torch.Tensor, patch: int = 2) -> torch.Tensor:

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
 from ..errors import refuse
-from ..site import AdaLN, MapSite, ModuleSite, Site
+from ..network.condition import Condition
+from ..network.site import AdaLN, MapSite, ModuleSite, Site
 from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, part

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
-from ..site import AdaLN, MapSite, ModuleSite, Site
+from ..network.condition import Condition
+from ..network.site import AdaLN, MapSite, ModuleSite, Site
 from .facts import Published, TimeEmbedding
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, fused_attention, fused_stream, part, split_attention, split_stream

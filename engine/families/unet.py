@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
 from ..errors import refuse
-from ..site import MapSite, ModuleSite, Site
+from ..network.condition import Condition
+from ..network.site import MapSite, ModuleSite, Site
 from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Side
 

@@ -1,21 +1,21 @@
 """NEMO (Hintersdorf et al. 2024): find the cross-attention value neurons that memorize, block them, prove it."""
 
 from .block import BlockConfig, bake, block
+from .blocked_copies import Copies, picture_distance
+from .blocking_checks import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 from .check import CheckConfig, CheckedPrompt, CopyCheck, Instruments, Pictures, check_copies
 from .check_page import write_check
-from .config import PAPER_TAU, ProbeConfig, SearchConfig
 from .consensus import consensus, jaccard
-from .copies import Copies, picture_distance
 from .erase import EraseConfig, Erased, EraseData, erase
 from .find import Result, find_neurons, make_probe, score_prompts
-from .held import held_by
-from .kept import keep_scores, kept_scores
+from .guidance_difference import Pull, PullConfig, prompt_scores, pull
+from .neuron_effects import held_by
+from .neuron_statistics import NeuronStatistics, RunningStatistics, gather
 from .neurons import NeuronSet, fingerprint_of
-from .pull import Pull, PullConfig, prompt_scores, pull
-from .score import Score, threshold
+from .noise_similarity import Score, threshold
+from .partial_scores import keep_scores, kept_scores
+from .search_config import PAPER_TAU, ProbeConfig, SearchConfig
 from .sites import value_activations, value_sites
-from .statistics import NeuronStatistics, RunningStatistics, gather
-from .verify import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 
 __all__ = [
     "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig", "EraseData",

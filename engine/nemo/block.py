@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..config import Config
+from ..diffusion.schedule import append_dims
 from ..errors import refuse
-from ..fingerprint import width_of
-from ..hooks import Edit, edit
-from ..schedule import append_dims
-from ..site import ModuleSite, Site
+from ..network.site import ModuleSite, Site
+from ..settings.config import Config
+from ..tracing.fingerprint import width_of
+from ..tracing.hooks import Edit, edit
 from .neurons import NeuronSet
 from .sites import value_sites
 

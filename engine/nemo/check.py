@@ -13,21 +13,21 @@ from pathlib import Path
 
 import torch
 
-from ..config import Config
-from ..digests import digest
 from ..errors import refuse
-from ..files import write_whole
-from ..progress import Progress, silent
-from ..rows import RowFile
-from ..run import Run
-from .copies import THIRD, share_interval
+from ..io.files import write_whole
+from ..io.table_on_disk import RowFile
+from ..jobs.digests import digest
+from ..jobs.run import Run
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from .blocked_copies import THIRD, share_interval
 from .nearest import LENGTH, SIDE, Nearest, PictureIndex, overlay, thumbnails
 
 Sample = Callable[[str, Sequence[int], bool, Callable[[int], None]], torch.Tensor]
 """(prompt, n seeds, without the LoRA, called after each step with its number) -> (n, 3, H, W) in [0, 1]."""
 SCORES = ("nemo", "norm", "cosine", "anisotropy", "sharpness", "likeness")
-"""Scores of a prompt: NeMo's, those of :mod:`vitrine.engine.nemo.pull`, and the cosine of a descriptor with the picture
-that is nearest. NaN where one was not measured."""
+"""Scores of a prompt: NeMo's, those of :mod:`vitrine.engine.nemo.guidance_difference`, and the cosine of a descriptor
+with the picture that is nearest. NaN where one was not measured."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Instruments:
         scores: prompt -> scores by name, of :data:`SCORES`.
         describe: (n, 3, H, W) in [0, 1] -> (n, D), a copy descriptor such as SSCD or CLIP.
         identity: what samples and scores depend on: models, sampler, size; by name, as a
-            :class:`~vitrine.engine.run.Run` takes it.
+            :class:`~vitrine.engine.jobs.run.Run` takes it.
     """
 
     sample: Sample

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files import write_text
-from ..pictures import open_rgb
-from ..report import Report
+from ..io.files import write_text
+from ..io.html_page import Report
+from ..io.picture_files import open_rgb
 from .check import SCORES, CheckedPrompt, CopyCheck, Pictures
 
 if TYPE_CHECKING:

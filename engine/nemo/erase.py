@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..condition import Condition
-from ..config import Config
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..families import call_of
-from ..files import save_safetensors
-from ..finite import FiniteLosses
-from ..lora_writing import kohya, of_peft
-from ..placement import copied, dtype_of
-from ..progress import Progress, silent
-from ..run import Run, run_steps
-from ..training import learning_rate, set_rate
-from .verify import AttackConfig, optimised_text
+from ..io.files import save_safetensors
+from ..io.lora_writing import kohya, of_peft
+from ..jobs.run import Run, run_steps
+from ..jobs.training import learning_rate, set_rate
+from ..network.condition import Condition
+from ..runtime.finite import FiniteLosses
+from ..runtime.placement import copied, dtype_of
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from .blocking_checks import AttackConfig, optimised_text
 
 STARTS = ("prompt", "random", "other")
 KEEP = ("predictions", "noise")

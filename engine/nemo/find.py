@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..fingerprint import width_of
-from ..progress import Progress, silent
-from .config import AUTO, ProbeConfig, SearchConfig, check_tau
-from .held import Seen, holdings
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
+from ..tracing.fingerprint import width_of
+from .neuron_effects import NeuronStats, holdings
+from .neuron_statistics import NeuronStatistics
 from .neurons import NeuronSet
-from .score import Probe, Request, Score, ddim_timestep, probe_noise
+from .noise_similarity import Probe, Request, Score, ddim_timestep, probe_noise
 from .search import Outcome, Round, Search, search
+from .search_config import AUTO, ProbeConfig, SearchConfig, check_tau
 from .sites import each_value, text_only, value_sites
-from .statistics import NeuronStatistics
 
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
 
@@ -35,7 +35,7 @@ class Result:
         after: cross-seed score with its neurons blocked.
         forwards: network rows spent on this prompt.
         settings: of the probe and the search, as :func:`settings_of` gives them.
-        held: what each neuron holds, see :func:`~vitrine.engine.nemo.held.holdings`.
+        held: what each neuron holds, see :func:`~vitrine.engine.nemo.neuron_effects.holdings`.
     """
 
     prompt: str
@@ -51,7 +51,7 @@ class Result:
         """``not memorized``, ``changed``, ``reduced`` or ``failed``, of the one-step predictions.
 
         ``changed`` only if the search reached its stop *and* seeds no longer agree; either alone is ``reduced``.
-        Whether pictures are still copied is another question, for :class:`~vitrine.engine.nemo.copies.Copies`.
+        Whether pictures are still copied is another question, for :class:`~vitrine.engine.nemo.blocked_copies.Copies`.
         """
         if self.search is None or self.after is None:
             return "not memorized"
@@ -210,7 +210,7 @@ class Task:
     noise: torch.Tensor
     unblocked: torch.Tensor
     search: Search
-    seen: Mapping[str, Seen] = field(default_factory=dict)
+    seen: Mapping[str, NeuronStats] = field(default_factory=dict)
     z: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows: int = 0
 
@@ -221,7 +221,7 @@ def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config
     if not all(text_only(s) for s in probe.sites):
         latents = prompt.noise
         cond = cond.take(torch.zeros(len(latents), dtype=torch.long))
-    values = each_value(probe.denoiser, cond, probe.sites, Seen.of, latents, probe.t)
+    values = each_value(probe.denoiser, cond, probe.sites, NeuronStats.of, latents, probe.t)
     activations = [seen.activations for seen in values]
     activations = list(torch.cat(activations).cpu().split([len(a) for a in activations]))  # the search reads them
     z = [statistics.z(address, a) for address, a in zip(addresses, activations, strict=True)]

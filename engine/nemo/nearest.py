@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ..rows import RowFile
-from .copies import SIDE, THIRD
+from ..io.table_on_disk import RowFile
+from .blocked_copies import SIDE, THIRD
 from .ssim import betas_for, blur, ms_ssim
 
 LENGTH = 3 * SIDE * SIDE

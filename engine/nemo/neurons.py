@@ -10,10 +10,10 @@ from typing import Any
 from torch import nn
 
 from ..errors import printable, refuse
-from ..files import named, parse_json, parse_table, write_json
-from ..fingerprint import fingerprint_of, same_weights, short, width_of
-from ..site import ModuleSite
-from ..tables import lines_of, read_text, rows_of
+from ..io.files import named, parse_json, parse_table, write_json
+from ..io.tables import lines_of, read_text, rows_of
+from ..network.site import ModuleSite
+from ..tracing.fingerprint import fingerprint_of, same_weights, short, width_of
 
 FORMAT, VERSION = "vitrine-neurons", 1
 

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..addresses import sites_of
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..hooks import capture
-from ..placement import device_of, dtype_of, onloaded
-from ..site import ModuleSite
+from ..network.condition import Condition
+from ..network.site import ModuleSite
+from ..runtime.placement import device_of, dtype_of, onloaded
+from ..tracing.addresses import sites_of
+from ..tracing.hooks import capture
 
 SCOPES = ("down+mid", "all")
 R = TypeVar("R")

@@ -26,7 +26,7 @@ _HOMES = {
     "SegmentationXLPipeline": ".matching",
     "NEMOAroundPipeline": ".nemo",
     "NEMOPipeline": ".nemo",
-    "copy_check": ".copies",
+    "copy_check": ".copy_checks",
     "W2WAroundPipeline": ".w2w",
     "W2WPipeline": ".w2w",
     "ResolutionTransferPipeline": ".resolution",

@@ -10,8 +10,8 @@ import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, ModelMixin, SchedulerMixin, UNet2DConditionModel
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from ..condition import Condition
 from ..errors import refuse
+from ..network.condition import Condition
 from .around import MASKS, AroundPipeline
 from .tap_base import ActivationTapPipelineOutput, TapPipeline
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, ModelMixin, SchedulerMixin, StableDiffusionPipeline, UNet2DConditionModel
 
-from ..condition import Condition
+from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..families import Latent, family_of, trained_size
 from ..families.family import vae_factor
-from ..forward_clock import Timesteps
-from .encoding import encoded, reads_sizes
+from ..network.condition import Condition
+from .prompt_encoding import encoded, reads_sizes
 from .shared import SharedPipeline, native_size, whole
 
 MASKS = ("prompt_embeds_mask", "prompt_attention_mask")

@@ -13,7 +13,6 @@ import torch
 from diffusers import PixArtAlphaPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.utils import BaseOutput
 
-from ..condition import Condition
 from ..control import (
     ControlCheckpoint,
     ControlStep,
@@ -27,14 +26,15 @@ from ..control import (
     pad_text,
     trained_settings,
 )
+from ..control.control_sampling import ControlledSampling
 from ..control.reference_blend import Reference
-from ..control.sampling import ControlledSampling
+from ..diffusion.guidance import scale_for_size
 from ..errors import refuse
-from ..fingerprint import fingerprint_of
-from ..guidance import scale_for_size
-from ..placement import upcast_vae
-from ..progress import Progress, silent
-from ..sizes import check_sides
+from ..network.condition import Condition
+from ..runtime.placement import upcast_vae
+from ..runtime.progress import Progress, silent
+from ..settings.sizes import check_sides
+from ..tracing.fingerprint import fingerprint_of
 from .control_inputs import INSTEAD, Sizes, guidance_of, one_each, repeated, rows_of
 from .conventions import Generators, StepEnd, noise_sources, revision
 from .shared import SharedPipeline

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..condition import Condition
 from ..control import GuidanceConfig, SizeCondition
 from ..errors import refuse
+from ..network.condition import Condition
 
 Sizes = SizeCondition | Sequence[SizeCondition]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..diffusion.noise import generators
+from ..diffusion.sampling import Revise
 from ..errors import refuse
-from ..noise import generators
-from ..sampling import Revise
 
 Generators = torch.Generator | list[torch.Generator]
 StepEnd = Callable[[Any, int, torch.Tensor, dict[str, torch.Tensor]], dict[str, torch.Tensor] | None]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
-from ..files import named
+from ..io.files import named
 
 
 def clip_descriptor(folder: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:

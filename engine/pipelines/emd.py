@@ -9,7 +9,7 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline, StableDiffusio
 
 from ..emd import StudentContract
 from .emd_tools import OneStepTools
-from .encoding import reads_sizes
+from .prompt_encoding import reads_sizes
 
 
 class EMDOneStepPipeline(OneStepTools, StableDiffusionPipeline):

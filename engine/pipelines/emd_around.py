@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from diffusers import ModelMixin, SchedulerMixin
 
-from ..condition import Condition
 from ..emd import StudentContract
 from ..errors import refuse
-from ..sizes import check_sides
+from ..network.condition import Condition
+from ..settings.sizes import check_sides
 from .around import MASKS, AroundPipeline
 from .emd_tools import OneStepTools
 

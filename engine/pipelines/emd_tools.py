@@ -12,8 +12,8 @@ import torch
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 from diffusers.utils.torch_utils import randn_tensor
 
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import seeded_noise
 from ..emd import (
     ONE_STEP,
     Base,
@@ -31,15 +31,15 @@ from ..emd import (
     one_step,
     read_student,
 )
-from ..emd.students import one_step_of
+from ..emd.published_students import one_step_of
 from ..errors import refuse
 from ..families import Latent, family_of
-from ..noise import seeded_noise
-from ..placement import onloaded, upcast_vae
-from ..progress import Progress, silent
-from ..sizes import check_sides
+from ..network.condition import Condition
+from ..runtime.placement import onloaded, upcast_vae
+from ..runtime.progress import Progress, silent
+from ..settings.sizes import check_sides
 from .conventions import Generators, noise_sources
-from .encoding import empty_prompt, encoded
+from .prompt_encoding import empty_prompt, encoded
 from .shared import SharedPipeline
 
 

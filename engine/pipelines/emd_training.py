@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..diffusion.denoiser import Denoiser
 from ..emd import StudentContract
 from ..emd.targets import adapted_layers
 from ..errors import refuse
-from ..footprint import memory_bytes
-from ..processes import ALONE, Workers, processes
-from ..progress import Progress, silent
-from ..prompt_files import read_prompts
-from ..stored_text import KnownText, StoredText, in_memory, row_bytes
+from ..io.prompt_files import read_prompts
+from ..jobs.stored_text import KnownText, StoredText, in_memory, row_bytes
+from ..network.condition import Condition
+from ..runtime.footprint import memory_bytes
+from ..runtime.processes import ALONE, Workers, processes
+from ..runtime.progress import Progress, silent
 from .components import text_parts_of
 from .emd import EMDOneStepPipeline
 from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
@@ -27,7 +27,7 @@ from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-    from ..emd.train import Trainer
+    from ..emd.emd_trainer import Trainer
     from ..emd.train_config import EMDTrainConfig
 
 PORTRAITS = SHIPPED
@@ -58,9 +58,9 @@ class TrainingParts(NamedTuple):
         """A run in ``folder``, new or resumed.
 
         Raises:
-            VitrineError: As :class:`~vitrine.engine.emd.train.Trainer`.
+            VitrineError: As :class:`~vitrine.engine.emd.emd_trainer.Trainer`.
         """
-        from ..emd.train import Trainer
+        from ..emd.emd_trainer import Trainer
 
         return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.contract, self.decode)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..control.entropy import EntropyConfig, first_half_weakened, query_sites
+from ..control.entropy_guidance import EntropyConfig, first_half_weakened, query_sites
+from ..diffusion.noise import generators
 from ..errors import refuse
 from ..families import FAMILIES
-from ..noise import generators
 from .conventions import accepted_by, refuse_unknown
 from .wrapping import Wrapping
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import Config
 from ..errors import readable, refuse
-from ..files import named
-from ..folders import has_ending
+from ..io.files import named
+from ..io.folders import has_ending
+from ..settings.config import Config
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class LoadConfig(Config):
         """
         import torch
 
-        from ..processes import processes
+        from ..runtime.processes import processes
 
         try:
             return torch.device(self.device) if self.device else processes().device

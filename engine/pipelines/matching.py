@@ -11,18 +11,18 @@ import torch
 
 from ..activations.container import Activations
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
-from ..activations.filter import FilterRule
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
-from ..activations.images import SIGNED, encode_pixels, picture_sizes
-from ..activations.pictures import MadeOf, Pictures, in_chunks, known_pairs
+from ..activations.picture_latents import SIGNED, encode_pixels, picture_sizes
 from ..activations.points import parse_clicks
+from ..activations.qualitative_filter import FilterRule
+from ..activations.ranked_pictures import MadeOf, Pictures, in_chunks, known_pairs
 from ..activations.ranking import Ranking, RankingConfig, rank_places
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe, mask_like_clicks
-from ..condition import Condition
 from ..errors import refuse
-from ..footprint import memory_bytes, rows_within
-from ..processes import ALONE, Workers
-from ..progress import Progress, silent
+from ..network.condition import Condition
+from ..runtime.footprint import memory_bytes, rows_within
+from ..runtime.processes import ALONE, Workers
+from ..runtime.progress import Progress, silent
 from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
 from .components import components_of
 from .conventions import masks_of
@@ -157,7 +157,8 @@ class _Correspondence(_Matching):
         Args:
             images: two pictures or more, or a list of paths.
             keypoints: (B, K, 2) x, y in [0, 1] of the same K points in each picture, NaN where hidden: each picture is
-                matched with the one half of them away. Or a list of :class:`~vitrine.engine.activations.pictures.Pair`.
+                matched with the one half of them away. Or a list of
+                :class:`~vitrine.engine.activations.ranked_pictures.Pair`.
             alpha: a point within this share of the picture's longer side is right.
             prompt, timestep, rule, budget, most, patterns, state, strips, memory, size, value_range, progress, workers:
                 as in :meth:`SegmentationPipeline.rank`.
@@ -271,7 +272,7 @@ class _Segmentation(_Matching):
             state: a folder for finished scores; the same call resumes from it.
             memory: budget in bytes or as "2GB", for thousands of pictures; see
                 :func:`~vitrine.engine.activations.ranking.rank_places`.
-            workers: processes that share the pictures, from :func:`~vitrine.engine.processes.launched`.
+            workers: processes that share the pictures, from :func:`~vitrine.engine.runtime.processes.launched`.
 
         Raises:
             VitrineError: If there are too few pictures, only one class, a class missing from a part of the split, or

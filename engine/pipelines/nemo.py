@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
 
-from ..condition import Condition
 from ..errors import refuse
 from ..families import FAMILIES, family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
-from ..sizes import check_sides
+from ..network.condition import Condition
+from ..settings.sizes import check_sides
 from .around import AroundAnyPipeline, kept_whole, share_of
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart

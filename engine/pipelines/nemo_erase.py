@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from ..activations.images import to_pixels
-from ..config import Config
-from ..denoiser import Denoiser
-from ..digests import digest
+from ..activations.picture_latents import to_pixels
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import generators
 from ..errors import refuse
+from ..jobs.digests import digest
 from ..nemo import EraseConfig, Erased, EraseData, NeuronSet, erase, picture_distance
-from ..nemo.copies import THIRD
-from ..noise import generators
-from ..progress import Progress, silent
+from ..nemo.blocked_copies import THIRD
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
 from .components import components_of
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from ..activations.images import encode_pixels, to_pixels
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..activations.picture_latents import encode_pixels, to_pixels
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import generators
 from ..errors import refuse
 from ..families import family_of
-from ..fingerprint import active_fingerprint_of, fingerprint_of
-from ..footprint import memory_bytes, rows_within
+from ..jobs.run import Run
 from ..nemo import (
     Copies,
     NeuronSet,
@@ -39,11 +38,12 @@ from ..nemo import (
     value_sites,
     verify,
 )
-from ..nemo.score import Probe, Request, probe_noise
-from ..noise import generators
-from ..processes import ALONE, Workers
-from ..progress import Progress, silent
-from ..run import Run
+from ..nemo.noise_similarity import Probe, Request, probe_noise
+from ..network.condition import Condition
+from ..runtime.footprint import memory_bytes, rows_within
+from ..runtime.processes import ALONE, Workers
+from ..runtime.progress import Progress, silent
+from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
 from .components import components_of
 from .shared import SharedPipeline
 
@@ -90,8 +90,8 @@ class NEMOTools(SharedPipeline):
             state: a file for the sums so far; the same call resumes from it, also after the process was killed.
             memory: budget in bytes or as "2GB" for all that is held beyond the models; it decides how many captions are
                 encoded at once, 64 at most. None takes 64.
-            workers: processes that share the captions, from :func:`~vitrine.engine.processes.launched`; each returns
-                the whole, equal to what one process gives but for rounding.
+            workers: processes that share the captions, from :func:`~vitrine.engine.runtime.processes.launched`; each
+                returns the whole, equal to what one process gives but for rounding.
         """
         texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self._network, scope)
         own = texts[workers.index :: workers.count]
@@ -197,7 +197,7 @@ class NEMOTools(SharedPipeline):
             return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, flagged)
 
     def search_inputs(self, statistics: NeuronStatistics) -> dict[str, object]:
-        """What a search depends on beside its settings and the prompt, for a :class:`~vitrine.engine.run.Run`."""
+        """What a search depends on beside its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""
         return {**components_of(self, _UNUSED), "statistics": statistics, "size": self.__dict__.get("_size")}
 
     def neurons(self, result: Result) -> NeuronSet:

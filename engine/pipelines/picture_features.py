@@ -11,15 +11,15 @@ import torch
 
 from ..activations.correspondence import feature_maps
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
-from ..activations.images import SIGNED, to_pixels
+from ..activations.picture_latents import SIGNED, to_pixels
 from ..activations.writer import ActivationReader, ActivationWriter
-from ..config import Config
-from ..digests import digest
 from ..errors import refuse
-from ..pictures import open_picture, stored
-from ..progress import Progress, silent
-from ..run import Run
-from ..sizes import check_sides
+from ..io.picture_files import open_picture, stored
+from ..jobs.digests import digest
+from ..jobs.run import Run
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from ..settings.sizes import check_sides
 from .components import components_of
 from .tap_call import tap_config
 

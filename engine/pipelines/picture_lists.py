@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..activations.images import to_pixels
 from ..activations.labelled import LabelledFolder
-from ..activations.pictures import Masks, wrong_number
+from ..activations.picture_latents import to_pixels
+from ..activations.ranked_pictures import Masks, wrong_number
 from ..errors import refuse
-from ..pictures import open_picture
-from ..sizes import check_sides
+from ..io.picture_files import open_picture
+from ..settings.sizes import check_sides
 from .conventions import masks_of
 
 
@@ -38,8 +38,8 @@ def picture_list(
         factor: divides the sides.
 
     Raises:
-        VitrineError: As :func:`~vitrine.engine.activations.images.to_pixels`, or if there is no size for files, or not
-            one mask for each picture.
+        VitrineError: As :func:`~vitrine.engine.activations.picture_latents.to_pixels`, or if there is no size for
+            files, or not one mask for each picture.
     """
     check_sides("size", size)
     files = isinstance(images, (list, tuple)) and images and all(isinstance(i, (str, Path)) for i in images)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..diffusion.noise import generators
 from ..errors import refuse
-from ..noise import generators
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of, refuse_moved
 from .conventions import accepted_by, inputs_of_blocks, refuse_unknown

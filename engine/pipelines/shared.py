@@ -13,10 +13,10 @@ import torch
 from diffusers import DiffusionPipeline, ModelMixin
 from typing_extensions import Self
 
-from ..denoiser import check_finite, weights_state
+from ..diffusion.denoiser import check_finite, weights_state
 from ..errors import refuse
-from .encoding import reads_sizes
 from .loading import read_single_file
+from .prompt_encoding import reads_sizes
 
 _OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
 
@@ -148,7 +148,7 @@ class SharedPipeline(DiffusionPipeline):
         """Read the weights of components for NaN, once as long as nobody writes to them.
 
         Raises:
-            VitrineError: As :func:`~vitrine.engine.denoiser.check_finite`.
+            VitrineError: As :func:`~vitrine.engine.diffusion.denoiser.check_finite`.
         """
         finite = self.__dict__.setdefault("_finite", {})
         for name in names:

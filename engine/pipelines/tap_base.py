@@ -13,21 +13,21 @@ from diffusers.utils import BaseOutput, logging
 from PIL import Image
 from transformers import CLIPTokenizer
 
-from ..activations.config import TapConfig
+from ..activations.activation_pca import PCABasis
 from ..activations.container import Activations
 from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
-from ..activations.images import encode_pixels, per_picture, to_pixels, value_range_of
-from ..activations.pca import PCABasis
-from ..activations.pictures import MadeOf, Pictures
+from ..activations.picture_latents import encode_pixels, per_picture, to_pixels, value_range_of
+from ..activations.ranked_pictures import MadeOf, Pictures
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
-from ..addresses import resolve
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..activations.tap_config import TapConfig
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..families import Latent, family_of
-from ..pictures import open_picture
-from ..progress import Progress, silent
+from ..io.picture_files import open_picture
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
+from ..tracing.addresses import resolve
 from .components import components_of
 from .conventions import Generators
 from .shared import SharedPipeline, native_size

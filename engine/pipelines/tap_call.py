@@ -10,10 +10,10 @@ from diffusers import DiffusionPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
-from ..activations.config import TapConfig
+from ..activations.activation_pca import PCABasis, pca_rgb
 from ..activations.container import Activations
-from ..activations.pca import PCABasis, pca_rgb
 from ..activations.presets import preset as find_preset
+from ..activations.tap_config import TapConfig
 from ..errors import refuse
 from .conventions import Generators
 

@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline, StableDiffusionPipeline
 from ..w2w import EditConfig, Space, W2WModel
 from .around import AroundAnyPipeline, clock_of, kept_whole
 from .conventions import refuse_unknown
-from .w2w_tools import W2WTools, Wanted
+from .w2w_tools import CallRequest, W2WTools
 
 
 class W2WPipeline(W2WTools, StableDiffusionPipeline):
@@ -65,7 +65,7 @@ class W2WPipeline(W2WTools, StableDiffusionPipeline):
         def run(prompt: Any, **named: Any) -> Any:
             return stock(prompt, *args, **named)
 
-        wanted = Wanted(space, model, edits, edit_config, seeds)
+        wanted = CallRequest(space, model, edits, edit_config, seeds)
         return self._draw(run, wanted, {"prompt": prompt} | _texts(kwargs), kwargs)
 
 
@@ -95,7 +95,7 @@ class W2WAroundPipeline(AroundAnyPipeline, W2WTools):
                 space sees the tokens of all pictures in one row.
         """
         refuse_unknown(type(self._source), kwargs)
-        wanted = Wanted(space, model, edits, edit_config, seeds)
+        wanted = CallRequest(space, model, edits, edit_config, seeds)
         texts = {"prompt": prompt} | _texts(kwargs)
         return self._draw(self._source, wanted, texts, kwargs, clock_of(self._source, self._network))
 

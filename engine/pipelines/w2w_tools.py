@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ..activations.images import encode_pixels, to_pixels
-from ..condition import Condition
-from ..denoiser import Denoiser
+from ..activations.picture_latents import encode_pixels, to_pixels
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import generators
 from ..errors import refuse
 from ..families import family_of
-from ..folders import has_ending
-from ..noise import generators
-from ..progress import Progress, silent
+from ..io.folders import has_ending
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
 from ..w2w import (
     BaseWeights,
     EditConfig,
@@ -51,13 +51,13 @@ from ..w2w import (
     train_pair_slider,
     usual_sampling,
 )
-from ..w2w.batched_lora import Clock, late_lora
+from ..w2w.train.batched_lora import Clock, late_lora
 from .conventions import soft_masks
 from .shared import SharedPipeline, native_size
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CallRequest:
     """What a call asks for beyond what the stock pipeline takes.
 
     Attributes:
@@ -198,7 +198,7 @@ class W2WTools(SharedPipeline):
         return encode_pixels(self.vae, pixels, "sample", noise=ones, latent=latent) - means
 
     def _draw(
-        self, run: Callable[..., Any], wanted: Wanted, texts: dict[str, Any], kwargs: dict[str, Any],
+        self, run: Callable[..., Any], wanted: CallRequest, texts: dict[str, Any], kwargs: dict[str, Any],
         now: Clock | None = None,
     ) -> Any:  # fmt: skip
         """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`.

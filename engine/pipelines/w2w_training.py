@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..condition import Condition
-from ..denoiser import Denoiser
-from ..digests import Files, digest
+from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..families import family_of
-from ..folders import folders_in
-from ..pictures import PICTURES, open_rgb, pictures_in
-from ..placement import upcast_vae
-from ..sizes import check_sides
+from ..io.folders import folders_in
+from ..io.picture_files import PICTURES, open_rgb, pictures_in
+from ..jobs.digests import Files, digest
+from ..network.condition import Condition
+from ..runtime.placement import upcast_vae
+from ..settings.sizes import check_sides
 from ..w2w import Subject
-from ..w2w.train import SubjectMaker
+from ..w2w.train.lora_trainer import SubjectMaker
 from .components import components_of
 from .loading import LoadConfig, load_pipeline
 from .w2w import W2WPipeline

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import write_text
+from ..io.files import write_text
 from .scenes import ATTRIBUTES, Scenes
 
 MAX_TOKENS = 24

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from ..condition import Condition
+from ..network.condition import Condition
 from .captions import MAX_TOKENS
 from .models import WEIGHTS, Portraits, build_models, load_portraits, load_shared
 from .render import render

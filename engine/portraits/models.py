@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from ..condition import Condition
 from ..errors import refuse
-from ..files import save_safetensors, write_folder
+from ..io.files import save_safetensors, write_folder
+from ..network.condition import Condition
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .render import render
 from .scenes import Scenes

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..files import write_json
+from ..io.files import write_json
 from .scenes import sample_scenes
 
 PREVIEW = "latent_rgb.json"

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..schedule import NoiseSchedule
-from .config import ResolutionTransferConfig, TrainedSchedule
+from .plan_sentence import sentence
 from .posembed import Grid, StoredGrid, centre_crop, rebuilt_table, resized_table
 from .receptive import steps_of
 from .rope import DYNAMIC, PATENT, ROPE_MODES
 from .shift import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
-from .wording import sentence
+from .transfer_config import ResolutionTransferConfig, TrainedSchedule
 
 _TABLES = ("keep", "grid", "extrapolate", "bicubic")
 _OFFERED = {

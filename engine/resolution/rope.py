@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ..diffusion.schedule import wide
 from ..errors import refuse
-from ..schedule import wide
 
 DYNAMIC = "_dynamic"
 ROPE_MODES = ("rope_pi", "rope_ntk", "rope_yarn", "rope_pi_dynamic", "rope_ntk_dynamic", "rope_yarn_dynamic")

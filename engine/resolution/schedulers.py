@@ -6,8 +6,8 @@ import functools
 import math
 from typing import Any
 
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..schedule import NoiseSchedule
 from .plan import ModelFacts, Plan
 from .shift import flux_shift, resample, trained_betas
 

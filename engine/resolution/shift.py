@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from ..diffusion.guidance import scale_for_size
+from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from ..guidance import scale_for_size
-from ..schedule import NoiseSchedule
-from ..sizes import is_side
+from ..settings.sizes import is_side
 
 TOPS = ("renorm", "clamp_dedupe", "extend")
 """What ``resample`` does at the top of a finite table; see :func:`shift_grid`."""

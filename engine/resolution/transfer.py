@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..compiled import EagerRuns, eager_runs, uncompiled
 from ..errors import VitrineError, refuse
 from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
-from .config import ResolutionTransferConfig
+from ..runtime.compiled import EagerRuns, eager_runs, uncompiled
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
 from .receptive import Spread, inner_convolutions, is_convolutional
-from .rotary import RotaryPositions, is_rotary, rotary_part
+from .rotary_patch import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, schedule_of, transferred_scheduler
+from .transfer_config import ResolutionTransferConfig
 
 _MOVED = "_resolution_moved"
 _ANY = 128

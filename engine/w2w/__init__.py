@@ -1,26 +1,23 @@
 """weights2weights (Dravid et al. 2024): a space of models built from LoRAs; sample, edit, invert."""
 
-from ..lora_layer import Lora, LoraLayer
-from ..lora_writing import usual_dialect, write_lora
-from .base_weights import BaseWeights
-from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
-from .build import BuildConfig, Built, build_space, labels_in, load_space
-from .copies import Copy, near_copies
-from .delta import DeltaSpace, Space, member_names
-from .directions import (
-    Quality,
-    direction,
-    direction_named,
-    joint_directions,
-    listed,
-    one_deviation,
-    quality,
-    reach,
-    score,
-    with_directions,
-    without,
+from ..io.lora_layer import Lora, LoraLayer
+from ..io.lora_writing import usual_dialect, write_lora
+from .building.build_space import BuildConfig, Built, build_space, labels_in, load_space
+from .building.folder_summary import FolderLook, look_at_folder
+from .building.lora_encoding import Encoded, encode, layer_sizes, member, official_model
+from .building.map_page import map_page, map_picture
+from .building.space_contents import contents, described
+from .edit.coefficient_sampling import (
+    Neighbour,
+    SampleConfig,
+    closeness,
+    conditioned,
+    nearest,
+    sample,
+    usual_sampling,
+    with_sampling,
 )
-from .editing import (
+from .edit.editing import (
     EditConfig,
     blend,
     change_kept,
@@ -34,37 +31,40 @@ from .editing import (
     shift,
     start_of,
 )
-from .encoding import Encoded, encode, layer_sizes, member, official_model
-from .folder_look import FolderLook, look_at_folder
-from .gauge import Gauge, gauge_test
-from .inversion import Inversion, invert, invert_below, invert_in, partial_inversion
-from .inversion_space import Posterior
-from .invert_config import InvertConfig
-from .layout import SpaceMap, at_place, map_of, mapped, neighbours_of, place_of, with_map
-from .lora_files import LoraFile, read_header, read_lora
-from .lora_folders import FolderScan, scan_folder
-from .low_rank import refactor, share_kept
-from .manifest import Layer, Manifest
-from .map_page import map_page, map_picture
-from .masks import latent_mask
-from .model_file import W2WModel
-from .pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
-from .pca import PCAConfig, principal_components
-from .report import contents, described
-from .sampling import (
-    Neighbour,
-    SampleConfig,
-    closeness,
-    conditioned,
-    nearest,
-    sample,
-    usual_sampling,
-    with_sampling,
+from .edit.even_strengths import StrengthMap, fit_strengths, strength_map, with_strength_maps
+from .edit.inversion import Inversion, invert, invert_below, invert_in, partial_inversion
+from .edit.inversion_space import Posterior
+from .edit.invert_config import InvertConfig
+from .edit.masks import latent_mask
+from .edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
+from .edit.slider import Slider, slider_lora
+from .loras.base_weights import BaseWeights
+from .loras.gauge import Gauge, gauge_test
+from .loras.lora_files import LoraFile, read_header, read_lora
+from .loras.lora_folders import FolderScan, scan_folder
+from .loras.low_rank import refactor, share_kept
+from .loras.near_copies import Copy, near_copies
+from .space.delta_space import DeltaSpace, Space, member_names
+from .space.directions import (
+    Quality,
+    direction,
+    direction_named,
+    joint_directions,
+    listed,
+    one_deviation,
+    quality,
+    reach,
+    score,
+    with_directions,
+    without,
 )
-from .slider import Slider, slider_lora
-from .space import WeightSpace
-from .strengths import StrengthMap, fit_strengths, strength_map, with_strength_maps
-from .train import BatchedTrainer, LoraTrainConfig, Subject, train_loras
+from .space.manifest import Layer, Manifest
+from .space.map_layout import SpaceMap, at_place, map_of, mapped, neighbours_of, place_of, with_map
+from .space.model_file import W2WModel
+from .space.principal_components import PCAConfig, principal_components
+from .space.space import WeightSpace
+from .train.batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
+from .train.lora_trainer import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [
     "BaseWeights", "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...engine.activations.presets import PRESETS
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
 from . import flow_claims as _flow  # noqa: F401  registers gdf.*.flow

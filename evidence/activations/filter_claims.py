@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from ...engine.activations.filter import FilterRule, Properties
+from ...engine.activations.qualitative_filter import FilterRule, Properties
 from ...engine.activations.ranking import PICTURES_SCORED
 from ...engine.activations.segmentation import ProbeSettings, fit_probe, mean_iou
 from ...engine.portraits import PARTS
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .measures import correspondence_score
 from .world import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...engine.activations.pictures import Pictures
+from ...engine.activations.ranked_pictures import Pictures
 from ...engine.activations.ranking import PICTURES_SCORED, Ranking, RankingConfig, rank_places
-from ...engine.progress import Progress, silent
-from ...engine.report import Report
+from ...engine.io.html_page import Report
+from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .drawing import to_pil
 from .world import FILTERING, draw_scene

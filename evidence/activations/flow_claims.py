@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...engine.activations.segmentation import ProbeSettings
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .filter_claims import judge_filter
 from .matching_claims import QUICK_PIXELS, choose_places, measure_parts, measure_points, score_parts, score_points

@@ -9,9 +9,9 @@ import torch
 
 from ...engine.activations.ditf import massive_channels
 from ...engine.activations.segmentation import bootstrap_mean
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .measures import by_pair, correspondence_score
 from .planting import planted_flux

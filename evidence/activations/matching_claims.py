@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.filter import FilterRule
 from ...engine.activations.greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from ...engine.activations.presets import PRESETS
+from ...engine.activations.qualitative_filter import FilterRule
 from ...engine.activations.segmentation import (
     ProbeSettings,
     bootstrap_iou,
@@ -22,7 +22,7 @@ from ...engine.activations.segmentation import (
     mean_iou,
 )
 from ...engine.portraits import PARTS
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .measures import by_pair, correspondence_score
 from .world import (

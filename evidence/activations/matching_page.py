@@ -10,8 +10,8 @@ from ...engine.activations.correspondence import find_correspondence
 from ...engine.activations.points import draw_matches
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import fit_probe, mean_iou
-from ...engine.progress import Progress, silent
-from ...engine.report import Report
+from ...engine.io.html_page import Report
+from ...engine.runtime.progress import Progress, silent
 from .drawing import colour_parts, to_pil
 from .measures import correspondence_score
 from .world import LABELLED, SHOTS, TESTING, Pictures, tap_pictures

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...engine.activations.config import TapConfig
+from ...engine.activations.activation_pca import PCABasis, pca_rgb
 from ...engine.activations.container import Activations
-from ...engine.activations.pca import PCABasis, pca_rgb
 from ...engine.activations.tap import tap_latents
-from ...engine.progress import Progress, silent
-from ...engine.report import Report
+from ...engine.activations.tap_config import TapConfig
+from ...engine.io.html_page import Report
+from ...engine.runtime.progress import Progress, silent
 from .drawing import to_pil
 from .filter_page import add_filter
 from .matching_page import add_matching

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.activations.config import TapConfig
 from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
-from ...engine.activations.images import encode_pixels
+from ...engine.activations.picture_latents import encode_pixels
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.activations.tap import tap_latents
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
-from ...engine.progress import Progress, silent
+from ...engine.activations.tap_config import TapConfig
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
 from .world import PAPER, SIDE, TIMESTEP, Model, untrained

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...engine import packages
 from ...engine.errors import refuse
+from ...engine.io import packages
 from .warping import random_warps, warp_images, warp_points
 
 NAMES = ("astronaut", "chelsea", "coffee", "rocket", "motorcycle")

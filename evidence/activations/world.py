@@ -10,19 +10,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...engine.activations.config import TapConfig
 from ...engine.activations.container import Activations
 from ...engine.activations.correspondence import feature_maps
-from ...engine.activations.filter import Properties, measure_properties
-from ...engine.activations.images import encode_pixels
+from ...engine.activations.picture_latents import encode_pixels
+from ...engine.activations.qualitative_filter import Properties, measure_properties
 from ...engine.activations.ranking import PICTURES_SCORED, spatial_places
 from ...engine.activations.tap import tap_latents
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
-from ...engine.hooks import Activation
+from ...engine.activations.tap_config import TapConfig
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.network.condition import Condition
 from ...engine.portraits import KEYPOINTS, Portraits, build_models, caption, render, sample_scenes
 from ...engine.portraits.flow import FlowPortraits
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
+from ...engine.tracing.hooks import Activation
 from .warping import mirrored, random_warps, swap_sides, warp_images, warp_points
 
 Model = Portraits | FlowPortraits

@@ -10,7 +10,7 @@ import torch
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.control import GuidanceConfig
 from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..metrics import fine_detail, frechet_distance
 from ..registry import ClaimResult, claim
 from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy

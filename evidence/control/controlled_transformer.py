@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.control import (
     ControlEmbedder,
     ControlMetadata,
@@ -25,15 +24,16 @@ from ...engine.control import (
     save_control,
     time_embedding,
 )
-from ...engine.control.train import Batch, ControlTrainConfig, ControlTrainer, Trainee
-from ...engine.denoiser import Denoiser
+from ...engine.control.control_trainer import Batch, ControlTrainConfig, ControlTrainer, TrainSetup
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.sampling import sample
+from ...engine.diffusion.schedule import NoiseSchedule
 from ...engine.families import call_of
-from ...engine.noise import seeded_noise
+from ...engine.jobs.training import learning_rate, set_rate
+from ...engine.network.condition import Condition
 from ...engine.portraits.models import Portraits, load_portraits
 from ...engine.portraits.shipped import load_transformer, transformer_folder
-from ...engine.sampling import sample
-from ...engine.schedule import NoiseSchedule
-from ...engine.training import learning_rate, set_rate
 from ..portraits.sampling import decode
 from ..portraits.transformer import TransformerData, save_transformer
 
@@ -152,7 +152,7 @@ class TransformerTrainer(ControlTrainer):
         self._values = embedder.spec.rows({name: data.controls[name] for name in embedder.spec.names})
         with torch.no_grad():
             null = model.portraits.encode([""])[0].to(model.device, copy=True)
-        trainee = Trainee(
+        trainee = TrainSetup(
             injected(model.transformer, text_call(model.transformer)), embedder,
             NoiseSchedule.from_diffusers(model.scheduler), null, dict(model.transformer.named_parameters()),
         )  # fmt: skip

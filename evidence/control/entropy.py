@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.control import GuidanceConfig, Injection
-from ...engine.control.entropy import EntropyConfig, query_sites, weakened
-from ...engine.denoiser import Denoiser
-from ...engine.noise import seeded_noise
-from ...engine.sampling import sample
+from ...engine.control.entropy_guidance import EntropyConfig, query_sites, weakened
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.sampling import sample
+from ...engine.network.condition import Condition
 from ..portraits.sampling import decode
 from .controlled_transformer import NEUTRAL, SIDE, ControlledTransformer
 from .guided import BATCH, draw_guided

@@ -8,7 +8,7 @@ import torch
 
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance, precision_recall
 from ..portraits.readout import Reading, shown_mask
 from ..registry import ClaimResult, claim

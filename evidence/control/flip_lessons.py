@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from ...engine.control.inject import injected
-from ...engine.control.train import Batch, ControlTrainConfig
+from ...engine.control.control_trainer import Batch, ControlTrainConfig
+from ...engine.control.embedding_hook import injected
 from ..portraits.transformer import TransformerData
 from .controlled_transformer import ControlledTransformer, TransformerTrainer, text_call
 

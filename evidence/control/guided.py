@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.control import GuidanceConfig, Injection
-from ...engine.control.guidance import control_guidance
-from ...engine.denoiser import Denoiser
-from ...engine.noise import seeded_noise
-from ...engine.sampling import walk
+from ...engine.control.size_guidance import control_guidance
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.sampling import walk
+from ...engine.network.condition import Condition
 from ..portraits.sampling import decode
 from .controlled_transformer import NEUTRAL, SIDE, STEPS, ControlledTransformer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .claims import FLIPS, NAMES, SIZES, at_every_size, distances_of
 from .controlled_transformer import ControlledTransformer

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import torch
 
-from ...engine.config import Config
+from ...engine.control.control_trainer import AdvancedControlTrainConfig, ControlTrainConfig
 from ...engine.control.embedder import ControlEmbedder
+from ...engine.control.embedding_hook import control_width
 from ...engine.control.gamma import GammaConfig
-from ...engine.control.inject import control_width
 from ...engine.control.spec import ControlSpec
-from ...engine.control.train import AdvancedControlTrainConfig, ControlTrainConfig
 from ...engine.errors import refuse
 from ...engine.portraits.models import Portraits, load_portraits
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.config import Config
 from ..portraits.transformer import AS_FOUND, Collection, build_transformer, saved_data
 from .controlled_transformer import ControlledTransformer, TransformerTrainer, export_transformer, load_controlled
 from .flip_lessons import FlipLessons

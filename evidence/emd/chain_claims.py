@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engine.emd.config import EStepConfig
-from ...engine.emd.roles import GENERATOR
-from ...engine.emd.train import Trainer
+from ...engine.emd.chain_config import EStepConfig
+from ...engine.emd.emd_trainer import Trainer
+from ...engine.emd.networks import GENERATOR
 from ...engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .judge import QUICK_DISTANCE, QUICK_SAMPLES, Judge
 from .mixture_claims import spread

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...engine.emd.chain import e_step, normal_from
-from ...engine.emd.config import EStepConfig
-from ...engine.progress import Progress, silent
+from ...engine.emd.chain_config import EStepConfig
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
 from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture

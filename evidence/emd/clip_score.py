@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ...engine.errors import refuse
-from ...engine.files import named
+from ...engine.io.files import named
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...engine.coverage import precision_recall
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.coverage import precision_recall
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.sampling import sample
 from ...engine.emd import StudentContract, mean_distance, vendi_score
-from ...engine.emd.roles import GENERATOR
+from ...engine.emd.networks import GENERATOR
 from ...engine.emd.targets import part_of
 from ...engine.errors import refuse
-from ...engine.noise import seeded_noise
 from ...engine.pipelines.emd import EMDOneStepPipeline
-from ...engine.progress import Progress, silent
-from ...engine.sampling import sample
+from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance
 from .clip_score import Clip, clip_scores
 from .mixture_claims import spread
@@ -249,7 +249,7 @@ def features_of(name: str) -> Features:
         return lambda images: read(net, images).features
     from transformers import AutoImageProcessor, AutoModel
 
-    from ...engine.files import named
+    from ...engine.io.files import named
 
     with named(name, "feature network", "readout, or a transformers folder with preprocessor_config.json", "check it"):
         encoder = AutoModel.from_pretrained(name, local_files_only=True).eval()

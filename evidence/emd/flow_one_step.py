@@ -21,19 +21,19 @@ from torch.nn.functional import interpolate
 
 from ...engine.emd import EStepConfig, StudentContract
 from ...engine.emd.train_config import EMDTrainConfig
-from ...engine.files import write_json
+from ...engine.io.files import write_json
 from ...engine.pipelines.emd import EMDOneStepPipeline
 from ...engine.pipelines.emd_training import training_parts
 from ...engine.portraits import caption, render, sample_scenes
 from ...engine.portraits.flow import load_flow_portraits
-from ...engine.progress import Progress, TqdmProgress, silent
+from ...engine.runtime.progress import Progress, TqdmProgress, silent
 from ..metrics import frechet_distance, precision_recall
 from ..portraits.readout import attribute_accuracy, load_readout, read
 from ..portraits.sampling import decode, sample_latents
 from .mixture_claims import spread
 
 if TYPE_CHECKING:
-    from ...engine.emd.train import Trainer
+    from ...engine.emd.emd_trainer import Trainer
 
 RECIPE: dict[str, Any] = {
     "model": "flow portraits", "base": "flow portraits",

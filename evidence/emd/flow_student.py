@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.guidance import guide
+from ...engine.diffusion.noise import seeded_noise
 from ...engine.emd import Base, FirstSteps, NoiseLevels, StudentSampling, few_steps, noisy_text
-from ...engine.guidance import guide
-from ...engine.noise import seeded_noise
+from ...engine.network.condition import Condition
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.flow import FlowPortraits, load_flow_portraits
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..portraits.sampling import decode, sample_latents
 from .variety import SEEDS, Drawn, open_captions
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.noise import seeded_noise
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.network.condition import Condition
 from ..metrics import frechet_distance, precision_recall
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ...engine.emd.chain import ChainEnd, Draw, Gap, GapOf, Joint, NoiseLevels, e_step, normal_from
-from ...engine.emd.config import EStepConfig
+from ...engine.emd.chain_config import EStepConfig
 
 Walk = Callable[[Joint, torch.Tensor, torch.Tensor, EStepConfig, Draw], ChainEnd]
 """An E-step: density, z, eps, settings and noise to the chain's end."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from ...engine.emd.chain import ChainEnd, Draw, Joint, e_step, row_rms
-from ...engine.emd.config import EStepConfig
-from ...engine.progress import Progress, silent
+from ...engine.emd.chain_config import EStepConfig
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .mixture import Schooling, Walk, best_student, mixture_chain, mixture_distance, train_mixture
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.emd.config import EStepConfig
-from ...engine.emd.contract import PRESETS, StudentContract
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.emd.chain_config import EStepConfig
 from ...engine.emd.onestep import noise_scale, one_step
-from ...engine.noise import seeded_noise
+from ...engine.emd.student_preset import PRESETS, StudentContract
 from ...engine.pipelines.emd import one_step_pipeline
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from .mixture import train_mixture
 
 if TYPE_CHECKING:
-    from ...engine.report import Report
+    from ...engine.io.html_page import Report
 
 
 def section(report: Report, progress: Progress = silent) -> None:
@@ -44,7 +44,7 @@ def section(report: Report, progress: Progress = silent) -> None:
 
 
 def _conventions(report: Report) -> None:
-    from ...engine.schedule import NoiseSchedule
+    from ...engine.diffusion.schedule import NoiseSchedule
 
     report.add_paragraph("What each published student expects; a plain sampler feeds all of them the vp column.")
     rows: list[list[object]] = [["student", "t*", "noise", "network input / z", "vp"]]
@@ -57,8 +57,8 @@ def _conventions(report: Report) -> None:
 
 @torch.no_grad()
 def _side_by_side(report: Report) -> None:
-    from ...engine.condition import Condition
-    from ...engine.denoiser import Denoiser
+    from ...engine.diffusion.denoiser import Denoiser
+    from ...engine.network.condition import Condition
     from ...engine.portraits import caption, load_portraits, sample_scenes
     from ..portraits.page import to_pil
     from ..portraits.sampling import decode, sample_latents

@@ -18,8 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 from ...engine.emd.chain import Gap, Joint, NoiseLevels, e_step, normal_from
-from ...engine.emd.config import EStepConfig
-from ...engine.training import MovingAverage
+from ...engine.emd.chain_config import EStepConfig
+from ...engine.jobs.training import MovingAverage
 from ..metrics import precision_recall
 
 SHARES = (0.92, 0.05, 0.02, 0.01)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...engine.emd.config import EStepConfig
-from ...engine.progress import Progress, silent
+from ...engine.emd.chain_config import EStepConfig
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .mixture_claims import spread
 from .rare import Course, RareWorld, Run, fitted, snapshots

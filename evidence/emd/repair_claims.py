@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.guidance import guide
+from ...engine.diffusion.noise import seeded_noise
 from ...engine.emd import CorrectConfig, Networks, NoiseLevels, correct
-from ...engine.guidance import guide
-from ...engine.noise import seeded_noise
+from ...engine.network.condition import Condition
 from ...engine.pipelines.emd import EMDOneStepPipeline, one_step_pipeline
 from ...engine.portraits.shipped import student_file
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..metrics import precision_recall
 from ..registry import ClaimResult, claim
 from .judge import SHAPE, Judge

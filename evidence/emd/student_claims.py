@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.emd.contract import StudentContract
+from ...engine.diffusion.denoiser import Denoiser
 from ...engine.emd.onestep import one_step
+from ...engine.emd.student_preset import StudentContract
 from ...engine.pipelines.emd import one_step_pipeline
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .judge import BATCH, QUICK_DISTANCE, QUICK_RECALL, QUICK_SAMPLES, Generate, Judge
 from .mixture_claims import spread

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.guidance import guide
+from ...engine.diffusion.noise import seeded_noise
 from ...engine.emd import (
     Base,
     FirstSteps,
@@ -21,14 +22,13 @@ from ...engine.emd import (
     one_step,
 )
 from ...engine.emd.grids import write_grid
-from ...engine.emd.roles import GENERATOR, Roles
-from ...engine.guidance import guide
-from ...engine.noise import seeded_noise
+from ...engine.emd.networks import GENERATOR, Roles
+from ...engine.network.condition import Condition
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.portraits import Portraits, caption, load_portraits, sample_scenes
 from ...engine.portraits.captions import OPTIONAL
 from ...engine.portraits.scenes import Scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..portraits.sampling import decode, sample_latents
 
 SAMPLING = StudentSampling("portraits", (999.0, 749.0, 499.0, 249.0))

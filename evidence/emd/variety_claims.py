@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from ...engine.emd import measure_variety
 from ...engine.portraits.captions import OPTIONAL
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .flow_student import draw_flow
 from .mixture_claims import spread

@@ -1,6 +1,6 @@
 """Measures that the evidence of several rooms shares."""
 
-from ...engine.coverage import precision_recall
+from ...engine.diffusion.coverage import precision_recall
 from .copies import copy_figures
 from .detail import fine_detail
 from .frechet import frechet_distance

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
-from ...engine.nemo.copies import share_interval
+from ...engine.nemo.blocked_copies import share_interval
+from ...engine.nemo.blocking_checks import AttackConfig, optimised_text
 from ...engine.nemo.erase import EraseConfig, EraseData, Eraser
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.nemo.verify import AttackConfig, optimised_text
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .remedies import COPY, SEEDS, ordinary_figures, search_planted
 from .world import GUIDANCE, ORDINARY, STATISTICS, STEPS, Effort, World, captions, effort_of, setting
@@ -62,7 +62,7 @@ class Target:
     prompts: list[str]
 
 
-Seen = dict[str, dict[str, torch.Tensor]]
+SampleTable = dict[str, dict[str, torch.Tensor]]
 """Remedy -> "by the prompt" or an attack's name -> (P, 3, S, S), of each picture the sample at the median distance."""
 
 
@@ -85,7 +85,7 @@ SMALLER = Effort(statistics=500, calibration=60, plants=4, ordinary=60, renders=
 
 def erasing_seen(
     model: str | None = None, progress: Progress = silent, quick: bool = False, smaller: bool = False
-) -> tuple[ClaimResult, Target, Seen]:
+) -> tuple[ClaimResult, Target, SampleTable]:
     """The claim's result, the pictures that must not come back, and samples of each remedy for the eye."""
     effort = SMALLER if smaller else effort_of(quick)
     world = setting(model, progress, effort)
@@ -103,7 +103,7 @@ def erasing_seen(
         eraser = Eraser(world.denoiser, data, config)
         eraser.run(progress=progress)
         remedies[name] = Remedy(replace(world.model, unet=eraser.backbone.eval()), none)
-    seen: Seen = {name: {} for name in remedies}
+    seen: SampleTable = {name: {} for name in remedies}
     table = {
         name: _figures(world, each, target, effort, name in trainings, seen[name]) for name, each in remedies.items()
     }

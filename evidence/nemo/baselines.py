@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ...engine.addresses import sites_of
-from ...engine.condition import Condition
-from ...engine.config import Config
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
 from ...engine.errors import refuse
-from ...engine.fingerprint import width_of
-from ...engine.hooks import Edit, edit
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.nemo.sites import value_sites
-from ...engine.progress import Progress, silent
-from ...engine.site import Site
+from ...engine.network.condition import Condition
+from ...engine.network.site import Site
+from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.config import Config
+from ...engine.tracing.addresses import sites_of
+from ...engine.tracing.fingerprint import width_of
+from ...engine.tracing.hooks import Edit, edit
 
 
 def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> NeuronSet:

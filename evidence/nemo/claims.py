@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.nemo.copies import share_interval
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.nemo.blocked_copies import share_interval
+from ...engine.nemo.blocking_checks import VerifyConfig, verify
 from ...engine.nemo.find import Result, make_probe, score_prompts
-from ...engine.nemo.statistics import NeuronStatistics
-from ...engine.nemo.verify import VerifyConfig, verify
-from ...engine.progress import Progress, silent
+from ...engine.nemo.neuron_statistics import NeuronStatistics
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import attacked, copy_claims, held_out, swept  # noqa: F401  (they register claims)
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow

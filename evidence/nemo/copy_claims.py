@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.check import CheckConfig, CopyCheck
 from ...engine.nemo.find import make_probe
-from ...engine.nemo.pull import prompt_scores
-from ...engine.progress import Progress, silent
-from ...engine.w2w.train import LoraTrainConfig, Subject, train_loras
+from ...engine.nemo.guidance_difference import prompt_scores
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
 from ..registry import ClaimResult, claim
 from .world import DETECT, GUIDANCE, SHAPE, STEPS
 
@@ -69,7 +69,7 @@ def train(folder: Path, people: Sequence[int], progress: Progress = silent, mode
 
 def check(folder: Path, name: str, effort: Effort, model: str | None = None) -> CopyCheck:
     """The copy check of one LoRA on its first caption; the model without it says what is usual."""
-    from ...engine.pipelines.copies import copy_check
+    from ...engine.pipelines.copy_checks import copy_check
 
     return copy_check(
         _pipeline(model), _captions(folder, name), folder / "checks" / name, pictures=folder / name,

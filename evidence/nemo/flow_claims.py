@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.fingerprint import width_of
-from ...engine.nemo.config import ProbeConfig
-from ...engine.nemo.copies import share_interval
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.find import make_probe, score_prompts
+from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
+from ...engine.nemo.search_config import ProbeConfig
 from ...engine.nemo.sites import value_sites
-from ...engine.nemo.statistics import NeuronStatistics
 from ...engine.portraits import plants
 from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_portraits
 from ...engine.portraits.plants import Plant
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
+from ...engine.tracing.fingerprint import width_of
 from ..registry import ClaimResult, claim
 from .baselines import random_neurons
 from .measures import auroc, auroc_interval

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.consensus import consensus, jaccard
-from ...engine.nemo.copies import share_interval
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.nemo.score import threshold
-from ...engine.progress import Progress, silent
+from ...engine.nemo.noise_similarity import threshold
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .baselines import random_neurons
 from .later_plants import later_plants, load_later

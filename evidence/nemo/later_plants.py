@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
-from ...engine.files import save_safetensors
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.io.files import save_safetensors
+from ...engine.network.condition import Condition
 from ...engine.portraits.captions import MAX_TOKENS, caption
 from ...engine.portraits.models import WEIGHTS, Portraits, load_portraits
 from ...engine.portraits.plants import Plant
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import Scenes, sample_scenes
-from ...engine.progress import Progress, silent
-from ...engine.w2w.train import LoraTrainConfig, Subject, train_loras
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
 
 FILE = WEIGHTS / "plants" / "later-plants.safetensors"
 """The shipped LoRA, made by ``vitrine train plants``."""

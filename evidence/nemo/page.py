@@ -8,14 +8,14 @@ import torch
 
 from ...engine.nemo.find import Result, make_probe
 from ...engine.nemo.heat_map import heat_map
-from ...engine.nemo.score import Request, probe_noise
+from ...engine.nemo.noise_similarity import Request, probe_noise
 from ...engine.nemo.sites import value_activations
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .world import SEARCH, SHAPE, STEPS, World, setting, verbatim
 
 if TYPE_CHECKING:
-    from ...engine.report import Report
+    from ...engine.io.html_page import Report
 
 
 def score_curve(world: World, prompt: str, result: Result, points: int = 8) -> list[tuple[float, float]]:

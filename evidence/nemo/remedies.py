@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.nemo.copies import share_interval
+from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.find import Result
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.progress import Progress, silent
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
 from ..metrics import copy_figures, frechet_distance
 from ..registry import ClaimResult, claim
 from .baselines import (

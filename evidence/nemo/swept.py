@@ -10,7 +10,7 @@ import torch
 
 from ...engine.nemo.block import BlockConfig, block
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .attacked import most_frequent
 from .baselines import PADDINGS, other_padding, random_neurons

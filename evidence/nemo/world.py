@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
-from ...engine.fingerprint import width_of
+from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
-from ...engine.nemo.config import ProbeConfig, SearchConfig
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
+from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.score import Probe, Score, probe_noise, threshold
+from ...engine.nemo.noise_similarity import Probe, Score, probe_noise, threshold
+from ...engine.nemo.search_config import ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
-from ...engine.nemo.statistics import NeuronStatistics, gather
-from ...engine.progress import Progress, silent
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
+from ...engine.tracing.fingerprint import width_of
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ...engine.files import write_text, write_whole
+from ...engine.io.files import write_text, write_whole
 from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import WEIGHTS, Portraits
 from ...engine.portraits.scenes import sample_scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from .quality import Copy, Quality, attribute_table, measure_copies, measure_quality
 from .readout import READOUT_FILE, load_readout
 from .sampling import sample_images

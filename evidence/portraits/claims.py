@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 
 

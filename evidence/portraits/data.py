@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ...engine.jobs.run import Run
 from ...engine.portraits.captions import MAX_TOKENS, OPTIONAL, caption
 from ...engine.portraits.plants import Plant, plants
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import Scenes, sample_scenes
-from ...engine.progress import Progress, silent
-from ...engine.run import Run
+from ...engine.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     from transformers import CLIPTokenizer

@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from ...engine.diffusion.schedule import append_dims
 from ...engine.families.packing import pack, unpack
-from ...engine.files import write_json
+from ...engine.io.files import write_json
+from ...engine.jobs.run import Run
 from ...engine.portraits.flow import FLOW_WEIGHTS, LATENT_SHAPE, FlowPortraits, load_flow_portraits
 from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
-from ...engine.progress import Progress, silent
-from ...engine.run import Run
-from ...engine.schedule import append_dims
+from ...engine.runtime.progress import Progress, silent
 from .data import TrainingSet
 from .flow_config import DecoderTrainConfig
 from .flow_train import TextToVelocity, accelerator_of, picture_error, pictures, posterior_means

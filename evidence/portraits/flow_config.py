@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ...engine.setting_checks import Writes
+from ...engine.settings.setting_checks import Writes
 from .train_config import AdvancedSettings, PhaseSettings, RunSettings, TrainSettings
 
 

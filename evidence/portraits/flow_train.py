@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ...engine.diffusion.schedule import append_dims
 from ...engine.families.packing import grid_ids, pack
-from ...engine.files import write_json
+from ...engine.io.files import write_json
+from ...engine.jobs.run import Run
 from ...engine.portraits.flow import (
     LATENT_SHAPE,
     SIDE,
@@ -30,10 +32,8 @@ from ...engine.portraits.flow import (
 )
 from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
-from ...engine.processes import accelerator as accelerator_for
-from ...engine.progress import Progress, silent
-from ...engine.run import Run
-from ...engine.schedule import append_dims
+from ...engine.runtime.processes import accelerator as accelerator_for
+from ...engine.runtime.progress import Progress, silent
 from .card import write_card
 from .data import TrainingSet, build_training_set, load_training_set, save_training_set
 from .flow_config import DecoderTrainConfig, FlowTrainConfig

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...engine.files import save_safetensors
+from ...engine.io.files import save_safetensors
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import IDENTITY_ATTRIBUTES, Scenes, sample_scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from .readout import READOUT_FILE, Reading, Readout, read
 
 FACE_FILE = READOUT_FILE.with_name("identity.safetensors")

@@ -10,13 +10,13 @@ from ...engine.portraits.captions import caption
 from ...engine.portraits.plants import plants
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import sample_scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from ...engine.io.html_page import Report
     from ...engine.portraits.models import Portraits
-    from ...engine.report import Report
 
 SHOWN = 8
 _SEED = 6_000_000

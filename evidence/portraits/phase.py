@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...engine.config import Config
-from ...engine.processes import workers_of
-from ...engine.progress import Progress
-from ...engine.run import Run, state_facts
-from ...engine.training import MovingAverage, learning_rate, mean_gradients, set_rate
+from ...engine.jobs.run import Run, state_facts
+from ...engine.jobs.training import MovingAverage, learning_rate, mean_gradients, set_rate
+from ...engine.runtime.processes import workers_of
+from ...engine.runtime.progress import Progress
+from ...engine.settings.config import Config
 from .flow_config import DecoderTrainConfig, FlowTrainConfig
 from .train_config import TrainConfig
 

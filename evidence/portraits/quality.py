@@ -16,7 +16,7 @@ from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.plants import Plant, plants
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance
 from .readout import Reading, Readout, attribute_accuracy, read
 from .sampling import sample_images

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.noise import seeded_noise
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.sampling import sample
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
-from ...engine.progress import Progress, silent
-from ...engine.sampling import sample
+from ...engine.runtime.progress import Progress, silent
 
 
 def sample_latents(

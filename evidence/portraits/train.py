@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...engine.files import save_safetensors, write_json
+from ...engine.diffusion.schedule import append_dims
+from ...engine.io.files import save_safetensors, write_json
+from ...engine.jobs.run import state_facts
 from ...engine.portraits.models import Portraits, build_models, save_portraits
 from ...engine.portraits.preview import write_preview
-from ...engine.processes import accelerator as accelerator_for
-from ...engine.progress import Progress, silent
-from ...engine.run import state_facts
-from ...engine.schedule import append_dims
+from ...engine.runtime.processes import accelerator as accelerator_for
+from ...engine.runtime.progress import Progress, silent
 from .data import TrainingSet, build_training_set
 from .phase import OutOfTime, Phase, own_rows, run_of
 from .readout import Readout, readout_loss

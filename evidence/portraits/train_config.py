@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from ...engine.config import Config
 from ...engine.errors import refuse
-from ...engine.setting_checks import Writes
+from ...engine.settings.config import Config
+from ...engine.settings.setting_checks import Writes
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional
 
 from ...engine.errors import refuse
-from ...engine.files import read_safetensors, save_safetensors, write_folder
+from ...engine.io.files import read_safetensors, save_safetensors, write_folder
 from ...engine.portraits.captions import OPTIONAL, caption
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTES, Scenes, sample_scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHARES = (0.08, 0.10, 0.14, 0.14, 0.22, 0.12, 0.12, 0.04, 0.04)

@@ -10,7 +10,7 @@ import torch
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.errors import refuse
 from ...engine.portraits.shipped import TRANSFORMERS
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, claim

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...engine.errors import refuse
-from ...engine.files import write_json
+from ...engine.io.files import write_json
 
 Curve = dict[int, float]
 """Step -> Frechet distance."""

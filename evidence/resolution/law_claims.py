@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from ...engine.portraits import caption, render, sample_scenes
 from ...engine.portraits.scenes import Scenes
-from ...engine.progress import Progress, silent
 from ...engine.resolution.shift import scaled_guidance
+from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from ..metrics import frechet_distance
 from ..portraits.readout import Reading, load_readout, read

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ...engine.progress import Progress, silent
-from ...engine.resolution.config import ResolutionTransferConfig
 from ...engine.resolution.transfer import apply
+from ...engine.resolution.transfer_config import ResolutionTransferConfig
+from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from .claims import CURVES, SHIPPED
 from .curves import mean_curve, read_curves

@@ -17,8 +17,8 @@ from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
-from ...engine.progress import Progress
 from ...engine.resolution import ResolutionTransferConfig
+from ...engine.runtime.progress import Progress
 from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, Readout, read, shown_mask
 from .heads import Count

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
-from ...engine.config import Config
+from ...engine.diffusion.schedule import append_dims
 from ...engine.errors import refuse
 from ...engine.families.packing import grid_ids, pack
-from ...engine.files import read_safetensors, save_safetensors
+from ...engine.io.files import read_safetensors, save_safetensors
+from ...engine.jobs.run import Run, run_steps
+from ...engine.jobs.training import learning_rate, set_rate
 from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits, load_flow_portraits
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import sample_scenes
-from ...engine.progress import Progress, silent
 from ...engine.resolution import ResolutionTransferConfig
 from ...engine.resolution.transfer import apply
-from ...engine.run import Run, run_steps
-from ...engine.schedule import append_dims
-from ...engine.training import learning_rate, set_rate
+from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.config import Config
 from .positions import TRAINED
 
 SIDE, FIRST = 256, 8_500_000

@@ -12,7 +12,7 @@ import torch
 from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.portraits.flow import load_flow_portraits
 from ...engine.portraits.scenes import sample_scenes
-from ...engine.progress import Progress, silent
+from ...engine.runtime.progress import Progress, silent
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, claim
 from . import positions

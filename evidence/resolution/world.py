@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ...engine.config import Config
-from ...engine.control.train import AdvancedControlTrainConfig, ControlTrainConfig
+from ...engine.control.control_trainer import AdvancedControlTrainConfig, ControlTrainConfig
 from ...engine.errors import refuse
-from ...engine.files import write_json
+from ...engine.io.files import write_json
 from ...engine.portraits.models import Portraits, load_portraits
-from ...engine.progress import Progress, silent
-from ...engine.resolution.config import ResolutionTransferConfig
 from ...engine.resolution.transfer import apply
+from ...engine.resolution.transfer_config import ResolutionTransferConfig
+from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.config import Config
 from ..control.controlled_transformer import ControlledTransformer, TransformerTrainer, export_transformer
 from ..metrics import frechet_distance
 from ..portraits.transformer import TransformerData, saved_data

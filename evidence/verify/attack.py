@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ...engine.nemo import NeuronSet, adversarial_embedding
-from ...engine.nemo.copies import share_interval
+from ...engine.nemo.blocked_copies import share_interval
 from .blocking import NEEDS, READS, REMEDIES, WORDS, median_figure, remedies, usual_samples
 from .context import Context
 from .judge import Judge, judge_of

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...engine.errors import refuse
-from ...engine.files import named, parse_table, write_json
+from ...engine.io.files import named, parse_table, write_json
 
 _PIECE = 2**22
 _WEIGHTS = (".safetensors", ".bin")

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from ...engine.digests import digest, version_of
 from ...engine.errors import VitrineError, refuse
 from ...engine.families import family_of
-from ...engine.footprint import memory_bytes
+from ...engine.io.prompt_files import read_prompts
+from ...engine.jobs.digests import digest, version_of
 from ...engine.pipelines.components import components_of
-from ...engine.pipelines.encoding import reads_sizes
 from ...engine.pipelines.loading import LoadConfig, load_pipeline
-from ...engine.progress import Progress, TqdmProgress
-from ...engine.prompt_files import read_prompts
+from ...engine.pipelines.prompt_encoding import reads_sizes
+from ...engine.runtime.footprint import memory_bytes
+from ...engine.runtime.progress import Progress, TqdmProgress
 from .checksums import Checksums, model_files
 from .estimate import Pace, pace_of
 from .records import Need

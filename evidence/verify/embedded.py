@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from ...engine.activations.presets import PRESETS
-from ...engine.files import write_json, write_text, write_whole
-from ...engine.nemo.config import SearchConfig
+from ...engine.io.files import write_json, write_text, write_whole
+from ...engine.nemo.search_config import SearchConfig
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
-from ...engine.progress import Progress, TqdmProgress
+from ...engine.runtime.progress import Progress, TqdmProgress
 from ..activations.flow_claims import LEGACY
 from ..activations.world import TESTING, Model, draw_scene
 from ..control.prompts import FIRST, prompts_of

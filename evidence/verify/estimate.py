@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ...engine.footprint import Peak
-from ...engine.nemo.config import ProbeConfig
-from ...engine.nemo.score import Request, probe_noise
+from ...engine.nemo.noise_similarity import Request, probe_noise
+from ...engine.nemo.search_config import ProbeConfig
+from ...engine.runtime.footprint import Peak
 from .records import Estimate
 
 DECODING, ENCODING = 3.0, 1.4

@@ -9,8 +9,8 @@ import torch
 
 from ...engine.activations.correspondence import find_correspondence
 from ...engine.activations.presets import preset
-from ...engine.activations.spair import SPairPair, SPairScore, read_spair
-from ...engine.pipelines.spair import SPairRun, spair_scores
+from ...engine.activations.spair_dataset import SPairPair, SPairScore, read_spair
+from ...engine.pipelines.spair_keypoints import SPairRun, spair_scores
 from ..nemo.measures import ratio_interval
 from .context import SETTINGS, Context
 from .estimate import ENCODING, timed

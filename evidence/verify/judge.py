@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...engine.nemo.copies import THIRD
+from ...engine.nemo.blocked_copies import THIRD
 from ...engine.nemo.nearest import LENGTH, thumbnails
 from ...engine.pipelines.descriptors import sscd_descriptor
 from ..emd.clip_score import Clip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.nemo.copies import share_interval
+from ...engine.nemo.blocked_copies import share_interval
 from ..nemo.measures import auroc, auroc_interval, true_positives, true_positives_interval
 from .context import SETTINGS, Context
 from .protocol import check

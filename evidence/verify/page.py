@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...engine.report import Report
+from ...engine.io.html_page import Report
 from .estimate import duration
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...engine.digests import digest
-from ...engine.files import named, parse_table, write_json
-from ...engine.ownership import sole_owner
-from ...engine.progress import Progress, TqdmProgress
+from ...engine.io.files import named, parse_table, write_json
+from ...engine.io.ownership import sole_owner
+from ...engine.jobs.digests import digest
+from ...engine.runtime.progress import Progress, TqdmProgress
 from .context import Asked, Context, local_model, offline
 from .embedded import context_of, embedded
 from .estimate import duration

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.images import to_pixels
+from ...engine.activations.picture_latents import to_pixels
+from ...engine.diffusion.noise import generators
 from ...engine.errors import VitrineError
-from ...engine.noise import generators
-from ...engine.pictures import open_picture
-from ...engine.rows import RowFile
+from ...engine.io.picture_files import open_picture
+from ...engine.io.table_on_disk import RowFile
 from .context import Context
 from .judge import Judge
 from .records import Need

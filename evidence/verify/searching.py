@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...engine.nemo import NeuronSet, NeuronStatistics, threshold, value_sites
-from ...engine.nemo.config import SearchConfig
-from ...engine.nemo.statistics import import_official
+from ...engine.nemo.neuron_statistics import import_official
+from ...engine.nemo.search_config import SearchConfig
 from .context import Context
 from .nemo import MEMORIZED, REPOSITORY, VERBATIM
 from .records import Need

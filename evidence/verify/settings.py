@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...engine.config import Config
 from ...engine.control import GammaConfig
 from ...engine.errors import refuse
-from ...engine.files import named, parse_table
-from ...engine.nemo.config import PAPER_TAU, ProbeConfig, SearchConfig
-from ...engine.nemo.verify import AttackConfig
+from ...engine.io.files import named, parse_table
+from ...engine.nemo.blocking_checks import AttackConfig
+from ...engine.nemo.search_config import PAPER_TAU, ProbeConfig, SearchConfig
+from ...engine.settings.config import Config
 from ...engine.w2w import InvertConfig
 
 FILE = "settings.json"

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
 from ...engine.control import GammaConfig, GuidanceConfig, Injection, SizeCondition, blend
-from ...engine.denoiser import Denoiser
-from ...engine.footprint import Peak
-from ...engine.forward_clock import Forward, rows_for
-from ...engine.noise import seeded_noise
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.forward_clock import Forward, rows_for
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.sampling import sample
+from ...engine.network.condition import Condition
 from ...engine.portraits.shipped import TRANSFORMERS
-from ...engine.sampling import sample
+from ...engine.runtime.footprint import Peak
 from ..control.controlled_transformer import ControlledTransformer
 from ..portraits.sampling import decode
 from .context import Context

@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from ...engine.diffusion.noise import generators
 from ...engine.emd import StudentContract, StudentSampling, read_student
-from ...engine.emd.students import check_student, detect
+from ...engine.emd.published_students import check_student, detect
 from ...engine.errors import VitrineError
-from ...engine.files import read_artefact, save_artefact
-from ...engine.nemo.copies import picture_distance
-from ...engine.noise import generators
+from ...engine.io.files import read_artefact, save_artefact
+from ...engine.nemo.blocked_copies import picture_distance
 from ...engine.pipelines import EMDOneStepPipeline
-from ...engine.pipelines.students import student_scheduler
+from ...engine.pipelines.few_step_sampling import student_scheduler
 from .context import SETTINGS, Context
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published

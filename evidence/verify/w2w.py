@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.images import to_pixels
-from ...engine.digests import digest
+from ...engine.activations.picture_latents import to_pixels
 from ...engine.errors import refuse
-from ...engine.files import open_artefact
-from ...engine.pictures import PICTURES, open_picture, pictures_in
+from ...engine.io.files import open_artefact
+from ...engine.io.picture_files import PICTURES, open_picture, pictures_in
+from ...engine.io.table_on_disk import RowFile
+from ...engine.jobs.digests import digest
 from ...engine.pipelines.descriptors import face_descriptor
-from ...engine.rows import RowFile
 from ...engine.w2w import Space, W2WModel, load_space
-from ...engine.w2w.manifest import Manifest
-from ...engine.w2w.official import import_official, official_manifest
-from ...engine.w2w.space import KIND, LINKED_VERSION, WeightSpace
+from ...engine.w2w.space.manifest import Manifest
+from ...engine.w2w.space.official_files import import_official, official_manifest
+from ...engine.w2w.space.space import KIND, LINKED_VERSION, WeightSpace
 from ..nemo.measures import mean_interval
 from .context import SETTINGS, Context
 from .estimate import ENCODING

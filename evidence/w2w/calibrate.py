@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...engine.progress import Progress, silent
-from ...engine.w2w.pair_slider import with_pair_slider
-from ...engine.w2w.space import WeightSpace
-from ...engine.w2w.strengths import StrengthMap, with_strength_maps
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.edit.even_strengths import StrengthMap, with_strength_maps
+from ...engine.w2w.edit.pair_slider import with_pair_slider
+from ...engine.w2w.space.space import WeightSpace
 from ..portraits.readout import load_readout
 from .graded import TUNED_ON, Sitting, smaller_space
 from .pair_sliders import name_of, shipped_change, train_from_pairs

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.progress import Progress, silent
-from ...engine.w2w.directions import quality
-from ...engine.w2w.editing import edit
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.edit.editing import edit
+from ...engine.w2w.space.directions import quality
 from ..registry import ClaimResult, Curves, claim
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
 from .drawing import WORDS

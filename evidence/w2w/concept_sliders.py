@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.config import Config
-from ...engine.denoiser import Denoiser
-from ...engine.guidance import guide
-from ...engine.progress import Progress, silent
-from ...engine.w2w.batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
-from ...engine.w2w.manifest import Manifest
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.guidance import guide
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.config import Config
+from ...engine.w2w.space.manifest import Manifest
+from ...engine.w2w.train.batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...engine.w2w.batched_lora import late_lora
+from ...engine.w2w.train.batched_lora import late_lora
 from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from ..portraits.sampling import decode, sample_latents
 from .world import GUIDANCE, LABELS, Studio

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
-from ...engine.progress import Progress, silent
-from ...engine.w2w.batched_lora import initial_lora
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.train.batched_lora import initial_lora
 from ..portraits.identities import context_caption, identity_similarity, portraits_of
 from .concept_sliders import SliderConfig, train_sliders
 from .drawing import EDIT_STEPS, WORDS, with_word

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...engine.portraits.flow import FLOW_WEIGHTS
-from ...engine.progress import Progress, silent
-from ...engine.w2w.space import WeightSpace
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.space.space import WeightSpace
 from ..registry import ClaimResult, claim
 from .edits import WORD_WEIGHTS, Sweep, measure_sweep, measured_at
 from .graded import Sitting, space_of_first

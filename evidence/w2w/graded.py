@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from ...engine.w2w.directions import direction_named, joint_directions, with_directions
-from ...engine.w2w.space import WeightSpace
-from ...engine.w2w.strengths import LEAST_RISE, POSITIONS, StrengthMap, fit_strengths
+from ...engine.w2w.edit.even_strengths import LEAST_RISE, POSITIONS, StrengthMap, fit_strengths
+from ...engine.w2w.space.directions import direction_named, joint_directions, with_directions
+from ...engine.w2w.space.space import WeightSpace
 from ..portraits.identities import identity_similarity
 from .drawing import WORDS, draw_once, surroundings, with_word
 from .measures import beside

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.w2w.inversion import InvertConfig, invert
-from ...engine.w2w.sampling import nearest
-from ...engine.w2w.space import WeightSpace
-from ...engine.w2w.train import BatchedTrainer
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.w2w.edit.coefficient_sampling import nearest
+from ...engine.w2w.edit.inversion import InvertConfig, invert
+from ...engine.w2w.space.space import WeightSpace
+from ...engine.w2w.train.lora_trainer import BatchedTrainer
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
 from .measures import distances, interval
 from .world import Model, Studio, recipe_of, subject

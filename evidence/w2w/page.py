@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.progress import Progress, silent
-from ...engine.report import Report
-from ...engine.w2w.directions import direction_named
-from ...engine.w2w.editing import edit
-from ...engine.w2w.sampling import nearest, sample
+from ...engine.io.html_page import Report
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.edit.coefficient_sampling import nearest, sample
+from ...engine.w2w.edit.editing import edit
+from ...engine.w2w.space.directions import direction_named
 from .likeness import Sitters
 from .measures import PEOPLE, distances, distributions
 from .world import Studio

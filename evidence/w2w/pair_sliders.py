@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
-from ...engine.progress import Progress, silent
-from ...engine.w2w.directions import direction_named
-from ...engine.w2w.pair_slider import PairConfig, Pairs, blended, train_pair_slider
-from ...engine.w2w.space import WeightSpace
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.network.condition import Condition
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider
+from ...engine.w2w.space.directions import direction_named
+from ...engine.w2w.space.space import WeightSpace
 from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from .world import LABELS, Studio, labels
 

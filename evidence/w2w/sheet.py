@@ -11,9 +11,9 @@ import torch
 from PIL import Image, ImageDraw
 
 from ...engine.emd.grids import tile
-from ...engine.files import write_whole
-from ...engine.progress import Progress, silent
-from ...engine.w2w.strengths import POSITIONS, StrengthMap
+from ...engine.io.files import write_whole
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.edit.even_strengths import POSITIONS, StrengthMap
 from .flow_claims import EDITED, end_of, first_people, held_out, studio_of
 from .graded import MEASURED, TUNED_ON, Sitting, smaller_space
 from .pair_sliders import shipped_change

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...engine.files import parse_table, write_json, write_text
+from ...engine.io.files import parse_table, write_json, write_text
 from .graded import MANY, Comparison, smaller_space
 from .pair_sliders import shipped_change
 from .world import LABELS, Studio, people_space

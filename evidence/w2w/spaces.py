@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ...engine.progress import Progress, silent
-from ...engine.w2w.directions import quality
-from ...engine.w2w.sampling import SampleConfig, closeness, nearest, sample
-from ...engine.w2w.space import WeightSpace
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.edit.coefficient_sampling import SampleConfig, closeness, nearest, sample
+from ...engine.w2w.space.directions import quality
+from ...engine.w2w.space.space import WeightSpace
 from ..registry import ClaimResult, Curves
 from .measures import PEOPLE, consistent, distances, distributions, shares, spread
 from .world import LABELS, SHAPES, Studio, labels

@@ -10,21 +10,21 @@ from typing import TypeVar
 
 import torch
 
-from ...engine.denoiser import Denoiser
-from ...engine.digests import digest
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.jobs.digests import digest
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.shipped import FLOW_PEOPLE_SPACE, PEOPLE_SPACE
-from ...engine.progress import Progress, silent
-from ...engine.w2w.batched_lora import late_lora
-from ...engine.w2w.build import BuildConfig, build_space
-from ...engine.w2w.delta import Space
-from ...engine.w2w.directions import joint_directions, with_directions
-from ...engine.w2w.editing import materialise
-from ...engine.w2w.manifest import Manifest
-from ...engine.w2w.pca import Matrix, PCAConfig, principal_components
-from ...engine.w2w.space import WeightSpace
-from ...engine.w2w.train import LoraTrainConfig, Subject, SubjectMaker, train_loras
+from ...engine.runtime.progress import Progress, silent
+from ...engine.w2w.building.build_space import BuildConfig, build_space
+from ...engine.w2w.edit.editing import materialise
+from ...engine.w2w.space.delta_space import Space
+from ...engine.w2w.space.directions import joint_directions, with_directions
+from ...engine.w2w.space.manifest import Manifest
+from ...engine.w2w.space.principal_components import Matrix, PCAConfig, principal_components
+from ...engine.w2w.space.space import WeightSpace
+from ...engine.w2w.train.batched_lora import late_lora
+from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, SubjectMaker, train_loras
 from ..portraits.identities import (
     FIRST_IDENTITY,
     context_caption,

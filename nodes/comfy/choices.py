@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ...engine.addresses import sites_of
 from ...engine.errors import VitrineError
 from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.portraits.shipped import shipped_models
+from ...engine.tracing.addresses import sites_of
 from ...engine.w2w import labels_in
 from .flow import load_flow_model
 from .model import backbone_of

@@ -9,10 +9,10 @@ import comfy.samplers
 import node_helpers
 import torch
 
-from ...engine.condition import Condition
 from ...engine.control import SizeCondition
 from ...engine.errors import refuse
 from ...engine.families import FAMILIES
+from ...engine.network.condition import Condition
 from .carried import CARRIED, NULL, SIZES, carried_by, one_part
 from .forwards import LISTED
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.digests import network_digest
+from ...engine.jobs.digests import network_digest
 
 _DEPTH = 6
 """How far a patch is looked into: a node's numbers are in its closure, or in attributes of its object."""

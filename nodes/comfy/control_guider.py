@@ -14,8 +14,8 @@ import latent_preview
 import torch
 
 from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, control_guidance, needed_evaluations
-from ...engine.control.entropy import query_sites, weakened
-from ...engine.control.guidance import Key
+from ...engine.control.entropy_guidance import query_sites, weakened
+from ...engine.control.size_guidance import Key
 from ...engine.errors import refuse
 from .carried import SIZES
 from .conditioning import PIXELS, high_is_null, null_control, same_control

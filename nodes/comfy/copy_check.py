@@ -12,14 +12,14 @@ import comfy.utils
 import folder_paths
 import torch
 
-from ...engine.file_names import safe_name
+from ...engine.io.file_names import safe_name
+from ...engine.io.picture_files import open_picture, pixels_of
 from ...engine.nemo import make_probe
 from ...engine.nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
 from ...engine.nemo.check_page import write_check
-from ...engine.nemo.config import ProbeConfig
-from ...engine.nemo.pull import PULL, prompt_scores
-from ...engine.pictures import open_picture, pixels_of
-from ...engine.progress import Progress
+from ...engine.nemo.guidance_difference import PULL, prompt_scores
+from ...engine.nemo.search_config import ProbeConfig
+from ...engine.runtime.progress import Progress
 from .conditioning import literal, prompt_conditions
 from .contents import clip_contents, model_contents, vae_contents
 from .model import blank_latents, loading_denoiser_of

@@ -12,14 +12,14 @@ import folder_paths
 import torch
 from comfy.k_diffusion.sampling import default_noise_sampler
 
+from ...engine.diffusion.noise import seeded_noise
+from ...engine.diffusion.schedule import NoiseSchedule
 from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
-from ...engine.file_names import safe_name
-from ...engine.files import write_whole
-from ...engine.noise import seeded_noise
+from ...engine.io.file_names import safe_name
+from ...engine.io.files import write_whole
 from ...engine.pipelines.loading import FLOW, SHIPPED
-from ...engine.progress import Progress
-from ...engine.schedule import NoiseSchedule
+from ...engine.runtime.progress import Progress
 from .saved import lora_file
 from .schedule import schedule_of
 

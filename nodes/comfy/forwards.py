@@ -15,8 +15,8 @@ import comfy.patcher_extension
 import comfy.samplers
 import torch
 
-from ...engine.condition import Condition
 from ...engine.errors import refuse
+from ...engine.network.condition import Condition
 from .carried import CARRIED, Carried, applied
 from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
 

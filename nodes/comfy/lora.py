@@ -12,10 +12,10 @@ import folder_paths
 import torch
 
 from ...engine.emd import StudentContract, check_names, read_student
-from ...engine.emd.students import one_step_of
+from ...engine.emd.published_students import one_step_of
 from ...engine.errors import refuse
 from ...engine.families import spelled_layers
-from ...engine.lora_writing import usual_names
+from ...engine.io.lora_writing import usual_names
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
 from .model import PREFIX, backbone_of

@@ -12,12 +12,12 @@ import comfy.model_sampling
 import comfy.sample
 import torch
 
-from ...engine.condition import Condition
-from ...engine.denoiser import Denoiser
+from ...engine.diffusion.denoiser import Denoiser
+from ...engine.diffusion.schedule import append_dims
 from ...engine.errors import refuse
 from ...engine.families import record_of, refuse_unfit
-from ...engine.fingerprint import ChangeDigest, fingerprint_of, text_values
-from ...engine.schedule import append_dims
+from ...engine.network.condition import Condition
+from ...engine.tracing.fingerprint import ChangeDigest, fingerprint_of, text_values
 from .carried import latent_keys, own_tensors
 from .contents import model_contents
 from .forwards import clean_prediction, velocity

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...engine.condition import Condition
-from ...engine.fingerprint import width_of
 from ...engine.nemo import BlockConfig, NeuronSet, bake, block, held_by, value_sites
 from ...engine.nemo.block import RunningForward
-from ...engine.nemo.score import probe_noise
+from ...engine.nemo.noise_similarity import probe_noise
+from ...engine.network.condition import Condition
+from ...engine.tracing.fingerprint import width_of
 from .forwards import Forward, around_forwards
 from .model import PREFIX, backbone_of, checkpoint_weights, decode, fingerprint
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...engine.errors import refuse
-from ...engine.patches import ActivePatch
+from ...engine.network.patches import ActivePatch
 from .running import RUN
 
 _OTHER_TOKENS = {"hypertile": "HyperTile", "tomesd": "Patch Token Merging"}

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from ...engine.diffusion.noise import seeded_noise
 from ...engine.emd import check_network, one_step
 from ...engine.errors import VitrineError
-from ...engine.noise import seeded_noise
 from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of

@@ -14,7 +14,7 @@ import torch
 from comfy_api.latest import ui
 from PIL import Image
 
-from ...engine.progress import Progress
+from ...engine.runtime.progress import Progress
 
 SIDE, REST = 512, 0.2
 """Pixels that a picture on a running node is enlarged to, and the least seconds from one to the next."""

@@ -14,9 +14,9 @@ from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_execution.utils import get_executing_context
 
 from ...engine.activations import Activations, StepRecord, tap_steps
-from ...engine.activations.during import Moment, Rows
-from ...engine.addresses import resolve
+from ...engine.activations.tap_during_sampling import Moment, Rows
 from ...engine.errors import refuse
+from ...engine.tracing.addresses import resolve
 from .forwards import Run, around_sampling
 from .model import backbone_of
 from .patches import refuse_other_tokens

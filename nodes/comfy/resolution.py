@@ -13,10 +13,10 @@ import torch
 
 from ...engine.errors import VitrineError, refuse
 from ...engine.families import FAMILIES, class_names, trained_size
+from ...engine.network.rotary_embedding import turns
 from ...engine.resolution import ModelFacts, Plan, Positions, read_metadata, recover_grid
 from ...engine.resolution.receptive import Spread, is_convolutional
 from ...engine.resolution.rope import DYNAMIC, axis_angles
-from ...engine.rotary import turns
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
 from .saved import known_files, stamp

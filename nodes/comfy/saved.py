@@ -13,8 +13,8 @@ from pathlib import Path
 import folder_paths
 
 from ...engine.errors import refuse
-from ...engine.file_names import safe_name
-from ...engine.folders import files_in, has_ending, hidden
+from ...engine.io.file_names import safe_name
+from ...engine.io.folders import files_in, has_ending, hidden
 
 SHIPPED = Path(__file__).parents[2] / "engine" / "portraits" / "weights" / "examples"
 MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_w2w")

@@ -11,9 +11,9 @@ import comfy.model_sampling
 import comfy.samplers
 import torch
 
+from ...engine.diffusion.schedule import NoiseSchedule
 from ...engine.errors import refuse
 from ...engine.resolution import Plan, shift_grid
-from ...engine.schedule import NoiseSchedule
 
 SAMPLERS = comfy.samplers.SAMPLER_NAMES
 SCHEDULERS = comfy.samplers.SCHEDULER_NAMES

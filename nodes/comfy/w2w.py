@@ -14,7 +14,7 @@ from typing import Any
 import folder_paths
 
 from ...engine.errors import refuse
-from ...engine.file_names import safe_name
+from ...engine.io.file_names import safe_name
 from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE, STUDENT_FOLDER
 from ...engine.w2w import (
     BaseWeights,

@@ -34,7 +34,7 @@ from vitrine.engine.w2w import (
     with_strength_maps,
     write_lora,
 )
-from vitrine.engine.w2w.sampling import SampleConfig
+from vitrine.engine.w2w.edit.coefficient_sampling import SampleConfig
 from vitrine_tests.engine.corpus import TENSOR_FILES, TEXT_FILES, join, loras, split
 from vitrine_tests.engine.small_loras import Held
 

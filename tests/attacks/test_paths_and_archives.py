@@ -11,11 +11,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from vitrine.engine.activations.labelled import read_masks
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo.statistics import import_official as import_statistics
-from vitrine.engine.pt_files import read_pt
+from vitrine.engine.io.pt_files import read_pt
+from vitrine.engine.nemo.neuron_statistics import import_official as import_statistics
 from vitrine.engine.w2w import BuildConfig, build_space, load_space, write_lora
-from vitrine.engine.w2w.linked import linked_file
-from vitrine.engine.w2w.official import import_official
+from vitrine.engine.w2w.space.linked_factors import linked_file
+from vitrine.engine.w2w.space.official_files import import_official
 from vitrine_tests.engine.small_loras import Held, lora
 
 OUTSIDE = (

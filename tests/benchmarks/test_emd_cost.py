@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.emd import EStepConfig, StudentContract, one_step
-from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
-from vitrine.engine.noise import seeded_noise
+from vitrine.engine.network.condition import Condition
 
 
 def ddim():

@@ -11,13 +11,13 @@ from functools import partial
 import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import EStepConfig, StudentContract, one_step
-from vitrine.engine.emd.roles import GENERATOR
-from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.emd_trainer import Trainer
+from vitrine.engine.emd.networks import GENERATOR
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.families import call_of
+from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 from vitrine_tests.families.twin import network, twin
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from vitrine.engine.nemo.block import block_rows
 from vitrine.engine.nemo.find import make_probe
-from vitrine.engine.nemo.score import min_max, probe_noise
+from vitrine.engine.nemo.noise_similarity import min_max, probe_noise
 from vitrine.engine.nemo.search import candidates
 from vitrine.engine.nemo.sites import value_activations, value_sites
 from vitrine.engine.portraits import plants

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from vitrine.engine.addresses import resolve
-from vitrine.engine.hooks import capture
+from vitrine.engine.tracing.addresses import resolve
+from vitrine.engine.tracing.hooks import capture
 
 BATCH = int(os.environ.get("VITRINE_BENCH_BATCH", "1"))
 OURS_V15 = (

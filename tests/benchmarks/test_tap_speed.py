@@ -5,10 +5,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from vitrine.engine.activations import PRESETS, TapConfig, tap_latents
-from vitrine.engine.activations.images import encode_pixels
-from vitrine.engine.addresses import sites_of
-from vitrine.engine.denoiser import Condition, Denoiser
-from vitrine.engine.hooks import capture
+from vitrine.engine.activations.picture_latents import encode_pixels
+from vitrine.engine.diffusion.denoiser import Condition, Denoiser
+from vitrine.engine.tracing.addresses import sites_of
+from vitrine.engine.tracing.hooks import capture
 from vitrine_tests import models
 
 

@@ -15,9 +15,9 @@ import torch
 from diffusers import DDIMScheduler
 from peft import LoraConfig
 from safetensors.torch import load_file
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.processes import ONE_CORE, cores
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.network.condition import Condition
+from vitrine.engine.runtime.processes import ONE_CORE, cores
 from vitrine.engine.w2w import (
     BatchedLora,
     InvertConfig,
@@ -33,8 +33,8 @@ from vitrine.engine.w2w import (
     sample,
     write_lora,
 )
-from vitrine.engine.w2w.pca import Matrix
-from vitrine.engine.w2w.train import BatchedTrainer
+from vitrine.engine.w2w.space.principal_components import Matrix
+from vitrine.engine.w2w.train.lora_trainer import BatchedTrainer
 
 
 # --- building -----------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ STREAM = """
     import sys, time
     import numpy as np, torch
     from vitrine.engine.w2w import PCAConfig, principal_components
-    from vitrine.engine.w2w.pca import Matrix
+    from vitrine.engine.w2w.space.principal_components import Matrix
 
     path, n, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     rows = torch.from_numpy(np.memmap(path, np.float32, "r+", shape=(n, d)))
@@ -192,7 +192,7 @@ WORKER = """
     import sys
 
     import torch
-    from vitrine.engine.denoiser import Condition
+    from vitrine.engine.diffusion.denoiser import Condition
     from vitrine.engine.w2w import BatchedTrainer, LoraTrainConfig, Subject
     from vitrine.evidence.w2w.world import frozen
 

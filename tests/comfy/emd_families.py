@@ -6,8 +6,8 @@ from typing import Any
 
 import diffusers
 import torch
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twin, conditioning, inputs, network, twin
 

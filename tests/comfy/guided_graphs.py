@@ -1,8 +1,8 @@
 """Core's guiders and model patches on the portraits model, and what the tests of rows and passes ask of each."""
 
 import torch
-from vitrine.engine.addresses import resolve
 from vitrine.engine.nemo import NeuronSet, block
+from vitrine.engine.tracing.addresses import resolve
 
 TEXTS = {
     "positive": "a smiling dark face with curly blond hair on pink", "negative": "a pale face",

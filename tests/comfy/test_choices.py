@@ -13,10 +13,10 @@ PEOPLE = "portraits people (shipped)"
 
 
 def test_what_is_known_before_a_run(comfy):
-    from vitrine.engine.addresses import sites_of
     from vitrine.engine.portraits import load_portraits
     from vitrine.engine.portraits.flow import FLOW_WEIGHTS
     from vitrine.engine.portraits.shipped import shipped_models
+    from vitrine.engine.tracing.addresses import sites_of
     from vitrine.engine.w2w import listed
     from vitrine.nodes.comfy.choices import choices
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from vitrine.engine.condition import Condition
 from vitrine.engine.control import (
     ControlCheckpoint,
     ControlEmbedder,
@@ -13,6 +12,7 @@ from vitrine.engine.control import (
     control_width,
 )
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.network.condition import Condition
 from vitrine_tests.comfy.controlled import (
     CURVE,
     FAR,

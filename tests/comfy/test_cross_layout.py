@@ -14,12 +14,12 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     UNet2DConditionModel,
 )
-from vitrine.engine.addresses import sites_of
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.hooks import capture, edit
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.schedule import NoiseSchedule
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.resolution.receptive import Spread, inner_convolutions
-from vitrine.engine.schedule import NoiseSchedule
+from vitrine.engine.tracing.addresses import sites_of
+from vitrine.engine.tracing.hooks import capture, edit
 from vitrine_tests import models
 
 # float32 on CPU, relative to the largest number. Measured: 0 for UNets, 7e-7 for PixArt, SD3 and Flux. With ComfyUI's

@@ -4,9 +4,9 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.activations import TapConfig, encode_pixels, preset, tap_latents
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.shipped import load_transformer
 from vitrine_tests.families.twin import NAMES, comfyui_twin, inputs, network, twin

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import save_file
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline

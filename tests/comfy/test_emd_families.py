@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from vitrine.engine.emd import EStepConfig, StudentContract, one_step, read_student
+from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.export import _narrowed
-from vitrine.engine.emd.roles import GENERATOR, SCORE, Roles
-from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.networks import GENERATOR, SCORE, Roles
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import EMDOneStepPipeline
@@ -147,7 +147,7 @@ def test_diffusers_loads_every_layer(student):
         pipe.load_lora_weights(str(file))
         loaded = [name for name, _ in net.named_parameters() if ".lora_B." in name]
         assert 2 * len(loaded) == len(student.run.average.values)
-        from vitrine.engine.denoiser import Denoiser
+        from vitrine.engine.diffusion.denoiser import Denoiser
 
         with student.teacher.epsilon(net):
             student.same(student.drawn(Denoiser.from_diffusers(net, student.teacher.scheduler)))
@@ -195,7 +195,7 @@ def test_emds_nodes_in_comfyui(student, folder):
 
 def test_pixart_is_refused():
     from diffusers import DDIMScheduler
-    from vitrine.engine.denoiser import Denoiser
+    from vitrine.engine.diffusion.denoiser import Denoiser
     from vitrine_tests import models
 
     with pytest.raises(VitrineError, match="which diffusers has no adapters for"):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract, few_steps, known
-from vitrine.engine.noise import seeded_noise
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits.flow import load_flow_portraits
 

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 from vitrine.engine.control import EntropyConfig
-from vitrine.engine.control.entropy import query_sites
+from vitrine.engine.control.entropy_guidance import query_sites
+from vitrine.engine.diffusion.guidance import guide
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.guidance import guide
 from vitrine.engine.pipelines import EntropyGuidedPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.flow import load_flow_portraits

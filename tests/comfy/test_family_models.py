@@ -7,13 +7,13 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from safetensors.torch import save_file
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.addresses import resolve, sites_of
-from vitrine.engine.denoiser import Denoiser
-from vitrine.engine.fingerprint import fingerprint_of
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.nemo import NeuronSet, value_sites
+from vitrine.engine.tracing.addresses import resolve, sites_of
+from vitrine.engine.tracing.fingerprint import fingerprint_of
 from vitrine.engine.w2w import BatchedLora, Manifest
-from vitrine.engine.w2w.lora_files import read_lora
-from vitrine.engine.w2w.manifest import LoraLayer
+from vitrine.engine.w2w.loras.lora_files import read_lora
+from vitrine.engine.w2w.space.manifest import LoraLayer
 from vitrine_tests.families.twin import (
     NAMES,
     EqualEpsilon,

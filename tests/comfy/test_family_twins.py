@@ -3,13 +3,13 @@
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from vitrine.engine.addresses import sites_of
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.fingerprint import fingerprint_of, width_of
-from vitrine.engine.hooks import capture, edit
 from vitrine.engine.nemo import NeuronSet, bake, block, value_sites
 from vitrine.engine.nemo.sites import value_activations
+from vitrine.engine.tracing.addresses import sites_of
+from vitrine.engine.tracing.fingerprint import fingerprint_of, width_of
+from vitrine.engine.tracing.hooks import capture, edit
 from vitrine_tests.families.twin import NAMES, EqualEpsilon, comfyui_twin, inputs, network, twin
 from vitrine_tests.lanes import nightly_but
 

@@ -60,7 +60,9 @@ def only_from(found):
     assert found["packs"][-1]["loaded"] and told["nodes"] >= 26 and told["same"]
     assert all(name.startswith("vitrine.nodes.") for name in told["in"])
     files = {f: names for f, names in told["files"].items() if f != "__init__.py"}
-    assert "engine/denoiser.py" in files and "nodes/comfy/model.py" in files, "the classes come from this clone"
+    assert "engine/diffusion/denoiser.py" in files and "nodes/comfy/model.py" in files, (
+        "the classes come from this clone"
+    )
     assert all(len(names) == 1 and names[0].startswith("vitrine.") for names in files.values()), "loaded twice"
 
 
@@ -81,5 +83,5 @@ def test_a_copy_that_was_imported_before_is_left_alone(empty, packs, tmp_path):
     """Another pack imports an installed Vitrine first: no node may be made of half of each."""
     copied(tmp_path / "site" / "vitrine")
     path = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})"
-    (empty / "__init__.py").write_text(f"{path}; import vitrine.engine.denoiser; sys.path.pop(0)\n{EMPTY}")
+    (empty / "__init__.py").write_text(f"{path}; import vitrine.engine.diffusion.denoiser; sys.path.pop(0)\n{EMPTY}")
     only_from(start(empty, copied(packs / "ComfyUI-Vitrine-Pack-1.0")))

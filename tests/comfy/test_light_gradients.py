@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from vitrine.engine.light_gradients import computed_again, copies_its_weights, parts_of
+from vitrine.engine.network.light_gradients import computed_again, copies_its_weights, parts_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from vitrine.engine.emd import StudentContract
 from vitrine.engine.emd.export import export
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.lora_writing import kohya, of_peft
+from vitrine.engine.io.lora_writing import kohya, of_peft
 from vitrine.engine.nemo.erase import Erased
 from vitrine.engine.w2w import initial_lora, read_lora, write_lora
 

@@ -7,8 +7,8 @@ become. If this fails, a library has changed, and LTX-2 can be added: docs/add_a
 import pytest
 import torch
 from diffusers.models.transformers.transformer_ltx2 import LTX2VideoTransformerBlock
-from vitrine.engine.addresses import sites_of
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.tracing.addresses import sites_of
 
 VIDEO, AUDIO = 32, 16
 RENAMED = {

@@ -4,11 +4,11 @@ import pytest
 import torch
 from vitrine.engine.activations import PRESETS, PCABasis, TapConfig, encode_pixels, pca_rgb, tap_latents
 from vitrine.engine.activations.correspondence import feature_maps
-from vitrine.engine.addresses import sites_of
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits import caption, load_portraits, render, sample_scenes
+from vitrine.engine.tracing.addresses import sites_of
 
 ADDRESSES = "up-level0-repeat0-vit-block0-cross-q up-level1-repeat1-res-out"
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"

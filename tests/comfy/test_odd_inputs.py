@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine.engine.w2w import BatchedLora, Manifest
-from vitrine.engine.w2w.manifest import LoraLayer
+from vitrine.engine.w2w.space.manifest import LoraLayer
 from vitrine_tests.comfy import carried_models as tiny
 from vitrine_tests.comfy.guided_graphs import PATCHES, cfg, encoded, patched, sampled
 

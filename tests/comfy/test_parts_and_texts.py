@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import StudentSampling
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.hooks import capture, edit
 from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
+from vitrine.engine.tracing.hooks import capture, edit
 from vitrine.engine.w2w import BatchedLora, load_space
 from vitrine_tests.comfy.guided_graphs import cfg, encoded, sampled
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, PixArtAlphaPipeline
 from vitrine.engine.emd import StudentContract
-from vitrine.engine.fingerprint import fingerprint_of
 from vitrine.engine.nemo import BlockConfig, NeuronSet, value_sites
 from vitrine.engine.pipelines import (
     EMDOneStepPipeline,
@@ -14,6 +13,7 @@ from vitrine.engine.pipelines import (
 )
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers
+from vitrine.engine.tracing.fingerprint import fingerprint_of
 from vitrine.engine.w2w import BatchedLora, Manifest
 from vitrine_tests.comfy.test_family_models import lora_of
 from vitrine_tests.comfy.two_doors import close, test_a_tap, test_masks_travel, test_points_travel  # noqa: F401

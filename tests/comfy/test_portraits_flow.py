@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from vitrine.engine.addresses import sites_of
-from vitrine.engine.condition import Condition
 from vitrine.engine.families import call_of
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits import sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_either, load_flow_portraits
 from vitrine.engine.portraits.models import WEIGHTS, save_portraits
 from vitrine.engine.portraits.preview import read_preview, write_preview
 from vitrine.engine.portraits.shipped import shipped_models
+from vitrine.engine.tracing.addresses import sites_of
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler
-from vitrine.engine.addresses import sites_of
-from vitrine.engine.condition import Condition
 from vitrine.engine.control import GuidanceConfig, SizeCondition
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import call_of
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
 from vitrine.engine.resolution.shift import trained_betas
-from vitrine.engine.schedule import NoiseSchedule
+from vitrine.engine.tracing.addresses import sites_of
 
 NAMES = [n for n in shipped_transformers() if not n.endswith("128")]
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"

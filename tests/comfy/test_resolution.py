@@ -229,8 +229,8 @@ def test_stored_tables_are_replaced_on_the_clone_only(comfy):
 
 def test_rotary_stand_in(comfy):
     from comfy.ldm.flux.layers import EmbedND
+    from vitrine.engine.diffusion.schedule import NoiseSchedule
     from vitrine.engine.resolution import ModelFacts, Positions, plan_transfer
-    from vitrine.engine.schedule import NoiseSchedule
     from vitrine.nodes.comfy.resolution import _Rotary
 
     own, ids = EmbedND(16, 10000, [4, 6, 6]), torch.zeros(1, 24, 3)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.resolution import Applied, ModelFacts, Positions, ResolutionTransferConfig, facts_of, plan_transfer
 from vitrine.engine.resolution.rope import ROPE_MODES
-from vitrine.engine.resolution.rotary import RotaryPositions
-from vitrine.engine.schedule import NoiseSchedule
+from vitrine.engine.resolution.rotary_patch import RotaryPositions
 from vitrine_tests.comfy import rotary_runs
 from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twin, conditioning, inputs, network
 

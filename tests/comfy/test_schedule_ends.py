@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.finite import FiniteLosses, require_finite
-from vitrine.engine.nemo.score import Score
+from vitrine.engine.nemo.noise_similarity import Score
+from vitrine.engine.network.condition import Condition
+from vitrine.engine.runtime.finite import FiniteLosses, require_finite
 from vitrine_tests.comfy.controlled import POOLED, POSITIVE, TEXT, TOLD, pixart_twins, xl_twins
 from vitrine_tests.comfy.guided_graphs import NEURONS
 
@@ -128,7 +128,7 @@ def test_an_inversion_stops_at_its_first_loss_that_is_none():
     from vitrine.engine.portraits import load_portraits
     from vitrine.engine.portraits.shipped import PEOPLE_SPACE
     from vitrine.engine.w2w import InvertConfig, load_space
-    from vitrine.engine.w2w.inversion import invert, partial_inversion
+    from vitrine.engine.w2w.edit.inversion import invert, partial_inversion
 
     portraits = load_portraits()
     denoiser = Denoiser.from_diffusers(portraits.unet, portraits.scheduler)

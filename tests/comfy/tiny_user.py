@@ -4,10 +4,10 @@ import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import Preset
 from vitrine.engine.activations.preset_files import FeaturePreset
-from vitrine.engine.addresses import resolve
-from vitrine.engine.emd.contract import StudentContract
-from vitrine.engine.fingerprint import fingerprint_of
+from vitrine.engine.emd.student_preset import StudentContract
 from vitrine.engine.nemo import NeuronSet, value_sites
+from vitrine.engine.tracing.addresses import resolve
+from vitrine.engine.tracing.fingerprint import fingerprint_of
 from vitrine_tests.comfy.test_family_models import lora_of, written
 from vitrine_tests.comfy.tiny_checkpoints import checkpoint
 from vitrine_tests.families.twin import network, twin

@@ -7,11 +7,11 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 from PIL import Image
 from vitrine.engine.activations import tap_steps
-from vitrine.engine.activations.during import DIFFUSERS_GUIDED
 from vitrine.engine.activations.points import draw_matches, parse_points
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.ranking import FilterRule
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, EStepConfig
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.nemo import (
@@ -26,7 +26,7 @@ from vitrine.engine.nemo import (
 )
 from vitrine.engine.nemo.check import CheckConfig
 from vitrine.engine.nemo.heat_map import heat_map
-from vitrine.engine.nemo.score import probe_noise
+from vitrine.engine.nemo.noise_similarity import probe_noise
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     CorrespondencePipeline,
@@ -50,7 +50,7 @@ from vitrine.engine.w2w import (
     usual_sampling,
     with_directions,
 )
-from vitrine.engine.w2w.labels import parse_labels
+from vitrine.engine.w2w.space.labels import parse_labels
 from vitrine.evidence.w2w.world import people_space
 from vitrine_tests.comfy.twin_tools import (
     colours,
@@ -319,7 +319,7 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
 
 def first_pictures(s, folder):
     """What EMD Distill shows: the student's pictures of seeds 0 .. 3 after a small run."""
-    from vitrine.engine.noise import seeded_noise
+    from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())
     every = max(1, min(100, s.steps))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from vitrine.engine import pipelines as ours
-from vitrine.engine.control.entropy import EntropyConfig
+from vitrine.engine.control.entropy_guidance import EntropyConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, fingerprint_of, value_sites
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import InvertConfig

@@ -1,4 +1,4 @@
-"""``docs/api``: every public signature with its docstring, a page for each room, read from the source."""
+"""``docs/api``: every public signature with its docstring, a page for each method, read from the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "docs" / "api"
-ROOMS = {
+METHODS = {
     "pipelines": "diffusers pipelines, one for each node",
     "activations": "taps, matching, which places to read (GDF)",
     "nemo": "memorized prompts and the neurons that hold them (NeMo)",
@@ -19,19 +19,19 @@ ROOMS = {
     "control": "sizes weighted by the noise level (Berrada et al.)",
     "resolution": "sampling away from the training size (Berrada et al.)",
     "emd": "one-step students (EM Distillation)",
-    "portraits": "the reference world that ships with the pack",
+    "portraits": "the toy models that ship with the pack",
     "families": "what differs between model families",
 }
 CORE = (
-    "denoiser",
-    "schedule",
-    "addresses",
-    "hooks",
-    "sampling",
-    "guidance",
-    "noise",
-    "condition",
-    "progress",
+    "diffusion.denoiser",
+    "diffusion.schedule",
+    "tracing.addresses",
+    "tracing.hooks",
+    "diffusion.sampling",
+    "diffusion.guidance",
+    "diffusion.noise",
+    "network.condition",
+    "runtime.progress",
     "errors",
 )
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples):$")
@@ -40,12 +40,10 @@ ENTRY = re.compile(r"^    (\*{0,2}[\w`.]+(?:, \*{0,2}[\w`.]+)*): (.*)$")
 
 def pages() -> dict[str, str]:
     """File name -> what it says."""
-    made = {f"{room}.md": _page(f"vitrine.engine.{room}", about) for room, about in ROOMS.items()}
+    made = {f"{method}.md": _page(f"vitrine.engine.{method}", about) for method, about in METHODS.items()}
     core = [_page(f"vitrine.engine.{name}", "").replace("# ", "## ", 1) for name in CORE]
-    made["core.md"] = "# Floor 1\n\nWhat all methods stand on.\n\n" + "\n".join(core)
-    links = [
-        f"- [{name}]({name}.md): {about}" for name, about in {**ROOMS, "core": "what all methods stand on"}.items()
-    ]
+    made["core.md"] = "# What all methods use\n\n" + "\n".join(core)
+    links = [f"- [{name}]({name}.md): {about}" for name, about in {**METHODS, "core": "what all methods use"}.items()]
     command = "VITRINE_WRITE_DOCS=1 pytest tests/docs/test_api.py"
     head = f"# Every public name\n\nWritten from the docstrings by `{command}`.\n\n"
     return made | {"README.md": head + "\n".join(links) + "\n"}

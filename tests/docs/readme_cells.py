@@ -9,7 +9,7 @@ COLUMNS = ("addresses", "Tap", "match, rank", "NEMO", "EMD", "W2W", "Control", "
 Tests = dict[str, list[str]]
 """Column -> tests."""
 TWINS = "comfy/test_family_twins.py::test_one_address_is_one_tensor"
-MAPS = "engine/test_family_maps.py::test_a_map_times_the_values_is_attentions_result"
+MAPS = "engine/families/test_family_maps.py::test_a_map_times_the_values_is_attentions_result"
 MODELS = "comfy/test_family_models.py"
 NOTES = "comfy/test_family_notes.py"
 ROTARY = "comfy/test_rotary_families.py"
@@ -160,7 +160,7 @@ CELLS: dict[str, dict[str, Tests]] = {
     }},
     "SD3, SD3.5 medium": {"": _with(
         _both("sd35", "sd3"), EMD="comfy/test_emd_families.py::test_emds_nodes_in_comfyui[SD3, SD3.5 medium]",
-        Control="engine/test_control_inject.py::test_c_emb_is_added_to_the_timestep_embedding[sd3]",
+        Control="engine/control/test_inject.py::test_c_emb_is_added_to_the_timestep_embedding[sd3]",
     )},
     "flow portraits (Flux-shaped)": {"": {
         "addresses": ["comfy/test_portraits_flow.py::test_every_layer_is_the_same_network"],

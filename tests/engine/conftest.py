@@ -12,7 +12,7 @@ from vitrine.engine.w2w import (
     principal_components,
     with_directions,
 )
-from vitrine.engine.w2w.pca import Matrix
+from vitrine.engine.w2w.space.principal_components import Matrix
 from vitrine_tests import models
 
 N = 60

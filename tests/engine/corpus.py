@@ -13,23 +13,23 @@ import zipfile
 import torch
 from safetensors.torch import load, save, save_file
 from vitrine.engine.activations import Activations, TapConfig, TapInfo
-from vitrine.engine.activations import filter as qualitative
 from vitrine.engine.activations import greedy_search as comparison
+from vitrine.engine.activations import qualitative_filter as qualitative
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
-from vitrine.engine.cli import emd as emd_cli
-from vitrine.engine.emd.contract import StudentContract, read_student
-from vitrine.engine.hooks import Activation
-from vitrine.engine.nemo.calibrated import Calibrated
+from vitrine.engine.cli import emd_commands as emd_cli
+from vitrine.engine.emd.student_preset import StudentContract, read_student
+from vitrine.engine.jobs.run import Run
+from vitrine.engine.nemo.calibrated_threshold import Calibrated
+from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.nemo.neurons import NeuronSet
-from vitrine.engine.nemo.statistics import NeuronStatistics
-from vitrine.engine.run import Run
-from vitrine.engine.w2w.build import load_space
-from vitrine.engine.w2w.delta import DeltaSpace
-from vitrine.engine.w2w.lora_files import read_lora
-from vitrine.engine.w2w.manifest import LoraLayer, Manifest
-from vitrine.engine.w2w.space import WeightSpace
+from vitrine.engine.tracing.hooks import Activation
+from vitrine.engine.w2w.building.build_space import load_space
+from vitrine.engine.w2w.loras.lora_files import read_lora
+from vitrine.engine.w2w.space.delta_space import DeltaSpace
+from vitrine.engine.w2w.space.manifest import LoraLayer, Manifest
+from vitrine.engine.w2w.space.space import WeightSpace
 
 PLACES = ("up-level0-repeat0-res-out", "up-level1-repeat0-vit-block0-cross-q")
 KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"

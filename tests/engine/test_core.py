@@ -7,12 +7,12 @@ from diffusers import (
     EulerDiscreteScheduler,
     FlowMatchEulerDiscreteScheduler,
 )
-from vitrine.engine.addresses import resolve, sites_of
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser, check_finite
+from vitrine.engine.diffusion.denoiser import Denoiser, check_finite
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.hooks import capture, edit
-from vitrine.engine.schedule import NoiseSchedule
+from vitrine.engine.network.condition import Condition
+from vitrine.engine.tracing.addresses import resolve, sites_of
+from vitrine.engine.tracing.hooks import capture, edit
 from vitrine_tests import models
 
 pytestmark = pytest.mark.rounding
@@ -305,10 +305,10 @@ def test_transformers_tap_through_the_denoiser(make, no_hooks_left):
 
 def test_captures_see_what_edits_and_late_weights_leave(no_hooks_left):
     """Opened first or last, a capture reads the final value; a LoRA added last does not revive what an edit zeroed."""
-    from vitrine.engine.hooks import capture, edit
     from vitrine.engine.portraits import build_models
+    from vitrine.engine.tracing.hooks import capture, edit
     from vitrine.engine.w2w import BatchedLora, Manifest
-    from vitrine.engine.w2w.batched_lora import initial_lora
+    from vitrine.engine.w2w.train.batched_lora import initial_lora
 
     unet, address = build_models().unet, "mid-vit-block0-cross-v"
     manifest = Manifest.of(initial_lora(unet, ("attn2.to_v",)))

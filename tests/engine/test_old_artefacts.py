@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.control import ControlEmbedder, ControlSpec, GammaConfig, PaddingConfig, load_control
-from vitrine.engine.emd.contract import StudentContract, read_student
+from vitrine.engine.emd.student_preset import StudentContract, read_student
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.nemo.neurons import NeuronSet
-from vitrine.engine.nemo.statistics import NeuronStatistics
 
 PLACE = "mid-vit-block0-cross-v"
 KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
@@ -92,7 +92,7 @@ HOMES = {
     "SearchConfig": "engine.nemo", "BlockConfig": "engine.nemo", "AttackConfig": "engine.nemo",
     "SampleConfig": "engine.w2w", "PCAConfig": "engine.w2w", "InvertConfig": "engine.w2w",
     "SliderConfig": "evidence.w2w.concept_sliders", "EditConfig": "engine.w2w", "BuildConfig": "engine.w2w",
-    "LoraTrainConfig": "engine.w2w.train", "GuidanceConfig": "engine.control", "AugmentConfig": "engine.control",
+    "LoraTrainConfig": "engine.w2w", "GuidanceConfig": "engine.control", "AugmentConfig": "engine.control",
     "GammaConfig": "engine.control", "PaddingConfig": "engine.control", "ControlTrainConfig": "engine.control",
     "EStepConfig": "engine.emd", "CorrectConfig": "engine.emd", "EMDTrainConfig": "engine.emd.train_config",
     "TransferConfig": "evidence.resolution.world", "ResolutionTransferConfig": "engine.resolution",

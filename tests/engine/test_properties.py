@@ -13,10 +13,10 @@ import vitrine.engine
 import vitrine.evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vitrine.engine.addresses import resolve, sites_of
-from vitrine.engine.config import Config
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.schedule import NoiseSchedule
+from vitrine.engine.settings.config import Config
+from vitrine.engine.tracing.addresses import resolve, sites_of
 from vitrine_tests import models
 
 QUICK = settings(max_examples=40)
@@ -121,7 +121,7 @@ CLASSES = config_classes()
 def test_every_class_of_settings_is_known():
     assert set(FIELDS) <= set(CLASSES)
     lacking = [n for n, c in CLASSES.items() if not (hasattr(c, "to_dict") and hasattr(c, "from_dict"))]
-    assert not lacking, "settings go to a dict and back (engine/config.py)"
+    assert not lacking, "settings go to a dict and back (engine/settings/config.py)"
     assert all(c.__dataclass_params__.frozen for c in CLASSES.values())
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from vitrine.engine.emd.chain import e_step, normal_from
-from vitrine.engine.emd.config import EStepConfig
+from vitrine.engine.emd.chain_config import EStepConfig
 from vitrine.evidence.emd.mixture import Schooling, best_student, mixture_chain, mixture_distance
 from vitrine.evidence.emd.mixture_claims import spread, x_step
 from vitrine.evidence.emd.rare import DEVIATION, SHARES, SIZE, Course, Denoiser, RareWorld, Run

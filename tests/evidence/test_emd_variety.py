@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.emd import Base, FirstSteps, few_steps, mean_distance
-from vitrine.engine.noise import seeded_noise
 from vitrine.engine.portraits import sample_scenes
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine.evidence.emd.flow_student import SAMPLING, collapsed_flow_student

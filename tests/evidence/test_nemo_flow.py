@@ -1,7 +1,7 @@
 """NEMO on the flow model: halves of the planted pictures, statistics where values depend on the latent, the score."""
 
 import torch
-from vitrine.engine.nemo.config import ProbeConfig
+from vitrine.engine.nemo.search_config import ProbeConfig
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 from vitrine.evidence.nemo import flow_claims
 from vitrine.evidence.nemo.world import ORDINARY, Effort, captions, setting

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from vitrine.engine.cli.train import COMMANDS
+from vitrine.engine.cli.train_commands import COMMANDS
 from vitrine.engine.portraits import load_portraits, plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.evidence.nemo.held_out import Agreement, Copied

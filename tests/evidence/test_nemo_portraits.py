@@ -3,7 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.nemo.find import make_probe, score_prompts
-from vitrine.engine.nemo.score import Request, probe_noise
+from vitrine.engine.nemo.noise_similarity import Request, probe_noise
 from vitrine.engine.portraits import plants, render
 from vitrine.evidence.nemo.baselines import random_neurons
 from vitrine.evidence.nemo.claims import detection

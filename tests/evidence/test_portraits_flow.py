@@ -9,11 +9,11 @@ from PIL import Image
 from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
+from vitrine.engine.jobs.run import NOTE
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_flow_portraits, standardise
 from vitrine.engine.portraits.models import save_portraits
-from vitrine.engine.progress import Interrupted
-from vitrine.engine.run import NOTE
+from vitrine.engine.runtime.progress import Interrupted
 from vitrine.evidence.portraits.card import write_card
 from vitrine.evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
 from vitrine.evidence.portraits.flow_train import LATENTS, PICTURES, main

@@ -9,7 +9,7 @@ import torch
 from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import WEIGHTS, load_portraits
-from vitrine.engine.progress import Interrupted
+from vitrine.engine.runtime.progress import Interrupted
 from vitrine.evidence.portraits.phase import OutOfTime
 from vitrine.evidence.portraits.train import main
 from vitrine.evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.engine.cli.main import main
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.scenes import ATTRIBUTES
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
-from vitrine.engine.schedule import NoiseSchedule
 from vitrine.evidence.control.controlled_transformer import ControlledTransformer
 from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, transformer_data
 from vitrine.evidence.registry import all_claims
@@ -161,7 +161,7 @@ def test_lessons_show_more_sides_and_no_mirrored_pictures():
 
 @pytest.mark.nightly
 def test_a_flip_is_taught_against_the_model_itself(tmp_path):
-    from vitrine.engine.control.train import AdvancedControlTrainConfig, ControlTrainConfig
+    from vitrine.engine.control.control_trainer import AdvancedControlTrainConfig, ControlTrainConfig
     from vitrine.evidence.control.flip_lessons import FlipLessons
 
     model = ControlledTransformer.open("power-cosine")
@@ -317,7 +317,7 @@ def test_settings_are_checked(wrong):
 # --- report sections ------------------------------------------------------------------------------------------------
 @pytest.mark.nightly
 def test_the_report_sections(monkeypatch, tmp_path):
-    from vitrine.engine.report import Report
+    from vitrine.engine.io.html_page import Report
     from vitrine.evidence.control import page as control
     from vitrine.evidence.resolution import page as resolution
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from PIL import Image
-from vitrine.engine.charts import _ticks, curve_picture
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.report import Report
+from vitrine.engine.io.charts import _ticks, curve_picture
+from vitrine.engine.io.html_page import Report
 from vitrine.evidence import registry as claims
 from vitrine.evidence import reproduce
 from vitrine.evidence.charts import line_chart

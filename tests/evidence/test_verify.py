@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 from vitrine.engine.cli.main import main
-from vitrine.engine.nemo.verify import AttackConfig
+from vitrine.engine.nemo.blocking_checks import AttackConfig
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.models import WEIGHTS
-from vitrine.engine.progress import silent
+from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.verify.checksums import sha256_of
 from vitrine.evidence.verify.context import Asked, Context
 from vitrine.evidence.verify.embedded import SETTINGS, WORLDS, write_data

@@ -12,7 +12,7 @@ from vitrine.engine.control import GammaConfig
 from vitrine.engine.pipelines.descriptors import face_descriptor, lpips_distance
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE, PEOPLE_SPACE
-from vitrine.engine.progress import silent
+from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.control.controlled_transformer import ControlledTransformer
 from vitrine.evidence.verify import sizes, w2w
 from vitrine.evidence.verify.context import Asked, Context

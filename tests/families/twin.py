@@ -13,9 +13,9 @@ import importlib
 from pathlib import Path
 
 import torch
-from vitrine.engine.condition import Condition
 from vitrine.engine.families import family_of
 from vitrine.engine.families.weights import comfyui_place
+from vitrine.engine.network.condition import Condition
 
 NAMES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "twin")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vitrine.engine.files import write_whole
+from vitrine.engine.io.files import write_whole
 from vitrine_tests import models
 
 FOLDER = Path(os.environ.get("VITRINE_FULL_SIZE_DIR") or "~/.cache/vitrine-full-size").expanduser()

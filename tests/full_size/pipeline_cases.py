@@ -11,7 +11,7 @@ from typing import Any
 import diffusers
 import torch
 from vitrine.engine import pipelines
-from vitrine.engine.activations.filter import FilterRule
+from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.control import (
     ControlCheckpoint,
     ControlEmbedder,
@@ -24,8 +24,8 @@ from vitrine.engine.control import (
     load_control,
     save_control,
 )
-from vitrine.engine.control.entropy import EntropyConfig
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.control.entropy_guidance import EntropyConfig
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline

@@ -7,9 +7,8 @@ import functools
 from typing import Any
 
 import torch
-from vitrine.engine.control.entropy import EntropyConfig
+from vitrine.engine.control.entropy_guidance import EntropyConfig
 from vitrine.engine.emd import StudentContract
-from vitrine.engine.fingerprint import width_of
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
@@ -18,6 +17,7 @@ from vitrine.engine.pipelines import (
     NEMOPipeline,
     W2WPipeline,
 )
+from vitrine.engine.tracing.fingerprint import width_of
 from vitrine.engine.w2w import EditConfig, InvertConfig
 from vitrine_tests.pipelines.encoded import READING, SOURCES, source
 from vitrine_tests.pipelines.test_w2w_around import space_on

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 from vitrine.engine.activations import TapConfig, tap_latents, tap_steps
-from vitrine.engine.activations.filter import FilterRule
-from vitrine.engine.condition import Condition
+from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.control import (
     ControlEmbedder,
     ControlMetadata,
@@ -29,10 +28,10 @@ from vitrine.engine.control import (
     load_control,
     save_control,
 )
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
-from vitrine.engine.hooks import edit
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     ActivationTapTransformerPipeline,
@@ -55,6 +54,7 @@ from vitrine.engine.pipelines import (
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.tracing.hooks import edit
 from vitrine.engine.w2w import EditConfig, InvertConfig, WeightSpace
 
 from .stock import backbone, stock, used, valid_for

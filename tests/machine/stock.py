@@ -21,8 +21,8 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
-from vitrine.engine.fingerprint import active_fingerprint_of
 from vitrine.engine.portraits import build_models, load_portraits
+from vitrine.engine.tracing.fingerprint import active_fingerprint_of
 from vitrine_tests import models
 
 WIDTH = 64

@@ -4,8 +4,8 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ResolutionTransferPipeline
-from vitrine.engine.placement import copied, upcast_vae
 from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.runtime.placement import copied, upcast_vae
 from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import MODES, OFFLOADED, difference, pairs, placed, plain, where

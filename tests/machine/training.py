@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from vitrine.engine.condition import Condition
 from vitrine.engine.control import (
     AugmentConfig,
     ControlEmbedder,
@@ -18,15 +17,16 @@ from vitrine.engine.control import (
     ControlSpec,
     ControlTrainConfig,
     ControlTrainer,
-    Trainee,
+    TrainSetup,
     control_width,
     injected,
 )
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.emd import EStepConfig
-from vitrine.engine.emd.train import Trainer
+from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
-from vitrine.engine.schedule import NoiseSchedule
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.w2w import BatchedTrainer, LoraTrainConfig, Subject
 
 
@@ -92,7 +92,7 @@ def control_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
     pictures = torch.rand(2, 4, 16, 16, generator=torch.Generator().manual_seed(5)) * 2 - 1
     records = [ControlRecord(p, text, 64, 96) for p in pictures]
     network = injected(unet, lambda x, t, s: unet(x.to(unet.dtype), t, s.to(unet.dtype)).sample)
-    trainee = Trainee(network, embedder, NoiseSchedule.scaled_linear(), torch.zeros_like(text), {})
+    trainee = TrainSetup(network, embedder, NoiseSchedule.scaled_linear(), torch.zeros_like(text), {})
     told = {"steps": steps + 1, "batch": 2, "lr": 1e-3, "augment": AugmentConfig(16)}
     about = ControlMetadata("UNet2DConditionModel", embedder.dim, base_model="tiny")
     with accelerated(device), tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from vitrine.engine.activations import Activations, PCABasis
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline, ActivationTapXLPipeline
 from vitrine.engine.portraits import build_models, render, sample_scenes
-from vitrine.engine.progress import Interrupted
+from vitrine.engine.runtime.progress import Interrupted
 from vitrine_tests import models
 
 pytestmark = pytest.mark.rounding

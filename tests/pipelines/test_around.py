@@ -6,7 +6,7 @@ from contextlib import redirect_stderr
 import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionImg2ImgPipeline
-from vitrine.engine.control.entropy import EntropyConfig
+from vitrine.engine.control.entropy_guidance import EntropyConfig
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     EMDOneStepPipeline,

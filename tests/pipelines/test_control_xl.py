@@ -15,7 +15,7 @@ from vitrine.engine.control import (
     SizeCondition,
     needed_evaluations,
 )
-from vitrine.engine.guidance import scale_for_size
+from vitrine.engine.diffusion.guidance import scale_for_size
 from vitrine_tests.pipelines.controlled import FAR, NEVER, OFF, euler, ours, seeded, texts, xl_pipeline
 
 pytestmark = pytest.mark.rounding

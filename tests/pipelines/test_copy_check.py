@@ -7,15 +7,15 @@ import torch
 from PIL import Image
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.lora_writing import write_lora
+from vitrine.engine.io.lora_writing import write_lora
+from vitrine.engine.io.prompt_files import read_prompts
 from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.nemo.check import CheckConfig
-from vitrine.engine.nemo.pull import PullConfig
-from vitrine.engine.pipelines.copies import copy_check
+from vitrine.engine.nemo.guidance_difference import PullConfig
+from vitrine.engine.pipelines.copy_checks import copy_check
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
-from vitrine.engine.progress import Interrupted
-from vitrine.engine.prompt_files import read_prompts
-from vitrine.engine.w2w.batched_lora import initial_lora
+from vitrine.engine.runtime.progress import Interrupted
+from vitrine.engine.w2w.train.batched_lora import initial_lora
 
 ORDINARY = tuple(caption(sample_scenes(range(8_400_000, 8_400_004))))
 PLANTS = plants()[:3]

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.emd import CorrectConfig, Networks, RepairWarning, StudentContract, correct, one_step
 from vitrine.engine.emd.export import export_full
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.noise import seeded_noise
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
 from vitrine.engine.portraits import build_models
 
@@ -118,7 +118,7 @@ def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
     """Transformers were refused; before that, what they exported nobody read, since its names began with ``unet``."""
     from vitrine.engine.emd import EStepConfig
     from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
-    from vitrine.engine.files import read_safetensors
+    from vitrine.engine.io.files import read_safetensors
     from vitrine.engine.pipelines.emd_training import training_parts
     from vitrine.engine.portraits.flow import load_flow_portraits
 
@@ -154,7 +154,7 @@ def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
 
 def test_pixart_is_refused_before_it_trains():
     from diffusers import DDIMScheduler
-    from vitrine.engine.emd.roles import Roles
+    from vitrine.engine.emd.networks import Roles
     from vitrine_tests import models
 
     with pytest.raises(VitrineError, match="PixArtTransformer2DModel, which diffusers has no adapters for"):

@@ -5,15 +5,15 @@ import copy
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.emd import CorrectConfig, Networks, StudentContract, correct, known, one_step
 from vitrine.engine.emd.export import export_full
 from vitrine.engine.emd.few_steps import few_steps
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
 from vitrine.engine.families.packing import masked
-from vitrine.engine.files import save_safetensors
-from vitrine.engine.noise import seeded_noise
+from vitrine.engine.io.files import save_safetensors
 from vitrine.engine.pipelines import EMDOneStepPipeline, EMDOneStepTransformerPipeline
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine_tests.pipelines.encoded import SOURCES, source

@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.emd import StudentContract, check_network
 from vitrine.engine.emd.export import export
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.files import save_safetensors
+from vitrine.engine.io.files import save_safetensors
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine_tests import models
@@ -58,7 +58,7 @@ def test_a_second_student_takes_the_firsts_place(pipe, weights, tmp_path):
 
 
 def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
-    from vitrine.engine.lora_writing import kohya, of_peft
+    from vitrine.engine.io.lora_writing import kohya, of_peft
 
     file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
     with pytest.raises(VitrineError, match="student contract: given none"):
@@ -70,7 +70,7 @@ def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
 
 
 def test_a_preset_of_another_model_is_refused(pipe, weights, tmp_path):
-    from vitrine.engine.lora_writing import kohya, of_peft
+    from vitrine.engine.io.lora_writing import kohya, of_peft
 
     file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
     with pytest.raises(VitrineError, match="a UNet of SD1.5"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import masked
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline

@@ -28,9 +28,9 @@ from transformers import (
 )
 from vitrine.engine.activations import TapConfig, tap_latents
 from vitrine.engine.activations.ranking import FilterRule
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine_tests import models
 from vitrine_tests.families import flux2

@@ -80,7 +80,7 @@ def test_bad_input_is_refused(stock, drawn):
 def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
     from transformers import CLIPTextModelWithProjection
-    from vitrine.engine.activations.filter import FilterRule
+    from vitrine.engine.activations.qualitative_filter import FilterRule
     from vitrine.engine.pipelines import CorrespondenceXLPipeline, SegmentationXLPipeline
     from vitrine.engine.portraits import build_models
 

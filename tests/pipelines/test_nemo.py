@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.fingerprint import width_of
 from vitrine.engine.nemo import (
     AttackConfig,
     BlockConfig,
@@ -24,6 +23,7 @@ from vitrine.engine.nemo import (
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.pipelines.nemo_erase import SurrogateConfig
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
+from vitrine.engine.tracing.fingerprint import width_of
 
 pytestmark = pytest.mark.rounding
 PLACE = "down-level1-repeat0-vit-block0-cross-v"

@@ -8,10 +8,8 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
     StableDiffusionInpaintPipeline,
 )
-from vitrine.engine.condition import Condition
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.fingerprint import width_of
 from vitrine.engine.nemo import (
     BlockConfig,
     NeuronSet,
@@ -25,7 +23,9 @@ from vitrine.engine.nemo import (
     value_activations,
     value_sites,
 )
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import NEMOAroundPipeline, NEMOPipeline
+from vitrine.engine.tracing.fingerprint import width_of
 from vitrine_tests.machine import stock
 from vitrine_tests.pipelines.test_family_taps import MAKERS
 

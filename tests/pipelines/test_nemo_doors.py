@@ -3,7 +3,7 @@
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import ProbeConfig, SearchConfig
 from vitrine.engine.nemo.find import make_probe, score_prompts

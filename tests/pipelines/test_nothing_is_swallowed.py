@@ -3,8 +3,8 @@
 import pytest
 import torch
 from vitrine.engine.control import GammaConfig, GuidanceConfig, SizeCondition
+from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.noise import seeded_noise
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE

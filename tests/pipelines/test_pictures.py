@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.activations.images import to_pixels, value_range_of
+from vitrine.engine.activations.picture_latents import to_pixels, value_range_of
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes

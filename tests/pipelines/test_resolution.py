@@ -12,11 +12,11 @@ from diffusers import (
     StableDiffusion3Pipeline,
     StableDiffusionXLPipeline,
 )
+from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.resolution import ResolutionTransferConfig, apply, facts_of, resample, transferred_copy
-from vitrine.engine.schedule import NoiseSchedule
 from vitrine_tests import models
 
 pytestmark = pytest.mark.rounding

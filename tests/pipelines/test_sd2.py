@@ -10,7 +10,6 @@ from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionMod
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from vitrine.engine.emd import StudentContract
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.fingerprint import width_of
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
@@ -23,6 +22,7 @@ from vitrine.engine.pipelines import (
     W2WPipeline,
 )
 from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.tracing.fingerprint import width_of
 from vitrine.engine.w2w import InvertConfig
 from vitrine_tests import models
 from vitrine_tests.machine.stock import WIDTH, _parts

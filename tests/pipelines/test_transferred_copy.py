@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from vitrine.engine.compiled import EagerRuns
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.resolution import ResolutionTransferConfig, transferred_copy
+from vitrine.engine.runtime.compiled import EagerRuns
 from vitrine_tests.pipelines.test_resolution import flux, run
 
 CONFIG = ResolutionTransferConfig((48, 64), (32, 32))

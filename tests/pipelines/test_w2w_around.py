@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiTPipeline, StableDiffusionImg2ImgPipeline
-from vitrine.engine.denoiser import Denoiser
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
 from vitrine.engine.pipelines import W2WAroundPipeline, W2WPipeline
-from vitrine.engine.pipelines.encoding import encoded
+from vitrine.engine.pipelines.prompt_encoding import encoded
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (
@@ -22,7 +22,7 @@ from vitrine.engine.w2w import (
     load_space,
     materialise,
 )
-from vitrine.engine.w2w.batched_lora import target_layers
+from vitrine.engine.w2w.train.batched_lora import target_layers
 from vitrine_tests import models
 from vitrine_tests.pipelines.encoded import READING, SOURCES, backbone, drawn, source
 from vitrine_tests.pipelines.test_family_taps import by_hand

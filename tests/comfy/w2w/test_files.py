@@ -58,7 +58,7 @@ def test_doras_join_with_their_base_model(comfy, loaded, pipe, tmp_path):
     import folder_paths
     from comfy import model_management
     from safetensors.torch import save_file
-    from vitrine.engine.lora_writing import kohya
+    from vitrine.engine.io.lora_writing import kohya
     from vitrine.engine.w2w import BaseWeights, initial_lora, read_lora
     from vitrine.nodes.comfy.lora import with_lora
 

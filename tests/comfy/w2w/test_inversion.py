@@ -32,7 +32,7 @@ def test_inversion_equals_the_pipelines(comfy, loaded, pipe, space, positive):
 
 def test_samples_are_of_the_vaes_posterior(comfy, loaded, pipe, space, positive):
     """Means and deviations are the pipeline's; the node trains on other latents than the means."""
-    from vitrine.engine.activations.images import encode_pixels
+    from vitrine.engine.activations.picture_latents import encode_pixels
     from vitrine.nodes.comfy.model import encode
     from vitrine.nodes.w2w_make import _posterior
 
@@ -84,7 +84,7 @@ def test_an_interrupted_inversion_goes_on(comfy, loaded, space, positive, monkey
     """The same inputs again: steps already made are not made anew, and the result is that of one run, bit for bit."""
     import comfy.model_management as management
     import folder_paths
-    from vitrine.engine.w2w import inversion
+    from vitrine.engine.w2w.edit import inversion
 
     inputs = {
         "model": loaded[0], "vae": loaded[2], "positive": positive, "space": space, "preset": "custom", "steps": 8,

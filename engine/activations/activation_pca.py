@@ -1,0 +1,125 @@
+"""Three principal components as red, green and blue: the picture of an activation.
+
+GDF's pictures fit a new basis for each image, so colours mean nothing across images. A :class:`PCABasis` fitted on a
+set and reused gives the same part the same colour everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ..errors import refuse
+from ..settings.sizes import check_sides
+from ..tracing.hooks import Activation
+
+Maps = Activation | torch.Tensor
+_RELATIVE_RANK = 1e-10
+"""A component whose variance is below this share of the first one's is rounding noise and drawn grey."""
+
+
+@dataclass(frozen=True)
+class PCABasis:
+    """Mean (C,), components (3, C), and the range [low, high] (3,) that is drawn from dark to bright; float64, CPU."""
+
+    mean: torch.Tensor
+    components: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+    @classmethod
+    def fit(cls, maps: Maps | Iterable[Maps], max_samples: int = 16384) -> PCABasis:
+        """Fit on every position of one or many activations (B, C, h, w); evenly spaced positions when there are more.
+
+        Signs are fixed (the largest weight of each component is positive), so equal data give equal colours.
+
+        Raises:
+            VitrineError: If there are no maps or one has no grid, channel counts differ, or values are not finite.
+        """
+        maps = [maps] if isinstance(maps, (Activation, torch.Tensor)) else list(maps)
+        flat = [_positions(_as_maps(m)) for m in maps]
+        if not flat or len({f.shape[1] for f in flat}) != 1:
+            shapes = [tuple(f.shape) for f in flat]
+            raise refuse("PCA maps", shapes, "maps of one channel count", "fit one place at a time")
+        total = sum(len(f) for f in flat)
+        stride = max(1, -(-total // max_samples))
+        samples = torch.cat([f[::stride] for f in flat]).double().cpu()
+        mean = samples.mean(0)
+        components = _principal(samples - mean)
+        scores = (samples - mean) @ components.T
+        return cls(mean, components, scores.amin(0), scores.amax(0))
+
+    def project(self, maps: Maps) -> torch.Tensor:
+        """(B, 3, h, w) float64 scores, not yet scaled.
+
+        Raises:
+            VitrineError: If the channel count is not the basis's.
+        """
+        tensor = _as_maps(maps)
+        if tensor.shape[1] != len(self.mean):
+            raise refuse("PCA channels", tensor.shape[1], len(self.mean), "use the basis of the same place")
+        scores = (_positions(tensor).double().cpu() - self.mean) @ self.components.T
+        return scores.reshape(tensor.shape[0], *tensor.shape[2:], 3).permute(0, 3, 1, 2)
+
+    def rgb(self, maps: Maps) -> torch.Tensor:
+        """(B, 3, h, w) float32 in [0, 1]; values outside the fitted range are clipped, empty components mid-grey."""
+        low, span = self.low[:, None, None], (self.high - self.low)[:, None, None]
+        flat = span <= 0
+        scaled = (self.project(maps) - low) / torch.where(flat, torch.ones_like(span), span)
+        return torch.where(flat, torch.full_like(scaled, 0.5), scaled).clamp(0, 1).float()
+
+
+def pca_rgb(maps: Maps, basis: PCABasis | None = None, size: int | tuple[int, int] | None = None) -> torch.Tensor:
+    """Picture of an activation (B, C, h, w): (B, 3, h, w) float32 in [0, 1] on the CPU.
+
+    Args:
+        basis: shared colours; None fits each image by itself, as GDF's pictures do.
+        size: enlarge by nearest neighbour to (height, width), or to a square.
+
+    Raises:
+        VitrineError: If the place has no grid (text tokens, attention maps), its channel count is not the basis's, or
+            values are not finite.
+    """
+    check_sides("size", *(size if isinstance(size, (tuple, list)) else (size,)))
+    tensor = _as_maps(maps)
+    if basis is None:
+        pictures = torch.cat([PCABasis.fit(single).rgb(single) for single in tensor.split(1)])
+    else:
+        pictures = basis.rgb(tensor)
+    if size is None:
+        return pictures
+    return F.interpolate(pictures, size=(size, size) if isinstance(size, int) else tuple(size), mode="nearest")
+
+
+def _as_maps(maps: Maps) -> torch.Tensor:
+    tensor = maps.tensor if isinstance(maps, Activation) else maps
+    gridless = isinstance(maps, Activation) and maps.grid is None
+    if gridless or tensor.ndim != 4 or 0 in tensor.shape:
+        name = maps.address if isinstance(maps, Activation) else "tensor"
+        raise refuse("PCA", f"{name} {tuple(tensor.shape)}", "spatial maps (B, C, h, w)", "tap a place with a grid")
+    if not torch.isfinite(tensor).all():
+        raise refuse("PCA", "NaN or infinite values", "finite activations", "tap in float32")
+    return tensor.detach()
+
+
+def _positions(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.permute(0, 2, 3, 1).reshape(-1, tensor.shape[1])
+
+
+def _principal(centred: torch.Tensor) -> torch.Tensor:
+    """(3, C) unit rows of the largest variance, zero rows past the rank."""
+    count, channels = centred.shape
+    if channels <= count:
+        values, vectors = torch.linalg.eigh(centred.T @ centred)
+        axes = vectors.T
+    else:  # fewer positions than channels: the small Gram matrix has the same non-zero spectrum
+        values, vectors = torch.linalg.eigh(centred @ centred.T)
+        axes = (centred.T @ vectors).T / values.clamp_min(1e-300).sqrt()[:, None]
+    axes, values = axes.flip(0)[:3], values.flip(0)[:3]
+    axes = torch.where((values > _RELATIVE_RANK * values[0].clamp_min(1e-20))[:, None], axes, torch.zeros_like(axes))
+    pivot = axes.gather(1, axes.abs().argmax(1, keepdim=True))
+    axes = axes * torch.where(pivot < 0, -1.0, 1.0)
+    return F.pad(axes, (0, 0, 0, 3 - len(axes)))

@@ -1,0 +1,230 @@
+"""GDF's qualitative filter as a measurement: diffusion noise, granularity and locality of every place.
+
+The authors look at PCA pictures of a few images and drop places that are noisy, over-refined or bound to position (GDF,
+section 4). Here each of the three is a score of the activations themselves, so the filter runs on any model, needs no
+labels, and says why a place was dropped. What the authors kept themselves is in
+:mod:`vitrine.engine.activations.published_filter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ..diffusion.denoiser import Denoiser
+from ..errors import refuse
+from ..io.files import named
+from ..jobs.run import Run
+from ..network.condition import Condition
+from ..runtime.footprint import memory_bytes
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from ..tracing.hooks import Activation
+from .activation_pca import PCABasis
+from .streaming import footprint, split_places
+from .tap import tap_latents
+from .tap_config import TapConfig
+
+GROUP = 24
+"""Most places tapped together."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """The three properties of one place, averaged over pictures.
+
+    Attributes:
+        noise: 1 - cosine between the activations under two noises, 0 (none) to about 1 (nothing but noise).
+        granularity: spectral centroid of the three principal components, in cycles across the picture: the larger, the
+            finer. A grid of side n holds n / 2 at most.
+        locality: Spearman correlation of feature distance and distance in the picture, -1 .. 1; near 1, features say
+            only where they are.
+    """
+
+    noise: float
+    granularity: float
+    locality: float
+
+
+@dataclass(frozen=True)
+class FilterRule(Config):
+    """Which scores a place may have; None is no bound. Noise and granularity are relative to the model's median place.
+
+    The defaults were chosen on 16 portraits of the reference model and checked on others (``vitrine reproduce
+    gdf.filter``). On another model, look at the strips before you trust them.
+
+    Attributes:
+        noise: largest noise score, as a share of the median over all places.
+        granularity: largest centroid, as a multiple of the median.
+        locality: smallest and largest. A place below the smallest has no spatial order at all.
+
+    Raises:
+        VitrineError: If a share is not above 0, or the smallest locality is not below the largest.
+    """
+
+    noise: float | None = 0.8
+    granularity: float | None = 2.0
+    locality: tuple[float | None, float | None] = (0.05, 0.6)
+
+    def __post_init__(self) -> None:
+        low, high = self.locality
+        if any(v is not None and v <= 0 for v in (self.noise, self.granularity)):
+            shares = (self.noise, self.granularity)
+            raise refuse("filter rule", shares, "shares of the median above 0, or None", "0.8 and 2 are the defaults")
+        if low is not None and high is not None and low >= high:
+            raise refuse("filter locality", self.locality, "smallest below largest", "(0.05, 0.6) is the default")
+
+    def apply(self, properties: Mapping[str, Properties]) -> tuple[list[str], dict[str, list[str]]]:
+        """(places that stay, place -> reasons why it was dropped), in the order of ``properties``."""
+        scores = list(properties.values())
+        noise = None if self.noise is None else self.noise * _median([p.noise for p in scores])
+        fine = None if self.granularity is None else self.granularity * _median([p.granularity for p in scores])
+        reasons = {a: self._reasons(p, noise, fine) for a, p in properties.items()}
+        return [a for a, why in reasons.items() if not why], {a: why for a, why in reasons.items() if why}
+
+    def _reasons(self, p: Properties, noise: float | None, fine: float | None) -> list[str]:
+        low, high = self.locality
+        reasons = []
+        if noise is not None and p.noise > noise:
+            reasons.append(f"diffusion noise {p.noise:.3f} > {noise:.3f}")
+        if fine is not None and p.granularity > fine:
+            reasons.append(f"over-refined, {p.granularity:.2f} > {fine:.2f} cycles")
+        if low is not None and p.locality < low:
+            reasons.append(f"no spatial order, locality {p.locality:.2f} < {low:g}")
+        if high is not None and p.locality > high:
+            reasons.append(f"bound to position, locality {p.locality:.2f} > {high:g}")
+        return reasons
+
+
+def _median(values: list[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).quantile(0.5)) if values else 0.0
+
+
+def noise_score(first: torch.Tensor, second: torch.Tensor) -> float:
+    """1 - mean cosine of (B, C, h, w) under two noises, around each channel's mean (GDF, section 4.1)."""
+    centre = (first.float().mean((0, 2, 3)) + second.float().mean((0, 2, 3)))[:, None, None] / 2
+    cosine = F.cosine_similarity(first.float() - centre, second.float() - centre, dim=1)
+    return float(1 - cosine.mean())
+
+
+def granularity_score(maps: torch.Tensor) -> float:
+    """Spectral centroid of each picture's PCA-3 map, cycles across the picture (GDF, section 4.2)."""
+    centroids = []
+    for single in maps.float().split(1):
+        pca = PCABasis.fit(single).project(single)[0].float()
+        pca = pca - pca.mean((1, 2), keepdim=True)
+        power = torch.fft.fft2(pca).abs().square().sum(0)
+        rows, columns = (torch.fft.fftfreq(n) * n for n in power.shape)
+        radius = (rows[:, None].square() + columns[None].square()).sqrt()
+        centroids.append((power * radius).sum() / power.sum().clamp_min(1e-30))
+    return float(torch.stack(centroids).mean())
+
+
+def locality_score(maps: torch.Tensor, most: int = 144) -> float:
+    """Spearman correlation between distances in feature space and in the picture (GDF, section 4.3).
+
+    Args:
+        maps: (B, C, h, w).
+        most: how many positions of each picture are compared at most, spread evenly.
+    """
+    batch, _, h, w = maps.shape
+    rows, columns = torch.meshgrid(torch.arange(h) / h, torch.arange(w) / w, indexing="ij")
+    positions = torch.stack([rows.flatten(), columns.flatten()], 1)
+    chosen = torch.linspace(0, h * w - 1, min(most, h * w)).round().long()
+    ranks = _ranks(torch.pdist(positions[chosen]))
+    correlations = []
+    for picture in maps.float():
+        cells = picture.flatten(1)
+        features = F.normalize((cells - cells.mean(1, keepdim=True)).T[chosen], dim=1)
+        correlations.append(torch.corrcoef(torch.stack([ranks, _ranks(torch.pdist(features))]))[0, 1].nan_to_num())
+    return float(torch.stack(correlations).mean()) if batch else 0.0
+
+
+def _ranks(values: torch.Tensor) -> torch.Tensor:
+    """Ranks with ties sharing their mean: a grid has many equal distances."""
+    _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
+    means = counts.double().cumsum(0) - (counts.double() - 1) / 2
+    return means[inverse]
+
+
+def measure_properties(
+    denoiser: Denoiser,
+    latents: torch.Tensor,
+    cond: Condition,
+    addresses: list[str],
+    timestep: float = 50.0,
+    *,
+    state: str | Path | Run | None = None,
+    memory: int | str | None = None,
+    progress: Progress = silent,
+) -> dict[str, Properties]:
+    """The three scores of every place, from two noises of a handful of pictures.
+
+    Args:
+        latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
+        addresses: spatial places, of UNets and transformers alike.
+        state: a JSON file that holds the scores of finished places; the same call resumes from it. A run says what
+            pictures and network are made of, where that is quicker to tell than by reading them.
+        memory: budget in bytes or as "2GB" for the places and pictures that are tapped together; else two dozen places
+            are.
+
+    Raises:
+        VitrineError: If there are fewer than two pictures, a place has no grid, or the file holds scores of another
+            network, other pictures or another timestep.
+    """
+    if len(latents) < 2:
+        raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
+    if isinstance(state, Run):
+        run = state
+    else:
+        run = Run(state, "filter", {"model": denoiser, "pictures": [latents, cond], "timestep": timestep})
+    properties = _known(run)
+    missing = [a for a in addresses if a not in properties]
+    done = 0
+    groups, rows = place_groups(denoiser, latents, cond, missing, timestep, memory)
+    for places in groups:
+        configs = [TapConfig(places, timestep, (seed,), batch=rows) for seed in (0, 1)]
+        taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
+        for address in taps[0]:
+            properties[address] = _score(*(t[address] for t in taps))
+        run.save_table({"properties": {a: asdict(p) for a, p in properties.items()}})
+        done += len(places)
+        progress(done, len(missing), None)
+    return {a: properties[a] for a in addresses}
+
+
+def place_groups(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, places: list[str], timestep: float,
+    memory: int | str | None,
+) -> tuple[list[tuple[str, ...]], int]:  # fmt: skip
+    """Places of all these pictures that are tapped together, and the rows of a forward.
+
+    Args:
+        memory: budget in bytes or as "2GB"; None takes two dozen places together.
+    """
+    if memory is None or not places:
+        return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)], TapConfig(("*",)).batch
+    config, budget = TapConfig(tuple(places), timestep), memory_bytes(memory)
+    row_cost = footprint(denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), config)
+    # two noises of every picture, and what their scores are made of
+    parts = split_places(row_cost.places, budget, 3 * len(latents))
+    rows = max(1, min(config.batch, budget // 2 // max(1, row_cost.forward)))
+    return [part[i : i + GROUP] for part in parts for i in range(0, len(part), GROUP)], rows
+
+
+def _score(first: Activation, second: Activation) -> Properties:
+    """The scores of one place from its activations under two noises."""
+    if first.grid is None:
+        raise refuse("address", first.address, "places with a grid", "attention maps and text tokens have none")
+    mean = (first.tensor.float() + second.tensor.float()) / 2
+    return Properties(noise_score(first.tensor, second.tensor), granularity_score(mean), locality_score(mean))
+
+
+def _known(run: Run) -> dict[str, Properties]:
+    table = run.load_table().get("properties", {})
+    with named(run.place or "", "filter state", "a JSON table of properties", "delete the file"):
+        return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}

@@ -1,0 +1,225 @@
+"""Recording activations while a sampler runs: any pipeline, any sampler, any callable that calls the network.
+
+::
+
+    with tap_steps(pipe.unet, "up-level*-cross-q", steps=(0, 10, 29), rows=("uncond", "cond")) as record:
+        pipe("a portrait")
+    record[10]["cond"]["up-level0-repeat0-vit-block0-cross-q"].tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..diffusion.forward_clock import Timesteps
+from ..errors import refuse
+from ..network.site import MapSite, Site
+from ..runtime.compiled import uncompiled
+from ..tracing.addresses import resolve
+from ..tracing.hooks import Activation, Capture, capture
+from .container import Activations, TapInfo
+from .site_statistics import store
+from .tap_config import DTYPES
+
+
+class Rows(NamedTuple):
+    """An equal part of the batch.
+
+    Attributes:
+        name: under which it is recorded.
+        tokens: length of its own prompt, where the sampler may have repeated that to match a longer one.
+    """
+
+    name: str
+    tokens: int | None = None
+
+
+Layout = Sequence[str] | Callable[[tuple, dict], Sequence[str | Rows]] | None
+"""What the equal parts of the batch are, as ("uncond", "cond"); or a function of the call's (args, kwargs); or None."""
+
+
+class Moment(NamedTuple):
+    """Which step a network call belongs to, and which of the sampler's calls; a later one of a step replaces it."""
+
+    step: int
+    call: int
+
+
+Counting = str | Callable[[tuple, dict], Moment | None]
+
+DIFFUSERS_GUIDED = ("uncond", "cond")
+"""The row layout of guided diffusers pipelines."""
+
+
+class StepRecord(Mapping[int, dict[str, Activations]]):
+    """Step -> {"cond": Activations, "uncond": ...}; a call without a layout is stored under "all"."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, dict[str, dict[str, Activation]]] = {}
+        self.timesteps: dict[int, float] = {}
+        self.calls = 0
+
+    def __getitem__(self, step: int) -> dict[str, Activations]:
+        info = TapInfo(timestep=self.timesteps[step], step=step)
+        return {half: Activations(items, info) for half, items in self._steps[step].items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def contrast(self, step: int) -> dict[str, torch.Tensor]:
+        """Conditional minus unconditional activation at each address: what the prompt changes at this step.
+
+        Raises:
+            VitrineError: If the step was not recorded with both halves.
+        """
+        halves = self[step]
+        if not {"cond", "uncond"} <= set(halves):
+            raise refuse("contrast", sorted(halves), "cond and uncond", "sample with guidance and give `rows`")
+        cond, uncond = halves["cond"], halves["uncond"]
+        return {a: cond[a].tensor - uncond[a].tensor for a in cond if a in uncond}
+
+
+class _Recorder:
+    """Per-run state: which step this is, what its rows mean, and what has been recorded."""
+
+    def __init__(
+        self, sites: Sequence[Site], is_recorded: Callable[[int], bool], rows: Layout, count: Counting,
+        dtype: torch.dtype, first: int,
+    ) -> None:  # fmt: skip
+        self.sites = {site.address: site for site in sites}
+        self.is_recorded, self.rows, self.count, self.dtype = is_recorded, rows, count, dtype
+        self.record = StepRecord()
+        self.first, self.step = first, first - 1
+        self.layout: tuple[Rows, ...] = (Rows("all"),)
+        self._call: dict[int, int] = {}
+        self._seen: set[str] = set()
+        self.taps: Capture | None = None
+        self._last: float | None = None
+        self._timesteps = Timesteps()
+
+    def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        t = self._timesteps.first(args, kwargs)
+        counted = self._counted(t, args, kwargs)
+        self.record.calls += 1
+        active = counted and self.is_recorded(self.step)
+        if self.taps is not None:
+            self.taps.enabled = active  # other steps run at full speed
+        if active:
+            layout = self.rows(args, kwargs) if callable(self.rows) else self.rows or ("all",)
+            self.layout = tuple(Rows(part) if isinstance(part, str) else part for part in layout)
+            self.record.timesteps[self.step] = float("nan") if t is None else t
+            self._once()
+
+    def _once(self) -> None:
+        """Where calls are told apart, the rows of each part may come but once in one of them."""
+        names = {part.name for part in self.layout}
+        if callable(self.count) and names & self._seen:
+            shown = f"several of {sorted(names & self._seen)} in one step"
+            remedy = "record without context windows, tiles or what else runs the network piece by piece"
+            raise refuse("network calls", shown, "one for each prompt", remedy)
+        self._seen |= names
+
+    def _counted(self, t: float | None, args: tuple, kwargs: dict) -> bool:
+        """Take note of this call's step; whether the call counts at all."""
+        if callable(self.count):
+            moment = self.count(args, kwargs)
+            if moment is None:
+                return False
+            self.step = self.first + moment.step
+            if self._call.get(self.step) != moment.call:
+                self._call[self.step] = moment.call
+                self._seen.clear()
+                self.record._steps.pop(self.step, None)
+            return True
+        if self.count == "calls" or t is None or t != self._last:
+            self.step += 1
+        self._last = t
+        return True
+
+    def keep(self, activation: Activation) -> None:
+        batch, count = activation.tensor.shape[0], len(self.layout)
+        if count == 0 or batch % count:
+            accepted = f"parts that divide {batch} rows"
+            raise refuse("row layout", self.layout, accepted, "match it to the sampler's batch")
+        halves = self.record._steps.setdefault(self.step, {})
+        if not callable(self.count) and count < sum(activation.address in items for items in halves.values()):
+            return  # a pass beside guidance's, such as one with perturbed attention: not what the prompt does
+        for part, half in zip(self.layout, activation.tensor.chunk(count), strict=True):
+            stored = store(
+                _unrepeated(half, self.sites[activation.address], part.tokens), self.dtype, activation.address
+            )
+            halves.setdefault(part.name, {})[activation.address] = replace(activation, tensor=stored.clone())
+
+
+def _unrepeated(tensor: torch.Tensor, site: Site, tokens: int | None) -> torch.Tensor:
+    """What a prompt of so many tokens does, where it was repeated to match a longer one.
+
+    Text tokens (B, N, C) are those of the first copy. Maps (B, heads, queries, N) are added up over the copies, which
+    share the attention to a token.
+    """
+    axis = 1 if site.kind == "text" else -1
+    if tokens is None or not (site.kind == "text" or (isinstance(site, MapSite) and site.text_keys)):
+        return tensor
+    copies, remainder = divmod(tensor.shape[axis], tokens)
+    if remainder or copies < 2:
+        return tensor
+    return tensor[:, :tokens] if axis == 1 else tensor.unflatten(-1, (copies, tokens)).sum(-2)
+
+
+@contextmanager
+def tap_steps(
+    backbone: nn.Module,
+    addresses: str | Sequence[str],
+    steps: int | Collection[int] | Callable[[int], bool],
+    *,
+    rows: Layout = None,
+    count: Counting = "calls",
+    dtype: str = "float32",
+    first: int = 0,
+) -> Iterator[StepRecord]:
+    """Record activations at chosen sampling steps of whatever runs inside the block.
+
+    Args:
+        steps: step numbers from ``first``, or a function of the step number; only these are kept, so memory is bounded.
+        rows: what the batch's equal parts are (``DIFFUSERS_GUIDED`` for guided diffusers pipelines), or a function of
+            the network call's (args, kwargs) for samplers whose layout changes.
+        count: "calls" counts network calls; "timesteps" counts changes of the timestep, for samplers that call the
+            network separately for cond and uncond. Or a function of the network call's (args, kwargs): the call's
+            :class:`Moment`, counted from ``first``, or None for a call that is not to be recorded.
+        first: number of the first step inside the block, for a run that is the later part of another.
+
+    Leaving the block removes every hook, also after an interruption.
+
+    Raises:
+        VitrineError: If an address is unknown, there are no steps or negative ones, the first one's number is
+            negative, or the layout does not divide the batch.
+    """
+    sites = resolve(backbone, addresses)
+    if not callable(steps):
+        steps = frozenset([steps] if isinstance(steps, int) else steps)
+        if not steps or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in steps):
+            raise refuse("steps", sorted(steps, key=str), "one or more integers >= 0", "count sampling steps from 0")
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise refuse("first", first, "an integer >= 0", "give the number of the run's first step")
+    if not callable(count) and count not in ("calls", "timesteps"):
+        raise refuse(
+            "count", count, "'calls', 'timesteps' or a function", "'timesteps' suits split cond / uncond calls"
+        )
+    if dtype not in DTYPES:
+        raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")
+    recorder = _Recorder(sites, steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype], first)
+    handle = uncompiled(backbone).register_forward_pre_hook(recorder.before, with_kwargs=True)
+    try:
+        with capture(backbone, sites, reduce=recorder.keep) as recorder.taps:
+            yield recorder.record
+    finally:
+        handle.remove()

@@ -1,0 +1,55 @@
+"""``vitrine control train``: the portraits transformer with size, crop and flip. Heavy imports wait for ``run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..settings.setting_checks import Count, OutFolder
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a PixArt-shaped model of the portraits world under one weight of the size; the same command resumes."""
+
+    weight: Literal["power-cosine", "constant"] = "power-cosine"
+    """The paper's curve, or SDXL's constant weight."""
+    out: OutFolder = Path("portraits-transformer")
+    """Folder for the state and the exported model."""
+    pictures: Count = 10_240
+    """Training pictures, rendered and encoded first."""
+    steps: Count = 10_000
+    """Updates."""
+    batch: Count = 32
+    """Pictures of each."""
+    start: str | None = None
+    """A transformer to begin with, by name or folder, instead of random weights."""
+    lr: float = 1.5e-3
+    """Of Adam; falls to zero over the last quarter."""
+    lesson: Literal["collection", "sides", "flips"] = "collection"
+    """Pictures as found; left and right, on pictures as they were taken; then the flip condition."""
+    stop_after: int | None = None
+    """Stop when so many updates are done in all (the state is saved)."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ...evidence.control.world import TransformerTrainConfig, train_transformer
+        from ..pipelines.loading import LoadConfig
+        from ..portraits.shipped import transformer_folder
+        from ..runtime.progress import TqdmProgress
+
+        if self.start is not None:
+            transformer_folder(self.start)  # refused before the pictures are rendered
+        config = TransformerTrainConfig(
+            self.weight, self.pictures, self.steps, self.batch, self.start, self.lr, self.lesson
+        )
+        device = LoadConfig(self.device).checked_place
+        folder = train_transformer(self.out, config, self.stop_after, TqdmProgress, device)
+        print(f"model: {folder}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"train": Train}

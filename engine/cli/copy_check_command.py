@@ -1,0 +1,86 @@
+"""``vitrine nemo check``: which prompts of a list, or of a LoRA, come back as copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..io.prompt_files import read_prompts
+from ..pipelines.loading import LoadConfig
+from ..settings.setting_checks import AtLeast, Count, OutFolder
+from .options import Load
+
+
+@dataclass(frozen=True)
+class Check:
+    """Tell which prompts come back as copies, how often, where in the picture, and of which training picture.
+
+    Writes copies.html, copies.csv and the nearest sample of each prompt. The same command goes on where it stopped.
+    """
+
+    prompts: Path
+    """CSV, TSV, JSON or JSONL with a column prompt (caption, text) and, if you like, label; or text, one a line."""
+    model: str = "portraits"
+    """Pipeline folder, hub id or .safetensors file of any text-to-image model."""
+    pictures: Path | None = None
+    """Folder with the training pictures; none: samples of a prompt are compared with each other."""
+    lora: Path | None = None
+    """A LoRA (.safetensors) that is loaded for this check; the model without it says which distance is usual."""
+    ordinary: Path | None = None
+    """A list of captions that have nothing to do with the pictures; needed where there is no LoRA."""
+    out: OutFolder = Path("copy-check")
+    """Folder of this check."""
+    seeds: Count = 8
+    """Samples of each prompt."""
+    first_seed: int = 2000
+    """Of these."""
+    steps: Count = 30
+    """Of sampling."""
+    guidance: float = 7.5
+    """Of sampling."""
+    height: Annotated[int, AtLeast(0)] = 0
+    """In pixels; 0: the model's own."""
+    width: Annotated[int, AtLeast(0)] = 0
+    """In pixels; 0: the model's own."""
+    calibrated: Path | None = None
+    """The folder that calibrate wrote for this model: its threshold gives NeMo's score a verdict."""
+    clip: Path | None = None
+    """Folder of a CLIP vision model (transformers, safetensors): likeness to the nearest picture."""
+    shown: Annotated[int, AtLeast(0)] = 50
+    """Prompts with pictures on the page."""
+    memory: str = "2GB"
+    """What may be held beyond the model."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..diffusion.denoiser import Denoiser
+        from ..nemo import ProbeConfig, fingerprint_of
+        from ..nemo.calibrated_threshold import Calibrated
+        from ..nemo.check import CheckConfig
+        from ..pipelines.copy_checks import copy_check
+        from ..pipelines.descriptors import clip_descriptor
+        from ..pipelines.loading import load_pipeline
+        from ..runtime.progress import TqdmProgress
+
+        prompts, labels = read_prompts(self.prompts)
+        ordinary = () if self.ordinary is None else tuple(read_prompts(self.ordinary)[0])
+        calibrated = None if self.calibrated is None else Calibrated.load(self.calibrated)
+        describe = None if self.clip is None else clip_descriptor(self.clip)
+        pipe: Any = load_pipeline(self.model, None, self.load)
+        probe, tau = ProbeConfig(), None
+        if calibrated is not None:  # the LoRA is loaded later: the threshold belongs to the model below it
+            calibrated.check(fingerprint_of(Denoiser.from_diffusers(pipe).backbone))
+            probe, tau = calibrated.probe, calibrated.tau
+        pipe.set_progress_bar_config(disable=True)
+        size: dict[str, Any] = {k: v for k, v in (("height", self.height), ("width", self.width)) if v}
+        check = copy_check(
+            pipe, prompts, self.out, pictures=() if self.pictures is None else self.pictures, lora=self.lora,
+            config=CheckConfig(self.seeds, self.first_seed, ordinary=ordinary), probe=probe, tau=tau, labels=labels,
+            describe=describe, memory=self.memory, progress=TqdmProgress("samples"), shown=self.shown,
+            num_inference_steps=self.steps, guidance_scale=self.guidance, **size,
+        )  # fmt: skip
+        print(check.text())
+        print(f"-> {self.out / 'copies.html'}, {self.out / 'copies.csv'}")
+        return 0

@@ -1,0 +1,149 @@
+"""``vitrine emd train``: distil a one-step student. Heavy imports wait for ``run``."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from ..errors import refuse
+from ..io.files import named, parse_table
+from ..io.prompt_files import read_prompts
+from ..pipelines.loading import LoadConfig
+from ..settings.setting_checks import Count, OutFile, OutFolder
+from .options import Load
+
+PORTRAITS: dict[str, Any] = {
+    "steps": 2000, "batch": 16, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.999,
+    "lr_generator": 1e-4, "lr_score": 5e-4, "weight": "dmd", "meter_every": 100, "auto_gz": False,
+    "chain": {"steps": 4, "ge": 0.16, "gz": 0.01, "clip": 20.0},
+}  # fmt: skip
+"""What the shipped student was trained with."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with named(path, "config", "a JSON object", "see vitrine emd train --help"):
+        return parse_table(path.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Train:
+    """Distil a one-step student; the same command resumes an interrupted run, bit for bit.
+
+    CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "size": [height, width],
+    "train": {settings}}.
+    Without one, a student of the portraits model is trained. Under ``accelerate launch`` (on CPU cores ``torchrun``),
+    with ``-m vitrine.engine.cli.main emd train``, processes share each batch.
+    """
+
+    config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
+    """JSON file; see above."""
+    out: OutFolder = Path("emd-student")
+    """Folder for state.safetensors and the exported LoRA files."""
+    stop_after: int | None = None
+    """Stop when so many steps are done in all (the state is saved)."""
+    diff_instruct: bool = False
+    """Train the baseline instead: one step of eps, z frozen."""
+
+    start: Path | None = None
+    """LoRA of a student (kohya names) to start from, instead of the teacher."""
+    start_score: Path | None = None
+    """The score adapter that was trained beside it."""
+    memory: str = "1GB"
+    """What text states of the prompts may take in memory; more go into a folder of the run until it is finished."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 when finished."""
+        import dataclasses
+
+        from ..emd.chain_config import EStepConfig
+        from ..emd.train_config import EMDTrainConfig
+        from ..pipelines.emd_training import TEXTS, training_parts
+        from ..runtime.processes import launched
+        from ..runtime.progress import TqdmProgress
+
+        settings = _read(self.config) if self.config else {"train": PORTRAITS}
+        unknown = set(settings) - {"model", "prompts", "base", "size", "train"}
+        if unknown:
+            raise refuse("config", sorted(unknown), "model, prompts, base, size, train", "remove them")
+        config = EMDTrainConfig.from_dict(settings.pop("train", {}))
+        for path in filter(None, (self.start, self.start_score)):
+            if not path.is_file():
+                raise refuse("file", str(path), "an existing LoRA file", "check the path")
+        if self.diff_instruct:
+            config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
+        workers = launched()
+        bar = TqdmProgress("encoding prompts", not workers.index)
+        shared: dict[str, Any] = {"folder": self.out, "memory": self.memory, "progress": bar, "workers": workers}
+        trainer = training_parts(**settings, load=self.load, **shared).trainer(config, self.out)
+        if self.start is not None:
+            trainer.start_from(self.start, self.start_score)
+        files = trainer.run(TqdmProgress("distilling", not workers.index), self.stop_after)
+        if not workers.index:
+            print(trainer.calibration or f"gz {trainer.chain.gz:.3g}")
+            print(f"skipped {trainer.skipped}, bias {trainer.meter}")
+            print("student: " + ", ".join(map(str, files)))
+            if trainer.done == config.steps:
+                shutil.rmtree(self.out / TEXTS, ignore_errors=True)
+        return 0
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Judge a student, or all checkpoints of a run, against its teacher at equal prompts and seeds.
+
+    Beside them stand the teacher's own single step, and the teacher on other seeds: as near as chance allows.
+    """
+
+    student: Positional[Annotated[Path, arg(metavar="STUDENT")]]
+    """A student's file, LoRA or whole network; or OUT/checkpoints of a run that keeps some, whose best is named."""
+    prompts: Path
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
+    model: str = "portraits"
+    """The teacher: portraits, a diffusers folder or a hub id."""
+    features: str = "readout"
+    """The feature network: readout for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
+    clip: str = ""
+    """A transformers folder of a CLIPModel, for a CLIP score; none without."""
+    seeds: Count = 4
+    """Pictures of each prompt."""
+    steps: Count = 30
+    """Of the teacher."""
+    guidance: float = 3.0
+    """Of the teacher."""
+    size: tuple[Count, Count] | None = None
+    """Height and width in pixels; by default what the teacher's pipeline draws."""
+    out: OutFile | None = None
+    """JSON file for the figures."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ...evidence.emd.clip_score import Clip
+        from ...evidence.emd.evaluate import Judges, Protocol, best, checkpoints, evaluate, features_of
+        from ..io.files import write_json
+        from ..pipelines.loading import load_pipeline
+        from ..runtime.progress import TqdmProgress
+
+        lines, _ = read_prompts(self.prompts)
+        students, protocol = (
+            checkpoints(self.student),
+            Protocol(lines, self.seeds, self.steps, self.guidance, size=self.size),
+        )
+        judges = Judges(features_of(self.features), Clip.load(self.clip) if self.clip else None)
+        pipe = load_pipeline(self.model, None, self.load)
+        rows = evaluate(pipe, students, judges, protocol, progress=TqdmProgress("judging"))
+        for name, row in rows.items():
+            print(name, *(f"{key} {value:g}" for key, value in row.items()), sep="\n    ")
+        if len(students) > 1:
+            print(f"best: {best(rows, students)}")
+        if self.out is not None:
+            write_json(self.out, rows)
+        return 0
+
+
+COMMANDS: dict[str, type] = {"train": Train, "evaluate": Evaluate}

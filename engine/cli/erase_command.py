@@ -1,0 +1,139 @@
+"""``vitrine nemo erase``: memorized pictures trained out of the weights, as a LoRA or as a whole UNet.
+
+Heavy imports wait for ``run``, so settings stand here as plain numbers; what they mean: :class:`EraseConfig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import refuse
+from ..io.files import named
+from ..io.prompt_files import read_prompts
+from ..io.tables import read_records
+from ..pipelines.loading import LoadConfig
+from ..settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from .nemo_commands import _pipeline
+from .options import Load
+
+
+@dataclass(frozen=True)
+class Erase:
+    """Train memorized pictures out of a model (DoRI's remedy). The same command resumes.
+
+    Blocking leaves the picture in the weights, where an optimised embedding finds it; verify afterwards with the
+    pipeline's ``verify`` and an empty set of neurons.
+    """
+
+    pairs: Positional[Annotated[Path, arg(metavar="PAIRS")]]
+    """CSV with the columns prompt and picture; a path of a picture counts from the CSV's folder."""
+    neurons: tuple[Path, ...]
+    """NEURONS files that vitrine nemo find wrote; their union is blocked while surrogates are sampled."""
+    ordinary: Path
+    """Captions that must stay as they are, 100 or more: text, one a line, or CSV, TSV, JSON, JSONL."""
+    model: str = "portraits"
+    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    out: OutFile = Path("erased.safetensors")
+    """A LoRA (rank above 0), or all weights of the UNet."""
+    work: OutFolder | None = None
+    """Folder for the state of the training; the default stands beside the output."""
+    rank: Annotated[int, AtLeast(0)] = 0
+    """Of a LoRA; 0 trains all weights, as published."""
+    rounds: Count = 10
+    """Attacks on the weights as they stand; each adds one embedding for every picture."""
+    updates: Count = 30
+    """Of the weights after each attack."""
+    lr: float = 3e-4
+    """Adam's highest rate."""
+    batch: Count = 16
+    """Rows of each of the two losses in one update."""
+    attack_steps: Count = 30
+    """Steps of each attack."""
+    attack_batch: Count = 4
+    """Noises a step of an attack looks at."""
+    keep: Literal["predictions", "noise"] = "predictions"
+    """What ordinary captions must go on predicting: the untouched network's predictions, or the noise (published)."""
+    seed: int = 0
+    """Of batches, noises and starts."""
+    surrogates: Count = 3
+    """Samples to put in each picture's place."""
+    first_seed: int = 500
+    """Of surrogates and ordinary pictures."""
+    steps: Count = 30
+    """Of their sampling."""
+    guidance: float = 7.5
+    """Of their sampling."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..io.picture_files import open_picture
+        from ..nemo import AttackConfig, EraseConfig, NeuronSet
+        from ..pipelines.nemo_erase import SurrogateConfig
+        from ..runtime.progress import TqdmProgress
+
+        training = EraseConfig(
+            self.rounds, self.updates, self.lr, self.batch, self.rank,
+            AttackConfig(self.attack_steps, batch=self.attack_batch), keep=self.keep, seed=self.seed,
+        )  # fmt: skip
+        sources = SurrogateConfig(self.surrogates, self.first_seed, self.steps, self.guidance)
+        if not self.neurons:
+            raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
+        prompts, pictures = read_pairs(self.pairs)
+        sets = [NeuronSet.load(p) for p in self.neurons]
+        work = self.work or self.out.with_suffix(".work")
+        opened, union = [open_picture(p) for p in pictures], sets[0].merged(*sets[1:])
+        erased = _pipeline(self.model, self.load).erase(
+            prompts, opened, read_prompts(self.ordinary)[0], union, training, sources, work, TqdmProgress("updates")
+        )  # fmt: skip
+        erased.save(self.out)
+        kind = f"LoRA of rank {erased.rank}" if erased.rank else "UNet"
+        print(f"{len(prompts)} pictures, {training.total} updates -> {self.out} ({kind})")
+        return 0
+
+
+def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
+    """Prompts and the paths of their pictures.
+
+    Raises:
+        VitrineError: If the file is missing, lacks a column, is empty, or names a picture that is not there.
+    """
+    accepted = "a CSV in UTF-8 with the columns prompt and picture"
+    with named(path, "pairs", accepted, "one line for each memorized picture"):
+        rows = read_records(path, ("prompt", "picture"), "pairs")
+        pairs = [(row["prompt"], path.parent / row["picture"]) for row in rows]
+    missing = [str(picture) for _, picture in pairs if not picture.is_file()]
+    if missing or not pairs:
+        raise refuse("pairs", missing[:3] or f"{path.name}, no rows", "pictures that exist", "correct the paths")
+    return [prompt for prompt, _ in pairs], [picture for _, picture in pairs]
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """Keep the neurons that several searches of one prompt agree on, as one NEURONS file."""
+
+    searches: Positional[Annotated[tuple[Path, ...], arg(metavar="SEARCHES ...")]]
+    """NEURONS files of one prompt and model, each searched from other seeds."""
+    share: float = 0.5
+    """Of the searches that must have kept a neuron."""
+    out: OutFile = Path("consensus.json")
+    """The NEURONS file."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import NeuronSet, consensus
+
+        chosen = consensus([NeuronSet.load(p) for p in self.searches], self.share)
+        chosen.save(self.out)
+        agree, empty = (chosen.info["consensus"][key] for key in ("jaccard", "empty_pairs"))
+        pairs = "none kept a neuron" if agree is None else f"pairs agree by {agree:.2f}"
+        left_out = f", {empty} of two empty sets left out" if empty and agree is not None else ""
+        print(f"{len(chosen)} neurons of {len(self.searches)} searches ({pairs}{left_out}) -> {self.out}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"erase": Erase, "consensus": Consensus}

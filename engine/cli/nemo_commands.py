@@ -1,0 +1,231 @@
+"""``vitrine nemo calibrate | score | find | bake | check``: NEMO for lists of prompts, from files to files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from ..errors import refuse
+from ..io.files import save_safetensors, write_json, write_text
+from ..io.prompt_files import read_prompts
+from ..pipelines.loading import LoadConfig
+from ..settings.setting_checks import Count, OutFile, OutFolder
+from .copy_check_command import Check
+from .options import Load
+
+
+def _pipeline(model: str, load: LoadConfig) -> Any:
+    from ..pipelines import NEMOPipeline
+    from ..pipelines.loading import load_pipeline
+
+    pipe = NEMOPipeline.from_pipe(load_pipeline(model, None, load))
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _bar(label: str, workers: Any) -> Any:
+    """A bar in the first process."""
+    from ..runtime.progress import TqdmProgress
+
+    return TqdmProgress(label, not workers.index)
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Measure neuron statistics and the memorization threshold on ordinary captions. The same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the captions.
+    """
+
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
+    """Ordinary captions, 500 or more: text, one a line; or CSV, TSV, JSON, JSONL with a column prompt or caption."""
+    model: str = "portraits"
+    """Pipeline folder or hub id of an SD1.x or SD2.x model."""
+    out: OutFolder = Path("nemo")
+    """Folder for statistics.safetensors and threshold.json."""
+    scope: str = "down+mid"
+    """down+mid (published) or all."""
+    timestep_index: int = 1
+    """Which of 50 steps is looked at; detection must use the same."""
+    guidance: float = 0.0
+    """Of the scores, at twice the rows; 0 is published. Detection takes it over."""
+    parity: bool = False
+    """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
+    scored: Count = 200
+    """How many of the captions are scored for the threshold."""
+    memory: str = "4GB"
+    """What may be held beyond the model."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..jobs.run import forget
+        from ..nemo import ProbeConfig, fingerprint_of, threshold
+        from ..nemo.search_config import AUTO
+        from ..runtime.processes import launched
+
+        texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
+        probe = ProbeConfig(
+            timestep_index=self.timestep_index, guidance=self.guidance, data_range=None if self.parity else AUTO
+        )
+        sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
+        shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
+        statistics = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
+        chosen = texts[: self.scored]
+        scores = pipe.score(chosen, 1.0, probe, _bar("threshold", workers), kept, **shared)
+        tau, mean, std = threshold([s.value for s in scores])
+        facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
+        facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe._network)}
+        if not workers.index:
+            statistics.save(self.out / "statistics.safetensors")
+            write_json(self.out / "threshold.json", facts)
+            print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
+        for state in (sums, kept):
+            forget(workers.own_file(state))
+        return 0
+
+
+@dataclass(frozen=True)
+class ScorePrompts:
+    """Tell which prompts of a long list are memorized, without a search; the same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
+    """
+
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
+    calibrated: Path = Path("nemo")
+    """The folder that calibrate wrote."""
+    model: str = "portraits"
+    """The model it was calibrated on."""
+    out: OutFile = Path("scores.csv")
+    """A table: prompt, score, memorized or not; the highest score first."""
+    memory: str = "4GB"
+    """What may be held beyond the model."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..jobs.run import forget
+        from ..nemo import fingerprint_of
+        from ..nemo.calibrated_threshold import Calibrated
+        from ..runtime.processes import launched
+
+        calibrated, texts = Calibrated.load(self.calibrated), read_prompts(self.prompts)[0]
+        pipe, workers = _pipeline(self.model, self.load), launched()
+        calibrated.check(fingerprint_of(pipe._network))
+        state = self.out.with_suffix(".safetensors")
+        bar, shared = _bar("scores", workers), {"memory": self.memory, "workers": workers}
+        scores = pipe.score(texts, calibrated.tau, calibrated.probe, bar, state, **shared)
+        if not workers.index:
+            table = io.StringIO()
+            rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)
+            written = csv.writer(table, lineterminator="\n")
+            written.writerow(("prompt", "score", "memorized"))
+            written.writerows((text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows)
+            write_text(self.out, table.getvalue())
+            print(f"{sum(s.memorized for s in scores)} of {len(scores)} above {calibrated.tau:.4f} -> {self.out}")
+        forget(workers.own_file(state))
+        return 0
+
+
+@dataclass(frozen=True)
+class Find:
+    """Score prompts and search the memorized ones; one NEURONS file each. The same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
+    """
+
+    prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
+    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
+    calibrated: Path = Path("nemo")
+    """The folder that calibrate wrote."""
+    model: str = "portraits"
+    """The model it was calibrated on."""
+    out: OutFolder = Path("neurons")
+    """Folder for the NEURONS files."""
+    share: float | None = None
+    """Stop at this share of what blocking everything does, instead of at tau; 0.98 suits the portraits."""
+    mode: str = "chain"
+    """parity, chain or fast."""
+    together: Count = 16
+    """Prompts searched in lockstep."""
+    seed: int = 0
+    """Of the noises; 0: as calibrated. Several searches, each in a folder of its own, make a vitrine nemo consensus."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..jobs.run import Run
+        from ..nemo import NeuronStatistics, SearchConfig, fingerprint_of
+        from ..nemo.calibrated_threshold import Calibrated
+        from ..nemo.find import settings_of
+        from ..runtime.processes import launched
+
+        calibrated = Calibrated.load(self.calibrated)
+        statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
+        workers, probe = launched(), calibrated.probe
+        probe = replace(probe, seed=self.seed or probe.seed)
+        pipe = _pipeline(self.model, self.load)
+        calibrated.check(fingerprint_of(pipe._network))
+        config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode)
+        prompts, _ = read_prompts(self.prompts)
+        paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
+        settings = settings_of(pipe.probe(calibrated.scope, probe), config)
+        inputs = pipe.search_inputs(statistics) | {"settings": settings}
+        with Run(self.out, "NEMO find", inputs, ("*.json",), workers):
+            own_prompts = list(paths)[workers.index :: workers.count]
+            open_prompts = [p for p in own_prompts if not paths[p].is_file()]
+            bar = _bar("prompts", workers)
+            for i in range(0, len(open_prompts), self.together):
+                group = open_prompts[i : i + self.together]
+
+                def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
+                    bar(done + count * step // max(1, total), len(open_prompts))
+
+                for result in pipe.find(group, statistics, config, probe, calibrated.scope, after):
+                    neurons = pipe.neurons(result)
+                    neurons.save(paths[result.prompt])
+                    print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
+                after(1, 1)
+            workers.meet()
+        return 0
+
+
+@dataclass(frozen=True)
+class Bake:
+    """Write the union of NEURONS files into a model's weights, as the changed tensors only."""
+
+    neurons: Positional[Annotated[tuple[Path, ...], arg(metavar="NEURONS ...")]]
+    """NEURONS files of one model."""
+    model: str = "portraits"
+    """That model."""
+    out: OutFile = Path("nemo-patch.safetensors")
+    """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
+    factor: float = 0.0
+    """0 prunes."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import NeuronSet, bake
+
+        if not self.neurons:
+            raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")
+        sets = [NeuronSet.load(p) for p in self.neurons]
+        union = sets[0].merged(*sets[1:])
+        changed = bake(_pipeline(self.model, self.load)._network, union, self.factor)
+        save_safetensors(self.out, changed)
+        print(f"{len(union)} neurons in {len(changed)} tensors -> {self.out}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {
+    "calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake, "check": Check,
+}  # fmt: skip

@@ -1,0 +1,130 @@
+"""``vitrine resolution transfer | export | tune``: portraits models at larger sizes. Imports wait for ``run``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..settings.setting_checks import Count, OutFolder
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Fine-tune the 64-pixel transformer at 128 pixels, each part of the transfer on and off; the same command resumes.
+
+    Frechet distances at steps 0, 50, 100, 200, 400, ... are kept in FOLDER/ARM-SEED/curve.json and, together, in
+    FOLDER/curves.json, which ``vitrine reproduce resolution.transfer --model FOLDER`` reads.
+    """
+
+    folder: OutFolder = Path("portraits-128")
+    """Folder for pictures, states and curves."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run of every arm for each."""
+    arms: tuple[str, ...] = ()
+    """grid-rescaled, extrapolated-rescaled, grid-plain; none means all."""
+    steps: Count = 400
+    """Updates of each run."""
+    source: str = "power-cosine"
+    """The 64-pixel model: a shipped one or a folder."""
+    batch: Count = 8
+    """Pictures of an update."""
+    lr: float = 5e-4
+    """Rate, constant."""
+    ema: float = 0.995
+    """Rate of the averaged weights, which are measured."""
+    pictures: Count = 2048
+    """Training pictures, rendered and encoded first."""
+    samples: Count = 250
+    """Pictures each Frechet distance is measured on."""
+    guidance: float = 1.0
+    """Guidance of these; 1 is none and costs half."""
+    stop_after: int | None = None
+    """Stop each run when so many updates are done (the state is saved)."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ...evidence.resolution.curves import mean_curve
+        from ...evidence.resolution.world import ARMS, TransferConfig, transfer
+        from ..pipelines.loading import LoadConfig
+        from ..portraits.shipped import transformer_folder
+        from ..runtime.progress import TqdmProgress
+
+        transformer_folder(self.source)  # refused before the pictures are rendered
+        config = TransferConfig(
+            self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
+        )
+        arms, device = self.arms or tuple(ARMS), LoadConfig(self.device).checked_place
+        curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, TqdmProgress, device)
+        for arm, seeds in curves.items():
+            distances = "  ".join(f"{step}: {fid:.2f}" for step, fid in mean_curve(seeds).items())
+            print(f"{arm:<24} seeds {list(seeds)}  FID {distances}")
+        print(f"curves: {self.folder / 'curves.json'}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Save the model of one run as a transformer that loads by folder, in half precision."""
+
+    folder: Path = Path("portraits-128")
+    """The folder of ``vitrine resolution transfer``."""
+    out: OutFolder = Path("power-cosine-128")
+    """Folder to write; the shipped one is engine/portraits/weights/transformer/power-cosine-128."""
+    arm: str = "grid-rescaled"
+    """Which arm."""
+    seed: int = 0
+    """Which seed."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...evidence.resolution.world import export
+
+        print(f"model: {export(self.folder, self.out, self.arm, self.seed)}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Fine-tune the flow portraits at 256 px with a LoRA, rotary positions scaled; the same command resumes.
+
+    ``vitrine reproduce resolution.tuned --model FOLDER`` measures such runs.
+    """
+
+    folder: OutFolder = Path("portraits-256")
+    """Folder for the training pictures and a folder for each run."""
+    positions: str = "rope_yarn"
+    """keep, rope_pi, rope_ntk or rope_yarn."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run for each."""
+    steps: Count = 200
+    """Updates of each run."""
+    rank: Count = 16
+    """Of the LoRA."""
+    batch: Count = 4
+    """Pictures of an update."""
+    lr: float = 1e-3
+    """Highest rate; it falls to zero by the end."""
+    pictures: Count = 128
+    """Training pictures, rendered and encoded first."""
+    stop_after: int | None = None
+    """Stop each run when so many updates are done (the state is saved)."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
+
+    def run(self) -> int:
+        """0 when finished."""
+        from ...evidence.resolution.tuned import TuneConfig, tune
+        from ..pipelines.loading import LoadConfig
+        from ..runtime.progress import TqdmProgress
+
+        device = LoadConfig(self.device).checked_place
+        for seed in self.seeds:
+            config = TuneConfig(self.positions, self.rank, self.batch, self.lr, self.steps, self.pictures, seed)
+            tune(self.folder, config, self.stop_after, TqdmProgress(f"{self.positions} {seed}"), device)
+        print(f"states: {self.folder}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {"transfer": Transfer, "export": Export, "tune": Tune}

@@ -1,0 +1,210 @@
+"""``vitrine taps``: which places of a model to tap, from your pictures; how good places are, on SPair-71k."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from ..errors import refuse
+from ..pipelines.loading import LoadConfig
+from ..settings.setting_checks import Count, OutFile, OutFolder
+from .options import Load
+
+if TYPE_CHECKING:
+    from ..activations.spair_dataset import SPairPair
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Filter a model's places by noise, granularity and locality, compare the rest, write a preset file.
+
+    They are compared on masks, or on keypoints.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the pictures.
+    """
+
+    pictures: Positional[Annotated[Path, arg(metavar="PICTURES")]]
+    """Folder of pictures; four or more."""
+    masks: Path | None = None
+    """Folder of masks with the same file names (grey values are class numbers, 255 unknown). Without it, only the
+    filter runs."""
+    classes: Count = 2
+    """Number of classes in the masks."""
+    keypoints: Path | None = None
+    """Instead of masks, a JSON table: picture's file name -> [[x, y], null, ...], fractions of width and height, the
+    same points in the same order for each; null where hidden."""
+    split: Literal["halves", "stratified", "crossed"] = "halves"
+    """Who judges with masks: the second half of the pictures, a half that shows each class as often, or each of
+    ``folds`` parts in turn."""
+    folds: Count = 4
+    """Parts of the crossed split."""
+    model: str = "portraits"
+    """Pipeline folder, hub id or file of a supported model."""
+    prompt: str = ""
+    """One plain prompt that fits all pictures."""
+    size: Count | None = None
+    """Side the pictures are squeezed to; 512 for SD1.5. None takes the model's own."""
+    timestep: float = 50.0
+    """The network's own timestep."""
+    budget: Count | None = None
+    """Most channels of the chosen places together."""
+    most: Count = 4
+    """Most places."""
+    out: OutFile = Path("feature-preset.json")
+    """The preset file."""
+    state: OutFolder | None = None
+    """Folder for finished scores and for activations; the same command resumes from it. Several processes need it."""
+    memory: str = "4GB"
+    """What may be held beyond the model and a bare forward; more goes through the state's folder."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..pipelines import CorrespondencePipeline, SegmentationPipeline
+        from ..pipelines.loading import load_pipeline
+        from ..runtime.processes import launched
+        from ..runtime.progress import TqdmProgress
+
+        if not self.pictures.is_dir():
+            raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
+        pictures, workers = self._pictures(), launched()
+        settings: dict[str, Any] = {
+            "timestep": self.timestep, "budget": self.budget, "most": self.most, "state": self.state,
+            "memory": self.memory, "size": self.size, "progress": TqdmProgress("ranking", not workers.index),
+            "workers": workers,
+        }  # fmt: skip
+        if self.keypoints is None:
+            pipe = SegmentationPipeline.from_pipe(load_pipeline(self.model, None, self.load))
+            ranking = pipe.rank(pictures, None, self.prompt, split=self.split, folds=self.folds, **settings)
+        else:
+            points = self._points(pictures)
+            pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
+            ranking = pipe.rank(pictures, points, self.prompt, **settings)
+        if not workers.index:
+            ranking.preset(self.out.stem, pipe._network, self.timestep).save(self.out)
+            print(ranking.summary())
+            print(f"preset -> {self.out}")
+        return 0
+
+    def _pictures(self) -> Any:
+        """The folder with its masks, or the files."""
+        from ..activations.labelled import read_masks
+        from ..io.picture_files import pictures_in
+
+        if self.masks is not None and self.keypoints is not None:
+            raise refuse("--keypoints", "and --masks", "one of them", "rank by each, and compare")
+        if self.masks is not None:
+            return read_masks(self.pictures, self.masks, self.classes)
+        files = pictures_in(self.pictures)
+        if len(files) < 2:
+            raise refuse("pictures", f"{len(files)} in {self.pictures.name}", "two or more", "choose another folder")
+        return files
+
+    def _points(self, files: list[Path]) -> list[list[list[float]]]:
+        """(B, K, 2) from the JSON table."""
+        from ..io.files import named, parse_table
+
+        assert self.keypoints is not None
+        hidden = [float("nan")] * 2
+        with named(self.keypoints, "keypoints", "a JSON table: file name -> [[x, y], null, ...]", "see --help"):
+            table = parse_table(self.keypoints.read_text(encoding="utf-8"))
+            rows = {name: [hidden if p is None else [float(p[0]), float(p[1])] for p in table[name]] for name in table}
+        missing = [f.name for f in files if f.name not in rows]
+        if missing or len({len(rows[f.name]) for f in files}) > 1:
+            shown = f"without {missing[:3]}" if missing else "rows of several lengths"
+            raise refuse("keypoints", shown, "equally many points for each picture", "null where hidden")
+        return [rows[f.name] for f in files]
+
+
+@dataclass(frozen=True)
+class Spair:
+    """Score places on SPair-71k by nearest features, without training: PCK per point and per picture, both totals.
+
+    Each picture is tapped once, into the cache; the same command goes on where it was stopped.
+    """
+
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
+    """SPair-71k as its authors ship it: PairAnnotation and JPEGImages."""
+    model: str = "portraits"
+    """Pipeline folder, hub id or file of a supported model."""
+    preset: str | None = None
+    """A published selection, such as Ours-v1.5."""
+    addresses: str | None = None
+    """Places or globs, separated by spaces, instead of the preset's."""
+    split: Literal["trn", "val", "test"] = "test"
+    """Which pairs."""
+    category: str | None = None
+    """One category only."""
+    pairs: Count | None = None
+    """At most so many pairs of each category, the first ones."""
+    prompt: str = "a photo of a {category}"
+    """One for each category's pictures."""
+    size: Count | None = None
+    """Side the pictures are squeezed to; None takes the model's own."""
+    keep_aspect: bool = False
+    """The longer side gets ``size`` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
+    timestep: float | None = None
+    """The network's own timestep; None takes the preset's, else 50."""
+    modulate: bool = False
+    """Block inputs of transformers as their block reads them (DiTF)."""
+    discard: tuple[int, ...] = ()
+    """Massive channels to set to nought; 154 1446 in Flux.1-dev (DiTF)."""
+    protocol: Literal["vitrine", "gdf"] = "vitrine"
+    """gdf: as the official code taps and joins, each picture a batch of its own; Stable Diffusion's UNets only."""
+    grid: Count = 128
+    """Positions to a side on which features are compared."""
+    cache: OutFolder | None = None
+    """Folder for the features; without it they are computed anew each time."""
+    memory: str = "2GB"
+    """Budget for features in memory."""
+    out: OutFile | None = None
+    """A JSON file for all figures."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        import tempfile
+
+        from ..activations.spair_dataset import read_spair
+        from ..io.files import write_json
+        from ..pipelines import CorrespondencePipeline
+        from ..pipelines.loading import load_pipeline
+
+        pairs = self._some(read_spair(self.folder, self.split, self.category))
+        pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
+        with tempfile.TemporaryDirectory(prefix="vitrine-spair-") as folder:
+            figures = self._measure(pipe, pairs, self.cache or Path(folder))
+        for name, totals in figures["totals"].items():
+            print(f"{name}: " + ", ".join(f"{how} {100 * value:.2f}" for how, value in totals.items()))
+        for name, (img, bbox) in figures["categories at 0.1, per point"].items():
+            print(f"  {name}: img {100 * img:.2f}, bbox {100 * bbox:.2f}")
+        if self.out is not None:
+            write_json(self.out, figures)
+            print(f"figures -> {self.out}")
+        return 0
+
+    def _some(self, pairs: list[SPairPair]) -> list[SPairPair]:
+        """The first pairs of each category."""
+        kept: list[SPairPair] = []
+        for name in sorted({p.category for p in pairs}):
+            kept += [p for p in pairs if p.category == name][: self.pairs]
+        return kept
+
+    def _measure(self, pipe: Any, pairs: list[SPairPair], cache: Path) -> dict[str, Any]:
+        from ..pipelines.spair_keypoints import SPairRun, spair_scores
+        from ..runtime.progress import TqdmProgress
+
+        tap = {"timestep": self.timestep, "modulate": self.modulate, "discard": self.discard}
+        run = SPairRun(
+            None if self.addresses is None else self.addresses.split(), self.preset, self.prompt, self.size,
+            self.keep_aspect, self.protocol, self.grid, self.memory, tap,
+        )  # fmt: skip
+        scores = spair_scores(pipe, pairs, cache, run, TqdmProgress("pictures"))
+        totals = {f"PCK@{a} {kind}": s.totals(kind == "bbox") for a, s in scores.items() for kind in ("img", "bbox")}
+        return {"pairs": len(pairs), "totals": totals, "categories at 0.1, per point": scores[0.1].categories}
+
+
+COMMANDS: dict[str, type] = {"rank": Rank, "spair": Spair}

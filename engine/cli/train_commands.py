@@ -1,0 +1,117 @@
+"""``vitrine train portraits | flow | decoder | identity | plants``: how what ships was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from ...evidence.portraits.flow_config import (
+    AdvancedDecoderTrainConfig,
+    AdvancedFlowTrainConfig,
+    DecoderTrainConfig,
+    FlowTrainConfig,
+)
+from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
+from ..errors import refuse
+from ..settings.setting_checks import OutFile
+
+
+@dataclass(frozen=True)
+class Portraits(TrainConfig):
+    """Train the portraits model; the same command resumes an interrupted run."""
+
+    advanced: OmitArgPrefixes[AdvancedTrainConfig] = field(default_factory=AdvancedTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by ``--max-seconds``."""
+        from ...evidence.portraits.train import main
+
+        return _train(main, self)
+
+
+@dataclass(frozen=True)
+class Flow(FlowTrainConfig):
+    """Train the flow portraits, 128 px; the same command resumes an interrupted run."""
+
+    advanced: OmitArgPrefixes[AdvancedFlowTrainConfig] = field(default_factory=AdvancedFlowTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by ``--max-seconds``."""
+        from ...evidence.portraits.flow_train import main
+
+        return _train(main, self)
+
+
+@dataclass(frozen=True)
+class Decoder(DecoderTrainConfig):
+    """Train a finished flow model's decoder to draw sharply; the same command resumes an interrupted run."""
+
+    advanced: OmitArgPrefixes[AdvancedDecoderTrainConfig] = field(default_factory=AdvancedDecoderTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by ``--max-seconds``."""
+        from ...evidence.portraits.decoder_train import main
+
+        return _train(main, self)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Fit the projection that tells people of the portraits world apart, from a model's readout network."""
+
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
+    """Model folder, such as the one `vitrine train portraits` writes."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...evidence.portraits.identities import save_identity
+        from ...evidence.portraits.readout import load_readout
+        from ..runtime.progress import TqdmProgress
+
+        readout = self.folder / "readout" / "readout.safetensors"
+        if not readout.is_file():
+            raise refuse("model folder", str(self.folder), "a folder with readout/readout.safetensors", "train one")
+        path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
+        print(f"projection: {path}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Plants:
+    """Plant eight further pictures in the portraits model, as a LoRA; a few minutes on one core."""
+
+    out: OutFile = Path("later-plants.safetensors")
+    """The LoRA's file."""
+    device: str = ""
+    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...evidence.nemo.later_plants import plant_later
+        from ..pipelines.loading import LoadConfig
+        from ..runtime.progress import TqdmProgress
+
+        device = LoadConfig(self.device).checked_place
+        print(f"LoRA: {plant_later(self.out, progress=TqdmProgress('steps'), device=device)}")
+        return 0
+
+
+def _train(main: Callable[..., Any], config: Any) -> int:
+    """Train; a run whose time is up says how it goes on."""
+    from ...evidence.portraits.phase import OutOfTime
+    from ..runtime.progress import TqdmProgress
+
+    try:
+        print(f"model: {main(config, TqdmProgress)}")
+    except OutOfTime as stopped:
+        print(f"{stopped}; the same command resumes")
+    return 0
+
+
+COMMANDS: dict[str, type] = {
+    "portraits": Portraits, "flow": Flow, "decoder": Decoder, "identity": Identity, "plants": Plants,
+}  # fmt: skip

@@ -1,0 +1,309 @@
+"""``vitrine w2w train-loras | look | build | label | import-official``: spaces of models, from files to files."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from ..errors import refuse
+from ..pipelines.loading import LoadConfig
+from ..settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from .options import Load, OutSpace
+from .w2w_arguments import space_at, weights_at
+from .w2w_calibrate import Calibrate, PairSlider
+from .w2w_map import Map
+from .w2w_models import Edit, Encode, Export, Invert, Sample
+from .w2w_products import Blend, Sheet, SliderLora
+
+
+@dataclass(frozen=True)
+class TrainLoras:
+    """Train one LoRA for each subject, many at once; the same command resumes.
+
+    FOLDER holds one folder of pictures for each subject; without one, people of a portraits model are trained, by a
+    recipe of its own.
+    Processes share the subjects: ``--workers`` on this machine's cores, or those that ``torchrun`` or
+    ``accelerate launch`` starts.
+    """
+
+    folder: Positional[Annotated[Path | None, arg(metavar="[FOLDER]")]] = None
+    """Folder of folders with pictures; none: the portraits world."""
+    out: OutFolder = Path("w2w-loras")
+    """Where the LoRA files go, one for each subject."""
+    model: str = "portraits"
+    """A Stable Diffusion 1.x / 2.x folder or hub id; without FOLDER portraits, flow (the 128 px ones), or a folder of
+    such a model."""
+    prompt: str = "sks person"
+    """What every picture is called."""
+    people: Count = 520
+    """How many people of the portraits world."""
+    together: Count = 16
+    """Models trained in one batch; more fills a larger GPU."""
+    workers: Count | None = None
+    """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one a core."""
+    steps: Count = 800
+    """Optimiser steps of each model (the portraits world: 160)."""
+    batch: Count = 1
+    """Pictures of one subject in each step (portraits: 2)."""
+    rank: Count = 1
+    """LoRA rank."""
+    lr: float = 1e-4
+    """AdamW's rate (portraits: 1e-2)."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 when all are trained."""
+        from ..runtime.processes import cores, launched, side_by_side, world_size
+
+        self._refuse_unread()
+        small = self.folder is None or self.model == "portraits"
+        count = (cores() if small else 1) if self.workers is None else self.workers
+        if count < 1:
+            raise refuse("workers", count, "1 or more", "leave it out for the usual number")
+        if count > 1 and world_size() > 1:
+            raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
+        trained = side_by_side(self._train, count) if count > 1 else [self._train()]
+        launched().meet()  # the others may still be training
+        if not launched().index:
+            print(f"{trained[0]} LoRAs in {self.out}")
+        return 0
+
+    def _refuse_unread(self) -> None:
+        """The portraits worlds have recipes of their own."""
+        usual, names = TrainLoras(), ("prompt", "steps", "batch", "rank", "lr", "load")
+        changed = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        if self.folder is None and changed:
+            shown = f"{', '.join(changed)} without a folder of pictures"
+            raise refuse("settings", shown, "out, model, people, together, workers", "give FOLDER, or leave them out")
+
+    def _train(self, worker: int = 0, workers: int = 1) -> int:
+        from ...evidence.w2w.world import train_people
+        from ..portraits.flow import FLOW_WEIGHTS
+        from ..runtime.processes import launched
+        from ..runtime.progress import TqdmProgress
+        from ..w2w import LoraTrainConfig, train_loras
+
+        share = (worker, workers) if workers > 1 else (launched().index, launched().count)
+        label = f"training, worker 1 of {share[1]}" if share[1] > 1 else "training"
+        options: dict[str, Any] = {"together": self.together, "share": share}
+        options["progress"] = TqdmProgress(label, not share[0])
+        if self.folder is None:
+            folder = {"portraits": None, "flow": str(FLOW_WEIGHTS)}.get(self.model, self.model)
+            return len(train_people(self.out, self.people, model=folder, **options))
+        from ..pipelines.w2w_training import subjects_in
+
+        denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt, load=self.load)
+        config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
+        return len(train_loras(denoiser, makers, names, self.out, config, **options))
+
+
+@dataclass(frozen=True)
+class Look:
+    """Say what is in a folder of LoRAs before building: files, base models, ranks, copies, what is left out and why,
+    and how much the LoRAs have in common."""
+
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
+    """LoRA files of any spelling."""
+    headers: bool = False
+    """Read headers only: quick for large folders, but without copies, variance and mode."""
+    memory_gb: float = 1.0
+    """For what is kept of the files; less makes the estimates coarser."""
+    json: OutFile | None = None
+    """Write the same as JSON here."""
+    base_weights: Path | None = None
+    """As in build."""
+
+    def run(self) -> int:
+        """0 on success, also where nothing can be used."""
+        from ..io.files import write_json
+        from ..runtime.progress import TqdmProgress
+        from ..w2w import look_at_folder
+
+        bar, memory = TqdmProgress("reading"), int(self.memory_gb * 2**30)
+        weights = weights_at(self.base_weights)
+        look = look_at_folder(self.folder, memory=memory, progress=bar, headers_only=self.headers, base=weights)
+        print(look.text())
+        if self.json is not None:
+            print(f"as JSON: {write_json(self.json, look.to_dict())}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Build:
+    """Build a space from a folder of LoRA files, and directions from a table of labels. The same command resumes.
+
+    Under ``torchrun`` or ``accelerate launch`` processes share the work of factors mode.
+    """
+
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
+    """LoRA files of one kind and one base model."""
+    out: OutFile = Path("space.w2w.safetensors")
+    """The space."""
+    labels: Path | None = None
+    """CSV: model name, then one column a label."""
+    method: str = "least_squares"
+    """Of directions: least_squares (the paper's), logistic or means, each label by itself; or joint, which leaves what
+    goes along with a label alone and suits edits better."""
+    exclusive: tuple[str, ...] = ()
+    """Joint only: labels that stand for one another, such as 'bald,long hair'."""
+    portraits: bool = False
+    """The folder holds people of the portraits world: label them by what is known."""
+    mode: str = "auto"
+    """auto, factors or delta."""
+    components: Count | None = None
+    """How many to keep; none: all."""
+    memory_gb: float = 2.0
+    """What may be held beside the space itself; larger folders go through a work folder beside the space."""
+    dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+    base_weights: Path | None = None
+    """The base model's safetensors file, or diffusers' unet folder: with it DoRAs are read too."""
+    linked: bool = False
+    """Delta mode: leave the LoRAs' factors in their files, which must then stay; for folders larger than memory."""
+
+    def run(self) -> int:
+        """0 on success; bad files are named and left out."""
+        from ..runtime.processes import launched
+        from ..w2w import mapped
+        from ..w2w.space.linked_factors import linked_file, place_of
+
+        if self.linked:  # refused now, not after hours
+            linked_file(self.out, place_of(self.out, self.folder / "a.safetensors"), [Path.cwd()])
+        work = self.out.with_name(self.out.name + ".work")
+        space = self._space(work, launched())
+        if space is None:
+            return 0  # the first process goes on
+        if self.labels is not None:
+            space = _labelled(space, self.labels, self.method, self.exclusive)
+        print(f"space: {mapped(space).save(self.out, self.dtype)}")
+        shutil.rmtree(work, ignore_errors=True)
+        return 0
+
+    def _space(self, work: Path, workers: Any) -> Any:
+        """The space without directions from labels; None in all processes but the first."""
+        from ...evidence.w2w.world import build_people
+        from ..runtime.progress import TqdmProgress
+        from ..w2w import BuildConfig, build_space
+
+        bar = TqdmProgress("space", not workers.index)
+        if self.portraits:
+            if workers.index:
+                return None
+            space = build_people(self.folder, self.components or 300, bar)
+            print(f"{space.count} people, directions {', '.join(space.directions)}")
+            return space
+        config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30), linked=self.linked)
+        weights = weights_at(self.base_weights)
+        built = build_space(self.folder, config, bar, work, workers=workers, base=weights)
+        if workers.index:
+            return None
+        print(built.summary())
+        return built.space
+
+
+@dataclass(frozen=True)
+class Label:
+    """Give a space directions from a table of labels, such as the published space's own, and its way to be sampled."""
+
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
+    """A space file with the coefficients of its models."""
+    labels: Positional[Annotated[Path | None, arg(metavar="[LABELS]")]] = None
+    """CSV: model name, then one column a label. Models of a space without names are called 0, 1, 2 .."""
+    sampling: tuple[str, ...] = ()
+    """How models are drawn at every door unless told otherwise, such as 'emphasis=1.5' 'inherit=0.4'; the names are
+    the options of sample."""
+    out: OutSpace = None
+    """The space with directions; none: SPACE itself."""
+    method: str = "least_squares"
+    """As in build."""
+    exclusive: tuple[str, ...] = ()
+    """As in build."""
+    dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import usual_sampling, with_sampling
+
+        if self.labels is None and not self.sampling:
+            raise refuse("labels", "none", "a CSV file, or --sampling", "give one of the two")
+        space = space_at(self.space)
+        if self.labels is not None:
+            space = _labelled(space, self.labels, self.method, self.exclusive)
+        if self.sampling:
+            space = with_sampling(space, usual_sampling(space, **dict(map(_setting, self.sampling))))
+        print(f"space: {space.save(self.out or self.space, self.dtype)}")
+        return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    known = ("factor", "components", "truncation", "rng", "attributes", "emphasis", "inherit")
+    try:
+        kinds = {"components": int, "rng": str, "attributes": str}
+        return known[known.index(name)], kinds.get(name, float)(value)
+    except ValueError:
+        raise refuse("sampling", text, f"{', '.join(known)}, each with a value", "write 'emphasis=1.5'") from None
+
+
+def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...]) -> Any:
+    """The space with a direction for each label; prints how well they tell models apart."""
+    from ..w2w import mapped, member_names, quality, with_directions
+    from ..w2w.space.labels import read_table
+
+    table = read_table(labels, member_names(space))
+    space = mapped(with_directions(space, _directions(space, table, method, exclusive)), table)
+    reader = "least_squares" if method == "joint" else method  # joint is for edits, not for reading
+    for label, value in quality(space, table, reader).balanced.items():
+        print(f"{label}: held-out accuracy {value:.1%} by {reader}, both classes equally")
+    return space
+
+
+def _directions(space: Any, table: dict[str, Any], method: str, exclusive: tuple[str, ...]) -> dict[str, Any]:
+    from ..w2w import direction, joint_directions
+
+    if method != "joint":
+        if exclusive:
+            raise refuse("exclusive", exclusive, "--method joint", "add it, or leave exclusive out")
+        return {k: direction(space, y, method) for k, y in table.items()}
+    groups = [tuple(map(str.strip, group.split(","))) for group in exclusive]
+    unknown = {label for group in groups for label in group} - set(table)
+    if unknown:
+        raise refuse("exclusive", sorted(unknown), sorted(table), "use the columns' names")
+    return joint_directions(space, table, groups)
+
+
+@dataclass(frozen=True)
+class ImportOfficial:
+    """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
+
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
+    """Holds mean.pt, std.pt, V.pt, weight_dimensions.pt, and perhaps proj_1000pc.pt (or all_weights.pt) and labels.csv,
+    the table of labels once it is converted: with them the space can be sampled and labelled."""
+    out: OutFile = Path("official.w2w.safetensors")
+    """The space; their licence is non-commercial, and stays so."""
+    components: Annotated[int, AtLeast(0)] = 1000
+    """Columns of V to take; 0 takes all 10,000."""
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..w2w import contents
+        from ..w2w.space.official_files import import_official
+
+        space = import_official(self.folder, self.components or None)
+        print(contents(space))
+        if note := space.info.get("note"):
+            print(note)
+        print(f"space: {space.save(self.out, 'bfloat16')}")
+        return 0
+
+
+COMMANDS: dict[str, type] = {
+    "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
+    "invert": Invert, "encode": Encode, "export": Export, "map": Map, "slider": SliderLora, "blend": Blend,
+    "sheet": Sheet, "import-official": ImportOfficial, "calibrate": Calibrate, "pairs": PairSlider,
+}  # fmt: skip

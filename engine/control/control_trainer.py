@@ -1,0 +1,308 @@
+"""Train control embeddings, alone on a frozen network or together with it (Berrada et al. 2024, 2.1 and appendix C).
+
+gamma stands inside the loss: it is part of the model, not of sampling alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..diffusion.denoiser import PREDICTIONS, training_target
+from ..diffusion.schedule import NoiseSchedule, append_dims
+from ..errors import refuse
+from ..jobs.digests import digest
+from ..jobs.run import Run, run_steps
+from ..jobs.training import MovingAverage, Tensors, finite, mean_gradients
+from ..runtime.placement import refuse_offloaded
+from ..runtime.processes import accelerator, workers_of
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from .checkpoint import ControlMetadata, save_control
+from .embedder import ControlEmbedder
+from .embedding_hook import Network
+from .gamma import GammaConfig
+from .records import AugmentConfig, ControlRecord, augment
+
+
+@dataclass(frozen=True)
+class AdvancedControlTrainConfig(Config):
+    """Settings of a run that rarely change. The paper does not print its dropout and averaging rates.
+
+    Attributes:
+        betas: of Adam.
+        ema: decay of the exported average, 0 <= ema < 1.
+        drop_control, drop_semantics: probability that a row is trained without; drawn independently.
+        save_every: steps between saves.
+        drop_together: a row without semantics has no control either. Eq. 2 takes (c, s), (0, s) and (0, 0), never
+            (c, 0): drawn apart at 0.1, the last would be seen in 1 % of rows. Off for runs that were begun so, and
+            for appendix D's nesting, which takes (c, 0).
+
+    Raises:
+        VitrineError: If a number is outside its range.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    ema: float = 0.999
+    drop_control: float = 0.1
+    drop_semantics: float = 0.1
+    save_every: int = 500
+    drop_together: bool = True
+
+    def __post_init__(self) -> None:
+        if self.save_every < 1:
+            raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
+        for name in ("drop_control", "drop_semantics"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise refuse(name, getattr(self, name), "0 to 1", "0.1 is the default")
+        if not 0 <= self.ema < 1:
+            raise refuse("ema", self.ema, "0 <= ema < 1", "0.999 is the default")
+
+
+@dataclass(frozen=True)
+class ControlTrainConfig(Config):
+    """Settings of a run.
+
+    Attributes:
+        steps, batch: updates, and rows of each.
+        lr: of Adam.
+        prediction: what the network gives: eps (the paper), v, x0 or flow.
+        gamma, augment: the curve, and how pictures are changed.
+        advanced: what rarely changes.
+
+    Raises:
+        VitrineError: If a number is outside its range, or the prediction is unknown.
+    """
+
+    steps: int = 1000
+    batch: int = 16
+    lr: float = 1e-4
+    prediction: str = "eps"
+    gamma: GammaConfig = field(default_factory=GammaConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    seed: int = 0
+    advanced: AdvancedControlTrainConfig = field(default_factory=AdvancedControlTrainConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
+        if not self.lr > 0 or self.prediction not in PREDICTIONS:
+            raise refuse("lr, prediction", (self.lr, self.prediction), f"lr > 0, {PREDICTIONS}", "see the defaults")
+
+
+@dataclass
+class TrainSetup:
+    """What a run trains, and what it needs to run it.
+
+    Attributes:
+        network: (x_t, t, semantics, c_emb) -> prediction; :func:`inject.injected` makes it of a diffusers backbone.
+        embedder: made from the same seed in every process.
+        schedule: of the training, relabelled for another resolution where wanted (Eq. 3).
+        null_semantics: one record's semantics for "nothing", put into dropped rows.
+        parameters: name -> parameter of the network to train beside the embedder: none (make the embedder with
+            ``zero_init``), the LoRA's, or all.
+        encode: (B, C, size, size) pictures -> x0, a frozen autoencoder for latent models; None: the pictures are x0.
+    """
+
+    network: Network
+    embedder: ControlEmbedder
+    schedule: NoiseSchedule
+    null_semantics: torch.Tensor
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    encode: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+class Batch(NamedTuple):
+    """The rows of one update: x0 and noise (B, C, H, W), t (B,), semantics (B, ...), values (B, F), drop (B,) bool."""
+
+    x0: torch.Tensor
+    noise: torch.Tensor
+    t: torch.Tensor
+    semantics: torch.Tensor
+    values: torch.Tensor
+    drop: torch.Tensor
+
+
+class ControlTrainer:
+    """One run, resumable to the bit from ``folder/state.safetensors``.
+
+    Args:
+        records: read by number; an iterable is listed once. All are read at the start, so that a later part of the run
+            knows that they are the same; a list that has ``inputs`` (see :mod:`~vitrine.engine.jobs.digests`) is known
+            by these.
+        metadata: what the export says beside the settings of this run.
+        device: where the network already is; None is accelerate's choice.
+        inputs: what the run depends on beside all these.
+
+    Raises:
+        VitrineError: If prediction and schedule do not belong together, the network is offloaded, or the folder holds a
+            run on another network, other records or with other settings.
+    """
+
+    def __init__(
+        self, trainee: TrainSetup, records: Iterable[ControlRecord], config: ControlTrainConfig, folder: str | Path,
+        metadata: ControlMetadata | None = None, device: torch.device | None = None,
+        inputs: Mapping[str, object] | None = None,
+    ) -> None:  # fmt: skip
+        schedule = trainee.schedule
+        if (config.prediction == "flow") != (schedule.kind == "flow"):
+            raise refuse("prediction, schedule", (config.prediction, schedule.kind), "flow with flow", "match them")
+        backbone = getattr(trainee.network, "backbone", None)
+        if backbone is not None:
+            refuse_offloaded(backbone)
+        self.accelerator = accelerator()
+        self.device = device or self.accelerator.device
+        self.network, self.schedule, self.null = trainee.network, schedule, trainee.null_semantics
+        self.embedder = trainee.embedder.to(self.device)
+        indexed = hasattr(records, "__getitem__") and hasattr(records, "__len__")
+        self.records: Sequence[ControlRecord] = records if indexed else list(records)  # type: ignore[assignment]
+        self.config, self.folder = config, Path(folder)
+        self.encode = trainee.encode or (lambda images: images)
+        self.metadata = metadata or ControlMetadata("", self.embedder.dim)
+        self.parameters = {f"ctrl.{name}": p for name, p in self.embedder.named_parameters()}
+        self.parameters |= {_prefixed(name): p for name, p in trainee.parameters.items()}
+        self.adam = torch.optim.Adam(self.parameters.values(), lr=config.lr, betas=config.advanced.betas)
+        self.average = MovingAverage(self.parameters)
+        self.done, self.skipped = 0, 0
+        made_of = self._inputs(trainee) | dict(inputs or {})
+        workers = workers_of(self.accelerator)
+        self._run = Run(self.folder, "control training", made_of, workers=workers).known()
+        self._resume()
+
+    def run(self, progress: Progress = silent, until: int | None = None) -> Path:
+        """Train to the end (or to ``until``) and export; saved every ``save_every`` steps and when stopped."""
+        self.train(progress, until)
+        self.export("control_raw", {k: p.detach() for k, p in self.parameters.items()})
+        path = self.export("control", self.average.values)
+        self.accelerator.wait_for_everyone()
+        return path
+
+    def train(self, progress: Progress = silent, until: int | None = None, total: int | None = None) -> None:
+        """Train to the end (or to ``until``) without an export.
+
+        Args:
+            total: steps that ``progress`` counts to; None: all.
+
+        Raises:
+            VitrineError: If another run trains in the folder.
+        """
+        with self._run:
+            run_steps(
+                self.step, lambda: self.done, total or self.config.steps, until=until, save=self.save,
+                save_every=self.config.advanced.save_every, progress=progress,
+            )  # fmt: skip
+
+    def step(self) -> float:
+        """One update; the loss."""
+        seed = self._seed(self.done)
+        # A network's own dropout draws from the global state; seeded here, a resumed run equals an unbroken one.
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            loss = self.loss(self.draw(self.done))
+        self._update(loss)
+        self.average.update(self.parameters, self.config.advanced.ema)
+        self.done += 1
+        return float(loss.detach())
+
+    def draw(self, step: int) -> Batch:
+        """The rows of an update, a function of the settings' seed, the step and the process alone."""
+        random, count = torch.Generator().manual_seed(self._seed(step)), self.config.batch
+        rows = torch.randint(len(self.records), (count,), generator=random).tolist()
+        records = [self.records[i] for i in rows]
+        pairs = [augment(r, self.config.augment, random) for r in records]
+        spec, advanced = self.embedder.spec, self.config.advanced
+        values = torch.cat([spec.rows({n: c[n] for n in spec.names if n in c}) for _, c in pairs])
+        drop = torch.rand(count, generator=random) < advanced.drop_control
+        unsaid = torch.rand(count, generator=random) < advanced.drop_semantics
+        drop = drop | unsaid if advanced.drop_together else drop
+        semantics = torch.stack([self.null if s else r.semantics for s, r in zip(unsaid, records, strict=True)])
+        with torch.no_grad():
+            x0 = self.encode(torch.stack([image for image, _ in pairs]).to(self.device))
+        noise = torch.randn(x0.shape, generator=random).to(x0)
+        if self.schedule.kind == "flow":
+            t = torch.rand(count, generator=random, dtype=torch.float64) * self.schedule.steps
+        else:
+            t = torch.randint(self.schedule.steps, (count,), generator=random)
+        return Batch(x0, noise, t, semantics.to(self.device), values, drop)
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Mean square error of the prediction, with Eq. 1 inside."""
+        added = self.embedder(batch.values, self.config.gamma.u(batch.t), self.config.gamma, batch.drop)
+        x = self.schedule.add_noise(batch.x0, batch.noise, batch.t)
+        prediction = self.network(x, batch.t.to(self.device, torch.float32), batch.semantics, added)
+        return (prediction.float() - self._target(batch).float()).square().mean()
+
+    def _target(self, batch: Batch) -> torch.Tensor:
+        signal, level = (append_dims(s.to(batch.x0), 4) for s in self.schedule.scales(batch.t))
+        return training_target(self.config.prediction, batch.x0, batch.noise, signal, level)
+
+    def _seed(self, step: int) -> int:
+        text = f"{self.config.seed} {self.accelerator.process_index} {step}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+    def _update(self, loss: torch.Tensor) -> None:
+        """One Adam step; one whose gradient is not finite is skipped and counted."""
+        self.adam.zero_grad()
+        self.accelerator.backward(loss)
+        if self.accelerator.num_processes > 1:
+            mean_gradients(self.parameters.values(), partial(self.accelerator.reduce, reduction="mean"))
+        if finite(p.grad for p in self.parameters.values()):
+            self.adam.step()
+        else:
+            self.skipped += 1
+        self.adam.zero_grad()
+
+    def export(self, name: str, weights: Mapping[str, torch.Tensor]) -> Path:
+        """``folder/<name>.safetensors`` with the metadata of this run; written by the main process."""
+        config, path = self.config, self.folder / f"{name}.safetensors"
+        if not self.accelerator.is_main_process:
+            return path
+        metadata = replace(
+            self.metadata, dim=self.embedder.dim, spec=self.embedder.spec, gamma=config.gamma, steps=self.done,
+            prediction=config.prediction, crop=config.augment.crop,
+        )  # fmt: skip
+        embedder = {k.removeprefix("ctrl."): v for k, v in weights.items() if k.startswith("ctrl.")}
+        extra = {k: v for k, v in weights.items() if not k.startswith("ctrl.")}
+        return save_control(path, embedder, metadata, extra)
+
+    # --- state --------------------------------------------------------------------------------------------------
+    def _inputs(self, trainee: TrainSetup) -> dict[str, object]:
+        """What the run depends on; how often it is saved is not among it."""
+        settings = replace(self.config, advanced=replace(self.config.advanced, save_every=1))
+        records = getattr(self.records, "inputs", None)
+        network = getattr(trainee.network, "backbone", trainee.network)
+        return {
+            "network": network, "embedder": self.embedder, "controls": self.embedder.spec,
+            "noise schedule": self.schedule, "empty prompt": self.null, "autoencoder": trainee.encode,
+            "trained": sorted(self.parameters), "processes": self.accelerator.num_processes,
+            "records": [digest(record) for record in self.records] if records is None else records,
+            "settings": settings,
+        }  # fmt: skip
+
+    def save(self) -> None:
+        """The whole state: weights, average, optimiser, counters. Random state is the step's number."""
+        if self.accelerator.is_main_process:
+            facts = {"done": self.done, "skipped": self.skipped}
+            tensors: dict[str, Tensors] = {"weight": self.parameters, "average": self.average.values}
+            self._run.save(tensors, {"adam": self.adam}, facts)
+
+    def _resume(self) -> None:
+        state = self._run.load({"adam": self.adam})
+        if state is None:
+            return
+        for key, parameter in self.parameters.items():
+            parameter.data.copy_(state.tensors["weight"][key])
+            self.average.values[key].copy_(state.tensors["average"][key])
+        self.done, self.skipped = state.facts["done"], state.facts["skipped"]
+
+
+def _prefixed(name: str) -> str:
+    return f"{'lora' if '.lora_' in name else 'base'}.{name}"

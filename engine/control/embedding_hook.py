@@ -1,0 +1,150 @@
+"""Adding the control embedding to the timestep embedding of diffusers models, through torch's own forward hooks.
+
+Where Eq. 1 enters (Berrada et al. 2024, 2.1): with the timestep, before every adaLN or ResBlock. No weight is touched;
+after the block the model is bit for bit what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ..diffusion.forward_clock import Forward, ForwardClock, rows_for
+from ..errors import refuse
+from ..families import FAMILIES, record_of
+from ..families.facts import TimeEmbedding
+from ..runtime.compiled import uncompiled
+from .embedder import ControlEmbedder
+from .gamma import GammaConfig
+
+
+def time_embedding(backbone: nn.Module) -> tuple[str, TimeEmbedding]:
+    """(diffusers' class of the family, where a backbone of either library embeds its timestep).
+
+    Raises:
+        VitrineError: If no family says where.
+    """
+    record = record_of(backbone)
+    if record is None or record[1].time is None:
+        known = sorted(family.diffusers.kind for family in FAMILIES if family.diffusers.time is not None)
+        raise refuse("model", type(backbone).__name__, known, "pass the UNet or transformer of a pipeline")
+    return record[0].diffusers.kind, record[1].time
+
+
+def control_width(backbone: nn.Module) -> int:
+    """D: the width of the timestep embedding, which a ControlEmbedder must have."""
+    return int(time_embedding(backbone)[1].width(uncompiled(backbone)))
+
+
+class _Added(ForwardClock):
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone)
+        self._paths = time_embedding(backbone)[1].paths(self.backbone)
+        if not self._paths:
+            raise refuse("model", type(backbone).__name__, "a network of diffusers", "in ComfyUI a MODEL takes control")
+
+    def _open(self) -> None:
+        for path in self._paths:
+            self._handles.append(self.backbone.get_submodule(path).register_forward_hook(self._add))
+
+    def _add(self, module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+        return output + self._now.to(output)
+
+
+class AddedVector(_Added):
+    """A vector added to the timestep embedding while the block is open.
+
+    Args:
+        backbone: diffusers' network of a family that says where it embeds its timestep.
+        vector: (B, D) or (1, D).
+
+    Raises:
+        VitrineError: If the model is of another class, the vector of another width, or its rows do not match the batch.
+    """
+
+    def __init__(self, backbone: nn.Module, vector: torch.Tensor) -> None:
+        super().__init__(backbone)
+        if vector.ndim != 2 or vector.shape[1] != control_width(backbone):
+            raise refuse("vector", tuple(vector.shape), f"(B, {control_width(backbone)})", "build it for this model")
+        self.vector = vector
+
+    def _prepare(self, forward: Forward) -> torch.Tensor:
+        return rows_for(self.vector, len(forward.t), "vector")
+
+
+class Injection(_Added):
+    """c_emb of Eq. 1 added to the timestep embedding while the block is open; gamma follows each row's timestep.
+
+    Args:
+        backbone: diffusers' network of a family that says where it embeds its timestep.
+        embedder: of the model's own width, see :func:`control_width`.
+        values: (B, F) or (1, F), as :meth:`ControlSpec.rows` gives.
+        drop: (B,) or (B, 2) bool, rows without control (the unconditional half of a guidance batch).
+
+    Without gradients the embeddings of the values are computed at the first forward and cached: after a change of the
+    embedder, open a new block.
+
+    Example:
+        >>> with Injection(unet, embedder, spec.rows(controls), GammaConfig()):
+        ...     unet(x, t, text).sample
+
+    Raises:
+        VitrineError: If the model is of another class, the embedder of another width, a value out of range, or the rows
+            do not match the batch.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, embedder: ControlEmbedder, values: torch.Tensor, gamma: GammaConfig,
+        drop: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(backbone)
+        if embedder.dim != control_width(backbone):
+            raise refuse("embedder width", embedder.dim, control_width(backbone), "make one for this model")
+        self.embedder, self.values, self.gamma, self.drop = embedder, embedder.spec.checked(values), gamma, drop
+        self._cached_terms: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _prepare(self, forward: Forward) -> torch.Tensor:
+        high, low = self._terms(len(forward.t))
+        first, *others = forward.t.tolist()
+        # as samplers have it; in half precision the weight is rounded first, as everywhere else
+        if low.dtype == torch.float32 and all(t == first for t in others):
+            return self.embedder.joined(high, low, self.gamma.number(first))
+        return self.embedder.joined(high, low, self.gamma.at(forward.t).to(low.device, low.dtype)[:, None])
+
+    def _terms(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """E_h and E_l of each row; sampling computes them once."""
+        cached = self._cached_terms
+        if cached is not None and len(cached[0]) == count and not torch.is_grad_enabled():
+            return cached
+        drop = None if self.drop is None else rows_for(self.drop, count, "drop")
+        terms = self.embedder.terms(rows_for(self.values, count, "control values"), drop)
+        self._cached_terms = None if torch.is_grad_enabled() else terms
+        return terms
+
+
+Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(x_t (B, C, H, W), t (B,), semantics (B, ...), c_emb (B, D)) -> prediction (B, C, H, W)."""
+
+
+def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Network:
+    """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it.
+
+    Raises:
+        VitrineError: If the model is of another class; in a call, if its blocks embed the timestep (DiT) and gradient
+            checkpointing is on.
+    """
+    # Blocks that embed the timestep, recomputed in the backward pass after the hooks are gone, would lack c_emb.
+    inside = time_embedding(backbone)[1].in_blocks
+
+    def network(x: torch.Tensor, t: torch.Tensor, semantics: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        if inside and torch.is_grad_enabled() and getattr(backbone, "is_gradient_checkpointing", False):
+            raise refuse(
+                "gradient checkpointing", "on", "off for this network", "call disable_gradient_checkpointing()"
+            )
+        with AddedVector(backbone, added):
+            return call(x, t, semantics)
+
+    network.backbone = backbone  # type: ignore[attr-defined] # a trainer looks whether it is whole
+    return network

@@ -1,0 +1,158 @@
+"""One wrapper for each model *convention*, so that no method needs to know the model's family.
+
+``predict`` turns the output of eps, v, x0 and flow networks into the same pair (eps, x0). Denoisers are made by
+:meth:`Denoiser.from_diffusers`, and by ``nodes/comfy/model.py`` from a ComfyUI MODEL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..errors import refuse
+from ..families import call_of
+from ..network.condition import Condition
+from ..runtime.compiled import uncompiled
+from .schedule import NoiseSchedule, Number, append_dims
+
+PREDICTIONS = ("eps", "v", "x0", "flow")
+
+
+class Prediction(NamedTuple):
+    """Noise and clean latent, each of x_t's shape; x_t = signal x0 + noise eps holds exactly."""
+
+    eps: torch.Tensor
+    x0: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """A backbone with its schedule and prediction convention.
+
+    Attributes:
+        backbone: the module whose activations have addresses.
+        schedule: its sigmas, alpha-bars and timesteps.
+        prediction: ``"eps" | "v" | "x0" | "flow"``, what ``call`` returns.
+        call: (x_t (B, C, H, W), t (B,), Condition) -> (B, C, H, W), the bare network.
+        learned: what the network itself was trained to put out, where ``call`` turns that into something else, as
+            ComfyUI does; empty where it is ``prediction``.
+        made_of: gives what the network is made of, where its modules do not say it all: ComfyUI applies LoRAs and
+            patches when it loads them; None: its modules.
+    """
+
+    backbone: nn.Module
+    schedule: NoiseSchedule
+    prediction: str
+    call: Callable[[torch.Tensor, torch.Tensor, Condition], torch.Tensor]
+    learned: str = ""
+    made_of: Callable[[], object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.prediction not in PREDICTIONS:
+            raise refuse("prediction", self.prediction, PREDICTIONS, "see the scheduler's prediction_type")
+        if (self.prediction == "flow") != (self.schedule.kind == "flow"):
+            pair = (self.prediction, self.schedule.kind)
+            raise refuse("prediction and schedule", pair, "flow with flow", "match them")
+
+    @classmethod
+    def from_diffusers(cls, model: Any, scheduler: Any = None) -> Denoiser:
+        """From a pipeline, or from a UNet / transformer and a scheduler.
+
+        Raises:
+            VitrineError: If the backbone belongs to no known family, or there is no scheduler.
+        """
+        parts = (getattr(model, name, None) for name in ("unet", "transformer"))
+        backbone = uncompiled(next((part for part in parts if part is not None), model))
+        scheduler = getattr(model, "scheduler", None) if scheduler is None else scheduler
+        if scheduler is None:
+            raise refuse("scheduler", None, "a diffusers scheduler", "pass a pipeline, or scheduler=...")
+        schedule = NoiseSchedule.from_diffusers(scheduler)
+        kinds = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
+        prediction = "flow" if schedule.kind == "flow" else kinds.get(scheduler.config.prediction_type, "unknown")
+        return cls(backbone, schedule, prediction, call_of(backbone))
+
+    @property
+    def inputs(self) -> dict[str, object]:
+        """What numbers computed with it depend on, for a :class:`~vitrine.engine.jobs.run.Run`."""
+        network = self.backbone if self.made_of is None else self.made_of()
+        return {"network": network, "noise schedule": [self.schedule, self.prediction, self.learned]}
+
+    def network_input(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
+        """x_t in the scale the network expects, for t a number or (B,)."""
+        return self.schedule.add_noise(x0, noise, t)
+
+    def forward(self, x_t: torch.Tensor, t: Number, cond: Condition) -> torch.Tensor:
+        """One bare network call in the network's own scale: (B, C, H, W) at t, a number or (B,); what taps run."""
+        rows = torch.as_tensor(t, dtype=torch.float32, device=x_t.device).reshape(-1).expand(len(x_t))
+        return self.call(x_t, rows, cond)
+
+    def predict(self, x_t: torch.Tensor, t: Number, cond: Condition) -> Prediction:
+        """(eps, x0) from one call, converted in float32 or wider."""
+        return self.split(self.forward(x_t, t, cond), x_t, t)
+
+    def split(self, output: torch.Tensor, x_t: torch.Tensor, t: Number) -> Prediction:
+        """(eps, x0) of what a call put out for x_t, in float32 or wider (for v: Salimans & Ho 2022, App. D)."""
+        wide = torch.promote_types(output.dtype, torch.float32)
+        x, y = x_t.to(wide), output.to(wide)
+        signal, noise = (append_dims(s.to(x.device, wide), x.ndim) for s in self.schedule.scales(t))
+        if self.prediction == "eps":
+            return Prediction(y, (x - noise * y) / signal)
+        if self.prediction == "x0":
+            return Prediction((x - signal * y) / noise, y)
+        if self.prediction == "v":  # v = signal eps - noise x0
+            return Prediction(signal * y + noise * x, signal * x - noise * y)
+        return Prediction(x + signal * y, x - noise * y)  # flow: the velocity is eps - x0
+
+    def error(
+        self, output: torch.Tensor, x_t: torch.Tensor, x0: torch.Tensor, noise: torch.Tensor, t: Number
+    ) -> torch.Tensor:
+        """How far a call's output for the input x_t made of x0 and noise (B, ...) at t is from what was learned.
+
+        Training compares in the network's own terms: in eps, an error of v counts signal^2 times, and so does that of a
+        flow's velocity, (1 - s)^2 times, next to nothing at high noise.
+        """
+        signal, level = (append_dims(s.to(noise.device, noise.dtype), noise.ndim) for s in self.schedule.scales(t))
+        learned = self.learned or self.prediction
+        if learned != self.prediction:
+            eps, clean = self.split(output, x_t, t)
+            output = training_target(learned, clean, eps, signal, level)
+        return output.to(noise.dtype) - training_target(learned, x0.to(noise.dtype), noise, signal, level)
+
+    def with_call(self, call: Callable) -> Denoiser:
+        """The same denoiser with another bare call (a wrapper, an offloaded copy)."""
+        return replace(self, call=call)
+
+
+def training_target(
+    prediction: str, x0: torch.Tensor, noise: torch.Tensor, signal: torch.Tensor, level: torch.Tensor
+) -> torch.Tensor:
+    """What a network of one convention should put out for the input signal x0 + level noise, of their common shape."""
+    if prediction == "v":
+        return signal * noise - level * x0  # Salimans & Ho 2022, App. D
+    return {"eps": noise, "x0": x0, "flow": noise - x0}[prediction]  # the velocity: Lipman et al. 2023; Liu et al. 2023
+
+
+def check_finite(module: nn.Module, name: str = "model") -> None:
+    """Refuses a module with NaN or infinite weights. The host waits once for each device that holds weights.
+
+    Raises:
+        VitrineError: If there is such a weight; the message names the first tensor.
+    """
+    weights = {k: v for k, v in module.state_dict().items() if v.is_floating_point() and not v.is_meta}
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for value in weights.values():  # a sum shows both: NaN and infinity outlast any addition
+        by_device.setdefault(value.device, []).append(value.to(torch.promote_types(value.dtype, torch.float32)).sum())
+    if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
+        return
+    bad = next((key for key, value in weights.items() if not bool(torch.isfinite(value).all())), None)
+    if bad is not None:
+        raise refuse(f"{name} weights", f"NaN or Inf in {bad!r}", "finite numbers", "load the checkpoint again")
+
+
+def weights_state(module: nn.Module) -> int:
+    """A number that changes when weights are replaced or written to in place; nothing is read from the device."""
+    return hash(tuple((id(p), 0 if p.is_inference() else p._version) for p in module.parameters()))

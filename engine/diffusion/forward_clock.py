@@ -1,0 +1,139 @@
+"""Which timestep is this forward? Read once here, from the backbone's own arguments, for every hook that must know."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from ..errors import refuse
+from ..runtime.compiled import eager_runs, uncompiled
+
+
+class Forward(NamedTuple):
+    """A forward of the backbone: its timesteps (B,) float64 on the CPU, its noisy input, its arguments by name."""
+
+    t: torch.Tensor
+    sample: torch.Tensor
+    arguments: dict[str, Any]
+
+
+class Timesteps:
+    """Reads the timesteps that a hook on the backbone sees, waiting for the device once a run, not once a forward.
+
+    Samplers hand out views of one tensor of timesteps, so that tensor is read whole when its first view comes by.
+    They are the argument called ``timestep`` (diffusers) or ``timesteps`` (ComfyUI), else the second positional one,
+    which is where both libraries have it.
+    """
+
+    def __init__(self) -> None:
+        self._source: torch.Tensor | None = None
+        self._version = -1
+        self._values = torch.empty(0)
+
+    def rows(self, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """The timesteps (n,), float64 on the CPU; None where the forward has none."""
+        value = kwargs.get("timestep", kwargs.get("timesteps", args[1] if len(args) > 1 else None))
+        if not isinstance(value, (torch.Tensor, int, float)):
+            return None
+        t = torch.as_tensor(self._on_cpu(value), dtype=torch.float64, device="cpu").reshape(-1)
+        return t if t.numel() else None
+
+    def first(self, args: tuple, kwargs: dict[str, Any]) -> float | None:
+        """The first row's timestep, for samplers in which all rows share it; None where the forward has none."""
+        t = self.rows(args, kwargs)
+        return None if t is None else float(t[0])
+
+    def _on_cpu(self, value: torch.Tensor | float) -> torch.Tensor | float:
+        if not isinstance(value, torch.Tensor) or value.device.type == "cpu" or value.is_inference():
+            return value
+        source = value if value._base is None else value._base
+        if not source.is_contiguous() or source.storage_offset():
+            return value
+        if source is not self._source or source._version != self._version:
+            self._source, self._version, self._values = source, source._version, source.detach().cpu()
+        return self._values.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+class ForwardClock(AbstractContextManager):
+    """Base of the blocks whose hooks depend on the running forward's timestep.
+
+    Hooks are added on enter and removed on exit, also after an error. What a forward is about lives in thread-local
+    storage, so two threads may run one model. Gradient checkpointing recomputes blocks in a thread of its own; there
+    the last forward counts.
+
+    Raises:
+        VitrineError: on enter, when the block is open already; in a forward, when no timestep was given.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self.backbone, self._compiled = uncompiled(backbone), backbone
+        self._handles: list[Any] = []
+        self._local = threading.local()
+        self._last: Any = None
+        self._timesteps = Timesteps()  # outlasts the block: samplers open it anew in each step
+
+    def __enter__(self) -> Self:
+        if self._handles:
+            raise refuse("block", "open already", "one at a time", "leave it first, or make a second one")
+        try:
+            self._handles += eager_runs(self._compiled)
+            self._handles.append(self.backbone.register_forward_pre_hook(self._see, with_kwargs=True))
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove all hooks and forget the last forward; harmless twice."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._local, self._last = threading.local(), None
+
+    def _open(self) -> None:
+        """Register the hooks of the block, into ``_handles``."""
+        raise NotImplementedError
+
+    def _prepare(self, forward: Forward) -> Any:
+        """What the hooks need during this forward; they read it as ``_now``."""
+        raise NotImplementedError
+
+    def _see(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        arguments = {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
+        sample = arguments.get("sample", arguments.get("hidden_states"))
+        t = self._timesteps.rows(args, kwargs | {k: v for k, v in arguments.items() if k == "timestep"})
+        if t is None or sample is None:
+            raise refuse("forward", sorted(arguments), "a sample and a timestep", "call the model with both")
+        self._local.value = self._last = self._prepare(Forward(t.expand(len(sample)), sample, arguments))
+
+    @property
+    def _now(self) -> Any:
+        return getattr(self._local, "value", self._last)
+
+
+@functools.cache
+def _names(forward: Callable) -> tuple[str, ...]:
+    """What a forward calls its arguments, in their order, without self."""
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
+    """(B, ...) for a batch of ``count``, from as many rows or one.
+
+    Raises:
+        VitrineError: another number of rows.
+    """
+    if len(values) not in (1, count):
+        raise refuse(what, f"{len(values)} rows", f"1 or {count}", "one for each row of the batch, guidance included")
+    return values.expand(count, *values.shape[1:])

@@ -1,0 +1,75 @@
+"""The sampling loop: ask the network, take a step, repeat. The steps are those of a diffusers scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
+from .denoiser import Denoiser
+from .guidance import guide
+
+Revise = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(step, t, x after it) -> the x to go on with."""
+Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(x_t, t) -> what the scheduler's ``step`` takes: the network's own prediction."""
+
+
+def walk(
+    predict: Predict, x: torch.Tensor, scheduler: Any, *, progress: Progress = silent, revise: Revise | None = None,
+    **extra: Any,
+) -> torch.Tensor:  # fmt: skip
+    """x at the first of the scheduler's timesteps -> x at its end.
+
+    Args:
+        scheduler: a diffusers scheduler whose timesteps have been set.
+        revise: called after each step.
+        extra: arguments of ``scheduler.step``, such as ``eta`` or ``generator``.
+    """
+    for i, t in enumerate(scheduler.timesteps):
+        x = scheduler.step(predict(x, t), t, x, **extra).prev_sample
+        x = x if revise is None else revise(i, t, x)
+        progress(i + 1, len(scheduler.timesteps), None)
+    return x
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    noise: torch.Tensor,
+    scheduler: Any,
+    steps: int,
+    cond: Condition,
+    *,
+    null: Condition | None = None,
+    guidance: float = 1.0,
+    progress: Progress = silent,
+) -> torch.Tensor:
+    """Noise (B, C, H, W) -> latents of the same shape, with classifier-free guidance in one batch of 2 B rows.
+
+    Args:
+        scheduler: a diffusers scheduler of the denoiser's own convention; its timesteps are set here, those of flow
+            models from 1 to 1 / steps before any shift, as diffusers' pipelines do.
+        null: what guidance starts from (the empty prompt, B rows or one); not needed at guidance 1.
+    """
+    guided = null is not None and guidance != 1
+    both = Condition.batch([cond, null.take(torch.arange(len(noise)))]) if null is not None and guided else cond
+    flow = denoiser.prediction == "flow"
+    if flow:
+        scheduler.set_timesteps(sigmas=[1 - i / steps for i in range(steps)])
+    else:
+        scheduler.set_timesteps(steps)
+
+    def predict(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([x, x]) if guided else x
+        rows = rows if flow else scheduler.scale_model_input(rows, t)
+        output = denoiser.forward(rows, float(t), both).to(torch.promote_types(x.dtype, torch.float32))
+        if not guided:
+            return output
+        full, empty = output.chunk(2)
+        return guide(empty, full, guidance)
+
+    return walk(predict, noise if flow else noise * scheduler.init_noise_sigma, scheduler, progress=progress)

@@ -1,0 +1,170 @@
+"""Noise schedules: sigma, alpha-bar, log-SNR and the network's timestep as functions of each other.
+
+Numbers and CPU tensors are worked on in float64, tensors of any other device in float32 and without waiting for it:
+accelerators are slow in float64, and some have none.
+
+Two kinds. ``vp`` (DDPM and its descendants): x_t = sqrt(abar) x0 + sqrt(1 - abar) eps with
+sigma = sqrt((1 - abar) / abar) (Karras et al. 2022, Table 1). ``flow`` (rectified flow): x_t = (1 - s) x0 + s eps with
+sigma = s, and the network's timestep is 1000 s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+
+Number = float | torch.Tensor
+
+
+def append_dims(values: torch.Tensor, ndim: int) -> torch.Tensor:
+    """One number for each row, or one for all: (B,) or () -> (B, 1, ..., 1) or (1, ..., 1) with ``ndim`` dimensions."""
+    return values.reshape(-1, *[1] * (ndim - 1))
+
+
+def wide(values: Number) -> torch.Tensor:
+    """float64 on the CPU, float32 elsewhere."""
+    if isinstance(values, torch.Tensor) and values.device.type != "cpu":
+        return values.to(torch.float32)
+    return torch.as_tensor(values, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """The schedule of one model.
+
+    Attributes:
+        kind: ``"vp"`` or ``"flow"``.
+        log_sigmas: (R,) float64, log sigma at timesteps k - 1, 2 k - 1 .. T - 1 with k = T / R (``vp``), which are
+            0 .. T - 1 but for distilled models that know every k-th timestep only; empty for ``flow``.
+        steps: T, the number of training timesteps.
+    """
+
+    kind: str
+    log_sigmas: torch.Tensor
+    steps: int = 1000
+    _tables: dict[torch.device, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def from_betas(cls, betas: torch.Tensor) -> NoiseSchedule:
+        """From T betas in (0, 1) (Ho et al. 2020, abar_t = prod (1 - beta))."""
+        return cls.from_alphas_cumprod(torch.cumprod(1 - torch.as_tensor(betas, dtype=torch.float64), 0))
+
+    @classmethod
+    def from_alphas_cumprod(cls, alphas_cumprod: torch.Tensor) -> NoiseSchedule:
+        """From T values of abar strictly between 0 and 1; the last may be 0 (zero terminal SNR).
+
+        Raises:
+            VitrineError: If the values are not 1-d or lie outside [0, 1).
+        """
+        abar = torch.as_tensor(alphas_cumprod, dtype=torch.float64).cpu()
+        if abar.ndim != 1 or len(abar) < 2 or not bool(((abar >= 0) & (abar < 1)).all()):
+            raise refuse("alphas_cumprod", tuple(abar.shape), "1-d values in [0, 1)", "pass scheduler.alphas_cumprod")
+        abar = abar.clamp(min=2.0**-40)  # zero terminal SNR: keeps log sigma finite, abar below any float32 effect
+        return cls("vp", 0.5 * torch.log((1 - abar) / abar), len(abar))
+
+    @classmethod
+    def scaled_linear(cls, steps: int = 1000, start: float = 0.00085, end: float = 0.012) -> NoiseSchedule:
+        """Stable Diffusion's table: betas linear in their square root."""
+        return cls.from_betas(torch.linspace(start**0.5, end**0.5, steps, dtype=torch.float64) ** 2)
+
+    @classmethod
+    def flow(cls, steps: int = 1000) -> NoiseSchedule:
+        """Rectified flow. A shift changes which times a sampler visits, not what a time means, so it plays no part."""
+        return cls("flow", torch.empty(0, dtype=torch.float64), steps)
+
+    @classmethod
+    def from_diffusers(cls, scheduler: Any) -> NoiseSchedule:
+        """From a diffusers scheduler: flow matching is recognised by name, all others by ``alphas_cumprod``.
+
+        Raises:
+            VitrineError: If the scheduler has neither.
+        """
+        if "FlowMatch" in type(scheduler).__name__:
+            return cls.flow(scheduler.config.num_train_timesteps)
+        if getattr(scheduler, "alphas_cumprod", None) is None:
+            name = type(scheduler).__name__
+            accepted = "schedulers with alphas_cumprod, or FlowMatch ones"
+            raise refuse("scheduler", name, accepted, "pass another scheduler")
+        return cls.from_alphas_cumprod(scheduler.alphas_cumprod)
+
+    def sigma(self, t: Number) -> torch.Tensor:
+        """Sigma at timestep t in [0, T - 1] (``vp``; fractions interpolate log sigma) or [0, T] (``flow``)."""
+        t = self._checked(t)
+        if self.kind == "flow":
+            return t / self.steps
+        row = self._row(t)
+        low = row.floor().long().clamp(max=len(self.log_sigmas) - 2)
+        share = row - low
+        table = self._table(t.device)
+        return torch.exp((1 - share) * table[low] + share * table[low + 1])
+
+    def timestep(self, sigma: Number) -> torch.Tensor:
+        """The network's timestep at a sigma: the inverse of :meth:`sigma`, clamped to the ends of the table."""
+        sigma = wide(sigma)
+        if self.kind == "flow":
+            return sigma * self.steps
+        table, wanted = self._table(sigma.device), torch.log(sigma)
+        low = (torch.searchsorted(table, wanted.contiguous()) - 1).clamp(0, len(table) - 2)
+        share = (wanted - table[low]) / (table[low + 1] - table[low])
+        row = low + share.clamp(0, 1)
+        every = self._every
+        return row if every == 1 else every * (row + 1) - 1
+
+    def alpha_bar(self, t: Number) -> torch.Tensor:
+        """abar_t = 1 / (1 + sigma^2) for ``vp``, (1 - s)^2 for ``flow``: in both, its root is the signal scale."""
+        sigma = self.sigma(t)
+        return (1 - sigma).square() if self.kind == "flow" else 1 / (1 + sigma.square())
+
+    def log_snr(self, t: Number) -> torch.Tensor:
+        """log (signal^2 / noise^2)."""
+        signal, noise = self.scales(t)
+        return 2 * (torch.log(signal) - torch.log(noise))
+
+    def scales(self, t: Number) -> tuple[torch.Tensor, torch.Tensor]:
+        """(signal, noise) with x_t = signal x0 + noise eps, in the network's own input scale."""
+        sigma = self.sigma(t)
+        if self.kind == "flow":
+            return 1 - sigma, sigma
+        return 1 / torch.sqrt(1 + sigma.square()), sigma / torch.sqrt(1 + sigma.square())
+
+    def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
+        """x_t from x0 and noise of one shape (B, ...), at t, a number or (B,); x0's dtype outside, wider inside."""
+        x, eps = wide(x0), wide(noise)
+        signal, level = (append_dims(s.to(x.device, x.dtype), x.ndim) for s in self.scales(t))
+        return (signal * x + level * eps).to(x0.dtype)
+
+    @property
+    def last(self) -> int:
+        """The timestep of most noise: T - 1 (``vp``) or T (``flow``)."""
+        return self.steps if self.kind == "flow" else self.steps - 1
+
+    @property
+    def _every(self) -> int:
+        """Timesteps for each row of the table."""
+        return self.steps // len(self.log_sigmas)
+
+    def _row(self, t: torch.Tensor) -> torch.Tensor:
+        """The row of the table that a timestep means; those before the first row's mean the first."""
+        every = self._every
+        return t if every == 1 else ((t + 1) / every - 1).clamp(min=0)
+
+    def _table(self, device: torch.device) -> torch.Tensor:
+        """log sigmas there; uploaded once."""
+        if device not in self._tables:
+            on_cpu = device.type == "cpu"
+            self._tables[device] = self.log_sigmas if on_cpu else self.log_sigmas.float().to(device)
+        return self._tables[device]
+
+    def _checked(self, t: Number) -> torch.Tensor:
+        t = wide(t)
+        if t.device.type != "cpu":
+            return t  # to look at it would be to wait for it
+        last = self.last
+        if not math.isfinite(float(t.sum())) or bool((t < 0).any()) or bool((t > last).any()):
+            raise refuse("timestep", t.tolist(), f"0 <= t <= {last}", "t is the network's own timestep")
+        return t

@@ -1,0 +1,348 @@
+"""Train a one-step student: a generator and a score network beside one frozen teacher.
+
+Xie et al. 2024 (EM Distillation). ``step`` reads like the algorithm: student score, E-step, M-step, average.
+Under ``accelerate launch`` the processes share each batch: each draws the random numbers of the whole batch, so that
+a run does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import seeded_noise
+from ..errors import refuse
+from ..jobs.digests import digest
+from ..jobs.run import Run, other_inputs, run_steps
+from ..jobs.stored_text import StoredText
+from ..jobs.training import MovingAverage, Tensors, finite, learning_rate, mean_gradients, set_rate
+from ..network.condition import Condition
+from ..runtime.processes import accelerator, workers_of
+from ..runtime.progress import Progress, silent
+from .batch_shares import Shares
+from .calibration import Calibration, calibrated
+from .chain import ChainEnd, Joint, NoiseLevels, e_step
+from .chain_config import EStepConfig
+from .export import export, export_full, from_file, keep_last
+from .grids import write_grid
+from .logs import TrainLog
+from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
+from .networks import GENERATOR, SCORE, Roles
+from .onestep import one_step
+from .sid import Scores, sid_loss
+from .student_preset import StudentContract, read_student
+from .train_config import DTYPES, EMDTrainConfig
+
+Batch = tuple[Condition, torch.Tensor, torch.Tensor]
+"""Conditions, z and timesteps of the rows of one process."""
+
+
+class Trainer:
+    """One run, resumable to the bit from ``folder/state.safetensors``.
+
+    Args:
+        teacher: a Denoiser over a diffusers UNet or transformer; adapters are added to it.
+        conditions: N rows, in memory or on disk; each training row draws one.
+        shape: latent size (C, H, W).
+        null: the empty prompt, one row; needed when guidance is not 1.
+        contract: what the export says beside the settings of this run.
+        decode: latents (B, C, H, W) to pictures (B, 3, H, W) in [0, 1], for ``grid_every``.
+
+    Attributes:
+        chain: the E-step with gz and clip as they were calibrated.
+        calibration: what was measured for that; None where nothing was, or an earlier part of the run did.
+        done, skipped: generator updates so far; updates and rows left out because they were not finite.
+        meter: the bias meter's last reading.
+
+    Raises:
+        VitrineError: Grids are wanted without ``decode``, the processes cannot share the batch, the teacher is none
+            for :class:`Roles`, or the folder holds another run.
+    """
+
+    def __init__(
+        self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
+        folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
+        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        config = self.config = config.beginning(teacher.schedule.last)
+        self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
+        self.conditions, self.base_contract = conditions, contract or StudentContract()
+        self.condition_count, self.accelerator = conditions.count, accelerator()
+        self.device, self.shares = self.accelerator.device, Shares(self.accelerator)
+        self.null = None if null is None else null.to(self.device)
+        config.check(self.accelerator.num_processes, decode is not None)
+        made_of = {"teacher": teacher, "latents": list(self.shape), "conditions": conditions, "empty prompt": null}
+        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator)).known()
+        rare = config.advanced
+        how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
+        self.roles = Roles(teacher, config.rank, *how).to(self.device)
+        self.random = torch.Generator().manual_seed(config.seed)
+        rates = {GENERATOR: config.lr_generator, SCORE: config.lr_score}
+        self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
+        self.average = MovingAverage(self.roles.parameters(GENERATOR))
+        self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
+        self.calibration: Calibration | None = None
+        self._begun_from, self._start = "", ""
+        resumed = self._resume()
+        self.log = TrainLog(None, 0)
+        if not resumed and rare.auto_gz and config.chain.gz and rare.objective == "emd":
+            self.calibration = self._calibrate()
+            self.chain = config.chain.with_gz(*self.calibration[:2])
+        self.log = TrainLog(self.folder if self.accelerator.is_main_process else None, rare.log_every, self.done)
+
+    def _adam(self, name: str, lr: float) -> torch.optim.Adam:
+        return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
+
+    @property
+    def contract(self) -> StudentContract:
+        """The contract of the student that this run trains."""
+        return replace(
+            self.base_contract, timestep=self.config.timestep, trained_guidance=self.config.guidance, shape=self.shape,
+            steps=self.chain.steps, ge=self.chain.ge, gz=self.chain.gz,
+        )  # fmt: skip
+
+    def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
+        """Begin with the weights of an exported LoRA and of the score adapter trained beside it.
+
+        A run that has begun already takes its weights from its state.
+
+        Raises:
+            VitrineError: The run trains a full student, the adapters have another rank or other layers, or the run
+                began from others.
+        """
+        if self.config.full:
+            raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
+        self._start = digest([Path(student), None if score is None else Path(score)])
+        if self.done:
+            self._refuse_another_start()
+            return
+        self._begun_from = self._start
+        for name, path in ((GENERATOR, student), (SCORE, score)):
+            if path is not None:
+                tensors = read_student(path, any_names=True)[1]
+                self.roles.set(name, from_file(tensors, self.roles.parameters(name), name))
+        self.average = MovingAverage(self.roles.parameters(GENERATOR))
+
+    def generate(self, z: torch.Tensor, cond: Condition) -> torch.Tensor:
+        """g(z, c) with the live weights: (B, C, H, W) float32."""
+        return one_step(self.roles.generator, z, cond, self.contract)
+
+    @torch.no_grad()
+    def samples(self, count: int = 8) -> torch.Tensor:
+        """(count, 3, H, W) pictures in [0, 1] of the averaged generator: seeds 0, 1, ... and the first conditions.
+
+        Raises:
+            VitrineError: The trainer has no ``decode``.
+        """
+        if self.decode is None:
+            raise refuse("decode", None, "a function of latents", "pass decode= to the Trainer")
+        z = seeded_noise(list(range(count)), self.shape).to(self.device)
+        cond = self.conditions.take(torch.arange(count) % self.condition_count).to(self.device)
+        with self.roles.with_weights(GENERATOR, self.average.values):
+            return self.decode(self.generate(z, cond)).float().clamp(0, 1).cpu()
+
+    def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, ...]:
+        """Train to the end (or to ``until``) and export. Saved every ``save_every`` steps and when stopped.
+
+        Returns:
+            The generator's files, written by the first process: a LoRA, first as ComfyUI reads it, or a network.
+
+        Raises:
+            VitrineError: If another run trains in the folder.
+        """
+        self._refuse_another_start()
+        with self._run:
+            run_steps(
+                self.step, lambda: self.done, self.config.steps, until=until, save=self.save,
+                save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
+            )  # fmt: skip
+            return self._export()
+
+    def _refuse_another_start(self) -> None:
+        if self._begun_from != self._start:
+            raise other_inputs(self.folder, ["another start: a student's LoRA, or the teacher"])
+
+    def _export(self) -> tuple[Path, ...]:
+        files: tuple[Path, ...] = ()
+        if self.accelerator.is_main_process:
+            self._write(self.folder, SCORE, self.roles.parameters(SCORE))
+            files = self._export_generator(self.folder)
+        self.accelerator.wait_for_everyone()
+        return files
+
+    def _export_generator(self, folder: Path) -> tuple[Path, ...]:
+        return self._write(folder, GENERATOR, self.average.values)
+
+    def _write(self, folder: Path, role: str, weights: Tensors) -> tuple[Path, ...]:
+        write = export_full if role in self.config.full else export
+        return write(folder, weights, role, self.contract, part=self.roles.part)
+
+    def _grid(self) -> torch.Tensor | None:
+        """Every ``grid_every`` steps: write OUT/grids/step_N.png and return its pictures."""
+        every = self.config.advanced.grid_every
+        if not every or self.done % every or not self.accelerator.is_main_process:
+            return None
+        pictures = self.samples()
+        self.log.pictures(self.done, pictures)
+        write_grid(self.folder / "grids" / f"step_{self.done}.png", pictures)
+        return pictures
+
+    def step(self) -> None:
+        """One pass of the algorithm box."""
+        self._set_rates()
+        batches = self._draws()
+        self._score_update(batches)  # A. student score, on uncorrected samples
+        for _ in range(self.config.score_updates - 1):
+            self._score_update(self._draws())
+        self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
+        self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
+        self.done += 1
+        rates = {f"rate {name}": adam.param_groups[0]["lr"] for name, adam in self.optimizers.items()}
+        self.log.row(self.done, rates | {"gz": self.chain.gz, "skipped": self.skipped})
+
+    def _generator_loss(self, cond: Condition, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor | None:
+        if self.config.advanced.objective == "sid":
+            self.roles.train_only(GENERATOR)
+            scores = Scores(self.roles.teacher, self.roles.score, self.null, self.config.guidance)
+            return sid_loss(scores, self.generate(z, cond), self._normal(z), t, cond, self.config.advanced.alpha)
+        self.roles.train_only(None)
+        rho = self._joint(cond, t, z)
+        end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
+        self._read_meter(rho, end)
+        for name, sizes in (("gap", end.gap), ("drift", end.drift), ("moved", end.moved)):
+            if sizes is not None:
+                self.log.read(name, sizes)
+        return self._m_step(end, cond, rho.levels)  # C. M-step
+
+    def _joint(self, cond: Condition, t: torch.Tensor, z: torch.Tensor) -> Joint:
+        """What the chains of these rows walk; the E-step uses the live weights, not their average."""
+        gap = score_gap(self.roles.teacher, self.roles.score, t, cond, self.null, self.config.guidance)
+        return Joint(lambda u: self.generate(u, cond), gap, NoiseLevels.at(self.roles.base.schedule, t, z))
+
+    def _set_rates(self) -> None:
+        config = self.config
+        falling = config.advanced.decay * config.steps
+        for name, rate in ((GENERATOR, config.lr_generator), (SCORE, config.lr_score)):
+            set_rate(self.optimizers[name], learning_rate(rate, "linear", self.done, config.steps, falling=falling))
+
+    def _m_step(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> torch.Tensor | None:
+        """The loss; None if no row here is finite."""
+        finite_rows = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)
+        sound = finite_rows.cpu()
+        if not bool(sound.all()):  # rows whose chain is not finite are left out and counted
+            self.skipped += int((~sound).sum())
+            rows = sound.nonzero().flatten()
+            cond, levels, end = cond.take(rows), levels.take(rows), end.take(rows)
+        self.roles.train_only(GENERATOR)
+        if not bool(sound.any()):
+            return None
+        return m_step_loss(self.generate(end.z, cond), end, levels, self.config.advanced.weight)
+
+    def _score_update(self, batches: Sequence[Batch]) -> None:
+        self._update(SCORE, (self._score_loss(cond, z) for cond, z, _ in batches))
+
+    def _score_loss(self, cond: Condition, z: torch.Tensor) -> torch.Tensor:
+        self.roles.train_only(SCORE)
+        with torch.no_grad():
+            y = self.generate(z, cond)
+        t = self.shares.own(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
+        return score_loss(self.roles.score, y, self._normal(z), t, cond)
+
+    def _update(self, name: str, losses: Iterable[torch.Tensor | None]) -> None:
+        """One Adam step on the mean of the losses, or none (and counted) if the gradient is not finite.
+
+        None among the losses is a batch without a finite row here; if there are no others in any process, no step is
+        taken.
+        """
+        adam, parameters = self.optimizers[name], list(self.roles.parameters(name).values())
+        adam.zero_grad()
+        learned = False
+        for loss in losses:
+            if loss is not None:
+                learned = True
+                self.log.read(f"loss {name}", loss)
+                self.accelerator.backward(loss / self.config.advanced.accumulate)
+        if name == GENERATOR and not self.shares.in_any(learned):
+            return
+        if self.accelerator.num_processes > 1:
+            mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
+        self.log.gradient(name, parameters)
+        if not finite(p.grad for p in parameters):
+            self.skipped += 1
+        else:
+            adam.step()
+        adam.zero_grad()
+
+    def _draws(self, count: int = 0) -> list[Batch]:
+        """Fresh ones, by default those of one update."""
+        return [self._draw() for _ in range(count or self.config.advanced.accumulate)]
+
+    def _draw(self) -> Batch:
+        """Conditions, z and timesteps of this process's rows."""
+        rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
+        z = torch.randn(self.config.batch, *self.shape, generator=self.random)
+        t = draw_times(self.roles.base.schedule, self.config.batch, self.random)
+        cond = self.conditions.take(self.shares.rows(rows)).to(self.device)
+        return cond, self.shares.own(z), self.shares.own(t)
+
+    def _normal(self, like: torch.Tensor) -> torch.Tensor:
+        """This process's rows of standard normal noise for the whole batch."""
+        shape = (self.config.batch, *like.shape[1:])
+        return self.shares.own(torch.randn(shape, generator=self.random, dtype=like.dtype))
+
+    def _calibrate(self) -> Calibration:
+        """gz and clip of the chain: on 64 rows, fewer in a short run."""
+        config, gather = self.config, self.accelerator.gather
+        count = max(4, min(64 // config.batch, config.steps))
+        draws, update = partial(self._draws, count), lambda: self._score_update(self._draws())
+        return calibrated(
+            self.chain, update, draws, self._starts, self.random, self._normal, gather, min(10, config.steps)
+        )
+
+    def _starts(self, batches: Sequence[Batch]) -> Iterator[tuple[Joint, torch.Tensor, torch.Tensor]]:
+        self.roles.train_only(None)
+        for cond, z, t in batches:
+            yield self._joint(cond, t, z), z, self._normal(z)
+
+    def _read_meter(self, rho: Joint, end: ChainEnd) -> None:
+        every = self.config.advanced.meter_every
+        if every and self.done % every == 0:
+            self.meter = bias(end.eps - end.noise, end.eps, rho.gap_at(end.z, end.eps).delta)
+
+    def save(self) -> None:
+        """The whole state: adapters, average, both optimisers, counters, random state."""
+        if not self.accelerator.is_main_process:
+            return
+        weights: Tensors = {k: p for name in self.optimizers for k, p in self.roles.parameters(name).items()}
+        tensors: dict[str, Tensors] = {
+            "weight": weights,
+            "average": self.average.values,
+            "random": {"state": self.random.get_state()},
+        }
+        facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict(), "meter": self.meter}
+        facts |= {"config": self.config.to_dict(), "start": self._begun_from}
+        self._run.save(tensors, self.optimizers, facts)
+        if self.config.advanced.keep and self.done:
+            keep_last(self.folder, self._export_generator, self.done, self.config.advanced.keep)
+
+    def _resume(self) -> bool:
+        state = self._run.load(self.optimizers, str(self.device))
+        if state is None:
+            return False
+        facts = state.facts
+        chain = EStepConfig.from_dict(facts["chain"])
+        if changed := self.config.differences(EMDTrainConfig.from_dict(facts["config"]), chain):
+            raise other_inputs(self.folder, changed)
+        self._begun_from = facts["start"]
+        self.random.set_state(state.tensors["random"]["state"].cpu())
+        self.average.values = state.tensors["average"]
+        for name in self.optimizers:
+            self.roles.set(name, state.tensors["weight"])
+        self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
+        self.chain = chain
+        return True

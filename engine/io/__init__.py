@@ -1,0 +1,1 @@
+"""Files in and out: whole writes, the one reader of pictures, prompts, tables and folders, the one writer of LoRAs."""

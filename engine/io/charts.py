@@ -1,0 +1,61 @@
+"""One curve as a picture, drawn with Pillow: what a node shows inside ComfyUI, where no plotting library is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import refuse
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_COLOR, _GRID = (63, 120, 158), (225, 225, 225)
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 320, 64, 24, 34, 46
+
+
+def curve_picture(points: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str) -> Image:
+    """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values.
+
+    Raises:
+        VitrineError: If there are no points, or one is not finite.
+    """
+    from PIL import Image, ImageDraw
+
+    if not points or not all(math.isfinite(value) for point in points for value in point):
+        raise refuse("chart", f"{len(points)} points", "finite points", "leave out what could not be measured")
+    x_ticks, y_ticks = (_ticks(min(values), max(values)) for values in zip(*points, strict=True))
+    picture = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
+    draw = ImageDraw.Draw(picture)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
+        up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
+        return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
+
+    for y in y_ticks:
+        draw.line([place(x_ticks[0], y), place(x_ticks[-1], y)], fill=_GRID)
+        draw.text((_LEFT - 6, place(x_ticks[0], y)[1]), f"{y:g}", fill="black", anchor="rm")
+    for x in x_ticks:
+        draw.text((place(x, 0)[0], _HEIGHT - _BOTTOM + 6), f"{x:g}", fill="black", anchor="mt")
+    line = [place(*point) for point in points]
+    if len(line) > 1:
+        draw.line(line, fill=_COLOR, width=2)
+    for x, y in line:
+        draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=_COLOR)
+    draw.text((_LEFT, 8), title, fill="black")
+    draw.text((_WIDTH // 2, _HEIGHT - 18), x_label, fill="black", anchor="mt")
+    draw.text((6, 16), y_label, fill=(90, 90, 90))
+    return picture
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """At most eight multiples of 1, 2 or 5 times a power of ten, the outer ones at or beyond ``low`` and ``high``."""
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / 6
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]

@@ -1,0 +1,314 @@
+"""Files: written whole or not at all, with one kind of header; strangers' files are refused with one kind of error.
+
+Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, so none is ever read here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import VitrineError, printable, refuse
+from .temporary_files import TEMPORARY, sweep, temporary_path
+
+if TYPE_CHECKING:
+    import torch
+
+KEY = "vitrine"
+"""The safetensors metadata key that holds our JSON header."""
+
+LONGEST_NAME = 255
+"""Bytes of a name in the common filesystems."""
+
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
+    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing.
+
+    The file's mode follows the umask, whatever the library that writes it prefers.
+
+    Raises:
+        VitrineError: If a name in the path is longer than filesystems take.
+        OSError: If the disk is full, or the folder cannot be written to.
+    """
+    path = Path(path)
+    refuse_long_names(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = temporary_path(path)
+    try:
+        with _disk_errors(path):
+            scratch.touch()
+            mode = stat.S_IMODE(scratch.stat().st_mode)
+            write(str(scratch))
+            scratch.chmod(mode)
+            with open(scratch, "rb+") as handle:
+                os.fsync(handle.fileno())
+            os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return path
+
+
+def refuse_long_names(path: str | Path, what: str = "file") -> None:
+    """Refuses a path with a name that no common filesystem takes.
+
+    Raises:
+        VitrineError: If a name in it has more than 255 bytes.
+    """
+    for name in Path(path).parts:
+        if len(os.fsencode(name)) > LONGEST_NAME:
+            shown = f"a name of {len(os.fsencode(name))} bytes, {name[:40]}..."
+            raise refuse(what, shown, f"at most {LONGEST_NAME} bytes", "choose a shorter name")
+
+
+@contextlib.contextmanager
+def _disk_errors(path: Path) -> Iterator[None]:
+    """Errors of writing carry the name of the file that was to be written; safetensors' become ``OSError`` as well."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        code = re.search(r"(?:os error|code:) (\d+)", str(error))
+        if type(error).__name__ != "SafetensorError" or code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Writes a UTF-8 text file, whole or not at all."""
+    return write_whole(path, lambda scratch: _write_text(scratch, text))
+
+
+def _write_text(path: str, text: str) -> None:
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> Path:
+    """Writes a JSON file, whole or not at all."""
+    return write_text(path, json.dumps(value, indent=1))
+
+
+def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
+    """Lets ``write`` fill a new folder, whose entries then replace those of ``folder``; an error leaves the old ones.
+
+    Other files in ``folder`` stay, since it may be anybody's. Modes follow the umask.
+
+    Raises:
+        VitrineError, OSError: As :func:`write_whole`.
+    """
+    import shutil
+
+    folder = Path(folder)
+    refuse_long_names(folder, "folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    sweep(folder)
+    scratch = temporary_path(folder / folder.name)
+    scratch.mkdir()
+    try:
+        fresh = scratch / "fresh"
+        with _disk_errors(folder):
+            write(fresh)
+            _follow_umask(fresh)
+        for entry in fresh.iterdir():
+            target = folder / entry.name
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            entry.replace(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _follow_umask(folder: Path) -> None:
+    """Gives each file below ``folder`` the mode of a new one."""
+    probe = folder / TEMPORARY
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
+def save_safetensors(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Path:
+    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device.
+
+    What a killed process left of the same file is deleted.
+    """
+    from safetensors.torch import save_file
+
+    if Path(path).parent.is_dir():
+        sweep(Path(path).parent, Path(path).name)
+    plain: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage()
+        # copied only where the library would refuse it: large sums are saved beside themselves otherwise
+        plain[name] = own if storage.nbytes() == own.nbytes and storage.data_ptr() not in seen else own.clone()
+        seen.add(storage.data_ptr())
+    return write_whole(path, lambda scratch: save_file(plain, scratch, {"format": "pt", **(metadata or {})}))
+
+
+def save_artefact(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, header: Mapping[str, Any]
+) -> Path:
+    """Writes a Vitrine artefact: safetensors with the kind, the version and ``header`` as JSON metadata."""
+    text = json.dumps({"kind": kind, "version": version, **header})
+    return save_safetensors(path, tensors, {KEY: text})
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+def read_safetensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """All tensors and the metadata of a safetensors file. Errors are the library's; call it under :class:`named`."""
+    from safetensors import safe_open
+
+    with safe_open(str(path), "pt", device=device) as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def open_artefact(path: str | Path, kind: str, version: int) -> tuple[Any, dict[str, Any]]:
+    """Memory-maps a Vitrine artefact: its ``safe_open`` handle and its checked header.
+
+    Raises:
+        VitrineError: If the file is missing, a pickle, truncated, of another kind, or of a later format version.
+    """
+    from safetensors import safe_open
+
+    path = Path(path)
+    refuse_pickle(path, f"{kind} file")
+    if not path.is_file():
+        raise refuse("file", path.name, f"an existing {kind} file", "check the path")
+    with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
+        handle = safe_open(str(path), framework="pt")
+        return handle, _checked(path, _header(handle.metadata() or {}), kind, version)
+
+
+def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """All tensors of a Vitrine artefact, checked to be finite, and its header.
+
+    Raises:
+        VitrineError: As :func:`open_artefact`, and if a tensor holds NaN or infinity.
+    """
+    handle, header = open_artefact(path, kind, version)
+    with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
+        tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
+        check_tensors({key: value for key, value in tensors.items() if value.is_floating_point()})
+    return tensors, header
+
+
+def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The header of any artefact Vitrine ever wrote: JSON under one key, or the metadata itself (first W2W files).
+
+    The first NEMO statistics call their kind ``format``.
+    """
+    try:
+        header = parse_table(metadata[KEY]) if KEY in metadata else dict(metadata)
+    except ValueError:
+        return {}
+    return {"kind": header["format"], **header} if KEY in metadata and "format" in header else header
+
+
+def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dict[str, Any]:
+    actual = header.get("kind")
+    if actual != kind:
+        shown = f"{path.name} ({f'kind {actual}' if actual else 'no readable Vitrine header'})"
+        raise refuse("file", shown, f"a file of kind {kind}", "choose a file that this tool wrote")
+    written = str(header.get("version"))
+    if not written.isdigit() or int(written) > version:
+        raise refuse("format version", f"{written} in {path.name}", f"up to {version} for {kind}", "update Vitrine")
+    return header
+
+
+def refuse_pickle(path: str | Path, what: str) -> None:
+    """Refuses a file whose ending says that opening it may run code.
+
+    Raises:
+        VitrineError: If the ending is one of ``PICKLES``.
+    """
+    if Path(path).suffix.lower() in PICKLES:
+        accepted = "a .safetensors file"
+        raise refuse(what, Path(path).name, accepted, "pickles can run code: convert it to safetensors first")
+
+
+# --- files from strangers -----------------------------------------------------------------------------------------
+class named:
+    """Wraps the reading of one file: any failure inside becomes an error that names the file.
+
+    ::
+
+        with named(path, "space", "a whole safetensors file", "build it again"), safe_open(path, "pt") as opened: ...
+
+    Raises:
+        VitrineError: Whatever failed.
+    """
+
+    def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
+        self.name, self.what, self.accepted, self.remedy = printable(Path(path).name), what, accepted, remedy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, VitrineError):
+            if self.name not in str(error):
+                raise VitrineError(f"{self.name}: {error}") from error
+        elif isinstance(error, Exception):  # on foreign bytes each library fails in its own way
+            shown = f"{self.name} ({type(error).__name__}: {error})"
+            raise refuse(self.what, shown, self.accepted, self.remedy) from error
+
+
+def parse_json(text: str) -> Any:
+    """``json.loads`` with one kind of failure.
+
+    Raises:
+        ValueError: If the text is not JSON, or is nested deeper than Python's stack.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def parse_table(text: str) -> dict[str, Any]:
+    """Parses a JSON object.
+
+    Raises:
+        ValueError: If the text is anything else.
+    """
+    table = parse_json(text)
+    if not isinstance(table, dict):
+        raise ValueError(f"a JSON object is wanted, not a {type(table).__name__}")
+    return table
+
+
+def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuses tensors that are not finite floating-point numbers.
+
+    Raises:
+        VitrineError: If a tensor has another dtype, or holds NaN or infinity; the message names it.
+    """
+    import torch
+
+    for key, value in tensors.items():
+        if not value.is_floating_point():
+            raise refuse(f"tensor {key!r}", str(value.dtype), "floating-point numbers", "write the file again")
+        wide = value.float() if value.element_size() == 1 else value  # isfinite has no 8-bit floats
+        if not bool(torch.isfinite(wide).all()):
+            raise refuse(f"tensor {key!r}", "NaN or Inf", "finite numbers", "make the file again")

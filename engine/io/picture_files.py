@@ -1,0 +1,201 @@
+"""The one reader of picture files, which gives them upright and in colour; and the pictures of a folder.
+
+As ComfyUI's *Load Image* and diffusers' ``load_image`` do, the orientation that cameras write (EXIF) is applied, and
+transparency is left out: a transparent pixel keeps the colour that is stored for it. Unlike theirs, 16-bit and
+floating-point pictures keep their depth.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ..errors import refuse
+from .files import named
+from .folders import files_in
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+"""Endings of picture files, in lower case; files may have them in any case."""
+_TAG = 0x0112
+"""EXIF's orientation, 1 to 8."""
+
+
+def open_picture(path: str | Path) -> Image:
+    """A picture from a file, upright: 8-bit RGB, or one 16-bit (``I;16``) or floating-point channel (``F``, 0 to 1).
+
+    Raises:
+        VitrineError: If it is no picture, a damaged one, or one whose numbers have no known largest value.
+    """
+    from PIL import Image
+
+    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
+        return _plain(upright(opened))
+
+
+def open_rgb(path: str | Path) -> Image:
+    """:func:`open_picture`, with deeper pictures rounded to 8-bit RGB: for what works on Pillow's pictures.
+
+    Raises:
+        VitrineError: As :func:`open_picture`.
+    """
+    picture = open_picture(path)
+    if picture.mode == "RGB":
+        return picture
+    from PIL import Image
+
+    return Image.fromarray(np.rint(levels(picture) * 255).astype(np.uint8)).convert("RGB")
+
+
+def upright(picture: Image) -> Image:
+    """The picture turned as its EXIF orientation says, without that entry; a copy."""
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(picture)
+
+
+def pixels_of(picture: Image) -> np.ndarray:
+    """(H, W, 3) of a picture of any mode: uint8, of 16-bit ones uint16, of floating-point ones float32 in [0, 1].
+
+    Raises:
+        VitrineError: As :func:`open_picture`.
+    """
+    plain = _plain(upright(picture))
+    if plain.mode == "RGB":
+        return np.array(plain)
+    return np.repeat(np.array(plain)[..., None], 3, axis=-1)
+
+
+def levels(picture: Image) -> np.ndarray:
+    """(H, W) float32 in [0, 1] of a picture of one 16-bit or floating-point channel."""
+    table = np.array(picture)
+    return table if table.dtype == np.float32 else table.astype(np.float32) / 65535
+
+
+def _plain(picture: Image) -> Image:
+    """``RGB``, ``I;16`` or ``F`` of any mode."""
+    if picture.mode.startswith("I"):
+        return _deep(np.array(picture).astype(np.int64))
+    if picture.mode == "F":
+        return _real(picture)
+    if picture.mode in ("P", "PA", "La"):  # a palette may have transparent entries, which Pillow wants as RGBA first
+        picture = picture.convert("LA" if picture.mode == "La" else "RGBA")
+    return picture.convert("RGB")
+
+
+def _deep(grey: np.ndarray) -> Image:
+    from PIL import Image
+
+    if grey.size and not (grey.min() >= 0 and grey.max() <= 65535):
+        shown = f"a 32-bit picture of {grey.shape[1]} x {grey.shape[0]}, {grey.min()} to {grey.max()}"
+        raise refuse("image values", shown, "8 or 16 bits a channel", "save it as a PNG of 8 or 16 bits")
+    return Image.fromarray(grey.astype(np.uint16))
+
+
+def _real(picture: Image) -> Image:
+    table = np.array(picture)
+    low, high = (float(table.min()), float(table.max())) if table.size else (0.0, 0.0)
+    if not (low >= 0 and high <= 1):  # also where one is NaN
+        shown = f"a floating-point picture of {picture.width} x {picture.height}, {low:.4g} to {high:.4g}"
+        raise refuse("image values", shown, "numbers from 0 to 1", "divide them by the largest that they can be")
+    return picture
+
+
+# --- how it was held ------------------------------------------------------------------------------------------------
+class Stored(NamedTuple):
+    """How a picture lies in its file: its stored size in pixels, and its EXIF orientation, 1 (upright) to 8."""
+
+    width: int
+    height: int
+    orientation: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the upright picture."""
+        return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
+
+
+def stored(path: str | Path) -> Stored:
+    """What a picture's header says; its pixels are not read.
+
+    Raises:
+        VitrineError: If it is no picture.
+    """
+    from PIL import Image
+
+    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
+        orientation = opened.getexif().get(_TAG, 1)
+        known = isinstance(orientation, int) and 1 <= orientation <= 8
+        return Stored(opened.width, opened.height, orientation if known else 1)
+
+
+def turned(table: np.ndarray, orientation: int) -> np.ndarray:
+    """(H, W, ..) stored pixels as they are seen."""
+    if orientation >= 5:
+        table = table.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        table = table[::-1]
+    return table[:, ::-1] if orientation in (2, 3, 6, 7) else table
+
+
+def mask_of(path: str | Path, picture: str | Path) -> np.ndarray:
+    """(H, W) numbers of a mask file, turned as its picture is: of a palette the index, not the colour.
+
+    A mask with an orientation of its own is turned by that. Another is taken to lie on its picture's stored pixels,
+    unless its size says that it is upright already.
+
+    Raises:
+        VitrineError: If one of the files is no picture, or the mask is not one channel.
+    """
+    from PIL import Image
+
+    with named(path, "mask", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
+        table, own = np.array(opened), opened.getexif().get(_TAG, 1)
+    return like_picture(table, picture, own if isinstance(own, int) else 1)
+
+
+def soft_mask(path: str | Path, picture: str | Path) -> Image:
+    """A mask file as 8-bit grey (``L``), turned as its picture is (see :func:`mask_of`).
+
+    Raises:
+        VitrineError: If one of the files is no picture.
+    """
+    from PIL import Image
+
+    with named(path, "mask", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
+        own, plain = opened.getexif().get(_TAG, 1), _plain(opened)
+        grey = np.array(plain.convert("L")) if plain.mode == "RGB" else np.rint(levels(plain) * 255).astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(like_picture(grey, picture, own if isinstance(own, int) else 1)))
+
+
+def like_picture(table: np.ndarray, picture: str | Path, own: int = 1) -> np.ndarray:
+    """(H, W) numbers of a mask, turned as its picture is; ``own`` is the mask's own orientation (see :func:`mask_of`).
+
+    Raises:
+        VitrineError: If the picture is none.
+    """
+    if own != 1:
+        return turned(table, own)
+    seen = stored(picture)
+    if seen.orientation >= 5 and table.shape[:2] != (seen.height, seen.width):
+        return table  # drawn upright; a wrong size is refused by who knows the picture's
+    return turned(table, seen.orientation)
+
+
+def turned_point(x: float, y: float, seen: Stored) -> tuple[float, float]:
+    """Where a stored pixel (column, row) is in the upright picture."""
+    if seen.orientation >= 5:
+        x, y = y, x
+    height, width = seen.size
+    x = width - 1 - x if seen.orientation in (2, 3, 6, 7) else x
+    return x, height - 1 - y if seen.orientation in (3, 4, 7, 8) else y
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+def pictures_in(folder: str | Path, deep: bool = False) -> list[Path]:
+    """Picture files of a folder by name, those of hidden names left out; with ``deep`` of its subfolders too."""
+    return files_in(folder, PICTURES, deep)

@@ -1,0 +1,90 @@
+"""Text files and tables as people save them: byte order marks, any line ends, and the separators of spreadsheets."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from pathlib import Path
+
+from ..errors import refuse
+
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
+)  # fmt: skip
+"""Byte order marks; that of UTF-32 begins with that of UTF-16."""
+_SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
+"""The first line by which Excel is told a file's separator."""
+
+
+def read_text(path: str | Path) -> str:
+    """A text file, UTF-8 or whatever its byte order mark says, with ``\\n`` as its line ends. Call it under ``named``.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it is no text.
+    """
+    data = Path(path).read_bytes()
+    mark, encoding = next(((m, e) for m, e in _MARKS if data.startswith(m)), (b"", "utf-8"))
+    text = data[len(mark) :].decode(encoding)
+    if "\0" in text:
+        raise ValueError("holds zero bytes: no text, or UTF-16 without a byte order mark")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text that are not empty, without blanks around them. Only line feeds end a line.
+
+    Other characters that Unicode calls separators, such as U+2028, belong to the line.
+    """
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    stripped = (line.strip().strip("\ufeff").strip() for line in lines)  # marks stay where files were joined
+    return [line for line in stripped if line]
+
+
+def rows_of(text: str, separators: str = ",;\t") -> list[list[str]]:
+    """Rows of cells of a table, empty ones left out. A cell between quotes may have lines of its own.
+
+    The separator is what a line ``sep=;`` before the table says, else what its first line has most of outside quotes.
+
+    Raises:
+        ValueError: If a quote is never closed, or a row has more cells than the first.
+    """
+    said = _SEPARATOR_LINE.match(text)
+    text = text[said.end() :] if said else text
+    first = re.sub(r'"[^"]*"', "", text.lstrip("\n").split("\n", 1)[0])
+    separator = said[1] if said else max(separators, key=first.count)
+    table = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    try:
+        rows = [row for row in table if any(cell.strip() for cell in row)]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    for row in rows:
+        while len(row) > len(rows[0]) and not row[-1].strip():
+            row.pop()
+        if len(row) > len(rows[0]):
+            kind = SEPARATORS.get(separator, repr(separator))
+            raise ValueError(f"a row of {len(row)} cells below one of {len(rows[0])}: {row[0][:40]!r} ... ({kind})")
+    return rows
+
+
+def read_records(path: str | Path, columns: tuple[str, ...], what: str) -> list[dict[str, str]]:
+    """Rows of a table with a head, as column -> cell without blanks around it. Call it under ``named``.
+
+    Args:
+        columns: that the table must have; capitals do not matter.
+
+    Raises:
+        VitrineError: If it lacks one of them.
+        ValueError: As :func:`rows_of`.
+    """
+    rows = rows_of(read_text(path))
+    head = [cell.strip().lower() for cell in rows[0]] if rows else []
+    missing = [name for name in columns if name not in head]
+    if missing:
+        raise refuse(what, f"{Path(path).name} without a column {missing[0]}", columns, "write a head row")
+    places = {name: head.index(name) for name in columns}
+    return [{name: row[i].strip() if i < len(row) else "" for name, i in places.items()} for row in rows[1:]]

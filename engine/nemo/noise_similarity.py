@@ -1,0 +1,187 @@
+"""The probe: one forward of S noises, its signal, and the similarity by which a memorized prompt is recognised.
+
+The signal, delta = eps(x_T, T, y) - x_T, is the one-step clean prediction but for its sign and a fraction of a percent.
+A memorized prompt predicts the same picture from every noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.guidance import guide
+from ..errors import refuse
+from ..network.condition import Condition
+from ..network.site import ModuleSite
+from ..runtime.finite import require_finite
+from .block import block_rows
+from .search_config import ProbeConfig, check_tau
+from .ssim import betas_for, ms_ssim
+
+Neurons = Mapping[str, Sequence[int]]
+
+
+def ddim_timestep(steps: int, index: int, total: int = 1000) -> float:
+    """Timestep ``index`` of the DDIM grid with leading spacing and offset 1: 981, 961, ... for 50 steps."""
+    return float(total // steps * (steps - 1 - index) + 1)
+
+
+def probe_noise(config: ProbeConfig, shape: tuple[int, int, int]) -> torch.Tensor:
+    """(S, C, h, w) in one draw from one generator, as in the official code, which seeds the global one for it."""
+    return torch.randn(config.seeds, *shape, generator=torch.Generator().manual_seed(config.seed))
+
+
+def min_max(d: torch.Tensor) -> torch.Tensor:
+    """Each sample and channel to [0, 1] over H and W (NeMo, section 3.1); a constant channel becomes 0."""
+    low, high = d.amin((-2, -1), keepdim=True), d.amax((-2, -1), keepdim=True)
+    return (d - low) / (high - low).clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one probe needs: a prompt's condition (one row), s of its noises (s, C, h, w), and the neurons to block."""
+
+    cond: Condition
+    noise: torch.Tensor
+    blocked: Neurons
+
+
+@dataclass
+class Probe:
+    """Runs the requests of any number of prompts together, in full batches, and counts the rows it spends.
+
+    Attributes:
+        t: the network's timestep, the same for all requests.
+        rows: largest batch of one forward.
+        empty: the unconditional condition (one row); needed for guidance only.
+        forwards: rows that went through the network so far.
+    """
+
+    denoiser: Denoiser
+    sites: list[ModuleSite]
+    t: float
+    config: ProbeConfig = ProbeConfig()
+    rows: int = 80
+    empty: Condition | None = None
+    forwards: int = 0
+
+    @property
+    def at_once(self) -> int:
+        """How many prompts fit into one forward."""
+        return max(1, self.rows // self.config.seeds)
+
+    def __post_init__(self) -> None:
+        if self.config.guidance and self.empty is None:
+            raise refuse("empty condition", None, "the empty prompt's, for guidance", "pass it, or guidance 0")
+
+    @torch.no_grad()
+    def signals(self, requests: Sequence[Request]) -> list[torch.Tensor]:
+        """For each request (s, C, h, w) in [0, 1]: eps(x_T, T, y) - x_T or the clean prediction, min-max by channel."""
+        noise, counts = torch.cat([r.noise for r in requests]), [len(r.noise) for r in requests]
+        owner = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts))
+        batches = [self._forward(requests, noise[i : i + self.rows], owner[i : i + self.rows])
+                   for i in range(0, len(noise), self.rows)]  # fmt: skip
+        return list(torch.cat(batches).split(counts))
+
+    def _forward(self, requests: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        """Signals of one batch (b, C, h, w); ``owner`` (b,) ascending, the request that each row belongs to."""
+        used = [int(i) for i in owner.unique_consecutive()]
+        cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
+        sets = [requests[int(i)].blocked for i in owner]
+        if self.config.guidance:
+            return min_max(self._guided(noise, cond, sets) - noise.float())
+        self.forwards += len(noise)
+        with block_rows(self.denoiser.backbone, self.sites, sets):
+            prediction = self.denoiser.predict(noise, self.t, cond)
+        # NeMo, section 3.1: delta = eps(x_T, T, y) - x_T. Unit noise is what the network is given, so x_T is the input.
+        signal = prediction.x0 if self.config.signal == "x0" else prediction.eps - noise.float()
+        return min_max(signal)
+
+    def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons]) -> torch.Tensor:
+        """eps with guidance, both branches blocked alike; in the official order of branches when ``swapped``."""
+        assert self.empty is not None
+        both = Condition.batch([cond, self.empty.take(torch.zeros(len(noise), dtype=torch.long))])
+        self.forwards += 2 * len(noise)
+        with block_rows(self.denoiser.backbone, self.sites, sets * 2):
+            eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
+        full, null = eps.chunk(2)
+        return guide(*((full, null) if self.config.swapped else (null, full)), self.config.guidance)
+
+    def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """(B,) similarity of two batches of signals, as the configuration says."""
+        return ms_ssim(a, b, betas_for(min(a.shape[-2:])), self.data_range)
+
+    @property
+    def data_range(self) -> float | None:
+        """Of the similarity; None is the batch's own."""
+        return 1.0 if isinstance(self.config.data_range, str) else self.config.data_range
+
+    def metric(self, shape: Sequence[int]) -> str:
+        """The similarity in words: small latents have fewer scales, and other scores."""
+        scales, within = len(betas_for(min(shape[-2:]))), self.data_range
+        return f"MS-SSIM of {scales} scales, range {'of the batch' if within is None else f'{within:g}'}"
+
+    def per_seed(self, signals: torch.Tensor) -> torch.Tensor:
+        """(S,) from the signals of S seeds: how alike each is to the one most like it; all pairs in one batch."""
+        first, second = torch.triu_indices(len(signals), len(signals), 1).to(signals.device)
+        pairs = self.similarity(signals[first], signals[second])
+        table = signals.new_zeros(len(signals), len(signals), dtype=pairs.dtype)
+        table[first, second] = pairs
+        table[second, first] = pairs
+        # NeMo, Eq. 2: s_i = max over j of the similarity of seeds i and j
+        return table.max(1).values
+
+
+@dataclass(frozen=True)
+class Score:
+    """How alike the predictions of a prompt's seeds are, and whether that means that it is memorized.
+
+    Attributes:
+        per_seed: (S,) similarity of each seed to the one most like it, 0..1.
+        tau: the threshold; without one there is a score, but no verdict.
+        metric: what the similarity is, in words.
+
+    Raises:
+        VitrineError: A similarity is NaN or infinite.
+    """
+
+    per_seed: torch.Tensor
+    tau: float | None = None
+    metric: str = ""
+
+    def __post_init__(self) -> None:
+        require_finite(self.per_seed, "score of a prompt's seeds")  # no verdict is made of NaN
+
+    @property
+    def value(self) -> float:
+        """The largest cross-seed score."""
+        return float(self.per_seed.max())
+
+    @property
+    def keep(self) -> torch.Tensor:
+        """(S,) bool: seeds that agree with another one by more than tau.
+
+        Raises:
+            VitrineError: If there is no tau.
+        """
+        return self.per_seed > check_tau(self.tau)
+
+    @property
+    def memorized(self) -> bool:
+        """True if any seed agrees with another one.
+
+        Raises:
+            VitrineError: If there is no tau.
+        """
+        return bool(self.keep.any())
+
+
+def threshold(scores: Sequence[float], spread: float = 1.0) -> tuple[float, float, float]:
+    """(tau, mean, std) from the largest score of each of some ordinary captions."""
+    values = torch.tensor(list(scores), dtype=torch.float64)
+    mean, std = float(values.mean()), float(values.std())
+    # NeMo, section 3.1: tau = mean + std
+    return min(mean + spread * std, 1.0), mean, std

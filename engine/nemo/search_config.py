@@ -1,0 +1,126 @@
+"""Settings of one search, as a frozen object that validates itself. Defaults are the published ones (SD1.4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import refuse
+from ..settings.config import Config
+
+SIGNALS = ("eps_minus_noise", "x0")
+MODES = ("parity", "chain", "fast")
+AUTO = "auto"
+
+PAPER_TAU = 0.428
+"""The authors' threshold for SD1.4 at 512 px (mean 0.358 + one std 0.070 of unmemorized captions)."""
+
+
+def check_tau(tau: float | None) -> float:
+    """A threshold that somebody measured.
+
+    Raises:
+        VitrineError: If there is none.
+    """
+    if tau is None:
+        remedy = "calibrate on 200 or more ordinary captions; PAPER_TAU (0.428) is for SD1.4 at 512 px alone"
+        raise refuse("tau", None, "a threshold measured on this model at this size", remedy)
+    return tau
+
+
+@dataclass(frozen=True)
+class ProbeConfig(Config):
+    """How a prompt is probed: one forward of S seeds at one timestep (NeMo, Eq. 2).
+
+    Attributes:
+        seeds: S, number of initial noises.
+        seed: of the generator they are drawn from, one draw of S rows as in the official code.
+        steps: sampling steps of the DDIM grid that the timestep belongs to.
+        timestep_index: position in that grid; 1 is what the official code uses (t = 961 of 50 steps), 0 the paper's.
+        signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
+        data_range: of the similarity: None takes it from the batch as the official code does, 1.0 makes a seed's score
+            independent of its companions. "auto" is None in a search of mode ``parity``, else 1.0.
+        guidance: 0 takes the conditional prediction alone (published detection), else eps_u + g (eps_c - eps_u),
+            at twice the rows.
+        swapped: guidance with the two branches exchanged, as the official ``compute_noise_diff`` computes it; only to
+            repeat figures made with it.
+    """
+
+    seeds: int = 10
+    seed: int = 1
+    steps: int = 50
+    timestep_index: int = 1
+    signal: str = "eps_minus_noise"
+    data_range: float | str | None = AUTO
+    guidance: float = 0.0
+    swapped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise refuse(
+                "seeds", self.seeds, "2 or more", "the score compares seeds with each other; the paper uses 10"
+            )
+        if not 0 <= self.timestep_index < self.steps:
+            raise refuse("timestep_index", self.timestep_index, f"0 .. {self.steps - 1}", "use 1")
+        if self.signal not in SIGNALS:
+            raise refuse("signal", self.signal, SIGNALS, "x0 works for every model")
+        if isinstance(self.data_range, str) and self.data_range != AUTO:
+            raise refuse("data_range", self.data_range, f"a number, None or {AUTO!r}", "pictures have range 1.0")
+        if self.guidance < 0 or (self.guidance and self.signal == "x0"):
+            pair = (self.guidance, self.signal)
+            raise refuse("guidance, signal", pair, "guidance >= 0 with eps_minus_noise", "0 is the published way")
+
+
+@dataclass(frozen=True)
+class SearchConfig(Config):
+    """The search for neurons (NeMo, Algorithms 2 to 4).
+
+    Attributes:
+        tau: memorization threshold in (0, 1]: seeds that agree by more are kept; a prompt with none is not memorized.
+            None until it was calibrated: no number is right for every model and size.
+        tau_search: the search stops when blocked and unblocked predictions agree no more than this; None takes tau, as
+            published. Where all pictures are similar, so that ordinary captions agree a lot too, it must be lower.
+        share: instead of ``tau_search``, a level for each prompt: the candidates must do this share (0..1) of what
+            blocking every neuron in scope does to the prediction. Not published; needs no calibration.
+        theta, theta_step, theta_min: start, decrement and end of the outlier threshold on |z|.
+        k, k_step: start and increment of how many of the strongest neurons join in each layer.
+        mode: ``parity`` tests one neuron after another, as the official code does; ``chain`` tests several cumulative
+            candidates in one batch, with the same result; ``fast`` drops groups at once and halves those it must keep.
+        rows: largest batch of one forward.
+    """
+
+    tau: float | None = None
+    tau_search: float | None = None
+    share: float | None = None
+    theta: float = 5.0
+    theta_step: float = 0.25
+    theta_min: float = 1.0
+    k: int = 0
+    k_step: int = 1
+    mode: str = "chain"
+    rows: int = 80
+
+    def __post_init__(self) -> None:
+        if not all(level is None or 0 < level <= 1 for level in (self.tau, self.tau_search)):
+            pair = (self.tau, self.tau_search)
+            raise refuse("tau, tau_search", pair, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise refuse("share", self.share, "a number in (0, 1]", "0.95 is a good start")
+        finite = all(map(math.isfinite, (self.theta, self.theta_step, self.theta_min)))
+        if not (finite and self.theta_step > 0 and self.theta > self.theta_min >= 0 <= min(self.k, self.k_step)):
+            raise refuse("theta, k", self.to_dict(), "theta > theta_min >= 0, positive steps", "use 5, 0.25, 1, 0, 1")
+        if self.mode not in MODES:
+            raise refuse("mode", self.mode, MODES, "chain gives parity's result in fewer calls")
+        if self.rows < 1:
+            raise refuse("rows", self.rows, "1 or more", "use 80")
+
+    @property
+    def stop(self) -> float:
+        """The score at which blocking has changed enough."""
+        level = self.tau if self.tau_search is None else self.tau_search
+        return check_tau(level)
+
+    @property
+    def evaluations(self) -> int:
+        """How many pairs (theta, k) are tried at most: the official loop never evaluates theta_min itself."""
+        return max(1, -int(-(self.theta - self.theta_min) / self.theta_step // 1))

@@ -1,0 +1,95 @@
+"""What conditions a network beside the noisy latent and the timestep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import refuse
+
+MASK = "encoder_attention_mask"
+"""The part of a Condition's ``extra`` that says which text tokens are no padding: (B, T), 1 or 0."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The inputs of a network beside x_t and t. In every tensor the batch comes first.
+
+    Attributes:
+        text: (B, T, C) text states, or None.
+        pooled: (B, D) pooled text embedding, or None.
+        extra: further tensors, by the backbone's own argument names (``time_ids``, ``encoder_attention_mask`` ...).
+        fixed: further arguments that are the same for every row, such as numbers.
+    """
+
+    text: torch.Tensor | None = None
+    pooled: torch.Tensor | None = None
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+
+    def _map(self, fn: Callable[[torch.Tensor], torch.Tensor]) -> Condition:
+        text, pooled = (None if v is None else fn(v) for v in (self.text, self.pooled))
+        return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()}, self.fixed)
+
+    @property
+    def count(self) -> int:
+        """B: rows of text; 1 where there is none."""
+        return 1 if self.text is None else len(self.text)
+
+    def take(self, rows: torch.Tensor) -> Condition:
+        """Rows by index, with repetition. A condition of one row is expanded to any index."""
+        return self._map(lambda v: v[rows.to(v.device)] if len(v) > 1 else v.expand(len(rows), *v.shape[1:]))
+
+    def repeat(self, times: int) -> Condition:
+        """The whole batch, repeated ``times`` times."""
+        return self._map(lambda v: v.repeat(times, *[1] * (v.ndim - 1)))
+
+    def to(self, *where: Any, **how: Any) -> Condition:
+        """``Tensor.to`` on every part."""
+        return self._map(lambda v: v.to(*where, **how))
+
+    def cast(self, dtype: torch.dtype) -> Condition:
+        """Casts the text. What ``extra`` holds keeps its dtype: half precision would round sizes."""
+        text, pooled = (None if v is None else v.to(dtype) for v in (self.text, self.pooled))
+        return Condition(text, pooled, self.extra, self.fixed)
+
+    def alike(self, other: Condition) -> bool:
+        """Whether rows of both fit into one batch: the same parts, of the same sizes."""
+
+        def sizes(cond: Condition) -> dict[str, torch.Size | None]:
+            parts = {"text": cond.text, "pooled": cond.pooled} | cond.extra
+            return {name: None if part is None else part.shape[1:] for name, part in parts.items()}
+
+        return sizes(self) == sizes(other) and self.fixed == other.fixed
+
+    def padded(self, length: int) -> Condition:
+        """The same with ``length`` text tokens, the further ones zeros that the mask hides."""
+        assert self.text is not None
+        short = length - self.text.shape[1]
+        mask = self.extra.get(MASK, torch.ones(self.text.shape[:2], dtype=torch.long, device=self.text.device))
+        text = torch.nn.functional.pad(self.text, (0,) * 2 * (self.text.ndim - 2) + (0, short))
+        extra = self.extra | {MASK: torch.nn.functional.pad(mask, (0, short))}
+        return Condition(text, self.pooled, extra, self.fixed)
+
+    @staticmethod
+    def batch(conditions: Sequence[Condition]) -> Condition:
+        """Concatenates conditions of the same kind along the batch.
+
+        Raises:
+            VitrineError: If the conditions do not hold the same tensors.
+        """
+        fixed = conditions[0].fixed
+        same = all(p.fixed == fixed for p in conditions)
+        if not same or len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in conditions}) != 1:
+            kinds = [(p.text is not None, p.pooled is not None, sorted(p.extra)) for p in conditions]
+            raise refuse("conditions", kinds, "the same parts in each", "encode all prompts with the same pipeline")
+
+        def cat(values: list[torch.Tensor | None]) -> torch.Tensor | None:
+            present = [v for v in values if v is not None]
+            return torch.cat(present) if present else None
+
+        extra = {k: torch.cat([p.extra[k] for p in conditions]) for k in conditions[0].extra}
+        return Condition(cat([p.text for p in conditions]), cat([p.pooled for p in conditions]), extra, fixed)

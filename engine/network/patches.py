@@ -1,0 +1,109 @@
+"""What changes a model beside its checkpoint: look here before you trust a picture.
+
+A diffusers pipeline keeps such changes in five places: PEFT layers, torch hooks, replaced attention processors,
+replaced ``forward`` methods, and attributes of blocks (FreeU). :func:`active_patches` reads them all, changing nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..errors import refuse
+
+CHANGED_ATTENTION = ("PAG", "IPAdapter", "CustomDiffusion")
+"""Prefixes of diffusers' processors that change what attention computes; its other processors are only kernels."""
+HOOKS = {"_forward_pre_hooks": "hook before", "_forward_hooks": "hook after", "_backward_hooks": "hook on gradients"}
+
+
+@dataclass(frozen=True)
+class ActivePatch:
+    """One kind of change: what it is, where it acts, on how many layers, and which code it belongs to."""
+
+    kind: str
+    where: str
+    count: int
+    owner: str
+
+
+def as_text(patches: Iterable[ActivePatch], model: str = "model") -> str:
+    """One line for each patch, or a sentence if there is none."""
+    lines = [f"{p.kind}: {p.where}  x{p.count}  [{p.owner}]" for p in patches]
+    return "\n".join(lines) or f"nothing: this {model} is its checkpoint, unchanged"
+
+
+def active_patches(model: Any) -> list[ActivePatch]:
+    """Every change that a forward of this pipeline or network would apply. Nothing is loaded, moved or called.
+
+    Args:
+        model: a diffusers pipeline, of which all networks are read, or one ``nn.Module``.
+
+    Returns:
+        One entry for each kind and place, with the number of layers. An adapter merged into the weights is listed;
+        weights that other code overwrote in place look like a checkpoint's and are not.
+
+    Raises:
+        VitrineError: If ``model`` is neither a pipeline nor a module.
+    """
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for name, network in _networks(model):
+        place = f"{name}: " if name else ""
+        for module in network.modules():
+            for kind, where, owner in (*_adapters(module), *_hooks(module), *_replaced(module)):
+                counts[kind, place + where, owner] += 1
+    return [ActivePatch(kind, where, count, owner) for (kind, where, owner), count in counts.items()]
+
+
+def _networks(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(model, nn.Module):
+        yield "", model
+    elif isinstance(getattr(model, "components", None), dict):
+        yield from ((k, v) for k, v in model.components.items() if isinstance(v, nn.Module))
+    else:
+        raise refuse("model", type(model).__name__, "a diffusers pipeline or an nn.Module", "pass the pipeline itself")
+
+
+def _adapters(module: Any) -> Iterator[tuple[str, str, str]]:
+    """The adapters that a PEFT layer applies, at the scale the user set (without alpha / rank)."""
+    if not hasattr(module, "base_layer") or not hasattr(module, "active_adapters"):
+        return
+    merged = set(module.merged_adapters)
+    if not module.disable_adapters:
+        for name in module.active_adapters:
+            if name in module.scaling and name not in merged:
+                built_in = getattr(module, "lora_alpha", {}).get(name, 1) / getattr(module, "r", {}).get(name, 1)
+                yield "adapter", f"{name} at scale {module.scaling[name] / built_in:g}", _owner(module)
+    for name in sorted(merged):
+        yield "adapter", f"{name} merged into the weights", _owner(module)
+
+
+def _hooks(module: nn.Module) -> Iterator[tuple[str, str, str]]:
+    for table, kind in HOOKS.items():
+        for hook in getattr(module, table).values():
+            yield kind, type(module).__name__, _owner(hook)
+    for name, parametrizations in getattr(module, "parametrizations", {}).items():
+        yield "parametrization", f"{name} of {type(module).__name__}", _owner(parametrizations[0])
+
+
+def _replaced(module: Any) -> Iterator[tuple[str, str, str]]:
+    if "forward" in vars(module):
+        yield "replaced forward", type(module).__name__, _owner(module.forward)
+    processor = getattr(module, "processor", None)
+    kind = type(processor)
+    if processor is not None and (
+        not kind.__module__.startswith("diffusers.") or kind.__name__.startswith(CHANGED_ATTENTION)
+    ):
+        yield "attention processor", kind.__name__, _owner(processor)
+    factors = {name: getattr(module, name, None) for name in ("s1", "s2", "b1", "b2")}
+    if all(isinstance(f, (int, float)) for f in factors.values()):
+        settings = " ".join(f"{name} {value:g}" for name, value in factors.items())
+        yield "FreeU", f"{settings} in {type(module).__name__}", type(module).__module__
+
+
+def _owner(thing: Any) -> str:
+    """The name of the module that defines it."""
+    return getattr(thing, "__module__", None) or type(thing).__module__

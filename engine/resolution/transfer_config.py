@@ -1,0 +1,117 @@
+"""Settings of a transfer to another picture size, and what a checkpoint says about its training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import refuse
+from ..io.files import named, parse_table
+from ..settings.config import Config
+from .posembed import ALIGNS, ASPECTS
+from .receptive import RECEPTIVE
+from .rope import ROPE_MODES
+from .shift import TOPS, Size, check_size, size_ratio
+
+SCHEDULES = ("resample", "relabel", "none")
+POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", *ROPE_MODES)
+FORMAT = 1
+"""Major number of the metadata a control checkpoint carries (``ccs_format``)."""
+
+
+@dataclass(frozen=True)
+class ResolutionTransferConfig(Config):
+    """What to change when a model leaves its training size.
+
+    Attributes:
+        target_size: (width, height) in pixels of the pictures to make.
+        train_size: the same of the training pictures; None is the model's own, as far as it says.
+        schedule: ``resample`` moves the sampling grid (for untouched checkpoints), ``relabel`` the meaning of timesteps
+            (for checkpoints trained so), ``none`` neither.
+        top: what resampling does at the highest noise level, see ``shift.shift_grid``; flow models need none.
+        pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep where there is nothing to do.
+            The ``_dynamic`` modes follow the timestep; they are never taken unasked.
+        align, aspect: how a new grid lies in the trained one, see ``posembed``.
+        guidance_law: scale ``guidance`` by Eq. 4.
+        guidance: the guidance scale used at the training size; None leaves guidance to the caller.
+        override: accept relabel on a checkpoint whose header does not say that it was trained so.
+        receptive_field: ``dilate`` spreads a UNet's inner convolutions to its trained view of the picture, see
+            ``receptive``; ``none`` leaves them.
+    """
+
+    target_size: Size
+    train_size: Size | None = None
+    schedule: str = "resample"
+    top: str = "renorm"
+    pos_embed: str = "auto"
+    align: str = "step"
+    aspect: str = "per_axis"
+    guidance_law: bool = False
+    guidance: float | None = None
+    override: bool = False
+    receptive_field: str = "none"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "target_size", check_size("target size", self.target_size))
+        if self.train_size is not None:
+            object.__setattr__(self, "train_size", check_size("train size", self.train_size))
+            size_ratio(self.train_size, self.target_size)
+        choices = {
+            "schedule": SCHEDULES, "top": TOPS, "pos_embed": POSITIONS, "align": ALIGNS, "aspect": ASPECTS,
+            "receptive_field": RECEPTIVE,
+        }  # fmt: skip
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise refuse(name, getattr(self, name), accepted, "see the help page of Resolution Transfer Loader")
+        if self.guidance is not None and not (math.isfinite(self.guidance) and self.guidance >= 0):
+            raise refuse("guidance", self.guidance, "0 or more", "1 is no guidance")
+        if self.guidance_law and self.guidance is None:
+            raise refuse("guidance_law", "on without guidance", "the guidance scale of the training size", "set it")
+
+
+@dataclass(frozen=True)
+class TrainedSchedule:
+    """What a checkpoint says of its training: a noise table relabelled from one picture size to another.
+
+    Attributes:
+        ratio: s_now / s_pre of its last stage.
+        mode: ``relabel`` or ``none``.
+    """
+
+    ratio: float
+    mode: str
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any] | None) -> TrainedSchedule | None:
+        """From a safetensors header: ``ccs_format`` and ``schedule`` (JSON with mode, s_pre, s_now); None without them.
+
+        Raises:
+            VitrineError: If this version does not know the format, or cannot read the schedule.
+        """
+        if not metadata or "ccs_format" not in metadata:
+            return None
+        if str(metadata["ccs_format"]).split(".")[0] != str(FORMAT):
+            raise refuse("ccs_format", metadata["ccs_format"], FORMAT, "update this pack")
+        schedule = metadata.get("schedule")
+        if schedule is None:
+            return None
+        try:
+            schedule = parse_table(schedule) if isinstance(schedule, str) else dict(schedule)
+            return cls(float(schedule["s_now"]) / float(schedule["s_pre"]), str(schedule["mode"]))
+        except (ValueError, KeyError, TypeError, ZeroDivisionError):
+            raise refuse("schedule metadata", str(schedule), "JSON with mode, s_pre, s_now", "check the file") from None
+
+
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The metadata in a safetensors file's header; no tensor is read.
+
+    Raises:
+        VitrineError: If the file is missing, or is not a safetensors file.
+    """
+    from safetensors import safe_open
+
+    with named(path, "checkpoint", "a whole safetensors file", "copy it again"), safe_open(str(path), "pt") as file:
+        return dict(file.metadata() or {})

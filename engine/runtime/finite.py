@@ -1,0 +1,44 @@
+"""Numbers that are not: NaN or infinity stops the work where it arises, before anything is made of it."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import refuse
+
+REMEDY = "run the network in float32 or bfloat16, and check its weights and LoRAs"
+
+
+def require_finite(values: torch.Tensor, what: str, remedy: str = REMEDY) -> None:
+    """Refuses NaN and infinity; waits for the device.
+
+    Raises:
+        VitrineError: There is one.
+    """
+    bad = ~torch.isfinite(values.detach())
+    if bool(bad.any()):
+        shown = f"{float(values.detach()[bad].flatten()[0])} in {int(bad.sum())} of {values.numel()}"
+        raise refuse(what, shown, "finite numbers", remedy)
+
+
+class FiniteLosses:
+    """Stops a training whose loss is no number: at once on a CPU, elsewhere within ``every`` steps.
+
+    The host does not wait for another device in between.
+    """
+
+    def __init__(self, what: str, every: int = 16) -> None:
+        self.what, self.every = what, every
+        self._pending: list[torch.Tensor] = []
+
+    def see(self, losses: torch.Tensor) -> None:
+        """The losses of one step.
+
+        Raises:
+            VitrineError: One of those since the last look is no number.
+        """
+        self._pending.append(losses.detach().flatten())
+        if losses.device.type == "cpu" or len(self._pending) >= self.every:
+            seen = torch.cat(self._pending)
+            self._pending.clear()
+            require_finite(seen, self.what, "use a smaller learning rate, or a float32 network")

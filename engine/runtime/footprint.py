@@ -1,0 +1,76 @@
+"""Budgets of memory: how they are written, and how many rows of a forward fit into one, measured on a single row."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..errors import refuse
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_LEAST = 2**20
+
+
+def memory_bytes(memory: int | str) -> int:
+    """A budget in bytes from a number or a text as "2GB", "500 MiB".
+
+    Raises:
+        VitrineError: If it is neither, or below one MiB.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
+    unit = match[2].lower() if match else ""
+    if isinstance(memory, bool) or match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < _LEAST:
+        raise refuse("memory", memory, "1 MiB or more, in bytes or as '2GB'", "a fifth of what is free is a good start")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+class Peak(TorchDispatchMode):
+    """Inside the block: the largest number of bytes alive at once, of all tensors made there, on any device.
+
+    Attributes:
+        peak: that number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for output in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(output, torch.Tensor):
+                self._count(output.untyped_storage(), inputs)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._alive and key not in inputs:  # a view of a weight is not made here
+            self._alive.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self.now -= size
+
+
+def rows_within(budget: int, one_row: Callable[[], Any], most: int) -> int:
+    """How many rows, at least one and at most ``most``, fit the budget together.
+
+    Args:
+        one_row: does the work for one row; called twice, as the first call may move weights.
+    """
+    with torch.no_grad():
+        one_row()
+        with Peak() as held:
+            one_row()
+    return max(1, min(most, budget // max(1, held.peak)))

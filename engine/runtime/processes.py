@@ -1,0 +1,168 @@
+"""The processes of ``accelerate launch`` or ``torchrun``, on GPUs or CPU cores, and worker processes of our own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from os import environ
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+ONE_CORE = {
+    "OMP_NUM_THREADS": "1",  # two threads wait for one another at each small operation, two workers hardly ever
+    # glibc returns large blocks to the system at once, and a training step asks for the same ones again: thousands of
+    # page faults. Kept, in huge pages where the system has them, they stay mapped.
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000:glibc.malloc.top_pad=67108864"
+    ":glibc.malloc.hugetlb=1",
+}
+"""Environment of a worker that trains on one core; it must be set before the process starts."""
+
+
+_PATIENCE = timedelta(days=7)
+"""How long processes wait for each other: torch's half hour is less than a share of a large job may differ by."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The processes that share a job.
+
+    Attributes:
+        index, count: this process's number, of how many.
+        total: sums a tensor over all of them; each gets the same bits.
+        gather: what each of them has, in their order.
+        meet: waits for all of them.
+    """
+
+    index: int = 0
+    count: int = 1
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda part: part
+    gather: Callable[[Any], list[Any]] = lambda own: [own]
+    meet: Callable[[], None] = lambda: None
+
+    def share(self, count: int) -> range:
+        """The numbers below ``count`` that are this process's: every so-many-th, so that shares are even."""
+        return range(self.index, count, self.count)
+
+    def own_file(self, path: str | Path) -> Path:
+        """Where this process keeps the state of its share: ``path`` itself if it is alone."""
+        path = Path(path)
+        if self.count == 1:
+            return path
+        return path.with_name(f"{path.stem}-{self.index + 1}-of-{self.count}{path.suffix}")
+
+
+ALONE = Workers()
+
+
+def processes() -> Any:
+    """accelerate's ``PartialState``: this process's index, the number of processes, and its device.
+
+    Without ``cpu=True`` accelerate forms no group of CPU processes.
+    """
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
+
+
+def accelerator(mixed_precision: str = "no", cpu: bool = False) -> Any:
+    """accelerate's ``Accelerator`` for a training: CPU processes form a group, by gloo, as those on GPUs do by theirs.
+
+    Args:
+        cpu: although there is a GPU.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import InitProcessGroupKwargs
+
+    cpu = cpu or not torch.accelerator.is_available()  # else CPU processes form no group
+    patient = InitProcessGroupKwargs(timeout=_PATIENCE)
+    return Accelerator(mixed_precision=mixed_precision, cpu=cpu, kwargs_handlers=[patient])
+
+
+def workers_of(accelerator: Any) -> Workers:
+    """The processes of an ``Accelerator``, as a :class:`~vitrine.engine.jobs.run.Run` takes them."""
+    index, count = accelerator.process_index, accelerator.num_processes
+    return Workers(index, count, meet=accelerator.wait_for_everyone)
+
+
+def world_size() -> int:
+    """How many processes ``torchrun`` or ``accelerate launch`` has started; 1 without a launcher."""
+    return int(environ.get("WORLD_SIZE", 1))
+
+
+def launched() -> Workers:
+    """The processes that ``torchrun`` or ``accelerate launch`` has started; without a launcher nothing is imported."""
+    if world_size() == 1:
+        return ALONE
+    from accelerate.utils import gather_object, reduce
+
+    state = processes()
+
+    def total(part: torch.Tensor) -> torch.Tensor:
+        whole: torch.Tensor = reduce(part.to(state.device), "sum")
+        return whole.to(part.device)
+
+    return Workers(
+        state.process_index, state.num_processes, total, lambda own: gather_object([own]), state.wait_for_everyone
+    )
+
+
+def cores() -> int:
+    """CPU cores this process may use; 1 if an accelerator does the work or ``torchrun`` has already divided it."""
+    if torch.accelerator.is_available() or world_size() > 1:
+        return 1
+    return max(1, torch.get_num_threads())
+
+
+def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
+    """[job(0, count), ..., job(count - 1, count)], each run in a new process with one thread.
+
+    If one raises, the others are terminated and the error is raised here. ``job`` is pickled for the processes, so it
+    must be a plain function or a method of a plain object.
+    """
+    from concurrent.futures import ProcessPoolExecutor  # imports much else, which would slow ComfyUI's start
+
+    others = set(multiprocessing.active_children())
+    with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return [future.result() for future in [pool.submit(job, i, count) for i in range(count)]]
+        except BaseException:  # also on an interrupt: do not wait for the others
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.terminate()
+            raise
+
+
+def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> Iterator[T]:
+    """job(item) of each item as it ends, ``count`` at a time, each process with one thread.
+
+    If one raises, the error is raised here, and no further item is begun. ``job`` and items are pickled.
+    """
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+
+    with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(job, item) for item in items]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _environment(wanted: dict[str, str]) -> Iterator[None]:
+    before = {name: environ.get(name) for name in wanted}
+    environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del environ[name]
+            else:
+                environ[name] = value

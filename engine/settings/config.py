@@ -1,0 +1,156 @@
+"""Settings: frozen dataclasses that check themselves when made, and go to plain values and back."""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+from ..errors import refuse
+
+C = TypeVar("C", bound="Config")
+
+_ENDLESS = {math.inf: "inf", -math.inf: "-inf"}
+
+
+class Config:
+    """What a settings class inherits: ``from_dict(to_dict())`` gives an equal object, through JSON too.
+
+    A setting may be a Config itself. One called ``advanced`` holds what rarely changes; in a dict its settings may also
+    stand beside the others, as they did before it was split off.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for headers and JSON files, which have no infinity.
+
+        Tuples become lists, nested settings dicts, an infinite default None, and any other infinity "inf" or "-inf".
+        """
+        fields = self.__dataclass_fields__.items()
+        return {name: _to_plain(_none_for_endless(getattr(self, name), field)) for name, field in fields}
+
+    @classmethod
+    def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
+        """The inverse of :meth:`to_dict`; what is left out takes its default.
+
+        Raises:
+            VitrineError: If ``values`` is not a mapping, names an unknown setting, or holds a value the class refuses.
+        """
+        names = sorted(cls.__dataclass_fields__)
+        if not isinstance(values, Mapping):
+            raise refuse(cls.__name__, values, names, "remove unknown settings")
+        kinds, fields = typing.get_type_hints(cls), cls.__dataclass_fields__
+        values = _nest(values, kinds)
+        unknown = sorted(map(str, set(values) - set(names)))
+        if unknown:
+            raise refuse(cls.__name__, unknown, names, "remove unknown settings")
+        values = {n: fields[n].default if v is None and _endless(fields[n]) else v for n, v in values.items()}
+        plain = {name: _from_plain(value, kinds[name]) for name, value in values.items()}
+        for name, value in plain.items():
+            if not _fits(value, kinds[name]):
+                raise refuse(f"{cls.__name__} {name}", _shown(value), _kinds(kinds[name]), "see the class")
+        try:
+            return cls(**plain)
+        except TypeError as error:  # a number where a text belongs
+            raise refuse(cls.__name__, str(error), "a value of each setting's type", "see the class") from error
+
+
+def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` with the settings of ``advanced`` moved there, if they stand beside it."""
+    fields = getattr(_config_in(types.get("advanced")), "__dataclass_fields__", {})
+    flat = {name: value for name, value in values.items() if name in fields and name not in types}
+    if not flat:
+        return dict(values)
+    nested = values.get("advanced", {})
+    nested = nested.to_dict() if isinstance(nested, Config) else nested
+    beside = {name: value for name, value in values.items() if name not in flat}
+    return beside | {"advanced": {**nested, **flat} if isinstance(nested, Mapping) else nested}
+
+
+def _endless(field: Any) -> bool:
+    return isinstance(field.default, float) and math.isinf(field.default)
+
+
+def _none_for_endless(value: Any, field: Any) -> Any:
+    return None if _endless(field) and value == field.default else value
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_to_plain(v) for v in value]
+    return _ENDLESS.get(value, value) if isinstance(value, float) else value
+
+
+def _from_plain(value: Any, annotation: Any) -> Any:
+    nested = _config_in(annotation)
+    if nested is not None and isinstance(value, Mapping):
+        return nested.from_dict(value)
+    if nested is not None and not isinstance(value, (Config, list, tuple, type(None))):
+        raise refuse(nested.__name__, value, sorted(nested.__dataclass_fields__), "write its settings as an object")
+    if isinstance(value, list):
+        return tuple(_from_plain(v, annotation) for v in value)
+    if isinstance(value, str) and value in _ENDLESS.values() and _holds(annotation, float):
+        return float(value)
+    return value
+
+
+_TOO_LARGE = 1 << 64
+"""Whole numbers from here on fit no tensor, and no seed."""
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether a plain value is of the annotation's type; what is annotated otherwise is its class's to check.
+
+    Whole numbers pass for others; NaN passes nowhere, nor does a whole number that no tensor holds.
+    """
+    if isinstance(value, float) and math.isnan(value) or isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return False
+    if isinstance(value, tuple):
+        inner = _elements(annotation)
+        return inner is None or all(_fits(entry, inner) for entry in value)
+    if not isinstance(value, _PLAIN):
+        return True
+    kinds = _members(annotation)
+    whole = type(value) is int and float in kinds or isinstance(value, float) and value.is_integer() and int in kinds
+    return type(value) in kinds or whole or not set(kinds) <= {*_PLAIN, tuple}
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, or what stands alone; containers without what they hold."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(kind for member in typing.get_args(annotation) for kind in _members(member))
+    return (typing.get_origin(annotation) or annotation,)
+
+
+def _elements(annotation: Any) -> Any:
+    """What a tuple of any length holds; None where the annotation is another."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_elements, typing.get_args(annotation))), None)
+    args = typing.get_args(annotation)
+    return args[0] if typing.get_origin(annotation) is tuple and len(args) == 2 and args[1] is Ellipsis else None
+
+
+def _kinds(annotation: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "nothing"}
+    return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in _members(annotation))
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r}"[:80]
+
+
+def _config_in(annotation: Any) -> type[Config] | None:
+    """The settings class that an annotation such as ``EStepConfig | None`` names, if any."""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation if issubclass(annotation, Config) else None
+    return next(filter(None, map(_config_in, typing.get_args(annotation))), None)
+
+
+def _holds(annotation: Any, kind: type) -> bool:
+    return annotation is kind or any(_holds(member, kind) for member in typing.get_args(annotation))

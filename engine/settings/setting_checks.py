@@ -1,0 +1,115 @@
+"""What a setting's type says beyond Python's, where it writes and how small it may be; checked before any work.
+
+::
+
+    @dataclass
+    class Report:
+        out: OutFile = Path("report.html")
+        side: Annotated[int, AtLeast(1)] = 64
+
+    check_settings(Report(Path(".")))   # VitrineError: out: given .; accepted: a file ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ..errors import refuse
+from ..io.files import refuse_long_names
+
+Kind = Literal["file", "folder", "either"]
+
+
+@dataclass(frozen=True)
+class Writes:
+    """Marks a setting as the path of an output.
+
+    Attributes:
+        kind: a file, a folder that receives files, or either.
+        otherwise: name of the setting that holds the path where this one is None; "" where nothing is written then.
+    """
+
+    kind: Kind
+    otherwise: str = ""
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """Marks a number, or each of a tuple of numbers, as no smaller than ``least``."""
+
+    least: float
+
+
+OutFile = Annotated[Path, Writes("file")]
+OutFolder = Annotated[Path, Writes("folder")]
+Count = Annotated[int, AtLeast(1)]
+"""Of pictures, steps, pixels of a side ..."""
+
+
+def check_settings(settings: Any) -> None:
+    """Checks the marked settings of a dataclass, nested ones included; those that are None are left out.
+
+    Raises:
+        VitrineError: As :func:`refuse_unwritable`, or if a number is too small.
+    """
+    for name, value, mark in marked(settings):
+        if isinstance(mark, Writes):
+            refuse_unwritable(value, mark.kind, name)
+        elif any(not number >= mark.least for number in (value if isinstance(value, tuple) else (value,))):
+            raise refuse(name, value, f"{mark.least:g} or more", "raise it, or leave it out")
+
+
+def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | AtLeast]]:
+    """(name, value, mark) of each marked setting that is not None."""
+    types = typing.get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from marked(value)
+            continue
+        for mark in _marks(types[field.name]):
+            fallback = mark.otherwise if isinstance(mark, Writes) and value is None else ""
+            value = getattr(settings, fallback) if fallback else value
+            if value is not None:
+                yield field.name, value, mark
+
+
+def _marks(annotation: Any) -> Iterator[Writes | AtLeast]:
+    yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, (Writes, AtLeast)))
+    for member in typing.get_args(annotation):
+        yield from _marks(member)
+
+
+def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
+    """Refuses an output that could not be written once the work is done. Leaves nothing behind.
+
+    Raises:
+        VitrineError: If ``path`` is a folder where a file is wanted or the other way round, a file is in its way, a
+            name in it is too long, or its folder cannot be written to.
+    """
+    path = Path(path)
+    refuse_long_names(path, what)
+    if kind == "file" and (path.name in ("", "..") or path.exists() and not path.is_file()):
+        raise refuse(what, str(path), "a file", "name a new file, or one that may be replaced")
+    if kind == "folder" and path.exists() and not path.is_dir():
+        raise refuse(what, str(path), "a folder", "choose another name")
+    folder = path if path.is_dir() else next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise refuse(what, f"{path}, where {folder.name} is a file", "a path through folders", "choose another path")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        shown = f"{path} ({folder}: {error.strerror})"
+        raise refuse(what, shown, "a folder that can be written to", "choose another path") from error
+
+
+def path_text(path: Path) -> str:
+    """A path as a reader writes it."""
+    return str(path)

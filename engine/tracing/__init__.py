@@ -1,0 +1,1 @@
+"""Name, read and write activations in a running forward."""

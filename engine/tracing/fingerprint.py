@@ -1,0 +1,147 @@
+"""Identifies a model by sampled weights: equal for diffusers and ComfyUI copies of one checkpoint, in any precision."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..network.site import ModuleSite
+from ..runtime.placement import weight_of
+from .addresses import sites_of
+from .reading import columns_of
+
+SAMPLES = 64
+DIGITS = 16
+"""Of the hash at the start of a fingerprint, which is all there was before fingerprints held the samples."""
+
+_WITH_WEIGHTS = re.compile(r"[0-9a-f]{16}-(?P<layout>[0-9a-f]{8})(?P<weights>([0-9a-f]{4})*)")
+
+
+def width_of(backbone: nn.Module, site: ModuleSite) -> int:
+    """Number of neurons of a value site, from the size of its projection."""
+    module: Any = backbone.get_submodule(site.path)
+    out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
+    return site.columns[1] if site.columns else out
+
+
+def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
+    """A text of 16 hexadecimal digits, a dash and more of them, to be compared by :func:`same_weights`.
+
+    A few numbers of each value projection are read. The first digits are a hash of them, rounded to fp16. Then come the
+    numbers of places and sizes, hashed, and 64 weights as bfloat16: bf16(w) and bf16(fp16(w)) may differ by one step,
+    so no hash of rounded weights can be equal in every precision, but the weights themselves can be compared.
+
+    Args:
+        originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
+    """
+    digest, layout = hashlib.sha256(), hashlib.sha256()
+    samples: dict[str, torch.Tensor] = {}
+    for site in _values(backbone):
+        module: Any = backbone.get_submodule(site.path)
+        weight = (originals or {}).get(site.path)
+        weight = (weight_of(getattr(module, "base_layer", module)) if weight is None else weight).detach()
+        weight = columns_of(weight.movedim(0, -1), site.columns).movedim(-1, 0)
+        sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
+        samples[f"{site.address} {tuple(weight.shape)}"] = sample.to(torch.float32).flatten()
+    device = next((v.device for v in samples.values()), torch.device("cpu"))  # offloaded groups may lie on two
+    values = torch.cat([torch.empty(0, device=device), *(v.to(device) for v in samples.values())]).cpu()
+    rounded = values.to(torch.float16).float().split([len(v) for v in samples.values()])
+    for place, numbers in zip(samples, rounded, strict=True):
+        digest.update(f"{place} {[f'{v:.4g}' for v in numbers.tolist()]}".encode())
+        layout.update(place.encode())
+    return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(values)}"
+
+
+def active_fingerprint_of(backbone: nn.Module) -> str:
+    """:func:`fingerprint_of` the checkpoint, a plus, and a hash of the adapters that change its text values now.
+
+    What is measured on activations belongs to both. Adapters elsewhere, off, or at scale 0 change no text value.
+    """
+    digest = ChangeDigest()
+    for site in _values(backbone):
+        module: Any = backbone.get_submodule(site.path)
+        if not hasattr(module, "base_layer") or getattr(module, "disable_adapters", True):
+            continue
+        for name in module.active_adapters:
+            scale = module.scaling.get(name, 0)
+            if scale and name not in module.merged_adapters:
+                weights = [v for k, v in module.named_parameters() if name in k.split(".")]
+                digest.add(f"{site.address} {scale:.6g}", weights)
+    return digest.joined(fingerprint_of(backbone))
+
+
+def text_values(backbone: nn.Module) -> list[str]:
+    """Paths of the projections whose outputs are text values."""
+    return [site.path for site in _values(backbone)]
+
+
+class ChangeDigest:
+    """A hash of what is added to a checkpoint; empty while nothing is."""
+
+    def __init__(self) -> None:
+        self._digest, self._empty = hashlib.sha256(), True
+
+    def add(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Take in a change: where and how strong, and its numbers (a few of each tensor, to three digits)."""
+        self._empty = False
+        self._digest.update(what.encode())
+        for tensor in tensors:
+            flat = tensor.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 16)].float().cpu()
+            self._digest.update(f"{tuple(tensor.shape)} {[f'{v:.2e}' for v in sample.tolist()]}".encode())
+
+    def joined(self, fingerprint: str) -> str:
+        """The fingerprint, with the hash behind a plus where anything was added."""
+        return fingerprint if self._empty else f"{fingerprint}+{self._digest.hexdigest()[:DIGITS]}"
+
+
+def _values(backbone: nn.Module) -> list[ModuleSite]:
+    """The projections of text values; those that serve image tokens too only where there are no others."""
+    sites = [s for s in sites_of(backbone).values() if isinstance(s, ModuleSite)]
+    values = [s for s in sites if s.address.endswith(("-cross-v", "-ctx-v"))]
+    return [s for s in values if not s.joint] or values
+
+
+def _digits(values: torch.Tensor) -> str:
+    """Four digits for each of 64 weights at most, spread evenly over all that were sampled."""
+    chosen = values[:: -(-len(values) // SAMPLES) or 1].to(torch.bfloat16).view(torch.int16)
+    return "".join(f"{v & 0xFFFF:04x}" for v in chosen.tolist())
+
+
+def same_weights(first: str, second: str) -> bool:
+    """Whether two fingerprints may be of one checkpoint, whatever precision each was taken in.
+
+    Equal to within one step of bfloat16 in every sample. Fingerprints of older files are a hash alone; against them
+    hashes are compared, which fp16 and float32 copies share, but not bfloat16 ones. What stands behind a plus, adapters
+    that were active, must be equal.
+    """
+    (first, _, added), (second, _, others) = first.partition("+"), second.partition("+")
+    if added != others:
+        return False
+    a, b = (_WITH_WEIGHTS.fullmatch(text) for text in (first, second))
+    if a is None or b is None:
+        return short(first) == short(second)
+    if a["layout"] != b["layout"] or len(a["weights"]) != len(b["weights"]):
+        return False
+    x, y = _weights(a["weights"]), _weights(b["weights"])
+    finest = 2.0**-24  # fp16 knows nothing smaller, so tiny weights differ by more than a step of bfloat16
+    return bool(((x[0] - y[0]).abs() <= 1).logical_or((x[1] - y[1]).abs() <= finest).all())
+
+
+def _weights(digits: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions on the line of all bfloat16 numbers, and the numbers."""
+    bits = torch.tensor([int(digits[i : i + 4], 16) for i in range(0, len(digits), 4)], dtype=torch.int32)
+    magnitude = bits & 0x7FFF
+    numbers = torch.where(bits >= 0x8000, bits - 0x10000, bits).to(torch.int16).view(torch.bfloat16).float()
+    return torch.where(bits >= 0x8000, -magnitude, magnitude), numbers
+
+
+def short(fingerprint: str) -> str:
+    """What is shown to people: the hash alone, and that of active adapters."""
+    stem, plus, added = fingerprint.partition("+")
+    return (stem[:DIGITS] if _WITH_WEIGHTS.fullmatch(stem) else stem) + plus + added

@@ -1,0 +1,121 @@
+"""Somebody's LoRA, or a training model by name, as a point of a space, and how much of it the space holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import torch
+
+from ...errors import refuse
+from ...io.lora_layer import Lora
+from ..edit.editing import difference, materialise
+from ..loras.low_rank import squared_change
+from ..space.delta_space import DeltaSpace, Space, member_names
+from ..space.linked_factors import LinkedStacks
+from ..space.model_file import W2WModel
+from .space_contents import described
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The nearest model of a space.
+
+    Attributes:
+        model: one row of coefficients.
+        held: the share, 0 .. 1, of the LoRA's squared change of the weights that this model makes too; None for a
+            training model by name, whose file is not at hand.
+        ignored: how many layers of the LoRA the space does not have.
+    """
+
+    model: W2WModel
+    held: float | None
+    ignored: int = 0
+
+    def summary(self, space: Space) -> str:
+        """As text: what is held, what is not, and where the model stands."""
+        if self.held is None:
+            share = float(space.explained.double().sum())
+            lines = [f"a training model, as the space holds it: with {share:.1%} of the variance of all"]
+        else:
+            lines = [f"the space holds {self.held:.1%} of this LoRA's change of the weights"]
+            if self.held < 0.5:
+                lines.append("most of it lies outside: the model is another one; add the LoRA to the space's folder")
+        if self.ignored:
+            lines.append(f"{self.ignored} layers are not in the space")
+        return "\n".join([*lines, described(space, self.model.coefficients)])
+
+
+def layer_sizes(space: Space) -> dict[str, tuple[int, int]]:
+    """Layer path -> (out, in) of a space: what a LoRA must have there to be a model of it."""
+    if not isinstance(space, DeltaSpace):
+        return {layer.path: (layer.up[0], math.prod(layer.down[1:])) for layer in space.manifest}
+    if isinstance(space.stacks, LinkedStacks):
+        return {path: entry.outer for file in space.stacks.files for path, entry in file.entries.items()}
+    return {path: stack.outer for path, stack in space.stacks.items()}
+
+
+def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
+    """The model of the space nearest to a LoRA: in standardised factors, or in delta mode in changes of the weights.
+
+    Args:
+        name: of the LoRA, for the model's history.
+
+    Raises:
+        VitrineError: If none of its layers is in the space, or in factors mode its layers or ranks are not the space's.
+    """
+    known = set(space.stacks) if isinstance(space, DeltaSpace) else {layer.path for layer in space.manifest}
+    inside = {path: layer for path, layer in lora.items() if path in known}
+    if not inside:
+        shown = f"{next(iter(lora), 'no layers')} .."
+        raise refuse("LoRA layers", shown, f"{sorted(known)[0]} ..", "choose a LoRA of the space's base model")
+    if isinstance(space, DeltaSpace):
+        products = space.products_with(inside)
+        coefficients = space.encode_products(products)
+        shares = space.weights(coefficients).double()
+        # |L - sum c_i M_i|^2 = |L|^2 - 2 c <L, M> + c G c, without the sum
+        missed = squared_change(lora) - float(2 * shares @ products - shares @ space.gram @ shares)
+    else:
+        coefficients = space.encode_lora(lora)
+        missed = squared_change(difference(lora, materialise(space, coefficients)))
+    held = min(1.0, max(0.0, 1 - missed / max(squared_change(lora), 1e-300)))
+    model = W2WModel(coefficients[None], space.identity, ({"encode": {"lora": name, "held": round(held, 4)}},))
+    return Encoded(model, held, len(lora) - len(inside))
+
+
+def member(space: Space, name: str) -> Encoded:
+    """A training model by its name.
+
+    Raises:
+        VitrineError: If the space has no such model; the message names the nearest.
+    """
+    names = member_names(space)
+    if name not in names:
+        near = get_close_matches(name, names, n=3, cutoff=0.4) or list(names[:3])
+        shown = f"names such as {', '.join(near)}" if names else "names; this space holds none of its models"
+        raise refuse("model of the space", name, shown, "encode its LoRA file instead")
+    row = space.coefficients[names.index(name)].float()
+    row = torch.nn.functional.pad(row, (0, space.dimension - len(row)))
+    return Encoded(W2WModel(row[None], space.identity, ({"encode": {"member": name}},)), None)
+
+
+def official_model(path: str | Path, space: Space) -> W2WModel:
+    """``w2wmodel.pt`` of the published code, (B, k) coefficients in the published space.
+
+    Opened with ``weights_only=True``: nothing is unpickled.
+
+    Raises:
+        VitrineError: If the file is no matrix of at most as many coefficients as the space has, or the space is not
+            the published one.
+    """
+    from ..space.official_files import coefficients_in
+
+    if space.info.get("source") != "official":
+        shown = f"{Path(path).name} with a space of one's own"
+        raise refuse("model", shown, "the imported published space", "vitrine w2w import-official makes it")
+    rows = coefficients_in(Path(path), space.dimension)
+    centre = torch.tensor(space.info.get("centre", [0.0]))
+    centre = torch.nn.functional.pad(centre, (0, space.dimension - len(centre)))
+    return W2WModel(rows - centre, space.identity, ({"encode": {"official": Path(path).name}},))

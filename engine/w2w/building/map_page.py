@@ -1,0 +1,154 @@
+"""A space's map as one HTML page that needs nothing beside it, and as a picture for ComfyUI."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...errors import refuse
+from ...io.html_page import Report, inline_picture
+from ..space.delta_space import Space, member_names
+from ..space.map_layout import NEIGHBOURS, SpaceMap, neighbours_of
+from .space_contents import contents
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SHOWN = 1500
+"""Most models on a page or picture; of more, as many spread evenly over the space's order."""
+_LOW, _MIDDLE, _HIGH, _UNKNOWN = (46, 98, 150), (214, 208, 198), (196, 92, 40), (150, 150, 150)
+_SIDE, _MARGIN = 900, 40
+_STYLE = """<style>.map label { display: inline-block; margin: .1rem .6rem .1rem .15rem; font-size: .85rem; }
+.map svg { width: 100%; background: var(--glass); border: 1px solid var(--line); border-radius: 6px; }
+.map .m:hover { stroke: var(--ink); stroke-width: 3; } tr:target { background: var(--line); }
+.near { font-size: .85rem; } .near a, .map a { color: inherit; }"""
+
+
+def map_page(space: Space, drawn: SpaceMap, thumbnails: Mapping[str, Image] | None = None) -> Report:
+    """The page: every model a point or its thumbnail, coloured by a label of choice, with neighbours and distances.
+
+    Pointing at a model tells its name, scores and neighbours; clicking leads to its row. No scripts.
+
+    Args:
+        thumbnails: model's name -> picture.
+    """
+    names, chosen = member_names(space), _spread_over(len(drawn.coordinates))
+    page = Report("A space of models", contents(space).splitlines()[0])
+    page.add_paragraph(quality_of(drawn))
+    if len(chosen) < len(names):
+        page.add_paragraph(f"{len(chosen)} of {len(names)} models are shown, spread evenly.")
+    near = neighbours_of(space, NEIGHBOURS, chosen)
+    page.add_drawing(_drawing(names, drawn, near, chosen, thumbnails or {}))
+    page.add_heading("Neighbours")
+    page.add_paragraph("The nearest models in the space, not on the page. 1.00 is the median distance of two models.")
+    page.add_drawing(_neighbours(names, near, chosen))
+    if space.directions:
+        page.add_heading("Labels")
+        rows = [(k, f"{v[~v.isnan()].min():+.1f}", f"{v[~v.isnan()].max():+.1f}") for k, v in _known(drawn).items()]
+        page.add_table([("label", "lowest", "highest"), *rows])
+    return page
+
+
+def quality_of(drawn: SpaceMap) -> str:
+    """How far the plane can be believed, in words."""
+    how = {"neighbours": "laid out by neighbours (t-SNE)", "components": "the first two principal components"}
+    return (
+        f"{how.get(drawn.method, drawn.method)}: {drawn.kept:.0%} of each model's {NEIGHBOURS} nearest in the space "
+        f"are nearest here too, by chance {drawn.chance:.0%}. Distances across the page mean little."
+    )
+
+
+def map_picture(drawn: SpaceMap, label: str = "", marked: Sequence[tuple[float, float]] = (), side: int = 768) -> Image:
+    """The map as a square picture, points coloured by a label's scores; ``marked`` places have a ring.
+
+    Raises:
+        VitrineError: If there is no such label.
+    """
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", (side, side), "white")
+    draw, scale = ImageDraw.Draw(picture), side / _SIDE
+    colours = _colours(drawn, label) if label else [_LOW] * len(drawn.coordinates)
+    for i in _spread_over(len(drawn.coordinates)):
+        x, y = (scale * v for v in _place(drawn.coordinates[i].tolist()))
+        draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=colours[i])
+    for place in marked:
+        x, y = (scale * v for v in _place(place))
+        draw.ellipse([x - 11, y - 11, x + 11, y + 11], outline="black", width=3)
+    draw.text((8, 8), label and f"{label}: low blue, high orange", fill="black")
+    return picture
+
+
+def _spread_over(count: int) -> list[int]:
+    return torch.linspace(0, count - 1, min(count, SHOWN)).round().long().tolist()
+
+
+def _place(point: Sequence[float]) -> tuple[float, float]:
+    half = _SIDE / 2
+    return half + point[0] * (half - _MARGIN), half - point[1] * (half - _MARGIN)
+
+
+def _known(drawn: SpaceMap) -> dict[str, torch.Tensor]:
+    return {label: column for label, column in sorted(drawn.labels.items()) if bool((~column.isnan()).any())}
+
+
+def _colours(drawn: SpaceMap, label: str) -> list[tuple[int, int, int]]:
+    """Blue to orange from the 5th to the 95th percentile; grey where unknown."""
+    if label not in drawn.labels:
+        raise refuse("label", label, sorted(drawn.labels), "choose one of these, or leave it empty")
+    column = drawn.labels[label].float()
+    known = column[~column.isnan()]
+    if not len(known):
+        return [_UNKNOWN] * len(column)
+    low, high = torch.quantile(known, torch.tensor([0.05, 0.95])).tolist()
+    shares = ((column - low) / max(high - low, 1e-12)).clamp(0, 1).tolist()
+    return [_UNKNOWN if share != share else _between(share) for share in shares]
+
+
+def _between(share: float) -> tuple[int, int, int]:
+    ends, t = ((_LOW, _MIDDLE), 2 * share) if share < 0.5 else ((_MIDDLE, _HIGH), 2 * share - 1)
+    r, g, b = (round(a + t * (z - a)) for a, z in zip(*ends, strict=True))
+    return r, g, b
+
+
+def _drawing(
+    names: Sequence[str], drawn: SpaceMap, near: dict[int, list[tuple[str, float]]], chosen: list[int],
+    thumbnails: Mapping[str, Image],
+) -> str:  # fmt: skip
+    """Buttons, one a label, and the drawing whose colours they choose."""
+    labels = list(_known(drawn))
+    columns = [_colours(drawn, label) for label in labels]
+    buttons, rules = [], [_STYLE, ".map .m { fill: #2e6296; }"]
+    for n, label in enumerate(labels):
+        checked = " checked" if n == 0 else ""
+        buttons.append(f'<input type="radio" name="by" id="by{n}"{checked}>')
+        buttons.append(f'<label for="by{n}">{html.escape(label)}</label>')
+        rules.append(f"#by{n}:checked ~ svg .m {{ fill: var(--c{n}); }}")
+    marks = []
+    for i in chosen:
+        x, y = _place(drawn.coordinates[i].tolist())
+        colours = ";".join("--c{}:#{:02x}{:02x}{:02x}".format(n, *column[i]) for n, column in enumerate(columns))
+        scores = ", ".join(f"{k} {v[i]:+.1f}" for k, v in _known(drawn).items() if v[i] == v[i])
+        hint = f"{names[i]}\nnear {', '.join(f'{name} {d:.2f}' for name, d in near[i][:3])}\n{scores}"
+        shape = f'<circle class="m" cx="{x:.1f}" cy="{y:.1f}" r="5" style="{colours}"/>'
+        if names[i] in thumbnails:
+            shape = f'<rect class="m" x="{x - 18:.1f}" y="{y - 18:.1f}" width="36" height="36" style="{colours}"/>'
+            small = thumbnails[names[i]].convert("RGB").resize((48, 48))
+            shape += f'<image x="{x - 15:.1f}" y="{y - 15:.1f}" width="30" height="30" href="{inline_picture(small)}"/>'
+        marks.append(f'<a href="#m{i}">{shape}<title>{html.escape(hint)}</title></a>')
+    drawing = f'<svg viewBox="0 0 {_SIDE} {_SIDE}" role="img">{"".join(marks)}</svg>'
+    return f'<div class="map">{"".join(rules)}</style>{"".join(buttons)}{drawing}</div>'
+
+
+def _neighbours(names: Sequence[str], near: dict[int, list[tuple[str, float]]], chosen: list[int]) -> str:
+    numbers, shown, rows = {name: i for i, name in enumerate(names)}, set(chosen), []
+    for i in chosen:
+        cells = []
+        for name, distance in near[i]:
+            text, j = f"{html.escape(name)} {distance:.2f}", numbers[name]
+            cells.append(f'<a href="#m{j}">{text}</a>' if j in shown else text)
+        rows.append(f'<tr id="m{i}"><td>{html.escape(names[i])}</td><td>{", ".join(cells)}</td></tr>')
+    return f'<table class="near"><tr><th>model</th><th>nearest</th></tr>{"".join(rows)}</table>'

@@ -1,0 +1,1 @@
+"""Sampling, editing and inverting models of a space."""

@@ -1,0 +1,191 @@
+"""New models of a space: Gaussian coefficients, truncated or conditioned on attributes, and neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from ...diffusion.noise import generators
+from ...errors import refuse
+from ...settings.config import Config
+from ..space.delta_space import Space, member_names
+from ..space.directions import direction_named, labelled
+
+S = TypeVar("S", bound=Space)
+RNGS, ATTRIBUTES = ("vector", "official"), ("auto", "joined", "gaussian")
+
+
+@dataclass(frozen=True)
+class SampleConfig(Config):
+    """How models are drawn.
+
+    Attributes:
+        factor: multiplies all deviations; 1 is the spread of the training models, 0 the mean model.
+        components: how many to draw; the others stay at the mean. None: a third of the number of models, beyond which
+            independent Gaussians are mostly noise.
+        truncation: coefficients beyond this many deviations are redrawn; None draws from the whole Gaussian.
+        rng: ``vector`` draws all coefficients at once; ``official`` one by one, as the published code does.
+        attributes: ``gaussian`` as in the paper; ``joined`` takes a random training model's position along the space's
+            named directions, all together, and draws the rest. Attributes that one has or lacks (glasses) split the
+            training models into groups, and a Gaussian draws most models between them, where nobody is. ``auto`` is
+            joined in a space with directions, unless the numbers are drawn as the published code does.
+        emphasis: multiplies what is joined, as linear directions capture a little less than the models hold.
+        inherit: correlation of the rest with that training model's, joined only. It brings along what linear
+            directions cannot capture of an attribute; 0 draws all of the rest, 1 would be the training model.
+
+    Raises:
+        VitrineError: If a value is outside its range.
+    """
+
+    factor: float = 1.0
+    components: int | None = None
+    truncation: float | None = None
+    rng: str = "vector"
+    attributes: str = "auto"
+    emphasis: float = 1.0
+    inherit: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rng not in RNGS:
+            raise refuse("rng", self.rng, RNGS, "vector is faster")
+        if self.attributes not in ATTRIBUTES:
+            raise refuse("attributes", self.attributes, ATTRIBUTES, "joined needs a space with directions")
+        finite = math.isfinite(self.factor) and math.isfinite(self.emphasis)
+        if not finite or self.factor < 0 or self.emphasis < 0 or (self.components is not None and self.components < 1):
+            shown = (self.factor, self.emphasis, self.components)
+            raise refuse("factor, emphasis, components", shown, "0 or more, 1 or more", "1.0, 1.0, None are usual")
+        if not 0 <= self.inherit < 1:
+            raise refuse("inherit", self.inherit, "0 up to 1, a correlation", "at 1 it would be the training model")
+        if self.truncation is not None and not self.truncation > 0.1:
+            raise refuse("truncation", self.truncation, "above 0.1 deviations", "2 trims the rarest models")
+
+
+def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> torch.Tensor:
+    """(len(seeds), K) coefficients; row i depends on ``seeds[i]`` only.
+
+    Args:
+        config: None takes the space's own, see :func:`usual_sampling`.
+
+    Raises:
+        VitrineError: If ``joined`` is asked of a space without directions or coefficients, or the space does not know
+            how far its models spread.
+    """
+    config = config or usual_sampling(space)
+    if config.factor and not bool(space.deviations.any()):
+        remedy = "import it again with proj_1000pc.pt beside the other files, or draw with factor 0, the mean model"
+        raise refuse("space", "without the spread of its models", "a space to draw from", remedy)
+    used = min(config.components or max(1, space.count // 3), space.dimension)
+    drawn = torch.zeros(len(seeds), space.dimension)
+    for row, random in enumerate(generators(seeds)):
+        # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
+        drawn[row, :used] = config.factor * space.deviations[:used] * _normal(used, random, config)
+    named = bool(labelled(space)) and len(space.coefficients) > 0 and config.rng == "vector"
+    joined = config.attributes == "joined" or (config.attributes == "auto" and named)
+    return _joined(space, drawn, seeds, config) if joined else drawn
+
+
+def usual_sampling(space: Space, **settings: Any) -> SampleConfig:
+    """How models of a space are drawn unless told otherwise: as its file says, at every door.
+
+    Args:
+        given: settings of :class:`SampleConfig` that replace the space's; None leaves one as it is.
+
+    Raises:
+        VitrineError: As :class:`SampleConfig`.
+    """
+    usual = SampleConfig.from_dict(space.info.get("sampling", {}))
+    return replace(usual, **{name: value for name, value in settings.items() if value is not None})
+
+
+def with_sampling(space: S, config: SampleConfig) -> S:
+    """The space with its own way to draw models, which its file keeps."""
+    return replace(space, info={**space.info, "sampling": config.to_dict()})
+
+
+def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: SampleConfig) -> torch.Tensor:
+    """Replaces each row by a random training model's in the span of the named directions; elsewhere mixes a little."""
+    if not labelled(space) or not len(space.coefficients):
+        raise refuse("attributes", "joined", "a space with directions and its models' coefficients", "use gaussian")
+    basis, _ = torch.linalg.qr(torch.stack([d.float() for d in labelled(space).values()], 1))
+    random = generators([int(seed) ^ 0x5EED for seed in seeds])
+    donors = space.coefficients[
+        [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in random]
+    ].float()
+    donors = config.factor * torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
+    mixed = math.sqrt(1 - config.inherit**2) * drawn + config.inherit * donors
+    gaps = config.emphasis * donors - mixed
+    # row by row, so that rounding does not depend on the batch
+    return mixed + torch.stack([basis @ (basis.T @ gap.clone()) for gap in gaps])
+
+
+def _normal(count: int, random: torch.Generator, config: SampleConfig) -> torch.Tensor:
+    if config.rng == "official":  # a scalar loop draws other numbers than one call
+        return torch.cat([torch.randn(1, generator=random) for _ in range(count)])
+    values = torch.randn(count, generator=random)
+    while config.truncation is not None and bool((far := values.abs() > config.truncation).any()):
+        values[far] = torch.randn(int(far.sum()), generator=random)
+    return values
+
+
+def conditioned(space: Space, coefficients: torch.Tensor, wanted: Mapping[str, float]) -> torch.Tensor:
+    """Coefficients (..., K) moved to ``wanted`` scores (label -> deviations) by the shortest Mahalanobis step.
+
+    Raises:
+        VitrineError: If the space has no such direction, or a score is no number.
+    """
+    if not wanted:
+        return coefficients
+    for label, value in wanted.items():
+        if not abs(value) < 1000:
+            raise refuse(f"wanted {label}", value, "-1000 .. 1000 deviations", "the training models span +-3")
+    directions = torch.stack([direction_named(space, label).double() for label in wanted], 1)
+    scale = (directions * directions).sum(0)  # scores are measured along d / |d|^2, see directions.score
+    normals, target = directions / scale, torch.tensor(list(wanted.values()), dtype=torch.float64)
+    spread = (space.deviations.double() ** 2)[:, None] * normals
+    gap = target - coefficients.double() @ normals
+    # conditional mean of a Gaussian: beta + C N (N^T C N)^-1 (y* - N^T beta), C = diag(sigma^2)
+    return (coefficients.double() + gap @ torch.linalg.inv(normals.T @ spread) @ spread.T).float()
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A training model near another: its file's name, cosine of coefficients (the paper's measure), and index."""
+
+    name: str
+    cosine: float
+    index: int
+
+
+def nearest(space: Space, coefficients: torch.Tensor, count: int = 1) -> list[list[Neighbour]]:
+    """For each row of (B, k), the ``count`` training models with the highest cosine (section 4.2, appendix A).
+
+    None where the space holds no coefficients of its models; over the leading ones where it holds these.
+    """
+    rows = coefficients.float().reshape(-1, coefficients.shape[-1])
+    k = min(rows.shape[1], space.coefficients.shape[1])
+    rows = torch.nn.functional.normalize(rows[:, :k], dim=1)
+    known = torch.nn.functional.normalize(space.coefficients[:, :k].float(), dim=1)
+    best = (rows @ known.T).topk(min(count, len(known)), dim=1)
+    names = member_names(space)
+    return [
+        [Neighbour(names[i], round(float(c), 4), int(i)) for c, i in zip(cosines, indices, strict=True)]
+        for cosines, indices in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def closeness(space: Space, components: int | None = None, percentile: float = 0.95) -> float:
+    """The given percentile (0 .. 1) of the training models' cosine to their nearest fellow.
+
+    A sampled model above it is closer to a training model than these are to each other. 1 where the space holds no
+    coefficients of its models.
+    """
+    if len(space.coefficients) < 2:
+        return 1.0
+    rows = torch.nn.functional.normalize(space.coefficients[:, :components].float(), dim=1)
+    cosines = rows @ rows.T
+    cosines.fill_diagonal_(-1)
+    return float(torch.quantile(cosines.max(1).values, percentile))

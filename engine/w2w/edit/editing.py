@@ -1,0 +1,214 @@
+"""Editing models: sliders along directions, and the change that an edit makes, as a LoRA of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import refuse
+from ...io.lora_layer import Lora, LoraLayer
+from ...settings.config import Config
+from ..loras.low_rank import refactor, share_kept, squared_change
+from ..space.delta_space import DeltaSpace, Space
+from ..space.directions import MODES, direction_named, without
+from .even_strengths import strength_map
+
+
+@dataclass(frozen=True)
+class EditConfig(Config):
+    """How sliders act.
+
+    Attributes:
+        protect: labels whose scores an edit must not change.
+        mode: how they are protected, ``joint`` or ``official_sequential``.
+        start: the edit acts from this timestep down (weights2weights, appendix I): 1000 is the whole run, 700 keeps the
+            layout, -1 is never. Calibrated sliders begin no earlier than they were calibrated for, see ``start_of``.
+        blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
+        calibrated: strengths are positions 0 .. 1 of the space's own maps (see ``strengths.py``), even in what is seen;
+            off, they are deviations.
+    """
+
+    protect: tuple[str, ...] = ()
+    mode: str = "joint"
+    start: float = 1000.0
+    blocks: tuple[str, ...] = ()
+    calibrated: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "protect", tuple(self.protect))
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if self.mode not in MODES:
+            raise refuse("mode", self.mode, MODES, "joint clears all protected directions")
+        if not -1 <= self.start <= 1000:
+            raise refuse("start", self.start, "-1 .. 1000", "1000 edits the whole run")
+
+
+def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> torch.Tensor:
+    """(K,) sum of strength times direction; the order of sliders does not matter.
+
+    Args:
+        strengths: label -> standard deviations of the training models, about -3 .. 3; with ``config.calibrated``,
+            positions 0 .. 1.
+
+    Raises:
+        VitrineError: If a label is unknown or protected, a strength is not a number, or a position has no map.
+    """
+    config = config or EditConfig()
+    total = torch.zeros(space.dimension, dtype=torch.float64)
+    for label, strength in in_deviations(space, strengths, config).items():
+        if not abs(strength) < 1000:
+            raise refuse(f"strength of {label}", strength, "-1000 .. 1000 deviations", "the training models span +-3")
+        if label in config.protect:
+            raise refuse("protect", label, "labels without a slider of their own", "drop it from one of the two")
+        protected = [direction_named(space, p) for p in config.protect]
+        vector = without(direction_named(space, label), protected, config.mode)
+        # weights2weights, Eq. 2: theta_edit = theta + a n, here in coefficients: a n = sum of strength x direction
+        total += float(strength) * vector.double()
+    return total.float()
+
+
+def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, float]:
+    """Label -> strength in deviations, which ``strengths`` are already unless ``config.calibrated``.
+
+    Raises:
+        VitrineError: If a position lies outside 0 .. 1, or the space has no map for a label.
+    """
+    if config is None or not config.calibrated:
+        return dict(strengths)
+    return {label: strength_map(space, label).at(position) for label, position in strengths.items()}
+
+
+def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> float:
+    """The timestep from which an edit acts: ``config.start``, or for calibrated sliders what maps were fitted for.
+
+    Of several sliders the earliest start counts: there is one edited model.
+
+    Raises:
+        VitrineError: If the space has no map for a calibrated label.
+    """
+    config = config or EditConfig()
+    moved = [label for label, position in strengths.items() if position]
+    if not config.calibrated or not moved:
+        return config.start
+    return min(config.start, max(strength_map(space, label).start for label in moved))
+
+
+def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
+    """What :meth:`W2WModel.moved_to` records of an edit: strengths in deviations, and where it begins if not at 1000.
+
+    Raises:
+        VitrineError: As :func:`in_deviations`.
+    """
+    start = start_of(space, strengths, config)
+    return {"edit": in_deviations(space, strengths, config)} | ({"start": start} if start < 1000 else {})
+
+
+def edit(
+    space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None
+) -> torch.Tensor:
+    """Coefficients (..., K) moved by sliders; where all strengths are 0, the same bits.
+
+    Raises:
+        VitrineError: As :func:`shift`, or if there are more coefficients than components.
+    """
+    if not any(strengths.values()):
+        return coefficients.clone()
+    # weights2weights, Eq. 2: theta + a n
+    return _padded(space, coefficients) + shift(space, strengths, config).to(coefficients.device)
+
+
+def edited_lora(
+    space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None,
+    rank: int | None = None,
+) -> dict[str, LoraLayer]:  # fmt: skip
+    """The LoRA of one edited model (K,), the edit limited to ``config.blocks``; ``rank`` as in :func:`materialise`."""
+    config = config or EditConfig()
+    after = materialise(space, edit(space, coefficients, strengths, config), rank)
+    if not config.blocks:
+        return after
+    before = materialise(space, coefficients, rank)
+    return {path: (after if path.startswith(config.blocks) else before)[path] for path in before}
+
+
+def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
+    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, in factors mode bit for bit.
+
+    Raises:
+        VitrineError: If the rank is below 1.
+    """
+    if rank is not None and rank < 1:
+        raise refuse("rank", rank, "1 or more", "leave it out for the exact model")
+    if isinstance(space, DeltaSpace):
+        return space.lora(coefficients, rank)
+    lora = space.lora(coefficients)
+    return {p: v if rank is None or v.rank <= rank else refactor(v, rank) for p, v in lora.items()}
+
+
+def change_kept(space: Space, coefficients: torch.Tensor, lora: Lora) -> float:
+    """The share, 0 .. 1, of the squared change of a model (K,) that its re-factored ``lora`` keeps.
+
+    In delta mode the whole change is never formed: sum_i c_i M_i has the square c G c.
+    """
+    if not isinstance(space, DeltaSpace):
+        return share_kept(space.lora(coefficients), lora)
+    shares = space.weights(coefficients).double()
+    return min(1.0, squared_change(lora) / max(float(shares @ space.gram @ shares), 1e-300))
+
+
+def difference(after: Lora, before: Lora) -> dict[str, LoraLayer]:
+    """The LoRA that turns one model into another on top of it: up = [B', -B], down = [A'; A], rank r' + r.
+
+    Its product is B'A' - BA exactly; unchanged layers are left out.
+    """
+    out = {}
+    for path in {**after, **before}:
+        a, b = after.get(path), before.get(path)
+        if a is not None and b is not None and torch.equal(a.down, b.down) and torch.equal(a.up, b.up):
+            continue
+        signed = [(layer, sign) for layer, sign in ((a, 1.0), (b, -1.0)) if layer is not None]
+        down = torch.cat([layer.down for layer, _ in signed])
+        up = torch.cat([sign * layer.scale * layer.up for layer, sign in signed], 1)
+        out[path] = LoraLayer(down, up, float(len(down)))
+    return out
+
+
+def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
+    """A weighted mean of models (K,) of one space; weights (default equal) are normalised to sum 1.
+
+    Raises:
+        VitrineError: If lengths differ, there is no model, or the weights sum to 0.
+    """
+    if not models or len({m.shape for m in models}) != 1:
+        raise refuse("models", [tuple(m.shape) for m in models], "one or more of one space", "use models of one space")
+    shares = torch.tensor([1.0] * len(models) if weights is None else list(weights), dtype=torch.float64)
+    if len(shares) != len(models) or abs(float(shares.sum())) < 1e-9:
+        raise refuse("weights", weights, f"{len(models)} numbers that do not sum to 0", "0.5 and 0.5 is the middle")
+    mixed = (shares / shares.sum()) @ torch.stack([m.double() for m in models])
+    return mixed.float()
+
+
+def share_inside(space: Space, lora: Lora) -> float:
+    """The share, 0 .. 1, of a foreign LoRA's squared distance from the mean model that lies in the space's span.
+
+    A LoRA near 0 can be added to a model of the space without changing what the space describes (weights2weights,
+    appendix H). Distances are of standardised weights in factors mode, of weight changes in delta mode.
+    """
+    inside = float(space.encode_lora(lora).double().square().sum())
+    if isinstance(space, DeltaSpace):
+        offset = difference(lora, space.lora(torch.zeros(space.dimension)))
+        whole = sum(float(layer.delta().double().square().sum()) for layer in offset.values())
+    else:
+        whole = float(((space.flatten(lora) - space.mean) / space.scale).double().square().sum())
+    return min(1.0, inside / max(whole, 1e-30))
+
+
+def _padded(space: Space, coefficients: torch.Tensor) -> torch.Tensor:
+    """Coefficients padded with zeros to K, so that an edit of a short model keeps all it adds."""
+    missing = space.dimension - coefficients.shape[-1]
+    if missing < 0:
+        shown = coefficients.shape[-1]
+        raise refuse("coefficients", shown, f"up to {space.dimension}", "use the space they were made in")
+    return torch.nn.functional.pad(coefficients, (0, missing)) if missing else coefficients

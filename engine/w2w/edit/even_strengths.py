@@ -1,0 +1,144 @@
+"""Sliders by what is seen: even positions 0 .. 1 along which an attribute's reading rises evenly.
+
+An attribute that a picture shows or lacks appears suddenly, and at another strength for each person, so a slider that
+is even in strength does nothing for a long way. A map says which strength each position stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ...errors import refuse
+from ...settings.config import Config
+from ..space.delta_space import Space
+
+S = TypeVar("S", bound=Space)
+POSITIONS = 5
+"""Even positions of a fitted map, its ends included."""
+LEAST_RISE = 0.3
+"""A slider that would rise by less without disturbing others is not cut short for their sake."""
+
+
+@dataclass(frozen=True)
+class StrengthMap(Config):
+    """The strengths that even positions of one slider stand for.
+
+    Attributes:
+        strengths: at positions 0, 1 / (n - 1), ... 1, in deviations; the first is 0, none below the one before.
+        start: timestep from which the edit acted where the map was fitted, see ``EditConfig``.
+
+    Raises:
+        VitrineError: If there are fewer than two strengths, or they do not rise from 0.
+    """
+
+    strengths: tuple[float, ...]
+    start: float = 1000.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strengths", tuple(map(float, self.strengths)))
+        steps = list(zip(self.strengths, self.strengths[1:], strict=False))
+        if not steps or self.strengths[0] != 0 or not all(0 <= a <= b < 1000 for a, b in steps):
+            raise refuse("strength map", self.strengths, "two or more numbers rising from 0", "fit it anew")
+
+    def at(self, position: float) -> float:
+        """The strength of a position 0 .. 1, linear between the map's own.
+
+        Raises:
+            VitrineError: If the position lies outside 0 .. 1.
+        """
+        if not 0 <= position <= 1:
+            raise refuse("slider position", position, "0 .. 1", "switch calibrated sliders off for free strengths")
+        place = position * (len(self.strengths) - 1)
+        i = min(int(place), len(self.strengths) - 2)
+        return self.strengths[i] + (place - i) * (self.strengths[i + 1] - self.strengths[i])
+
+
+def fit_strengths(
+    strengths: Sequence[float], readings: Sequence[float], start: float = 1000.0, positions: int = POSITIONS,
+    others: Sequence[float] | None = None, limit: float = 0.08,
+) -> StrengthMap:  # fmt: skip
+    """The map whose positions share out evenly how far a reading rises.
+
+    Readings are made monotone by least squares first, so that noise does not turn a slider back.
+
+    Args:
+        strengths: ascending from 0.
+        readings: mean reading of the attribute at each, such as a probability, over people who tune the slider.
+        start: timestep from which the edit acted.
+        others: how much anything else has changed at each strength; then the slider ends where that reaches ``limit``,
+            if the reading has risen by ``LEAST_RISE`` there.
+
+    Raises:
+        VitrineError: If they differ in length, strengths do not rise from 0, or the reading does not rise.
+    """
+    if len(strengths) != len(readings) or positions < 2:
+        raise refuse("readings", len(readings), f"{len(strengths)}, one a strength", "measure each strength once")
+    StrengthMap(tuple(strengths))  # refuses strengths that do not rise from 0
+    curve = _monotone(readings)
+    if not curve[-1] - curve[0] > 0.01:
+        shown = f"{curve[0]:.3f} .. {curve[-1]:.3f}"
+        raise refuse("readings", shown, "a rise of 0.01 or more", "the direction does not act: train another")
+    top = curve[-1]
+    if others is not None:
+        if len(others) != len(strengths):
+            raise refuse("others", len(others), f"{len(strengths)}, one a strength", "measure each strength once")
+        change = _monotone(others)
+        end = _reached(strengths, change, limit) if change[-1] > limit else strengths[-1]
+        at_end = _between(strengths, curve, end)
+        top = at_end if at_end - curve[0] >= LEAST_RISE else top
+    levels = [curve[0] + (top - curve[0]) * i / (positions - 1) for i in range(1, positions)]
+    return StrengthMap((0.0, *(_reached(strengths, curve, level) for level in levels)), start)
+
+
+def with_strength_maps(space: S, maps: Mapping[str, StrengthMap]) -> S:
+    """The space with calibrated sliders, which its file keeps; maps of the same labels are replaced.
+
+    Raises:
+        VitrineError: If a label has no direction.
+    """
+    unknown = [label for label in maps if label not in space.directions]
+    if unknown:
+        raise refuse("strength maps", unknown, sorted(space.directions), "train the direction first")
+    table = {**space.info.get("strength_maps", {}), **{label: m.to_dict() for label, m in maps.items()}}
+    return replace(space, info={**space.info, "strength_maps": table})
+
+
+def strength_map(space: Space, label: str) -> StrengthMap:
+    """The map of a label.
+
+    Raises:
+        VitrineError: If the space has none for it.
+    """
+    table = space.info.get("strength_maps", {})
+    if label not in table:
+        shown = sorted(table) or "none: this space is not calibrated"
+        raise refuse(f"calibrated slider {label}", "no map", shown, "switch calibrated sliders off")
+    return StrengthMap.from_dict(table[label])
+
+
+def _monotone(values: Sequence[float]) -> list[float]:
+    """The ascending sequence nearest in squares: max over j <= i of min over k >= i of the mean of j .. k."""
+    n = len(values)
+
+    # Barlow et al. 1972, the min-max form of isotonic regression
+    def mean(j: int, k: int) -> float:
+        return sum(values[j : k + 1]) / (k + 1 - j)
+
+    return [max(min(mean(j, k) for k in range(i, n)) for j in range(i + 1)) for i in range(n)]
+
+
+def _between(strengths: Sequence[float], curve: Sequence[float], strength: float) -> float:
+    """A curve's value at a strength, linear between the measured ones."""
+    i = next(i for i in range(1, len(strengths)) if strengths[i] >= strength)
+    share = (strength - strengths[i - 1]) / (strengths[i] - strengths[i - 1])
+    return curve[i - 1] + share * (curve[i] - curve[i - 1])
+
+
+def _reached(strengths: Sequence[float], curve: Sequence[float], level: float) -> float:
+    """The first strength at which an ascending curve reaches a level."""
+    i = next((i for i in range(1, len(curve)) if curve[i] >= level - 1e-9), len(curve) - 1)
+    rise = curve[i] - curve[i - 1]
+    share = min(1.0, max(0.0, (level - curve[i - 1]) / rise)) if rise > 0 else 1.0
+    return strengths[i - 1] + share * (strengths[i] - strengths[i - 1])

@@ -1,0 +1,270 @@
+"""From one picture to a model: the coefficients under which the network predicts the picture's noise best.
+
+min over beta of E |m * (eps_theta(beta)(x_t, c, t) - eps)|^2 (weights2weights, Eq. 3), with Adam on beta only. Text
+states and latents are encoded once; the published code encodes the picture anew at every step.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ...diffusion.denoiser import Denoiser
+from ...diffusion.noise import generators
+from ...errors import refuse
+from ...jobs.run import Run, run_steps
+from ...jobs.training import learning_rate, set_rate
+from ...network.condition import Condition
+from ...runtime.finite import FiniteLosses
+from ...runtime.placement import onloaded, refuse_cast_layers
+from ...runtime.progress import Progress, silent
+from ..space.delta_space import Space
+from ..train.batched_lora import BatchedLora
+from ..train.stopped_runs import drop_old_states
+from .inversion_space import Posterior, Products, latents_of, placed, spread
+from .invert_config import InvertConfig
+from .masks import mask_for
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Result of an inversion.
+
+    Attributes:
+        coefficients: (B, K), each picture's best by held-out loss; (1, K) of pictures together.
+        losses: (step, (B,) held-out losses, or one of pictures together), one entry per check.
+        steps: how many were done.
+        interrupted: whether the run was stopped before its last step.
+    """
+
+    coefficients: torch.Tensor
+    losses: list[tuple[int, list[float]]] = field(default_factory=list)
+    steps: int = 0
+    interrupted: bool = False
+
+
+def invert(
+    model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
+    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
+    partial_on: tuple[type[BaseException], ...] = (),
+) -> Inversion:  # fmt: skip
+    """Coefficients for B pictures at once, each as if it were alone, or one for all of them.
+
+    In a delta space every model takes up all training LoRAs' factors: memory grows with pictures times LoRAs.
+
+    Args:
+        latents: (B, C, H, W) scaled posterior means, or the posterior for ``config.posterior`` "sample".
+        cond: the prompt, one row for all or one per picture.
+        mask: (B, 1, H, W) or (1, 1, H, W) weights in [0, 1] at latent size; 0 leaves a place out.
+        partial_on: exceptions, such as ``KeyboardInterrupt``, at which the best result so far is returned, marked as
+            interrupted.
+
+    Raises:
+        VitrineError: If samples are wanted of means alone, the mask is empty, outside [0, 1] or of another size, a
+            prior is asked of a space without deviations, a picture's loss is no number, or the network's layers
+            are cast one by one.
+        BaseException: Whatever ends the run early, :class:`~vitrine.engine.runtime.progress.Interrupted` for one,
+            unless ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
+    """
+    return _finished(_State(model, space, latents, cond, config or InvertConfig(), mask), progress, partial_on)
+
+
+def invert_in(
+    folder: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
+    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
+) -> Inversion:  # fmt: skip
+    """:func:`invert` with its state in a folder: the same call goes on where a killed one stopped, bit for bit.
+
+    The state is written whole every ``check_every`` steps, at the end, and when ``progress`` ends the run.
+
+    Raises:
+        VitrineError: As :func:`invert`, and if the folder belongs to a run on other pictures, of another model, space
+            or settings, or to another process.
+    """
+    state = _State(model, space, latents, cond, config or InvertConfig(), mask)
+    with state.run_in(folder) as run:
+        state.resume(run)
+        return _finished(state, progress, (), run)
+
+
+def invert_below(
+    parent: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
+    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
+) -> Inversion:  # fmt: skip
+    """:func:`invert_in` with a folder below ``parent`` for each different run, which a finished run takes away.
+
+    So the same call goes on where it was stopped, and any other begins anew. Of other runs that were stopped there and
+    never went on, the last three keep their folders.
+
+    Raises:
+        VitrineError: As :func:`invert`, and if another process is at the same run.
+    """
+    state = _State(model, space, latents, cond, config or InvertConfig(), mask)
+    with state.run_in(parent).below("inversion") as run:
+        assert run.place is not None
+        drop_old_states(run.place, "inversion-*")
+        state.resume(run)
+        result = _finished(state, progress, (), run)
+    shutil.rmtree(run.place, ignore_errors=True)
+    return result
+
+
+def _finished(
+    state: _State, progress: Progress, partial_on: tuple[type[BaseException], ...], run: Run | None = None
+) -> Inversion:
+    config = state.config
+    refuse_cast_layers(state.model.backbone)
+    try:
+        with onloaded(state.model.backbone):
+            run_steps(
+                state.step, lambda: state.done, config.steps, progress=progress, preview=lambda: state.seen,
+                save_every=config.check_every, save=lambda: None if run is None else state.save(run),
+            )  # fmt: skip
+    except BaseException as error:
+        partial = state.result(interrupted=True)
+        if isinstance(error, partial_on):
+            return partial
+        error.partial_inversion = partial  # type: ignore[attr-defined]
+        raise
+    state.check(state.done)
+    return state.result()
+
+
+def partial_inversion(error: BaseException) -> Inversion | None:
+    """The best result before ``error`` ended an inversion; None if it came from elsewhere."""
+    return getattr(error, "partial_inversion", None)
+
+
+class _State:
+    """The state of one inversion.
+
+    Attributes:
+        beta: (M, k) the coefficients in training, of M = B models, or of one for all pictures.
+        best: (M, K) the coefficients with the lowest held-out loss so far.
+        losses: as in :class:`Inversion`.
+        done: how many steps were made.
+        seen: (1, C, h, w) a clean latent as the model took it to be at the last step; None before.
+    """
+
+    def __init__(
+        self, model: Denoiser, whole: Space, latents: torch.Tensor | Posterior, cond: Condition, config: InvertConfig,
+        mask: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        latents, self.deviations = latents_of(latents, config.posterior)
+        device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
+        space = placed(whole.first(k), device)  # what is not trained stays where it is
+        self.model, self.space, self.config, self.cond = model, space, config, cond
+        self.latents, self.mask, self.done, self._whole = latents, mask_for(mask, latents), 0, whole
+        # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
+        models = 1 if config.together else len(latents)
+        self.beta = torch.zeros(models, k, device=device, requires_grad=True)
+        self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
+        self.sigma = spread(space.deviations[:k], config.prior).to(device)
+        self.losses: list[tuple[int, list[float]]] = []
+        self._finite = FiniteLosses("inversion's loss")
+        self.seen: torch.Tensor | None = None
+        self.best = torch.zeros(models, whole.dimension, device=device)
+        self._random = generators([config.seed] * len(latents))
+        self._lowest = torch.full((models,), math.inf)
+        self._held_out = self._draw(generators([config.seed + 77_777] * len(latents)), 8, True)
+
+    def step(self) -> None:
+        """One Adam step on the coefficients."""
+        config, number = self.config, self.done + 1
+        with torch.enable_grad():
+            losses = self.loss(*self._draw(self._random, config.batch, config.antithetic))
+            self._finite.see(losses)
+            loss = losses.sum()
+            if config.prior:  # negative log-density of the sampling Gaussian, up to constants
+                loss = loss + config.prior * (self.beta / self.sigma).square().mean(1).sum()
+            (self.beta.grad,) = torch.autograd.grad(loss, [self.beta])
+        set_rate(self.adam, learning_rate(config.lr, config.schedule, number - 1, config.steps))
+        self.adam.step()
+        self.done = number
+        if number % config.check_every == 0:
+            self.check(number)
+
+    def loss(self, x0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """(M,) masked errors; as published, the mean is over all elements, masked ones included."""
+        pictures = len(self.latents)
+        picture = torch.arange(pictures).repeat_interleave(len(x0) // pictures)
+        theta = self.space.decode(self.beta)
+        with BatchedLora(self.model.backbone, self.space.manifest, theta):
+            x_t = self.model.network_input(x0, noise, t)
+            output = self.model.forward(x_t, t, self.cond.take(picture).to(x0.device))
+        least = t.argmin().reshape(1)  # this row says most about the picture; its number stays on the device
+        self.seen = self.model.split(output, x_t, t).x0.detach().index_select(0, least)
+        # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, for any network what it should put out
+        error = (self.model.error(output, x_t, x0, noise, t) * self.mask[picture]).square()
+        return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)
+
+    def _draw(
+        self, random: list[torch.Generator], each: int, even: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """x0, t and noise of ``each`` rows per picture; ``even`` spreads the times over their range."""
+        config, device, shape = self.config, self.latents.device, self.latents.shape[1:]
+        span, noises, times, samples = config.high + 1 - config.low, [], [], []
+        for generator in random:
+            noises.append(torch.randn(each, *shape, generator=generator))
+            if even:
+                offset = torch.rand(1, generator=generator)
+                times.append(config.low + ((torch.arange(each) + offset) * span / each).long())
+            else:
+                times.append(torch.randint(config.low, config.high + 1, (each,), generator=generator))
+            if self.deviations is not None:
+                samples.append(torch.randn(each, *shape, generator=generator))
+        x0 = self.latents.repeat_interleave(each, 0)
+        if self.deviations is not None:
+            x0 = x0 + self.deviations.repeat_interleave(each, 0) * torch.cat(samples).to(device)
+        return x0, torch.cat(times).to(device), torch.cat(noises).to(device)
+
+    @torch.no_grad()
+    def check(self, number: int) -> None:
+        """Measures the loss on held-out noise and keeps each picture's best coefficients."""
+        if self.losses and self.losses[-1][0] == number:
+            return
+        losses = self.loss(*self._held_out).cpu()
+        if bool((lost := ~losses.isfinite()).any()):
+            shown = f"{losses[lost][0]} for model {int(lost.nonzero()[0])} after {number} steps"
+            raise refuse("inversion's loss", shown, "a number", "use a smaller learning rate, or a float32 network")
+        self.losses.append((number, [round(v, 6) for v in losses.tolist()]))
+        better = (losses < self._lowest).nonzero().flatten()
+        self._lowest[better] = losses[better]
+        self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]
+
+    def run_in(self, folder: str | Path) -> Run:
+        """This inversion as a job that resumes there."""
+        pictures = {"pictures": [self.latents, self.deviations], "mask": self.mask, "prompt": self.cond}
+        inputs = {**self.model.inputs, "space": self._whole, **pictures, "settings": self.config}
+        return Run(folder, "W2W inversion", inputs)
+
+    def save(self, run: Run) -> None:
+        """Writes the state, whole or not at all."""
+        tensors = {"beta": self.beta.detach(), "best": self.best, "lowest": self._lowest}
+        tensors |= {f"random{i}": generator.get_state() for i, generator in enumerate(self._random)}
+        run.save({"run": tensors}, {"adam": self.adam}, {"done": self.done, "losses": self.losses})
+
+    def resume(self, run: Run) -> None:
+        """Goes on from what :meth:`save` wrote there, if there is anything."""
+        state = run.load({"adam": self.adam}, str(self.beta.device))
+        if state is None:
+            return
+        tensors = state.tensors["run"]
+        with torch.no_grad():
+            self.beta.copy_(tensors["beta"])
+        self.best, self._lowest = tensors["best"], tensors["lowest"].cpu()
+        for i, generator in enumerate(self._random):
+            generator.set_state(tensors[f"random{i}"].cpu())
+        self.done = int(state.facts["done"])
+        self.losses = [(int(step), list(losses)) for step, losses in state.facts["losses"]]
+
+    def result(self, interrupted: bool = False) -> Inversion:
+        """The best coefficients; the present ones where none have been checked yet."""
+        if not self.losses:
+            self.best[:, : self.beta.shape[1]] = self.beta.detach()
+        unit = self.space.unit if isinstance(self.space, Products) else 1.0
+        return Inversion(self.best.cpu() * unit, self.losses, self.done, interrupted)

@@ -1,0 +1,108 @@
+"""A space where an inversion runs: on its device, in float32, as flat weights in the order of a manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...errors import refuse
+from ...io.lora_layer import LoraLayer
+from ..space.delta_space import DeltaSpace, Space
+from ..space.factor_stacks import Stack
+from ..space.manifest import Manifest
+from ..space.space import WeightSpace
+
+
+@dataclass(frozen=True)
+class Products:
+    """A delta space where the inversion runs: a model is all training LoRAs' factors, each LoRA's times its share."""
+
+    space: DeltaSpace
+    manifest: Manifest
+
+    @classmethod
+    def of(cls, space: DeltaSpace) -> Products:
+        layers = {}
+        for path, stack in space.stacks.items():
+            ends = (1,) * (stack.down.ndim - 2)
+            up = stack.up.reshape(*stack.up.shape, *ends)
+            layers[path] = LoraLayer(stack.down, up, float(len(stack.down)))
+        return cls(space, Manifest.of(layers))
+
+    @property
+    def dimension(self) -> int:
+        """K."""
+        return self.space.dimension
+
+    @property
+    def unit(self) -> float:
+        """What a trained number stands for, such that learning rates suit both modes.
+
+        In factors mode each of D standardised weights has a variance of 1, so the coefficients' sum up to D. Here they
+        sum up to the variance of the products; in this unit, to the numbers of one LoRA.
+        """
+        return (self.space.total_variance * self.space.count / self.manifest.size) ** 0.5
+
+    @property
+    def deviations(self) -> torch.Tensor:
+        """(K,) of trained numbers."""
+        return self.space.deviations / self.unit
+
+    def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """(M, k) -> (M, D) in the manifest's order, differentiable; the same products as ``DeltaSpace.stacked``."""
+        shares, parts = self.space.weights(coefficients * self.unit), []
+        for layer in self.manifest:
+            stack = self.space.stacks[layer.path]
+            parts.append(stack.down.flatten().expand(len(shares), -1))
+            parts.append((stack.up * shares[:, None, stack.owner]).flatten(1))
+        return torch.cat(parts, 1)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """What the VAE says of B pictures: scaled means and deviations, both (B, C, H, W)."""
+
+    means: torch.Tensor
+    deviations: torch.Tensor
+
+    def clone(self) -> Posterior:
+        """A copy, outside inference mode if made there."""
+        return Posterior(self.means.clone(), self.deviations.clone())
+
+
+def latents_of(latents: torch.Tensor | Posterior, posterior: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(means, deviations) for ``posterior`` "sample", (means, None) for "mean".
+
+    Raises:
+        VitrineError: If samples are wanted of means alone.
+    """
+    if isinstance(latents, Posterior):
+        return latents.means, latents.deviations if posterior == "sample" else None
+    if posterior == "sample":
+        raise refuse("posterior", "sample, of latents without deviations", "a Posterior", "give both, or take the mean")
+    return latents, None
+
+
+def placed(space: Space, device: torch.device) -> WeightSpace | Products:
+    """The space where the inversion runs, in float32: each step decodes with the whole basis."""
+
+    # Loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only.
+    def there(value: torch.Tensor) -> torch.Tensor:
+        value = value.to(device, torch.float32) if value.is_floating_point() else value.to(device)
+        return value.clone() if value.is_inference() else value
+
+    if isinstance(space, WeightSpace):
+        mean, scale, singular = there(space.mean), there(space.scale), there(space.singular_values)
+        return replace(space, mean=mean, scale=scale, components=there(space.components), singular_values=singular)
+    stacks = {path: Stack(there(v.down), there(v.up), there(v.ranks)) for path, v in space.stacks.items()}
+    vectors, singular = there(space.vectors), there(space.singular_values)
+    return Products.of(replace(space, stacks=stacks, vectors=vectors, singular_values=singular))
+
+
+def spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
+    """(K,) deviations for the prior: they fall with the component, so the last known one bounds unknown ones (zero)."""
+    known = deviations[deviations > 0]
+    if prior and not len(known):
+        raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")
+    return torch.where(deviations > 0, deviations, known.min()) if len(known) else deviations

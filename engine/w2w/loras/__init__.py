@@ -1,0 +1,1 @@
+"""LoRA files from anywhere: their spellings, their factors, and what can be compared."""

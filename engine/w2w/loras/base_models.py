@@ -1,0 +1,35 @@
+"""Which base model a LoRA was made for: what its header says, and what its layers' names and widths say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ...families import FAMILIES
+
+Outers = Mapping[str, tuple[int, ...]]
+
+_HEADERS = ("ss_base_model_version", "modelspec.architecture", "ss_sd_model_name")
+
+
+def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> str:
+    """What a file's header or PEFT's settings call the base model, with kohya's short hash of the checkpoint; or empty.
+
+    kohya writes ``ss_base_model_version``, ``ss_sd_model_name`` and ``ss_sd_model_hash``; ``modelspec.architecture`` is
+    Stability's ModelSpec 1.0; PEFT has ``base_model_name_or_path``.
+    """
+    said = [str(metadata[key]) for key in _HEADERS if metadata.get(key)]
+    said += [str(settings["base_model_name_or_path"])] if settings.get("base_model_name_or_path") else []
+    if metadata.get("ss_sd_model_hash"):
+        said.append(f"checkpoint {metadata['ss_sd_model_hash']}")
+    return ", ".join(dict.fromkeys(" ".join(part.split())[:80] for part in said))
+
+
+def shaped_base(outers: Outers) -> str:
+    """The base model by layers' names and sizes (out, in); empty where they fit none that is known."""
+    for family in FAMILIES:
+        shapes = [outer for path, outer in outers.items() if family.lora_paths and re.search(family.lora_paths, path)]
+        for model in family.published:
+            if any(model.width in outer or model.text == outer[1] for outer in shapes):
+                return model.name
+    return ""

@@ -1,0 +1,137 @@
+"""The many spellings of one LoRA tensor, and the one name used inside: the module path of a diffusers UNet.
+
+Transformers' modules keep the names of their file, diffusers' (``transformer_blocks.0..``) or ComfyUI's
+(``double_blocks.0..``).
+
+Read: kohya (``lora_unet_..``), OneTrainer (``lora_transformer_..``), ComfyUI (``diffusion_model..``, also behind
+``model.``, and ``text_encoders..``), PEFT (``base_model.model..``), diffusers old
+(``..processor.to_q_lora..``) and new (``unet...lora_A..``), and the published w2w export (``.lora_A.identity1.weight``,
+which PEFT silently ignores under any other adapter name).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ...families import FAMILIES
+from ...families.weights import words
+
+_LYCORIS = (
+    *(f"hada_w{n}_{side}" for n in "12" for side in "ab"), "hada_t1", "hada_t2",
+    *(f"lokr_w{n}{side}" for n in "12" for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2",
+)  # fmt: skip
+_ROLES = (
+    ("down", re.compile(r"(?:\.lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
+    ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
+    ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
+    ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
+    ("singular", re.compile(r"\.lora_E(?P<adapter>\.[^.]+)?$")),
+    ("alpha", re.compile(r"(?:_lora)?\.alpha$")),
+    ("magnitude", re.compile(r"\.lora_magnitude_vector(?:\.weight)?$")),
+    ("dora_scale", re.compile(r"\.dora_scale$")),
+    ("mid", re.compile(r"\.lora_mid\.weight$")),
+    ("diff", re.compile(r"\.diff$")),
+    *((part, re.compile(rf"\.{part}$")) for part in _LYCORIS),
+)
+_OTHER_KINDS = (
+    ("OFT", re.compile(r"\.b?oft_")),
+    ("KaSA", re.compile(r"\.lora_diag(\.|$)")),
+    ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
+    ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
+)
+_DROPPED = (
+    ("norm layers (w_norm, b_norm)", re.compile(r"\.[wb]_norm$")),
+    ("embeddings (bundle_emb)", re.compile(r"^bundle_emb\.")),
+    ("biases of factors (lora_B.bias)", re.compile(r"(lora_[AB](\.[^.]+)?|lora_(up|down))\.bias$")),
+    ("norm layers (diff)", re.compile(r"\.diff$")),
+    ("biases (diff_b)", re.compile(r"\.diff_b$")),
+    ("biases", re.compile(r"\.bias$")),
+)
+_TEXT = re.compile(
+    r"^(lora_(prior_)?te\d?_|text_encoders?(_\d)?\.|te\d?\.|clip_[lgh]\.|t5xxl\.|cond_stage_model\.|conditioner\."
+    r"|(base_model\.model\.)?(text_model|encoder)\.)"
+)
+
+_WORDS = set().union(*(words(family.weights) | {*family.underscored} for family in FAMILIES))
+"""Names of modules with an underscore of their own; every other underscore of a kohya name separates modules."""
+_TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
+
+
+class Key(NamedTuple):
+    """One key of a LoRA file: module path, ``down | up | alpha | ..``, spelling, and whether it belongs to the UNet."""
+
+    path: str
+    role: str
+    dialect: str
+    unet: bool
+
+
+def parse(key: str, layers_per_block: int = 2) -> Key | None:
+    """A key's meaning, or None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
+    for role, pattern in _ROLES:
+        match = pattern.search(key)
+        if match:
+            adapter = (match.groupdict().get("adapter") or "").strip(".")
+            stem, dialect = bare(key[: match.start()], adapter)
+            return Key(canonical(stem, layers_per_block), role, dialect, _TEXT.match(key) is None)
+    return None
+
+
+def other_kind(key: str) -> str | None:
+    """The kind of adapter this key belongs to, if that is not a plain LoRA."""
+    return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
+
+
+def beside_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
+    """Whether a key that is no LoRA tensor belongs to one of ``layers``, or is an adapter's: what it does is unknown.
+
+    Biases and norm layers are known: a space leaves them out.
+    """
+    if any(pattern.search(key) for _, pattern in _DROPPED) or _TEXT.match(key):
+        return False
+    parts = key.split(".")
+    stems = {canonical(bare(".".join(parts[:cut]))[0], layers_per_block) for cut in range(1, len(parts))}
+    return bool(stems & set(layers)) or any(part.startswith("lora_") for part in parts[1:])
+
+
+def dropped_part(key: str) -> str:
+    """What a key that is no LoRA tensor changes, for the remark that a space leaves it out."""
+    return next(
+        (part for part, pattern in _DROPPED if pattern.search(key)), f"other tensors ({key.rsplit('.', 1)[-1]})"
+    )
+
+
+def bare(stem: str, adapter: str = "") -> tuple[str, str]:
+    """A name without its prefix, and its spelling."""
+    for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
+        if stem.startswith(prefix):
+            return ".".join(_TOKENS.findall(stem[len(prefix) :])), "kohya"
+    stem = stem.removeprefix("model.")
+    path = _AROUND.sub("", stem)
+    if stem.startswith("diffusion_model."):
+        return path, "ComfyUI"
+    if stem.startswith("base_model.model."):
+        return path, f"w2w ({adapter})" if adapter not in ("", "default") else "PEFT"
+    if ".processor." in path:
+        return re.sub(r"\.to_out$", ".to_out.0", path.replace(".processor.", ".")), "diffusers old"
+    return path, "diffusers"
+
+
+_AROUND = re.compile(r"^(?:(?:base_model\.model|unet|transformer|diffusion_model|module|_orig_mod)\.)+")
+"""Around a network's own module names: pipelines, PEFT, ComfyUI, data-parallel and compiled modules, in any order."""
+
+
+def canonical(path: str, layers: int = 2) -> str:
+    """A module's name in diffusers' words, where a family's own code has others (ldm); other names as they are.
+
+    Args:
+        layers: repeats of a level on the way down.
+    """
+    for rename in _RENAMES:
+        path = rename(path, layers)
+    return path
+
+
+_RENAMES = [family.renamed for family in FAMILIES if family.renamed is not None]

@@ -1,0 +1,203 @@
+"""Reading LoRA files of any spelling: headers and factors."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import printable, refuse
+from ...io.files import check_tensors, named
+from ...io.folders import has_ending
+from ...io.lora_layer import LoraLayer
+from .adapter_factors import factors_of
+from .adapters import LARGEST_PRODUCT, Entry, entry_of
+from .base_models import named_base, shaped_base
+from .base_weights import BaseWeights
+from .layer_names import beside_factors, dropped_part, other_kind, parse
+from .lora_settings import LoraRules, check_alpha, settings_of
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class LoraFile:
+    """What a file's header says.
+
+    Attributes:
+        path, name: the file, and the model's name (see :func:`name_of`).
+        dialect: the spelling of its keys.
+        entries: layer path -> :class:`Entry`, of the UNet only.
+        text_layers: number of text encoder layers, which a space leaves out.
+        dropped: other parts that it leaves out, in words.
+        dtypes: of the factors, as safetensors calls them (F16, BF16, ..).
+        said_base, shaped_base: the base model by the header, and by names and widths of layers; empty if unknown.
+        base: weights of the base model, for a DoRA.
+    """
+
+    path: Path
+    name: str
+    dialect: str
+    entries: dict[str, Entry]
+    text_layers: int
+    dropped: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    said_base: str = ""
+    shaped_base: str = ""
+    base: BaseWeights | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def base_model(self) -> str:
+        """In words, the header's name only where the layers do not tell."""
+        return self.shaped_base or self.said_base or "not known"
+
+    @property
+    def ranks(self) -> list[int]:
+        """The different ranks, ascending."""
+        return sorted({entry.down[0] for entry in self.entries.values()})
+
+
+def telling_parts(path: Path) -> tuple[str, ...]:
+    """The parts of a file's path that can tell models apart, without those that every export has."""
+    parts = [*path.parent.parts, path.stem]
+    if path.stem in ("adapter_model", "pytorch_lora_weights"):
+        parts.pop()
+        while len(parts) > 1 and parts[-1] in ("unet", "transformer", "default"):
+            parts.pop()
+    return tuple(parts)
+
+
+def name_of(path: Path) -> str:
+    """A model's name: the file's, or the folder's where all files are called the same."""
+    return printable(telling_parts(path)[-1])
+
+
+def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights | None = None) -> LoraFile:
+    """Keys, shapes and alphas of one file, without its tensors.
+
+    Args:
+        base: weights of the base model, which a DoRA needs.
+
+    Raises:
+        VitrineError: If the file is a pickle, corrupt, an adapter that is no sum of factors, lacks a factor or has one
+            twice or one that is not known, has settings that are not understood, or is a DoRA without its base weights.
+    """
+    from safetensors import safe_open
+
+    path = Path(path)
+    if not has_ending(path, ".safetensors"):
+        raise refuse("LoRA file", path.name, "a .safetensors file", "pickles are not read; convert it once")
+    with named(path, "LoRA file", "a whole safetensors file", "download it again"):
+        with safe_open(str(path), "pt") as opened:
+            keys = list(opened.keys())
+            slices = {k: opened.get_slice(k) for k in keys}
+            shapes = {k: tuple(part.get_shape()) for k, part in slices.items()}
+            alphas = {k: _alpha(opened, k, shapes[k]) for k in keys if k.endswith(".alpha")}
+            metadata = dict(opened.metadata() or {})
+        settings = settings_of(path, metadata)
+        file = _header(path, shapes, alphas, settings, layers_per_block, base)
+        used = {key for e in file.entries.values() for role, key in e.keys if role != "alpha"}
+        kinds = {slices[key].get_dtype() for key in used}
+        by_shape = shaped_base({p: e.outer for p, e in file.entries.items()})
+        said = named_base(metadata, settings.values)
+        return replace(file, dtypes=tuple(sorted(kinds)), said_base=said, shaped_base=by_shape)
+
+
+def _alpha(opened: Any, key: str, shape: tuple[int, ...]) -> float:
+    if math.prod(shape) != 1:
+        raise ValueError(f"{key} of shape {shape}")
+    return check_alpha(float(opened.get_tensor(key)))
+
+
+def _header(
+    path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int,
+    base: BaseWeights | None,
+) -> LoraFile:  # fmt: skip
+    foreign = next((kind for kind in map(other_kind, shapes) if kind), None)
+    if foreign:
+        shown = f"{path.name} holds {foreign}"
+        raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", "merge it and extract a LoRA")
+    keys: dict[str, dict[str, str]] = {}
+    dialects: Counter[str] = Counter()
+    text, others = set(), list[str]()
+    for key in shapes:
+        meaning = parse(key, layers)
+        if meaning is None or meaning.role == "diff" and len(shapes[key]) < 2:
+            others.append(key)
+            continue
+        if not meaning.unet:
+            text.add(meaning.path)
+            continue
+        dialects[meaning.dialect] += meaning.role != "alpha"
+        first = keys.setdefault(meaning.path, {}).setdefault(meaning.role, key)
+        if first != key:
+            shown = f"{path.name}: {meaning.path} twice, as {first} and {key}"
+            raise refuse("LoRA file", shown, "one adapter, in one spelling", "save its adapters as files of their own")
+    unknown = next((key for key in others if beside_factors(key, keys, layers)), None)
+    if unknown:
+        shown = f"{path.name}: {unknown}, which is not understood, beside the factors of its layer"
+        raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", "merge it and extract a LoRA")
+    dropped = set(map(dropped_part, others))
+    entries = {}
+    for layer, roles in sorted(keys.items()):
+        if "singular" in roles and 0 in shapes[roles["singular"]]:
+            continue  # AdaLoRA has left it without any factor
+        alpha = alphas[roles["alpha"]] if "alpha" in roles else None
+        entries[layer] = entry_of(path.name, layer, roles, shapes, alpha, settings, base)
+    if not entries:
+        held = "text encoder layers" if text else "a whole model or other tensors" if dropped else "nothing"
+        shown = f"{path.name} without UNet layers: it holds {held}"
+        raise refuse("LoRA file", shown, "a UNet LoRA", "choose another file")
+    dialect = dialects.most_common(1)[0][0]
+    return LoraFile(path, name_of(path), dialect, entries, len(text), tuple(sorted(dropped)), base=base)
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+def read_lora(
+    file: str | Path | LoraFile, layers_per_block: int = 2, base: BaseWeights | None = None,
+    only: Collection[str] | None = None, sizes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, LoraLayer]:  # fmt: skip
+    """The UNet factors of a file in float32; alpha is the rank where the file has none.
+
+    LoHa, LoKr, full differences and, with ``base``, DoRAs become factors with the same product (see ``adapters.py``).
+    Args:
+        only: no other layers are read.
+        sizes: (out, in) of layers as they are known, of a space for instance; nothing of another size is read.
+
+    Raises:
+        VitrineError: As :func:`read_header`, and if a layer has another size, or numbers that are not finite or too
+            large for weights.
+    """
+    from safetensors import safe_open
+
+    file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block, base)
+    for path, entry in file.entries.items():
+        if sizes and tuple(sizes.get(path, entry.outer)) != entry.outer:
+            shown = f"{file.path.name}: {path} of {entry.outer} (out, in)"
+            raise refuse("LoRA layer", shown, f"{tuple(sizes[path])}", "choose a LoRA of the same base model")
+    layers = {}
+    errors = named(file.path, "LoRA file", "a whole safetensors file", "download it again")
+    with errors, safe_open(str(file.path), "pt") as opened:
+        for path, entry in file.entries.items():
+            if only is not None and path not in only:
+                continue
+            tensors = {role: opened.get_tensor(key) for role, key in entry.keys if role != "alpha"}
+            check_tensors({key: tensors[role] for role, key in entry.keys if role != "alpha"})
+            weight = file.base[path].cpu() if entry.decomposed and file.base is not None else None
+            # in the form of the folder: a 1 x 1 projection has two or four dimensions
+            down, up = factors_of(entry, tensors, weight)
+            layer = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
+            layers[path] = _sane(file, path, layer)
+    return layers
+
+
+def _sane(file: LoraFile, path: str, layer: LoraLayer) -> LoraLayer:
+    """The layer itself, if its change of a weight can be one."""
+    largest = layer.scale * float(layer.down.abs().max()) * float(layer.up.abs().max())
+    if not abs(largest) <= LARGEST_PRODUCT:  # also where it is no number
+        shown = f"{file.path.name}: numbers of up to {largest:.3g} in {path}"
+        raise refuse("LoRA file", shown, "finite weights", "download it again")
+    return layer

@@ -1,0 +1,1 @@
+"""A space of models: its file, its principal components, directions and map."""

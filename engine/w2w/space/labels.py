@@ -1,0 +1,137 @@
+"""Labels of models, as text or CSV: a name or pattern, then a number."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ...errors import refuse
+from ...io.files import named
+from ...io.folders import has_ending
+from ...io.tables import lines_of, read_text, rows_of
+
+
+def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
+    """(N,) numbers from lines ``name-or-pattern number``; later lines win, NaN where no line matches.
+
+    Name and number are separated by a comma, a colon or blanks.
+
+    Raises:
+        VitrineError: If a line has no finite number, or matches no model.
+    """
+    values = torch.full((len(names),), math.nan)
+    stems = list(map(_stem, names))
+    for line in lines_of(text):
+        pattern, _, number = line.replace(",", " ").replace(":", " ").rpartition(" ")
+        pattern = pattern.strip()
+        value = _as_number(number)
+        if value is None or not math.isfinite(value):
+            raise refuse("label line", line, "a name or pattern, then a number", "write old_* 1")
+        matches = [i for i, stem in enumerate(stems) if _fits(stem, _stem(pattern))]
+        if not matches:
+            raise refuse("label line", line, f"names such as {', '.join(stems[:3])}", "check the spelling")
+        values[matches] = value
+    return values
+
+
+def _fits(stem: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (stem, Path(stem).name))
+
+
+def names_in(path: str | Path, count: int) -> tuple[str, ...]:
+    """The models' names, from the first column of a table of labels with a row for each model, in their order.
+
+    The table may lack a head row where the number of models tells.
+
+    Args:
+        count: how many models there are; 0 where that is unknown, and takes any number.
+
+    Raises:
+        VitrineError: If the file is missing, or has another number of rows.
+    """
+    rows = _rows(path)
+    bare = len(rows) == count and all(_as_number(cell) is not None for cell in rows[0][1:] if cell.strip())
+    names = tuple(row[0] for row in (rows if bare else rows[1:]))
+    if count and len(names) != count:
+        raise refuse("labels", f"{Path(path).name}: {len(names)} rows", f"{count}, one a model", "use the whole table")
+    return names if count else ()
+
+
+def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Label -> (N,) from a table: the model's name, then one column per label; empty cells are unknown.
+
+    Models may go by their file's name alone where only one has it. Columns without any number, such as file names, are
+    left out. Cells are separated by commas, semicolons or tabs.
+
+    Raises:
+        VitrineError: If the file is missing or has no head or columns, a cell is no finite number, or a name is not in
+            the space or stands there twice.
+    """
+    rows, file = _rows(path), Path(path).name
+    places = _places(stems := list(map(_stem, names)))
+    labels = [cell.strip() for cell in rows[0]]
+    if _stem(labels[0]) in places:
+        raise refuse("labels", f"{file}: first row {labels[0]!r}, a model", "a head row that names the labels", _HEAD)
+    columns = [
+        j for j in range(1, len(labels)) if any(_as_number(row[j]) is not None for row in rows[1:] if j < len(row))
+    ]
+    chosen = [labels[j] for j in columns]
+    if "" in chosen or len(set(chosen)) < len(chosen):
+        raise refuse("labels", f"{file}: columns {chosen}", "a different name for each column", _HEAD)
+    table, seen = {label: torch.full((len(names),), math.nan) for label in chosen}, set[int]()
+    for row in rows[1:]:
+        place = places.get(_stem(row[0].strip()))
+        if place is None or place in seen:
+            shown = f"names such as {stems[:3]}" if stems else "names of the space's models, of which it holds none"
+            problem = f"{file}: model {row[0]!r}" + ("" if place is None else " a second time")
+            raise refuse("labels", problem, shown if place is None else "one row for each model", "remove it")
+        seen.add(place)
+        for j in columns:
+            if j < len(row) and row[j].strip():
+                table[labels[j]][place] = _number(file, labels[j], row[j])
+    return table
+
+
+def _places(stems: Sequence[str]) -> dict[str, int]:
+    """Name -> index; also by the last part of a name, where only one model has it."""
+    bases = [Path(stem).name for stem in stems]
+    counts = Counter(bases)
+    unique = {base: i for i, base in enumerate(bases) if counts[base] == 1}
+    return unique | {stem: i for i, stem in enumerate(stems)}
+
+
+def _rows(path: str | Path) -> list[list[str]]:
+    path = Path(path)
+    if not path.is_file():
+        raise refuse("labels", path.name, "a CSV file", "check the path")
+    with named(path, "labels", "a table in UTF-8: a head row, then one row a model", "save it as CSV"):
+        rows = rows_of(read_text(path))
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise refuse("labels", f"{path.name}: {len(rows)} rows", "a head row, then one row a model", _HEAD)
+    return rows
+
+
+_HEAD = "write name,beard,..."
+
+
+def _stem(name: str) -> str:
+    return name[: -len(".safetensors")] if has_ending(name, ".safetensors") else name
+
+
+def _as_number(cell: str) -> float | None:
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _number(file: str, label: str, cell: str) -> float:
+    value = _as_number(cell)
+    if value is None or not math.isfinite(value):
+        raise refuse("labels", f"{file}: {cell!r} for {label}", "finite numbers", "write 1 and 0, or scores")
+    return value

@@ -1,0 +1,132 @@
+"""Factors of a delta space that stay in the LoRA files: one layer of all of them is read when it is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import printable, refuse
+from ...io.folders import has_ending
+from ..loras.lora_files import LoraFile, read_header, read_lora
+from ..loras.lora_folders import one_form
+from .factor_stacks import Stack
+
+_TAIL = 65_536
+"""Bytes at a file's end by which it is known again, beside its size."""
+
+
+class LinkedStacks(Mapping[str, Stack]):
+    """Layer path -> :class:`~.stacks.Stack`, read anew each time; only one layer need be held.
+
+    Args:
+        files: of the members, in their order, with 1 x 1 projections in one form.
+
+    Raises:
+        VitrineError: If one is a DoRA, which would need its base model at every reading.
+    """
+
+    def __init__(self, files: Sequence[LoraFile], layers_per_block: int = 2) -> None:
+        self.files, self.layers_per_block = tuple(files), layers_per_block
+        tables = {id(f.entries): f.entries for f in files}.values()
+        self._paths = sorted({path for entries in tables for path in entries})
+        for file in files:
+            if any(entry.decomposed for entry in file.entries.values()):
+                shown = f"{file.path.name}, a DoRA"
+                raise refuse("linked space", shown, "LoRAs that need no base model", "build it without linked")
+
+    def __getitem__(self, path: str) -> Stack:
+        if path not in self._paths:
+            raise KeyError(path)
+        entries = [file.entries.get(path) for file in self.files]
+        ranks = [entry.down[0] if entry else 0 for entry in entries]
+        form = next(entry for entry in entries if entry)
+        down, up = torch.zeros(sum(ranks), *form.down[1:]), torch.zeros(form.up[0], sum(ranks))
+        end = 0
+        for file, rank in zip(self.files, ranks, strict=True):
+            end += rank
+            if rank:
+                layer = read_lora(file, only=(path,))[path]
+                down[end - rank : end] = layer.down
+                up[:, end - rank : end] = (layer.up * layer.scale).flatten(1)
+        return Stack(down, up, torch.tensor(ranks))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def header(self, space: Path) -> dict[str, Any]:
+        """What a space file keeps of the files: where they are from its folder, and how they are known again."""
+        rows = [[place_of(space, file.path), *_known(file.path)] for file in self.files]
+        return {"files": rows, "layers_per_block": self.layers_per_block}
+
+    @classmethod
+    def of_header(cls, header: Mapping[str, Any], space: Path, folders: Sequence[str | Path] = ()) -> LinkedStacks:
+        """Opens what :meth:`header` says.
+
+        Args:
+            folders: where the LoRAs may lie, see :func:`~.build.load_space`.
+
+        Raises:
+            VitrineError: If a file lies elsewhere, is missing or is another one.
+        """
+        files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
+        if not 0 < layers < 100 or len(header["files"]) > 1 << 20:
+            raise ValueError(f"{layers} layers per block, {len(header['files'])} files")
+        for place, size, digest in header["files"]:
+            path = linked_file(space, place, folders)
+            if not path.is_file() or _known(path) != (size, digest):
+                state = "is another file" if path.is_file() else "is missing"
+                shown = f"linked to {place}, which {state}"
+                raise refuse("space", shown, "the LoRAs it was built from", "put them back, or build it anew")
+            file = read_header(path, layers)
+            files.append(replace(file, entries=layouts.setdefault(tuple(file.entries.items()), file.entries)))
+        return cls(one_form(files), layers)
+
+
+def linked_file(space: Path, place: str, folders: Sequence[str | Path] = ()) -> Path:
+    """Where a space's file says that a LoRA lies, if it may lie there; nothing is opened.
+
+    A space may come from a stranger. So its LoRAs are looked for in its own folder, in a folder ``loras`` next to that
+    or to one above it, and in ``folders``; links that lie there may lead elsewhere.
+
+    Raises:
+        VitrineError: If it is an absolute path, one of another system, or leads out of these folders.
+    """
+    plain = isinstance(place, str) and not set(place) & set("\\:") and printable(place) == place
+    usable = plain and not Path(place).is_absolute() and has_ending(place, ".safetensors")
+    homes = dict.fromkeys((Path(os.path.abspath(space.parent)), space.resolve().parent))  # the latter in older files
+    named = [Path(os.path.abspath(folder)) for folder in folders] + [Path(folder).resolve() for folder in folders]
+    targets = []
+    for home in homes if usable else ():
+        target = Path(os.path.normpath(home / place))
+        if any(target.is_relative_to(f) for f in (home, *(above / "loras" for above in home.parents), *named)):
+            targets.append(target)
+    if not targets:
+        shown = f"linked to {printable(str(place))}, outside its folder"
+        accepted = "LoRAs in the space's folder, or in a folder loras beside or above it"
+        raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or beside it")
+    return next((target for target in targets if target.is_file()), targets[0])
+
+
+def place_of(space: Path, path: Path) -> str:
+    """Where a file is from the folder of a space's file."""
+    try:
+        return Path(os.path.relpath(path, space.parent)).as_posix()
+    except ValueError:  # another drive
+        return path.as_posix()
+
+
+def _known(path: Path) -> tuple[int, str]:
+    """A file's size and a hash of its end."""
+    size = path.stat().st_size
+    with path.open("rb") as opened:
+        opened.seek(max(0, size - _TAIL))
+        return size, hashlib.blake2b(opened.read(), digest_size=8).hexdigest()

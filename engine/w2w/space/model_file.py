@@ -1,0 +1,90 @@
+"""A model of a space as a small file: coefficients, the space's hash, and how it came to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import refuse
+from ...io.files import named, parse_json, read_artefact, save_artefact
+from ...io.folders import has_ending
+from .delta_space import Space
+from .space_checks import check_history, check_numbers
+
+KIND, VERSION = "vitrine.w2w.model", 1
+
+
+@dataclass(frozen=True)
+class W2WModel:
+    """One or more models of a space.
+
+    Attributes:
+        coefficients: (B, K) float32.
+        space: the hash of the space they belong to.
+        history: provenance, oldest first: {"sample": ...}, {"edit": ...}, {"invert": ...}, {"blend": ...}.
+
+    Raises:
+        VitrineError: If the coefficients are not a matrix of finite numbers.
+    """
+
+    coefficients: torch.Tensor
+    space: str
+    history: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        if self.coefficients.ndim != 2 or not self.coefficients.numel():
+            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one row for each model")
+        if not bool(torch.isfinite(self.coefficients).all()):
+            raise refuse("coefficients", "NaN or Inf", "finite numbers", "look at the step before: it made no model")
+
+    def __len__(self) -> int:
+        return len(self.coefficients)
+
+    def __getitem__(self, index: int) -> W2WModel:
+        return W2WModel(self.coefficients[index : index + 1 or None], self.space, self.history)
+
+    def moved_to(self, coefficients: torch.Tensor, **step: Any) -> W2WModel:
+        """These models moved to other coefficients (B, K), with one more step of history, such as ``edit={...}``."""
+        return W2WModel(coefficients, self.space, (*self.history, step))
+
+    @property
+    def start(self) -> float:
+        """The timestep from which its last step acts, an edit by calibrated sliders; else 1000, the whole run."""
+        return float(self.history[-1].get("start", 1000.0)) if self.history else 1000.0
+
+    def belongs(self, space: Space) -> W2WModel:
+        """The model itself, if it was made in this space.
+
+        Raises:
+            VitrineError: If it was made in another one.
+        """
+        if self.space != space.identity:
+            shown, accepted = f"a model of space {self.space}", f"one of space {space.identity}"
+            raise refuse("model", shown, accepted, "load the space it was made in, or encode its LoRA in this one")
+        return self
+
+    def save(self, path: str | Path) -> Path:
+        """Writes one safetensors file, whole or not at all."""
+        header = {"space": self.space, "history": json.dumps(list(self.history))}
+        return save_artefact(path, {"beta": self.coefficients.float()}, KIND, VERSION, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> W2WModel:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            VitrineError: If the file is missing, truncated, a pickle, of another kind, or holds NaN or infinity.
+        """
+        if has_ending(path, ".pt"):
+            remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"
+            raise refuse("model", Path(path).name, "a .w2wmodel.safetensors file", remedy)
+        tensors, header = read_artefact(path, KIND, VERSION)
+        with named(path, "model", "coefficients and their history", "save it again"):
+            check_numbers(tensors)
+            space, history = str(header["space"]), check_history(parse_json(header["history"]))
+            return cls(tensors["beta"].float(), space, history)

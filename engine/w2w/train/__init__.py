@@ -1,0 +1,1 @@
+"""Training the LoRAs of a space, many at once."""

@@ -1,0 +1,280 @@
+"""Training the LoRAs of a space, M subjects at a time, each exactly as if it were trained alone.
+
+DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction on a few pictures of one subject, one
+prompt, AdamW, every model from the same initial weights; networks that predict something else, v or a flow's velocity,
+are trained on that. Random numbers belong to the subject, gradients are clipped per model, and AdamW works element by
+element, so results do not depend on who shares the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...diffusion.denoiser import Denoiser
+from ...diffusion.noise import generators
+from ...errors import refuse
+from ...io.files import KEY, named, parse_table
+from ...io.lora_layer import LoraLayer
+from ...io.lora_writing import write_lora
+from ...jobs.digests import digest
+from ...jobs.run import Run, other_inputs
+from ...jobs.training import learning_rate, set_rate
+from ...network.condition import Condition
+from ...network.narrow_heads import NarrowHeads
+from ...runtime.finite import FiniteLosses
+from ...runtime.placement import refuse_offloaded
+from ...runtime.processes import Workers
+from ...runtime.progress import Progress, silent
+from ...settings.config import Config
+from ..space.manifest import Manifest
+from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
+
+
+@dataclass(frozen=True)
+class LoraTrainConfig(Config):
+    """The paper's recipe (its train.sh); usually only ``batch`` and ``steps`` are changed.
+
+    Attributes:
+        rank, alpha: of every layer; the update is scaled by alpha / rank.
+        targets: ends of module paths.
+        steps, batch: optimiser steps, and pictures of one subject in each.
+        lr, weight_decay: of AdamW.
+        clip: largest gradient norm of one model.
+        schedule: of the learning rate: ``constant`` as in the paper, or ``cosine`` to zero, for short runs.
+        seed: of the common start and, with the subject's own number, of its draws.
+        weighting: of the loss: ``uniform`` as in the paper, on the network's own output, or ``debiased``, by
+            1 / sqrt(SNR) up to 4 (Yu et al. 2023), as the portraits model was trained. That weighs the error in eps
+            whatever the network predicts, so that a flow's velocity has s (1 - s), little at both ends.
+
+    Raises:
+        VitrineError: If a value is outside its range.
+    """
+
+    rank: int = 1
+    alpha: float = 27.0
+    targets: tuple[str, ...] = PAPER_TARGETS
+    steps: int = 800
+    batch: int = 1
+    lr: float = 1e-4
+    weight_decay: float = 1e-2
+    clip: float = 1.0
+    schedule: str = "constant"
+    seed: int = 0
+    weighting: str = "uniform"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "targets", tuple(self.targets))
+        for name in ("rank", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
+        if self.schedule not in ("constant", "cosine"):
+            raise refuse("schedule", self.schedule, ("constant", "cosine"), "constant is the paper's")
+        if self.weighting not in ("uniform", "debiased"):
+            raise refuse("weighting", self.weighting, ("uniform", "debiased"), "uniform is the paper's")
+        if min(self.lr, self.alpha, self.clip) <= 0:
+            raise refuse("lr, alpha, clip", (self.lr, self.alpha, self.clip), "above 0", "1e-4, 27 and 1 are usual")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The encoded pictures of one identity.
+
+    Attributes:
+        name: of the LoRA file.
+        latents: (n, C, H, W) scaled posterior means.
+        cond: n rows (a prompt per picture), or one row for all.
+        number: seeds this subject's draws. Subjects with one number draw the same pictures, timesteps and noise, as in
+            the paper (seed 0 for every model): their weights then differ by identity alone.
+        deviations: (n, C, H, W) of the posterior, scaled; None trains on the means.
+    """
+
+    name: str
+    latents: torch.Tensor
+    cond: Condition
+    number: int
+    deviations: torch.Tensor | None = None
+
+    def draw(self, batch: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Condition]:
+        """x0 (b, C, H, W), t (b,), noise (b, C, H, W) and the prompts of one step, all from ``random``."""
+        picture = torch.randint(len(self.latents), (batch,), generator=random)
+        t = torch.randint(1000, (batch,), generator=random)
+        x0 = self.latents[picture]
+        noise = torch.randn(x0.shape, generator=random)
+        if self.deviations is not None:
+            x0 = x0 + self.deviations[picture] * torch.randn(x0.shape, generator=random)
+        return x0, t, noise, self.cond.take(picture)
+
+
+@dataclass(frozen=True)
+class SubjectMaker:
+    """Makes a subject when its turn comes, and says what of.
+
+    Attributes:
+        make: the maker.
+        inputs: its files, prompts and what encodes them, as a :class:`~vitrine.engine.jobs.run.Run` takes them.
+    """
+
+    make: Callable[[], Subject]
+    inputs: object
+
+    def __call__(self) -> Subject:
+        """The subject."""
+        return self.make()
+
+
+class BatchedTrainer:
+    """Trains M subjects on one frozen backbone.
+
+    Attributes:
+        weights: (M, D) the leaf in training, in the order of ``manifest``.
+        optimizer: AdamW on it.
+        done: optimiser steps so far.
+
+    Raises:
+        VitrineError: If the backbone is offloaded.
+    """
+
+    def __init__(self, model: Denoiser, subjects: Sequence[Subject], config: LoraTrainConfig) -> None:
+        refuse_offloaded(model.backbone)
+        self.model, self.subjects, self.config = model, list(subjects), config
+        start = initial_lora(model.backbone, config.targets, config.rank, config.alpha, config.seed)
+        self.manifest = Manifest.of(start)
+        self.device = next(model.backbone.parameters()).device
+        flat = self.manifest.flatten(start).to(self.device)
+        self.weights = flat.expand(len(self.subjects), -1).clone().requires_grad_()
+        self.optimizer = torch.optim.AdamW([self.weights], config.lr, weight_decay=config.weight_decay)
+        self.done = 0
+        self._finite = FiniteLosses("loss of a LoRA's training")
+        self._random = generators([config.seed * 1_000_003 + s.number for s in self.subjects])
+
+    def step(self) -> torch.Tensor:
+        """One optimiser step; (M,) losses."""
+        losses = self.losses()
+        self._finite.see(losses)
+        losses.sum().backward()
+        self._clip()
+        config = self.config
+        set_rate(self.optimizer, learning_rate(config.lr, config.schedule, self.done, config.steps))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return losses.detach()
+
+    def losses(self) -> torch.Tensor:
+        """(M,) losses on freshly drawn pictures, timesteps and noise."""
+        draws = [s.draw(self.config.batch, g) for s, g in zip(self.subjects, self._random, strict=True)]
+        x0, t, noise = (torch.cat(tensors).to(self.device) for tensors in list(zip(*draws, strict=True))[:3])
+        cond = Condition.batch([draw[3] for draw in draws]).to(self.device)
+        with BatchedLora(self.model.backbone, self.manifest, self.weights), NarrowHeads():
+            x_t = self.model.network_input(x0, noise, t)
+            output = self.model.forward(x_t, t, cond)
+        error = self.model.error(output, x_t, x0, noise, t).square().flatten(1).mean(1)
+        error = error * self._loss_weight(t)
+        return error.view(len(self.subjects), -1).mean(1)
+
+    def _loss_weight(self, t: torch.Tensor) -> torch.Tensor:
+        if self.config.weighting == "uniform":
+            return torch.ones(len(t), device=t.device)
+        signal, level = self.model.schedule.scales(t)
+        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which outputs enlarge by:
+        square = signal.square()
+        enlarged = {"eps": torch.ones_like(square), "x0": square / level.square()}.get(self.model.prediction, square)
+        return (weight * enlarged).to(t.device, torch.float32)
+
+    def _clip(self) -> None:
+        """Clips each model's own gradient norm: a huge one must not scale the others down."""
+        assert self.weights.grad is not None
+        norms = self.weights.grad.norm(dim=1, keepdim=True)
+        self.weights.grad.mul_((self.config.clip / (norms + 1e-6)).clamp(max=1.0))
+
+    def loras(self) -> list[dict[str, LoraLayer]]:
+        """The LoRA of each subject."""
+        return [self.manifest.lora(row) for row in self.weights.detach().cpu()]
+
+
+def train_loras(
+    model: Denoiser,
+    subjects: Iterable[Callable[[], Subject]],
+    names: Sequence[str],
+    folder: str | Path,
+    config: LoraTrainConfig,
+    *,
+    together: int = 16,
+    progress: Progress = silent,
+    share: tuple[int, int] = (0, 1),
+) -> list[Path]:
+    """Trains every subject that has no file in ``folder`` yet, ``together`` at a time; writes whole kohya files.
+
+    Args:
+        subjects: functions that make a subject when its turn comes, so that a large set is never encoded at once;
+            those that are trained already are made again and compared, unless they are :class:`SubjectMaker`.
+        share: (index of this process, of how many): it trains every n-th subject.
+
+    Raises:
+        VitrineError: If the folder holds LoRAs trained on another model, other pictures or with other settings, or
+            another run trains there.
+    """
+    folder, makers = Path(folder), list(subjects)
+    inputs = {"model": model, "settings": config}
+    with Run(folder, "LoRA training", inputs, ("*.safetensors",), Workers(*share)):
+        mine = range(share[0], len(names), share[1])  # of all names: what is missing changes as other processes work
+        count = max(1, math.ceil(len(mine) / together))  # groups of even sizes, the same ones after a kill
+        groups = [group.tolist() for group in np.array_split(mine, count)] if mine else []
+        missing = [[i for i in group if not _trained(folder, names[i], makers[i])] for group in groups]
+        done, total = 0, sum(map(len, missing)) * config.steps
+        for group in filter(None, missing):
+
+            def after(steps: int, before: int = done, size: int = len(group)) -> None:
+                progress(before + steps * size, total, None)
+
+            _train_group(model, {names[i]: makers[i] for i in group}, folder, config, after)
+            done += len(group) * config.steps
+    return [folder / f"{name}.safetensors" for name in names]
+
+
+def _trained(folder: Path, name: str, maker: Callable[[], Subject]) -> bool:
+    """Whether a subject has its file.
+
+    Raises:
+        VitrineError: If it was trained on other pictures.
+    """
+    from safetensors import safe_open
+
+    file = folder / f"{name}.safetensors"
+    if not file.is_file():
+        return False
+    with named(file, "LoRA", "a whole file", "delete it, to train it again"), safe_open(str(file), "pt") as opened:
+        made_of = parse_table((opened.metadata() or {}).get(KEY, "{}")).get("made_of")
+    if made_of != _made_of(maker):
+        raise other_inputs(folder, [f"other pictures or prompts of {name}"])
+    return True
+
+
+def _made_of(maker: Callable[[], Subject], subject: Subject | None = None) -> str:
+    """The digest of what a subject is made of: as its maker says, or else itself."""
+    return digest(maker.inputs if isinstance(maker, SubjectMaker) else subject or maker())
+
+
+def _train_group(
+    model: Denoiser, makers: dict[str, Callable[[], Subject]], folder: Path, config: LoraTrainConfig,
+    after: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Trains subjects in one batch and writes their files."""
+    began, subjects = time.perf_counter(), {name: maker() for name, maker in makers.items()}
+    trainer = BatchedTrainer(model, list(subjects.values()), config)
+    for step in range(config.steps):
+        losses = trainer.step()
+        after(step + 1)
+    seconds = (time.perf_counter() - began) / len(subjects)
+    for (name, subject), lora, loss in zip(subjects.items(), trainer.loras(), losses.tolist(), strict=True):
+        facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
+        facts |= {"settings": config.to_dict(), "made_of": _made_of(makers[name], subject)}
+        write_lora(folder / f"{name}.safetensors", lora, metadata={KEY: json.dumps(facts)})

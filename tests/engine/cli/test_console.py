@@ -1,0 +1,170 @@
+"""What commands print: narrow terminals, ASCII, closed pipes, Ctrl-C, and libraries without their noise."""
+
+import dataclasses
+import io
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import typing
+from pathlib import Path
+
+import pytest
+from vitrine.engine.cli.console import NOISE, quiet_libraries
+from vitrine.engine.cli.main import Group, _parse, _tree, main
+from vitrine.engine.settings.setting_checks import Writes, _marks
+from vitrine_tests.hangs import HANGS
+
+TREE = _tree()
+PATHS = [[], *([name] for name in TREE)]
+PATHS += [[name, inner] for name, entry in TREE.items() if isinstance(entry, Group) for inner in entry.commands]
+COMMANDS = {name: entry for name, entry in TREE.items() if isinstance(entry, type)} | {
+    f"{word} {name}": entry
+    for word, group in TREE.items() if isinstance(group, Group) for name, entry in group.commands.items()
+}  # fmt: skip
+VITRINE = [sys.executable, "-c", "import sys\nfrom vitrine.engine.cli.main import main\nsys.exit(main())"]
+
+
+def help_page(path, monkeypatch, encoding="utf-8"):
+    """The help page of a command on a terminal of an encoding."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit) as stop:
+        main([*path, "--help"])
+    assert not stop.value.code and out.errors == "strict"
+    out.flush()
+    return out.buffer.getvalue().decode(encoding)
+
+
+def test_help_pages_end_in_narrow_ascii_terminals(monkeypatch):
+    """Three columns wide, tyro's layout never ended; bullets were no ASCII."""
+    cases = [("3", path) for path in PATHS] + [(columns, ["w2w"]) for columns in ("1", "20", "none")]
+    for columns, path in cases:
+        monkeypatch.setenv("COLUMNS", columns)
+        text = help_page(path, monkeypatch, "ascii")
+        assert text.startswith("usage: " + " ".join(["vitrine", *path])) and "\\u" not in text
+        assert os.environ["COLUMNS"] == columns
+
+
+def test_positional_arguments_are_called_by_their_names(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    for path in PATHS:
+        usage = re.sub(r"\[--[^]]*]|--\S+ \S+", "", help_page(path, monkeypatch).splitlines()[0])
+        assert not re.search(r"\b(STR|PATH|INT|FLOAT)\b", usage), usage
+
+
+def test_mistakes_are_told_in_ascii_as_well(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "3")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["taps", "rank"]) == 2
+    assert capsys.readouterr().err == (
+        "vitrine: Missing from vitrine taps rank: PICTURES Folder of pictures; four or more. (required)\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], ["addresses"]])
+def test_a_closed_pipe_is_no_error(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*VITRINE, *words], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_behind_stdout_is_told():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*VITRINE, "addresses"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "vitrine: [Errno 28] No space left on device\n")
+
+
+def test_without_stdout_a_command_runs():
+    done = subprocess.run(["sh", "-c", 'exec "$0" "$@" >&-', *VITRINE, "--help"], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_is_one_line(tmp_path):
+    waiting = (
+        # A job in the background is born ignoring it.
+        "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
+        "def run(self):\n    open('runs', 'w').close()\n    time.sleep(1200)\n"
+        "commands.Demo.run = run\nsys.exit(main(['demo']))"
+    )
+    running = subprocess.Popen([sys.executable, "-c", waiting], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "runs").exists() and running.poll() is None:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    assert running.communicate(timeout=HANGS)[1] == "vitrine: interrupted\n" and running.returncode == 130
+
+
+def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = _parse(["emd", "evaluate", "~/a.safetensors", "--prompts=~/p.txt", "--model=~/m", "--out", "~/s.json"])
+    assert (command.student, command.prompts) == (tmp_path / "a.safetensors", tmp_path / "p.txt")
+    assert (command.model, command.out) == (str(tmp_path / "m"), tmp_path / "s.json")
+
+
+def test_every_output_is_marked():
+    """Whatever a command calls so is written; an output that cannot be is refused before the work."""
+    for name, command in COMMANDS.items():
+        hints = typing.get_type_hints(command, include_extras=True)
+        for field in dataclasses.fields(command):
+            if field.name in ("out", "json", "work", "state", "cache"):
+                assert any(isinstance(mark, Writes) for mark in _marks(hints[field.name])), (name, field.name)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("demo --out .", "out: given .; accepted: a file"),
+        ("nemo calibrate prompts.txt --out file", "out: given file; accepted: a folder"),
+        ("w2w sample --out file/inner", "out: given file/inner, where file is a file"),
+        ("w2w label folder --sampling emphasis=1", "out: given folder; accepted: a file"),
+        ("train flow --out file", "out: given file; accepted: a folder"),
+        (f"taps rank folder --out {'a' * 300}", "out: given a name of 300 bytes"),
+        ("taps rank folder --size 0", "size: given 0; accepted: 1 or more"),
+        ("emd evaluate a --prompts b --size 64 -8", "size: given (64, -8); accepted: 1 or more"),
+        ("nemo check --prompts a --height -8", "height: given -8; accepted: 0 or more"),
+        ("card", "Missing from vitrine card: FOLDER"),
+    ],
+)
+def test_outputs_and_sizes_are_refused_before_the_work(words, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("folder").mkdir()
+    Path("prompts.txt").write_text("a face\n")
+    for command in COMMANDS.values():
+        monkeypatch.setattr(command, "run", lambda self: pytest.fail("it ran"))
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"vitrine: {said}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "prompts.txt"]
+
+
+def test_noise_of_libraries_is_left_out_and_warnings_are_not(caplog):
+    for logger, part in NOISE:
+        with quiet_libraries():
+            logging.getLogger(logger).warning("about %s.", part)
+            logging.getLogger(logger).warning("a real one")
+        logging.getLogger(logger).warning("about %s.", part)
+        assert [record.getMessage() for record in caplog.records] == ["a real one", f"about {part}."]
+        caplog.clear()
+
+
+@pytest.mark.nightly
+def test_a_command_that_loads_a_model_prints_its_own_words_alone():
+    """Bars of loaded weights, torchvision, modules kept in float32, LoRA keys of text encoders."""
+    code = (
+        "import sys\nfrom vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
+        "def run(self):\n"
+        "    from vitrine.engine.pipelines.loading import load_pipeline\n"
+        "    from vitrine.engine.portraits.shipped import student_file\n"
+        "    pipe, file = load_pipeline('portraits'), student_file()\n"
+        "    pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name='student')\n"
+        "    return 0\n"
+        "commands.Demo.run = run\nsys.exit(main(['demo']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,135 @@
+"""A layout is chosen by class; what only looks alike is refused, at every door."""
+
+import pytest
+import torch
+from diffusers import (
+    AuraFlowTransformer2DModel,
+    DDIMScheduler,
+    HunyuanImageTransformer2DModel,
+    HunyuanVideoTransformer3DModel,
+    LatteTransformer3DModel,
+    LTX2VideoTransformer3DModel,
+    UNet2DModel,
+)
+from vitrine.engine.activations.tap_during_sampling import tap_steps
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.network.condition import Condition
+from vitrine.engine.tracing.addresses import sites_of
+from vitrine.engine.tracing.hooks import capture
+from vitrine_tests import models
+
+
+def aura_flow():
+    config = {
+        "sample_size": 8, "patch_size": 2, "in_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
+        "attention_head_dim": 8, "num_attention_heads": 2, "joint_attention_dim": 16, "caption_projection_dim": 16,
+        "pos_embed_max_size": 16,
+    }  # fmt: skip
+    return AuraFlowTransformer2DModel(**config)
+
+
+def latte():
+    config = {
+        "sample_size": 8, "in_channels": 4, "out_channels": 8, "num_layers": 1, "num_attention_heads": 2,
+        "attention_head_dim": 8, "caption_channels": 16, "patch_size": 2, "video_length": 2,
+    }  # fmt: skip
+    return LatteTransformer3DModel(**config)
+
+
+def hunyuan_video():
+    config = {
+        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
+        "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 16, "pooled_projection_dim": 8,
+        "rope_axes_dim": (4, 6, 6),
+    }  # fmt: skip
+    return HunyuanVideoTransformer3DModel(**config)
+
+
+def hunyuan_image():
+    config = {
+        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
+        "num_single_layers": 1, "num_refiner_layers": 1, "patch_size": (1, 1), "text_embed_dim": 16,
+        "text_embed_2_dim": 16, "rope_axes_dim": (8, 8),
+    }  # fmt: skip
+    return HunyuanImageTransformer2DModel(**config)
+
+
+def ltx2():
+    config = {
+        "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "audio_num_attention_heads": 2,
+        "audio_attention_head_dim": 8, "cross_attention_dim": 32, "audio_cross_attention_dim": 16,
+        "caption_channels": 20,
+    }  # fmt: skip
+    return LTX2VideoTransformer3DModel(**config)
+
+
+def unconditional():
+    kinds = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
+    return UNet2DModel(sample_size=16, block_out_channels=(16, 32), norm_num_groups=8, layers_per_block=1, **kinds)
+
+
+def kandinsky():
+    kinds = {
+        "down_block_types": ("ResnetDownsampleBlock2D", "SimpleCrossAttnDownBlock2D"),
+        "mid_block_type": "UNetMidBlock2DSimpleCrossAttn",
+        "up_block_types": ("SimpleCrossAttnUpBlock2D", "ResnetUpsampleBlock2D"),
+    }
+    return models.unet(**kinds)
+
+
+def fused():
+    unet = models.unet(**models.ATTENTION_LAST)
+    unet.fuse_qkv_projections()
+    return unet
+
+
+OTHERS = [aura_flow, latte, hunyuan_video, hunyuan_image, ltx2, unconditional, kandinsky, fused]
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_look_alikes_are_refused_at_every_door(make, no_hooks_left):
+    network = make()
+    no_hooks_left(network)
+    with pytest.raises(VitrineError, match="backbone: given"):
+        sites_of(network)
+    with pytest.raises(VitrineError, match="backbone: given"):
+        capture(network, "*")
+    with pytest.raises(VitrineError, match="backbone: given"), tap_steps(network, "*", [0]):
+        pass
+
+
+@pytest.mark.parametrize("make", OTHERS)
+def test_and_by_the_denoiser(make):
+    with pytest.raises(VitrineError, match="backbone: given"):
+        Denoiser.from_diffusers(make(), DDIMScheduler())
+
+
+def test_ltx2_is_refused_with_the_reason():
+    with pytest.raises(VitrineError, match="a video and its sound in one pass"):
+        sites_of(ltx2())
+
+
+def test_subclasses_are_of_the_family():
+    unet = models.unet(**models.ATTENTION_LAST)
+
+    class Mine(type(unet)):
+        pass
+
+    unet.__class__ = Mine
+    assert sites_of(unet) and Denoiser.from_diffusers(unet, DDIMScheduler())
+
+
+def test_inpainting_is_refused_before_the_forward():
+    denoiser = Denoiser.from_diffusers(models.unet(in_channels=9), DDIMScheduler())
+    with pytest.raises(VitrineError, match="9 for this UNet"):
+        denoiser.forward(torch.randn(1, 4, 16, 16), 50.0, Condition(torch.randn(1, 5, models.TEXT)))
+
+
+def test_an_ip_adapter_is_refused_before_the_forward():
+    unet = models.unet()
+    unet.register_to_config(encoder_hid_dim_type="ip_image_proj")  # what load_ip_adapter() writes
+    with pytest.raises(VitrineError, match="unload_ip_adapter"):
+        Denoiser.from_diffusers(unet, DDIMScheduler()).forward(
+            torch.randn(1, 4, 16, 16), 50.0, Condition(torch.randn(1, 5, models.TEXT))
+        )

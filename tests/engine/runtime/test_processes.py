@@ -1,0 +1,50 @@
+"""Workers on CPU cores: each does its share, what one raises comes back, the environment stays as it was."""
+
+import importlib
+import math
+import multiprocessing
+import os
+
+import pytest
+from vitrine.engine.runtime.processes import ONE_CORE, cores, side_by_side
+from vitrine_tests.hangs import HANGS
+
+
+def test_each_worker_is_told_its_number_of_how_many():
+    before = dict(os.environ)
+    assert side_by_side(divmod, 2) == [(0, 0), (0, 1)]
+    assert dict(os.environ) == before
+
+
+def test_what_a_worker_raises_is_raised_here(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with pytest.raises(ValueError, match="math domain error"):
+        side_by_side(math.log, 2)  # log(0) to base 2
+    assert os.environ["OMP_NUM_THREADS"] == "7" and not set(ONE_CORE) - {"OMP_NUM_THREADS"} & set(os.environ)
+
+
+JOB = """
+import time
+from pathlib import Path
+
+
+def fail_or_go_on(worker, workers):
+    if worker == 0:
+        raise RuntimeError("the first has failed")
+    time.sleep(HANGS)
+    Path(__file__).with_name("ended by itself").touch()
+"""
+
+
+def test_nobody_waits_for_the_others_when_one_has_failed(tmp_path, monkeypatch):
+    (tmp_path / "some_jobs.py").write_text(JOB.replace("HANGS", str(HANGS)))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match="the first has failed"):
+        side_by_side(importlib.import_module("some_jobs").fail_or_go_on, 2)
+    assert not multiprocessing.active_children() and not (tmp_path / "ended by itself").exists()
+
+
+def test_cores_are_shared_out_once(monkeypatch):
+    assert cores() >= 1
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cores() == 1
