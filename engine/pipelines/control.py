@@ -122,7 +122,7 @@ class _Controlled(SharedPipeline):
             output_type: ``"pil"``, ``"pt"``, ``"np"`` or ``"latent"``.
             return_dict: False returns the tuple (images, log).
             callback_on_step_end: called as callback(pipe, step, t, {"latents": x}) after each step; "latents" of the
-                dict it returns are gone on with.
+                dict it returns replace the run's.
             embeds: encoded prompts by the stock pipeline's names (``prompt_embeds``, ...), instead of ``prompt``.
 
         Raises:

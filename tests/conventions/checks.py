@@ -162,7 +162,7 @@ def sizes(door: Door) -> None:
     assert made.shape[-2:] == (height, width)
 
 
-@convention("callback_on_step_end", "called after each step; the latents it returns are gone on with")
+@convention("callback_on_step_end", "called after each step; sampling continues from the latents it returns")
 def callbacks(door: Door) -> None:
     seen: list[int] = []
     pipe = door.pipeline()

@@ -18,7 +18,7 @@ DOORS = {
 }
 FAMILIES = {"sd15": "SD1.5", "sdxl": "SDXL"}
 REFUSED = {
-    ("ComfyUI", "VitrineApplyGammaSchedule", "sd15"): "refused: it is told no size",
+    ("ComfyUI", "VitrineApplyGammaSchedule", "sd15"): "refused: it takes no size",
     ("ComfyUI", "VitrineEMDDistill", "sdxl"): "SD1.x only",
 }
 

@@ -21,8 +21,8 @@ HEAD = """# On your machine
 
 Which call works in which precision, where, and what it costs a device in waits. **This page is written by the tests**
 (`VITRINE_WRITE_DOCS=1 VITRINE_MACHINE=full pytest tests/machine`), which hold every cell; `pytest tests/machine` runs a cut
-through the table in five minutes of one core. They use real diffusers and transformers classes at small size, and an accelerator that is
-pretended (`tests/machine/pretend.py`): it refuses tensors of two devices in one operation and float64, and counts waits and
+through the table in five minutes of one core. They use real diffusers and transformers classes at small size, and a
+pretended accelerator (`tests/machine/pretend.py`). It refuses tensors of two devices in one operation and float64, and counts waits and
 uploads with the line that asked. What it cannot show: speed, memory of the device, kernels of a real one.
 """
 
@@ -41,8 +41,8 @@ One forward of the other families, tiny networks of diffusers' own classes:
 PLACING = """
 ## Devices and offloading
 
-Each call once under each of diffusers' ways to place a pipeline. `✓`: the result of the plain pipeline (to {equal:g} in float32, to
-{rank:g} for `rank`, whose probes magnify rounding, and {labels:g} for `segmentation`, two pixels on an edge), and every module where it was, in its precision, when the call has ended.
+Each call once under each of diffusers' ways to place a pipeline. `✓`: the result of the plain pipeline, and every module where it was, in its
+precision, when the call has ended. In float32 results agree to {equal:g}; to {rank:g} for `rank`, whose probes magnify rounding; to {labels:g} for `segmentation`, two pixels on an edge.
 *Refused* and – have their reasons below; "not run yet" waits for the run of the night. *Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
 *Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
 network. *Compiled*: `unet.compile()` in place. `†` marks what raised an error, or left a module elsewhere, before.

@@ -52,8 +52,8 @@ def equal(name: str) -> float:
 
 # --- placing --------------------------------------------------------------------------------------------------------
 LOADED_WHOLE = (
-    "refused: a training needs its network whole on the device, and what was fetched for a forward stays for its "
-    "gradients, so that offloading would save nothing"
+    "refused: a training needs its whole network on the device, since weights stay for their gradients; "
+    "offloading would save nothing"
 )
 
 LEFT_OUT: dict[tuple[str, str], str] = {
