@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
-from .comfy import choices, glossary, lora, people, similarity
+from .comfy import choices, compat_comfyui, glossary, lora, people, similarity
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
@@ -19,7 +18,7 @@ FAMILIES = (
 
 def _nodes() -> list[type[io.ComfyNode]]:
     present = [f for f in FAMILIES if importlib.util.find_spec(f"{__package__}.{f}")]
-    return [node for f in present for node in importlib.import_module(f"{__package__}.{f}").NODES]
+    return list(compat_comfyui.nodes_of(present, __package__))
 
 
 NODES: list[type[io.ComfyNode]] = _nodes()

@@ -14,6 +14,7 @@ from ..errors import refuse
 from ..families import Inputs, Tokens, tokens_reader
 from ..families.packing import GRIDS
 from ..network.site import AdaLN, Columns, ModuleSite, Site
+from ..runtime.forward_hooks import hook_after, hook_before
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,15 @@ class ForwardContext:
 
             return read
 
-        handles = [self._backbone.register_forward_pre_hook(root, with_kwargs=True)]
+        handles = [hook_before(self._backbone, root, with_kwargs=True)]
         for path in filter(None, self._plus):
 
             def keep(module: nn.Module, args: tuple, output: Any, path: str = path) -> None:
                 self._added[path] = (output[-1] if isinstance(output, (tuple, list)) else output).detach()
 
-            handles.append(module_at(self._backbone, path).register_forward_hook(keep))
+            handles.append(hook_after(module_at(self._backbone, path), keep))
         for path in self._vits:
-            handles.append(module_at(self._backbone, path).register_forward_pre_hook(vit(path), with_kwargs=True))
+            handles.append(hook_before(module_at(self._backbone, path), vit(path), with_kwargs=True))
         return handles
 
     def _sides(self, positions: torch.Tensor) -> tuple[int, int]:

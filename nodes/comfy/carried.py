@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import comfy.hooks
 import comfy.model_management
-import comfy.sampler_helpers
-import comfy.samplers
 import torch
 
 from ...engine.errors import refuse
+from . import compat_comfyui as core
 
 SIZES, NULL = "vitrine_sizes", "vitrine_null"
 """Keys of a conditioning: the SizeCondition a control checkpoint reads, and that control is left out."""
@@ -110,7 +108,7 @@ def carried_by(model: Any, settings: dict[str, Any]) -> Carried | None:
         if hint is not None and len(hint) != 1:
             remedy = "give one picture; these methods arrange their rows in their own way"
             raise refuse("ControlNet", f"{len(hint)} hint pictures", "one for all rows", remedy)
-    if model.is_dynamic() and comfy.sampler_helpers.cond_has_hooks([[None, carried.settings]]):
+    if model.is_dynamic() and core.cond_has_hooks([[None, carried.settings]]):
         remedy = "load the LoRA with Load LoRA, or start ComfyUI with --disable-dynamic-vram"
         raise refuse("conditioning", "hooks on a model whose weights are streamed", "one without hooks", remedy)
     return carried
@@ -142,25 +140,25 @@ def applied(model: Any, part: dict[str, Any], options: dict[str, Any]) -> Iterat
         options: model_options of the forward.
     """
     conds = {"positive": [part]}
-    comfy.samplers.preprocess_conds_hooks(conds)
-    comfy.sampler_helpers.prepare_model_patcher(model, conds, options)
-    comfy.samplers.filter_registered_hooks_on_conds(conds, options)
+    core.preprocess_conds_hooks(conds)
+    core.prepare_model_patcher(model, conds, options)
+    core.filter_registered_hooks_on_conds(conds, options)
     models: list[Any] = []
     before = model.hook_mode
     try:
         if HONOURED & set(part):
-            model.hook_mode = comfy.hooks.EnumHookMode.MinVram
-            models = comfy.sampler_helpers.get_additional_models(conds, model.model_dtype())[0]
-            models += comfy.sampler_helpers.get_additional_models_from_model_options(options)
+            model.hook_mode = core.EnumHookMode.MinVram
+            models = core.get_additional_models(conds, model.model_dtype())[0]
+            models += core.get_additional_models_from_model_options(options)
             _load(model, models)
             for hook in part["hooks"].hooks if part.get("hooks") else ():
                 hook.initialize_timesteps(model.model)
-            comfy.samplers.pre_run_control(model.model, conds["positive"])
+            core.pre_run_control(model.model, conds["positive"])
         yield conds
     finally:
         model.hook_mode = before
         if HONOURED & set(part):
-            comfy.sampler_helpers.cleanup_models(conds, models)
+            core.cleanup_models(conds, models)
             model.restore_hook_patches()
 
 

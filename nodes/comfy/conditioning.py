@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import comfy.samplers
 import node_helpers
 import torch
 
@@ -13,6 +12,7 @@ from ...engine.control import SizeCondition
 from ...engine.errors import refuse
 from ...engine.families import FAMILIES
 from ...engine.network.condition import Condition
+from . import compat_comfyui as core
 from .carried import CARRIED, NULL, SIZES, carried_by, one_part
 from .forwards import LISTED
 
@@ -41,7 +41,7 @@ def condition_of(model: Any, conditioning: list, latents: torch.Tensor) -> Condi
     if weighting is not None:
         own["model_conds"] = own["model_conds"] | weighting.model_conds(settings, _pixels(latents))
     blank = torch.zeros_like(latents)
-    ((part),) = comfy.samplers.encode_model_conds(
+    ((part),) = core.encode_model_conds(
         model.model.extra_conds, [own], latents, latents.device, "positive", latent_image=blank, denoise_mask=None,
         seed=0, latent_shapes=[latents.shape],
     )  # fmt: skip

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import comfy.conds
-import comfy.model_patcher
 import comfy.model_sampling
 import comfy.patcher_extension
-import comfy.samplers
 import torch
 
 from ...engine.errors import refuse
 from ...engine.network.condition import Condition
+from . import compat_comfyui as core
 from .carried import CARRIED, Carried, applied
+from .python_forwards import PythonForward
 from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
@@ -144,8 +144,11 @@ def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractC
         if forward.running is not None and not forward.running.owns(forward.base):
             own = {k: v for k, v in conditions.items() if not k.startswith("vitrine_")}
             return executor(x, t, c_concat, c_crossattn, control, transformer_options, **own)
-        with context(forward):
-            return executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
+        with PythonForward(forward.options) as python:
+            forward.options["wrappers"] = python.wrappers
+            with context(forward):
+                output = executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
+        return output
 
     return _wrapped(watched(model), _WRAPPERS.APPLY_MODEL, key, apply_model, context)
 
@@ -187,7 +190,7 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
     So everything on the MODEL that acts on a forward acts here. What acts on a run does not, for there is none:
     guidance, caches across steps, and context windows, which would take the rows for frames of one video.
     """
-    options = comfy.model_patcher.create_model_options_clone(model.model_options)
+    options = core.create_model_options_clone(model.model_options)
     options.pop("context_handler", None)
     key, inner = uuid.uuid4(), options["transformer_options"]
     with applied(model, _part(model, cond, sigma) | {"uuid": key}, options) as conds:
@@ -198,13 +201,17 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
                 )  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
         inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
         inner[RUN] = running = one_forward(model, key)
+        inner["wrappers"] = PythonForward(inner).wrappers
         try:
             with running.on(model):
                 model.pre_run()
-            comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
-            return comfy.samplers.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+            core.cast_to_load_options(options, model.load_device, model.model_dtype())
+            return core.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+        except BaseException:  # a tap ends its forward early by one
+            core.drop_recording()
+            raise
         finally:
-            comfy.samplers.cast_to_load_options(options, model.offload_device)
+            core.cast_to_load_options(options, model.offload_device)
             model.cleanup()
 
 

@@ -14,10 +14,10 @@ from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_execution.utils import get_executing_context
 
 from ...engine.activations import Activations, StepRecord, tap_steps
-from ...engine.activations.tap_during_sampling import Moment, Rows
+from ...engine.activations.tap_during_sampling import Moment, Rows, refuse_unreached
 from ...engine.errors import refuse
 from ...engine.tracing.addresses import resolve
-from .forwards import Run, around_sampling
+from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import backbone_of
 from .patches import refuse_other_tokens
 from .running import running_in, watched
@@ -180,7 +180,14 @@ def record_sampling(
             watched_steps.look(record)
         entry.latent = "" if run.output is None else _digest(run.output)
 
-    return around_sampling(watched(model), _KEY, recording), recorder
+    @contextmanager
+    def recorded(forward: Forward) -> Iterator[None]:
+        yield
+        if recorder.record is not None:
+            refuse_unreached(recorder.record)
+
+    clone = around_sampling(watched(model), _KEY, recording)
+    return around_forwards(clone, f"{_KEY}.forward", recorded), recorder
 
 
 class _Watched:

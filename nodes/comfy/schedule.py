@@ -14,6 +14,7 @@ import torch
 from ...engine.diffusion.schedule import NoiseSchedule
 from ...engine.errors import refuse
 from ...engine.resolution import Plan, shift_grid
+from . import compat_comfyui as core
 
 SAMPLERS = comfy.samplers.SAMPLER_NAMES
 SCHEDULERS = comfy.samplers.SCHEDULER_NAMES
@@ -98,7 +99,7 @@ def moved_sampling(own: Any, plan: Plan) -> Any:
     elif plan.schedule == "relabel":
         new.set_sigmas(own.sigmas.double() * plan.ratio)
     else:
-        new.__class__ = _resampled(type(own))
+        core.change_class(new, _resampled(type(own)))
         new.trained = copy.deepcopy(own)
         new.set_sigmas(shift_grid(own.sigmas.double(), plan.ratio, float(own.sigmas[-1]), plan.config.top))
     return new
