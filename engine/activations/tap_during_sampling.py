@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
@@ -115,6 +116,11 @@ class _Recorder:
         self._aside = False
         self._last: float | None = None
         self._timesteps = Timesteps()
+
+    def watch(self, network: nn.Module) -> list[RemovableHandle]:
+        """Hooks at both ends of each forward."""
+        before = hook_before(network, self.before, with_kwargs=True)
+        return [before, hook_after(network, self.after, with_kwargs=True)]
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         counted = self._counted(args, kwargs)
@@ -263,10 +269,7 @@ def tap_steps(
     if dtype not in DTYPES:
         raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")
     recorder = _Recorder(sites, steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype], first)
-    network = uncompiled(backbone)
-    handles = [
-        hook_before(network, recorder.before, with_kwargs=True), hook_after(network, recorder.after, with_kwargs=True)
-    ]  # fmt: skip
+    handles = recorder.watch(uncompiled(backbone))
     try:
         with capture(backbone, sites, reduce=recorder.keep) as recorder.taps:
             yield recorder.record

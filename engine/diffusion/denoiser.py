@@ -16,6 +16,7 @@ from torch import nn
 from ..errors import refuse
 from ..families import call_of
 from ..network.condition import Condition
+from ..runtime.compat_torch import version_of
 from ..runtime.compiled import uncompiled
 from .schedule import NoiseSchedule, Number, append_dims
 
@@ -155,4 +156,4 @@ def check_finite(module: nn.Module, name: str = "model") -> None:
 
 def weights_state(module: nn.Module) -> int:
     """A number that changes when weights are replaced or written to in place; nothing is read from the device."""
-    return hash(tuple((id(p), 0 if p.is_inference() else p._version) for p in module.parameters()))
+    return hash(tuple((id(p), version_of(p)) for p in module.parameters()))

@@ -14,6 +14,7 @@ from torch import nn
 from typing_extensions import Self
 
 from ..errors import refuse
+from ..runtime.compat_torch import source_of, version_of
 from ..runtime.compiled import eager_runs, uncompiled
 from ..runtime.forward_hooks import Hook, Reached, hook_after, hook_before
 
@@ -55,11 +56,11 @@ class Timesteps:
     def _on_cpu(self, value: torch.Tensor | float) -> torch.Tensor | float:
         if not isinstance(value, torch.Tensor) or value.device.type == "cpu" or value.is_inference():
             return value
-        source = value if value._base is None else value._base
+        source = source_of(value)
         if not source.is_contiguous() or source.storage_offset():
             return value
-        if source is not self._source or source._version != self._version:
-            self._source, self._version, self._values = source, source._version, source.detach().cpu()
+        if source is not self._source or version_of(source) != self._version:
+            self._source, self._version, self._values = source, version_of(source), source.detach().cpu()
         return self._values.as_strided(value.shape, value.stride(), value.storage_offset())
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from ..errors import VitrineError, refuse
 from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
+from ..runtime.compat_torch import set_child
 from ..runtime.compiled import EagerRuns, eager_runs, uncompiled
 from ..runtime.forward_hooks import hook_before
 from .plan import ModelFacts, Plan, Positions, plan_transfer
@@ -260,5 +261,5 @@ def _branch(module: nn.Module, paths: list[str]) -> nn.Module:
         head, _, tail = path.partition(".")
         tails.setdefault(head, []).extend([tail] if tail else [])
     for head, below in tails.items():
-        new._modules[head] = _branch(module.get_submodule(head), below)
+        set_child(new, head, _branch(module.get_submodule(head), below))
     return new

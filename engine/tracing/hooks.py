@@ -19,6 +19,7 @@ from typing_extensions import Self
 from ..errors import refuse
 from ..network.attention import WHOLE, MapReduction, attention_map, normed
 from ..network.site import MapSite, ModuleSite, Site
+from ..runtime.compat_torch import move_hooks_last
 from ..runtime.compiled import eager_runs, uncompiled
 from ..runtime.forward_hooks import Reached, hook_after, hook_before
 from ..runtime.placement import put_back
@@ -263,10 +264,7 @@ def _reading(hook: Callable) -> Callable:
 
 def _readers_last(module: nn.Module) -> None:
     """Moves reading hooks last, so that captures see the edited tensor even if they were opened before the edit."""
-    for table in (module._forward_hooks, module._forward_pre_hooks):
-        for number, hook in list(table.items()):
-            if getattr(hook, "reads", False):
-                table[number] = table.pop(number)
+    move_hooks_last(module, "reads")
 
 
 # --- edit ---------------------------------------------------------------------------------------------------------

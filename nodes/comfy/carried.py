@@ -14,6 +14,7 @@ import comfy.model_management
 import torch
 
 from ...engine.errors import refuse
+from ...engine.runtime.compat_torch import parameters_and_buffers
 from . import compat_comfyui as core
 
 SIZES, NULL = "vitrine_sizes", "vitrine_null"
@@ -173,9 +174,7 @@ def _load(model: Any, models: Iterable[Any]) -> None:
 def own_tensors(module: torch.nn.Module) -> None:
     """Replace tensors made in inference mode by equal ones, which autograd takes; one at a time."""
     for part in module.modules():
-        for name, value in part._parameters.items():
-            if value is not None and value.is_inference():
-                part._parameters[name] = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_inference():
-                part._buffers[name] = buffer.clone()
+        for table, name, value in parameters_and_buffers(part):
+            if value.is_inference():
+                own, fixed = value.detach().clone(), isinstance(value, torch.nn.Parameter)
+                table[name] = torch.nn.Parameter(own, requires_grad=False) if fixed else own

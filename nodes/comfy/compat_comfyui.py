@@ -91,10 +91,10 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _HOMES:
         raise AttributeError(name)
-    found = _look_up(_HOMES[name], name)
-    if found is None:
+    named = _look_up(_HOMES[name], name)
+    if named is None:
         raise _gone(f"{_HOMES[name]}.{name}")
-    return found[0]
+    return named[0]
 
 
 def _look_up(module: str, name: str) -> tuple[Any] | None:
@@ -107,8 +107,8 @@ def _look_up(module: str, name: str) -> tuple[Any] | None:
 def newer(name: str) -> Any:
     """One of :data:`NEWER`, or None."""
     module = next(m for m, names in NEWER.items() if name in names)
-    found = _look_up(module, name)
-    return None if found is None else found[0]
+    named = _look_up(module, name)
+    return None if named is None else named[0]
 
 
 def missing() -> list[str]:

@@ -72,6 +72,13 @@ class Recorder:
         self.runs.append(Recorded(record, origin, prompt, earlier=sum(1 + run.earlier for run in same)))
         return self.runs[-1]
 
+    @contextmanager
+    def recorded(self, forward: Forward) -> Iterator[None]:
+        """Around one forward of a run, which is refused if layers to record were not run."""
+        yield
+        if self.record is not None:
+            refuse_unreached(self.record)
+
     def of(self, latent: dict | None) -> StepRecord | None:
         """The record of the run that a LATENT came out of.
 
@@ -180,14 +187,8 @@ def record_sampling(
             watched_steps.look(record)
         entry.latent = "" if run.output is None else _digest(run.output)
 
-    @contextmanager
-    def recorded(forward: Forward) -> Iterator[None]:
-        yield
-        if recorder.record is not None:
-            refuse_unreached(recorder.record)
-
     clone = around_sampling(watched(model), _KEY, recording)
-    return around_forwards(clone, f"{_KEY}.forward", recorded), recorder
+    return around_forwards(clone, f"{_KEY}.forward", recorder.recorded), recorder
 
 
 class _Watched:

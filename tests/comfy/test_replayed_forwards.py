@@ -5,6 +5,7 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.runtime.forward_hooks import Unreached
 from vitrine_tests.comfy.replaying import compiled
+from vitrine_tests.lanes import nightly_but
 
 ADDRESSES = "up-level1-repeat0-vit-block0-cross-q\nmid-vit-out"
 STEPS = 5
@@ -100,7 +101,7 @@ def test_the_stand_in_replays(cases):
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(NAMES, ("tap", "during", "block", "late model", "receptive field")))
 def test_right_where_core_may_replay(cases, name):
     case = cases[name]
     wanted = case.run()
@@ -111,7 +112,7 @@ def test_right_where_core_may_replay(cases, name):
     assert not core.read, core.read[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", nightly_but(NAMES, ("during", "block")))
 def test_refused_or_right_where_core_replays_all_the_same(cases, name):
     case = cases[name]
     wanted = case.run()
