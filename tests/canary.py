@@ -21,9 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
 PAGE = "page"
-NAMES = (
-    "from vitrine.engine.runtime.missing_names import missing_names; import sys; sys.exit('; '.join(missing_names()))"
-)
+NAMES = """
+import sys
+from vitrine.engine.runtime.missing_names import missing_names
+sys.exit("; ".join(missing_names()) or 0)
+"""
 VERSIONS = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep='\\n')"
 PAGE_TESTS = "test_page.py", "test_page_console.py", "test_slider_rows.py", "test_points.py", "test_choices.py"
 
