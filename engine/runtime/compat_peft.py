@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 
-def disable_adapters(layer: Any, disabled: bool) -> None:
-    """Switch a layer's adapters, without what PEFT's own switch does to ``requires_grad``."""
-    layer._disable_adapters = disabled
+def activate(layer: Any, name: str | None) -> None:
+    """Make one adapter of a layer the active one, or none; PEFT's own switch sets ``requires_grad`` as well."""
+    layer._disable_adapters = name is None
+    if name is not None:
+        layer._active_adapter = [name]
 
 
 def probe() -> list[str]:
