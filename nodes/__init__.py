@@ -7,7 +7,7 @@ import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
-from .comfy import choices, glossary, lora, people, similarity
+from .comfy import choices, glossary, lora, people, run_watch, similarity
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
@@ -23,6 +23,7 @@ def _nodes() -> list[type[io.ComfyNode]]:
 
 
 NODES: list[type[io.ComfyNode]] = _nodes()
+run_watch.register()
 similarity.register()
 people.register()
 choices.register()
