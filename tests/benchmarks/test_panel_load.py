@@ -35,6 +35,7 @@ async def _run(session, address, client):
     prompt = {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in GRAPH.items()}
     body = {"prompt": prompt, "client_id": client, "extra_data": {"extra_pnginfo": {"workflow": {"id": "bench"}}}}
     async with session.post(f"{address}/prompt", json=body) as answer:
+        assert answer.status == 200, await answer.text()
         number = (await answer.json())["prompt_id"]
     while True:
         async with session.get(f"{address}/history/{number}") as answer:
