@@ -56,7 +56,7 @@ def as_listed(data: dict[str, Any]) -> dict[str, Any]:
     own = {n.replace("\\", "/"): n for kind in kinds for n in folder_paths.get_filename_list(kind)}
     prompt = data.get("prompt") if isinstance(data, dict) else None
     for node in prompt.values() if isinstance(prompt, dict) else ():
-        inputs = node.get("inputs") if isinstance(node, dict) else None
+        inputs: Any = node.get("inputs") if isinstance(node, dict) else None
         for key, value in inputs.items() if isinstance(inputs, dict) else ():
             if isinstance(value, str) and _SHIPPED in value:
                 inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)

@@ -45,7 +45,8 @@ class RenderThread:
     """Started by the first request, ended after a rest."""
 
     def __init__(self, runs: RunWatch) -> None:
-        self._runs, self._changed, self._thread = runs, threading.Condition(), None
+        self._runs, self._changed = runs, threading.Condition()
+        self._thread: threading.Thread | None = None
         self._waiting: OrderedDict[Hashable, _Request] = OrderedDict()
 
     def ask(

@@ -53,8 +53,7 @@ BUILD = """(async () => {
     copy.pos = [480, 900]
     app.graph.add(copy)
     for (const input of node.inputs) {
-        const source = node.getInputNode(node.inputs.indexOf(input))
-        const link = node.getInputLink(node.inputs.indexOf(input))
+        const link = app.graph.links.get(input.link), source = link && app.graph.getNodeById(link.origin_id)
         if (source) (source === first.person ? second.person : source).connect(
             link.origin_slot, copy, copy.inputs.findIndex(i => i.name === input.name))
     }

@@ -31,7 +31,6 @@ BODIES = {
     "an odd content type": (json.dumps(KEY), {"Content-Type": ";;=;"}),
     "5 MB": (json.dumps(KEY | {"prompt": "a" * 5_000_000}), JSON),
     "5 MB in 5 kB": (gzip.compress(b" " * 5_000_000 + b"{}"), JSON | {"Content-Encoding": "gzip"}),
-    "no gzip": (b"{}", JSON | {"Content-Encoding": "gzip"}),
     "no letters": (b'{"node": "\xff"}', JSON),
     "half a pair": ('{"node": "\\ud800"}', JSON),
     "nothing": (b"", JSON),
@@ -83,7 +82,7 @@ def test_what_is_no_request_is_refused_with_a_sentence(driver, tmp_path):
     """B: deep JSON, Infinity, 4,000 digits and unknown charsets were a 500."""
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         found, unknown, prompt, names = asyncio.run(_asked(address))
-        log = (tmp_path / "base" / "server.log").read_text()
+        log = (tmp_path / "base" / "server.log").read_text().partition("To see the GUI")[2]  # after its start
     assert len(found) == len(ROUTES) * len(BODIES) + len(REFUSED)
     wrong = [(route, name, status) for route, name, status, text in found if not 400 <= status < 500]
     assert not wrong
@@ -91,4 +90,4 @@ def test_what_is_no_request_is_refused_with_a_sentence(driver, tmp_path):
         sentence = json.loads(text)["error"]
         assert "accepted: " in sentence and "Traceback" not in text, (route, name, text)
     assert unknown == [404, 404, 404] and prompt == 400 and names == (200, '{"names": []}')
-    assert "Traceback" not in log and "Error handling request" not in log
+    assert log and "Traceback" not in log and "Error handling request" not in log
