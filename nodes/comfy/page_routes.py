@@ -69,16 +69,16 @@ def parsed(content: bytes) -> dict[str, Any]:
         VitrineError: It is none, is nested too deep, or has numbers or letters that are none.
     """
     try:
-        found = json.loads(content.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        body = json.loads(content.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except VitrineError:
         raise
     except (ValueError, RecursionError) as error:
         shown = type(error).__name__ if isinstance(error, RecursionError) else str(error)
         raise refuse("body", shown, "an object of JSON", "send one") from None
-    if not isinstance(found, dict):
-        raise refuse("body", type(found).__name__, "an object of JSON", "send one")
-    _check(found, DEPTH)
-    return found
+    if not isinstance(body, dict):
+        raise refuse("body", type(body).__name__, "an object of JSON", "send one")
+    _check(body, DEPTH)
+    return body
 
 
 def _whole(digits: str) -> int:

@@ -182,6 +182,43 @@ async def _tabs(driver, address, vue):
 
 
 def test_two_tabs_with_one_workflow(driver, address):
-    first, second, unknown, seen, faults = asyncio.run(_tabs(driver, address, True))
+    first, second, unknown, seen, faults = asyncio.run(_tabs(driver, address, False))
     assert not np.array_equal(first, second) and unknown
     assert seen == [True] * 4 and not faults
+
+
+LONG = """(() => {
+    const add = type => { const n = LiteGraph.createNode(type); n.pos = [1800, 60]; app.graph.add(n); return n }
+    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
+    const of = type => app.graph._nodes.find(n => n.type === type), run = add('KSampler')
+    run.widgets.find(w => w.name === 'steps').value = 10000
+    join(of('VitrineLoadPortraits'), 0, run, 'model'); join(of('EmptyLatentImage'), 0, run, 'latent_image')
+    for (const name of ['positive', 'negative']) join(of('CLIPTextEncode'), 0, run, name)
+    join(run, 0, add('PreviewAny'), 'source')
+    app.queuePrompt(0)
+})()"""
+PULLED = "(() => { const w = edit.widgets.find(w => w.name === 'strength_1'); w.value = 3; w.callback(3) })()"
+RUNNING = "fetch('/queue').then(a => a.json()).then(q => q.queue_running.length)"
+
+
+async def _beside_a_run(driver, address, vue):
+    async with driver.page(address) as tab:
+        await tab.build(script(4), vue)
+        await tab.evaluate(PRESS)
+        seen = [await shown(tab, (await saved(tab, address))[0])]
+        await tab.evaluate(LONG)
+        async for _ in driver.polls("the run"):
+            if await tab.evaluate(RUNNING):
+                break
+        turn = int(await tab.evaluate(f"{PERSON}.dataset.turn"))
+        await tab.evaluate(PULLED)
+        await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('The graph runs')")
+        seen.append(int(await tab.evaluate(f"{PERSON}.dataset.turn")) == turn)
+        await tab.evaluate("fetch('/interrupt', { method: 'POST' })")
+        await tab.wait_for(f"+{PERSON}.dataset.turn > {turn}")
+        return seen, tab.faults()
+
+
+def test_during_a_run_the_panel_says_so_and_renders_afterwards(driver, address):
+    seen, faults = asyncio.run(_beside_a_run(driver, address, False))
+    assert seen == [True, True] and not faults
