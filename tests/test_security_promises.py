@@ -41,7 +41,8 @@ def test_routes_are_those_of_the_page():
         (node.func.attr, node.args[0].value)
         for path, tree in CODE.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("server.routes.")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("server.routes.")
         and isinstance(node.args[0], ast.Constant)
     }
     routes |= {("post", call.args[0].value) for name, call in calls("post") if name.startswith("nodes/comfy/")}
