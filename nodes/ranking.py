@@ -21,6 +21,7 @@ from .captions import captioned
 from .comfy import choices, saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
+from .comfy.panel_state import HIDDEN, marked
 from .comfy.patches import refuse_other_tokens
 from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
@@ -43,7 +44,8 @@ class RankActivations(io.ComfyNode):
             description="Scores every place of a model for diffusion noise, granularity and locality, drops the bad "
             "ones and, with masks, measures the rest and combines the best.",
             search_aliases=["choose features", "feature selection", "which layer", "GDF filter"],
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
             inputs=under_advanced((
                 "timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory",
             ), [
@@ -108,7 +110,7 @@ class RankActivations(io.ComfyNode):
         named = [f"{n + 1}. {place}" for n, place in enumerate(ranking.kept[:24])] or ["no place was kept"]
         text = ranking.summary()
         shown = ui.PreviewImage(captioned(kept, named), cls=cls)
-        return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=shown)
+        return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=marked(shown, cls.hidden))
 
 
 def class_numbers(masks: torch.Tensor, classes: int) -> torch.Tensor:

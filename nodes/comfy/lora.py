@@ -53,9 +53,10 @@ def as_listed(data: dict[str, Any]) -> dict[str, Any]:
     listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
     kinds = {"loras", "w2w"} & set(folder_paths.folder_names_and_paths)
     own = {n.replace("\\", "/"): n for kind in kinds for n in folder_paths.get_filename_list(kind)}
-    for node in data.get("prompt", {}).values():
-        inputs = node.get("inputs", {}) if isinstance(node, dict) else {}
-        for key, value in inputs.items():
+    prompt = data.get("prompt") if isinstance(data, dict) else None
+    for node in prompt.values() if isinstance(prompt, dict) else ():
+        inputs: Any = node.get("inputs") if isinstance(node, dict) else None
+        for key, value in inputs.items() if isinstance(inputs, dict) else ():
             if isinstance(value, str) and _SHIPPED in value:
                 inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
             elif isinstance(value, str) and str(node.get("class_type")).startswith("Vitrine"):

@@ -9,7 +9,6 @@ import os
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,12 +134,12 @@ def test_a_click_in_the_picker_becomes_a_map(bench, comfy):
     from vitrine.nodes.comfy import similarity
 
     bare = bench.model("portraits")
-    picker, features = SimpleNamespace(unique_id="bench"), torch.Generator().manual_seed(0)
-    similarity.remember(picker, torch.randn(1280, similarity.SIDE, similarity.SIDE, generator=features))
+    drawn = torch.Generator().manual_seed(0)
+    picker = similarity.Clickable({}, torch.randn(1280, similarity.SIDE, similarity.SIDE, generator=drawn).half())
     places = itertools.count()
 
     def click():
-        assert similarity.similarity_map("bench", 0.3 + 0.001 * next(places), 0.6)["values"]
+        assert similarity.similarity_map(picker, 0.3 + 0.001 * next(places), 0.6)["values"]
 
     _waited_for(bench, "picker: a click becomes a map", click, bare, 0.3)
 
@@ -153,8 +152,8 @@ def test_a_drag_in_the_panel_becomes_a_picture(bench, comfy):
     bare, name = bench.model("portraits"), "portraits people (shipped)"
     space = comfy.call("VitrineLoadW2WSpace", space_file=name, components=0)[0]
     person = comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
-    easel = people.easel(space, None, None, None, "")
-    panel = people.Panel(space, w2w.usual_map, person, lambda inputs: w2w.moved(space, person, inputs), easel)
+    renderer = people.renderer_of(space, None, None, None, "")
+    panel = people.PanelSession(space, w2w.usual_map, person, lambda inputs: w2w.moved(space, person, inputs), renderer)
     places = itertools.count()
 
     def drag():
