@@ -19,6 +19,7 @@ from ...engine.errors import refuse
 from ...engine.network.condition import Condition
 from .carried import CARRIED, Carried, applied
 from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
+from .schedule import clock_of, share_of
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
 LISTED = "[]"
@@ -51,11 +52,12 @@ class Forward:
 
     @property
     def timestep(self) -> float:
-        """The first row's timestep; of flows 1000 s, whatever the network is told."""
-        sampling = self.base.model_sampling
-        if isinstance(sampling, comfy.model_sampling.CONST):
-            return 1000 * float(self.sigma[0])
-        return float(sampling.timestep(self.sigma[:1]))
+        """The first row's timestep; of flows 1000 s, whatever the network is told.
+
+        Raises:
+            VitrineError: The model has no timesteps, as EDM models.
+        """
+        return float(clock_of(self.base.model_sampling)(self.sigma[:1]))
 
     @property
     def running(self) -> Running | None:
@@ -67,7 +69,7 @@ class Forward:
         """How much of the run's steps is over, 0 to below 1. Outside a run: of the schedule's timesteps."""
         running = self.running
         if running is None or not running.steps:
-            return max(0.0, 1 - self.timestep / 999)
+            return share_of(self.base.model_sampling, self.sigma)
         return running.step_of(self.options.get("sigmas", self.sigma))[0] / running.steps
 
     @property
@@ -79,10 +81,10 @@ class Forward:
         """(B,) from one value for each part.
 
         Raises:
-            VitrineError: The batch is not of equal parts, so that something has split it anew.
+            VitrineError: The batch is not that of the pass, so that something has split or tiled it anew.
         """
-        if len(self.x) % len(values):
-            remedy = "remove what splits the batch, such as a node that runs its rows one by one"
+        if len(self.x) % len(values) or not (self.running is None or self.running.whole(self.x, len(values))):
+            remedy = "remove what splits or tiles the batch, or let it act on all rows (branch both, no tokens)"
             raise refuse("batch", f"{len(self.x)} rows of {len(values)} prompts", "equal parts", remedy)
         return torch.tensor(values).repeat_interleave(len(self.x) // len(values))
 

@@ -18,7 +18,7 @@ from vitrine_tests.comfy.sampling_graphs import GRAPHS, Scene
 ALL = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
 LATE = 500.0
 OWN_WEIGHTS = {"LoRA hooks with keyframes", "ModelMergeSimple"}
-"""Graphs that change the network's weights: another network does not have them."""
+"""Graphs that change the network's weights themselves."""
 JOINT = ("text to image", "hires fix", "inpaint, noise mask", "regional, masks", "Split Sigmas", "Latent From Batch")
 
 
@@ -106,12 +106,26 @@ class ByHand:
 
         return self._clone(model, apply)
 
-    def is_late(self, model, network):
-        """Another network from a timestep on."""
+    def is_late(self, model, network, moving=False):
+        """Another network from a timestep on; with what the graph adds to the weights, where it does."""
+        import comfy.model_management
+
+        comfy.model_management.load_models_gpu([model])
+        before = {k: v.clone() for k, v in model.model.diffusion_model.state_dict().items()} if moving else {}
+        other = network.model.diffusion_model.state_dict()
 
         def apply(executor, x, t, *args, **conditions):
-            late = float(executor.class_obj.model_sampling.timestep(t[:1])) <= LATE
-            return (network.model._apply_model if late else executor)(x, t, *args, **conditions)
+            if float(executor.class_obj.model_sampling.timestep(t[:1])) > LATE:
+                return executor(x, t, *args, **conditions)
+            now = executor.class_obj.diffusion_model.state_dict()
+            kept = {k: other[k].clone() for k in before}
+            for k, value in before.items():
+                other[k].add_(now[k] - value)
+            try:
+                return network.model._apply_model(x, t, *args, **conditions)
+            finally:
+                for k, value in kept.items():
+                    other[k].copy_(value)
 
         return self._clone(model, apply)
 
@@ -128,10 +142,12 @@ class ByHand:
                 self.seen.clear()
             step = int((levels - t[0]).abs().argmin())
             rows = self._rows(text)
-            keep = lambda activation: found.extend(  # noqa: E731
-                (activation.address, row[: len(self.texts[0])] if activation.address in texts else row)
-                for row, own in zip(activation.tensor.clone(), rows, strict=True)
-                if own
+            keep = (
+                lambda activation: found.extend(  # noqa: E731
+                    (activation.address, row[: len(self.texts[0])] if activation.address in texts else row)
+                    for row, own in zip(activation.tensor.clone(), rows, strict=True)
+                    if own
+                )
             )
             with capture(network, sites, reduce=keep):
                 out = executor(x, t, concat, text, control, options, **conditions)
@@ -187,13 +203,14 @@ def test_a_blocker_acts_on_the_prompts_rows_of_its_steps(scene, name):
     check_what_is_blocked(scene, name)
 
 
-@pytest.mark.parametrize("name", [name for name in GRAPHS if name not in OWN_WEIGHTS])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_a_late_model_acts_from_its_timestep(scene, name):
     graph, made = GRAPHS[name], scene.made
     late = applied(scene, scene.model, made["one"], late_model=made["other"], start=LATE)
     found = samples(graph(scene, late))
     before = applied(scene, scene.model, made["one"])
-    assert close(found, samples(graph(scene, ByHand(scene).is_late(before, made["network"]))))
+    by_hand = ByHand(scene).is_late(before, made["network"], name in OWN_WEIGHTS)
+    assert close(found, samples(graph(scene, by_hand)))
     assert not same(found, samples(graph(scene, before)))
 
 

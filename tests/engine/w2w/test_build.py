@@ -18,7 +18,6 @@ from vitrine.engine.w2w import (
     read_lora,
     write_lora,
 )
-from vitrine.engine.w2w.loras.lora_files import read_lora
 from vitrine.engine.w2w.loras.low_rank import refactor
 from vitrine.engine.w2w.space.factor_stacks import Stack, gram
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
@@ -109,7 +108,7 @@ def test_gauge():
 def test_the_shipped_people_have_one_start_as_their_card_says():
     """They were trained at a high rate, so that their factors are far from it; that is no other start."""
     people = gauge_test([read_lora(file) for file in sorted(PEOPLE_LORAS.glob("*.safetensors"))])
-    assert not people.shared and 0 < people.low and "from one start" in people.reason()
+    assert not people.shared and people.low > 0 and "from one start" in people.reason()
 
 
 @pytest.mark.parametrize("how", ["sign", "scale"])
