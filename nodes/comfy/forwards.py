@@ -191,15 +191,16 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
     """
     options = comfy.model_patcher.create_model_options_clone(model.model_options)
     options.pop("context_handler", None)
-    key, inner = uuid.uuid4(), options["transformer_options"]
-    with applied(model, _part(model, cond, sigma) | {"uuid": key}, options) as conds:
+    inner = options["transformer_options"]
+    parts = [part | {"uuid": uuid.uuid4()} for part in _parts(model, cond, sigma)]
+    with applied(model, parts, options) as conds:
         for name, value in inner.items():
             if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
                 inner[name] = (
                     value.clone()
                 )  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
         inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
-        inner[RUN] = running = one_forward(model, key)
+        inner[RUN] = running = one_forward(model, [part["uuid"] for part in parts])
         try:
             with running.on(model):
                 model.pre_run()
@@ -230,8 +231,8 @@ def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) 
         del sampling.calculate_denoised
 
 
-def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
-    """Core's settings of one conditioning, from the engine's.
+def _parts(model: Any, cond: Condition, sigma: torch.Tensor) -> list[dict[str, Any]]:
+    """Core's settings of each prompt, from the engine's condition.
 
     Raises:
         VitrineError: A ControlNet acts on a part of the run only, and the rows are at several noise levels.
@@ -248,9 +249,9 @@ def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
     model_conds |= {k: comfy.conds.CONDList(v) for k, v in lists.items()}
     model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in fixed.items()}
     if carried is None:
-        return {"model_conds": model_conds}
+        return [{"model_conds": model_conds}]
     ranges = [control for control in carried.controls if control.timestep_percent_range != (0.0, 1.0)]
     if ranges and not bool((sigma == sigma[0]).all()):
         accepted = "one noise level for all rows, or a ControlNet for the whole run"
         raise refuse("ControlNet", "for a part of the run", accepted, "set start_percent 0 and end_percent 1")
-    return carried.settings | {"model_conds": model_conds}
+    return [carried.settings | {"model_conds": model_conds}, *carried.others]

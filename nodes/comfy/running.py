@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,6 @@ class Part:
 
 
 OTHER = Part("other")
-PROMPT = Part("positive", prompted=True)
 
 
 class Running:
@@ -185,11 +184,12 @@ class Running:
         return counted
 
 
-def one_forward(model: Any, key: uuid.UUID) -> Running:
-    """For a forward outside a run: its one conditioning is the prompt."""
+def one_forward(model: Any, keys: Sequence[uuid.UUID]) -> Running:
+    """For a forward outside a run: its conditionings are the prompt's."""
     running = Running()
     running.models = [model.model]
-    running.add(key, PROMPT)
+    for number, key in enumerate(keys, 1):
+        running.add(key, Part("positive", number, len(keys), prompted=True))
     return running
 
 

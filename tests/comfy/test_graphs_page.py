@@ -10,7 +10,7 @@ from vitrine_tests.comfy.guided_graphs import GUIDERS, PATCHES
 from vitrine_tests.comfy.sampling_graphs import GRAPHS
 from vitrine_tests.comfy.test_sampling_graphs import OWN_WEIGHTS
 from vitrine_tests.comfy.test_token_positions import FIRST, SAID
-from vitrine_tests.comfy.test_what_a_condition_carries import CARRIED, REFUSED, WITHOUT_EFFECT
+from vitrine_tests.comfy.test_what_a_condition_carries import CARRIED, REFUSED, REGIONAL, WITHOUT_EFFECT
 
 PAGE = Path(__file__).parents[2] / "docs" / "graphs.md"
 BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
@@ -35,7 +35,8 @@ def keys():
     lines = ["| what the prompt carries | one forward |", "|---|---|"]
     for name in CARRIED:
         lines.append(f"| {name} | as in KSampler{', where it changes nothing' if name in WITHOUT_EFFECT else ''} |")
-    return [*lines, *(f"| {name} | refused |" for name in REFUSED)]
+    parts = "as in KSampler in *EMD One-Step Generator*, refused elsewhere"
+    return [*lines, *(f"| {name} | {parts} |" for name in REGIONAL), *(f"| {name} | refused |" for name in REFUSED)]
 
 
 def graphs():

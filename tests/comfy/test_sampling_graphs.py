@@ -142,13 +142,13 @@ class ByHand:
                 self.seen.clear()
             step = int((levels - t[0]).abs().argmin())
             rows = self._rows(text)
-            keep = (
-                lambda activation: found.extend(  # noqa: E731
-                    (activation.address, row[: len(self.texts[0])] if activation.address in texts else row)
-                    for row, own in zip(activation.tensor.clone(), rows, strict=True)
-                    if own
-                )
-            )
+
+            def keep(activation):
+                words = activation.address in texts
+                for row, own in zip(activation.tensor.clone(), rows, strict=True):
+                    if own:
+                        found.append((activation.address, row[: len(self.texts[0])] if words else row))
+
             with capture(network, sites, reduce=keep):
                 out = executor(x, t, concat, text, control, options, **conditions)
             key = [tuple(row.flatten(1)[0].tolist()) for row, own in zip(text, rows, strict=True) if own]
