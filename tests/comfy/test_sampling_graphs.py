@@ -218,3 +218,47 @@ def test_a_late_model_acts_from_its_timestep(scene, name):
 def test_graphs_of_a_transformer(flow, name):
     check_what_changes_nothing(flow, name)
     check_what_is_blocked(flow, name)
+
+
+def listed(model):
+    """A list of three latents, which the sampler runs one by one, through the executor."""
+    graph = {
+        "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
+        "2": ("CLIPTextEncode", {"text": "a smiling face", "clip": ["1", 1]}),
+        "4": ("EmptyLatentImage", {"width": 128, "height": 128, "batch_size": 3}),
+        "5": ("RebatchLatents", {"latents": ["4", 0], "batch_size": 1}),
+        "11": ("KSampler", {"model": model, "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["5", 0],
+                            "seed": 5, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal",
+                            "denoise": 1.0}),
+        "20": ("SaveLatent", {"samples": ["11", 0], "filename_prefix": "listed"}),
+    }  # fmt: skip
+    return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in graph.items()}
+
+
+def saved(comfy, graph):
+    """What a graph's Save Latent wrote, and what Save Activations wrote, one for each element of the list."""
+    import folder_paths
+    from safetensors.torch import load_file
+    from vitrine.engine.activations import Activations
+
+    shown, error = comfy.run(graph)
+    assert error is None, error
+    out = folder_paths.get_output_directory()
+    latents = [load_file(f"{out}/{entry['filename']}")["latent_tensor"] for entry in shown["outputs"]["20"]["latents"]]
+    lines = [text.splitlines()[0].replace("\\", "/") for text in shown["outputs"].get("13", {"text": []})["text"]]
+    return latents, [Activations.load(f"{out}/vitrine_activations/{line.rpartition('/')[2]}") for line in lines]
+
+
+def test_a_list_of_latents(comfy, scene):
+    """Each element of a list has its own run, and its own record."""
+    plain, _ = saved(comfy, listed(["1", 0]))
+    graph = listed(["9", 0])
+    tap = {"model": ["1", 0], "addresses": MIDDLE, "steps": "all"}
+    graph["9"] = {"class_type": "VitrineTapDuringSampling", "inputs": tap}
+    collect = {"recorder": ["9", 1], "latent": ["11", 0], "step": 1, "half": "cond"}
+    graph["12"] = {"class_type": "VitrineCollectTaps", "inputs": collect}
+    graph["13"] = {"class_type": "VitrineSaveActivations", "inputs": {"activations": ["12", 0], "name": "listed"}}
+    found, records = saved(comfy, graph)
+    assert len(plain) == 3 and same(found, plain) and not torch.equal(plain[0], plain[1])
+    maps = [taps[MIDDLE].tensor for taps in records]
+    assert len(maps) == 3 and not torch.equal(maps[0], maps[1]) and not torch.equal(maps[1], maps[2])
