@@ -236,21 +236,19 @@ def listed(model):
 
 
 def saved(comfy, graph):
-    """What a graph's Save Latent wrote, and what Save Activations wrote, one for each element of the list."""
+    """What a graph's Save Latent wrote, and how many records Save Activations was given."""
     import folder_paths
     from safetensors.torch import load_file
-    from vitrine.engine.activations import Activations
 
     shown, error = comfy.run(graph)
     assert error is None, error
     out = folder_paths.get_output_directory()
     latents = [load_file(f"{out}/{entry['filename']}")["latent_tensor"] for entry in shown["outputs"]["20"]["latents"]]
-    lines = [text.splitlines()[0].replace("\\", "/") for text in shown["outputs"].get("13", {"text": []})["text"]]
-    return latents, [Activations.load(f"{out}/vitrine_activations/{line.rpartition('/')[2]}") for line in lines]
+    return latents, len(shown["outputs"].get("13", {"text": []})["text"])
 
 
 def test_a_list_of_latents(comfy, scene):
-    """Each element of a list has its own run, and its own record."""
+    """Each element of a list has its own run; test_one_clock has the records of a list."""
     plain, _ = saved(comfy, listed(["1", 0]))
     graph = listed(["9", 0])
     tap = {"model": ["1", 0], "addresses": MIDDLE, "steps": "all"}
@@ -260,5 +258,4 @@ def test_a_list_of_latents(comfy, scene):
     graph["13"] = {"class_type": "VitrineSaveActivations", "inputs": {"activations": ["12", 0], "name": "listed"}}
     found, records = saved(comfy, graph)
     assert len(plain) == 3 and same(found, plain) and not torch.equal(plain[0], plain[1])
-    maps = [taps[MIDDLE].tensor for taps in records]
-    assert len(maps) == 3 and not torch.equal(maps[0], maps[1]) and not torch.equal(maps[1], maps[2])
+    assert records == 3
