@@ -213,7 +213,7 @@ class NEMOScore(io.ComfyNode):
         """One forward of ``seeds`` rows, and one more for the previews."""
         blank = blank_latents(model, latent)[:1]
         probe = make_probe(denoiser_of(model), config=_probe(seeds, timestep_index, parity))
-        cond = condition_of(model, positive, blank)
+        cond = condition_of(model, positive, blank, probe.t)
         shape = shape_of(blank)
         ((score,), _) = score_prompts(probe, [cond], shape, tau or None, progress())
         pictures = previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
@@ -274,7 +274,7 @@ class NEMOFindNeurons(io.ComfyNode):
         probe = make_probe(
             denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
         )
-        cond = condition_of(model, positive, blank)
+        cond = condition_of(model, positive, blank, probe.t)
         shape = shape_of(blank)
         (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress())
         neurons = result.neurons(model_id)

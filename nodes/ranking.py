@@ -103,7 +103,7 @@ class RankActivations(io.ComfyNode):
         rule = FilterRule(noise or None, granularity or None)
         config = RankingConfig(places, timestep, rule, budget or None, most, True, split, folds)
         latents = encode(model, vae, images)
-        pictures = Pictures.of(latents, condition_of(model, positive, latents), labels, pairs)
+        pictures = Pictures.of(latents, condition_of(model, positive, latents, timestep), labels, pairs)
         ranking = rank_places(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])

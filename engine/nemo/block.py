@@ -26,7 +26,7 @@ class BlockConfig(Config):
         factor: what their activations are multiplied by, -1..1: 0 blocks (published), 1 changes nothing.
         branch: ``both`` rows of guidance (published), or ``cond`` only, which leaves the negative prompt alone.
         start, end: part of sampling during which it acts, 0..1.
-        tokens: positions in the prompt where it acts, 0 the start token; None is everywhere (published). Blocking only
+        tokens: positions in the text that the network reads, from 0; None is everywhere (published). Blocking only
             at the words that trigger a copy leaves the rest of the prompt its neurons.
     """
 
@@ -60,7 +60,9 @@ def token_positions(text: str) -> tuple[int, ...] | None:
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         ends = [end.strip() for end in item.split("-")]
         if len(ends) > 2 or not all(e.isdecimal() and len(e) < 6 for e in ends) or int(ends[0]) > int(ends[-1]):
-            raise refuse("tokens", item, "positions and ranges such as 3-5, 9", "count from 0, the start token")
+            raise refuse(
+                "tokens", item, "positions and ranges such as 3-5, 9", "count from 0; of CLIP's the first word is at 1"
+            )
         positions.update(range(int(ends[0]), int(ends[-1]) + 1))
     return tuple(sorted(positions)) or None
 

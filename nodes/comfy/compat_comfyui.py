@@ -29,8 +29,9 @@ PRIVATE = {
         "prepare_model_patcher",
     ),
     "comfy.samplers": (
-        "calc_cond_batch", "cast_to_load_options", "cfg_function", "encode_model_conds",
-        "filter_registered_hooks_on_conds", "pre_run_control", "preprocess_conds_hooks",
+        "calc_cond_batch", "calculate_start_end_timesteps", "cast_to_load_options", "cfg_function",
+        "encode_model_conds", "filter_registered_hooks_on_conds", "get_area_and_mult", "pre_run_control",
+        "preprocess_conds_hooks", "resolve_areas_and_cond_masks_multidim",
     ),
     "comfy.utils": ("flux_to_diffusers", "pixart_to_diffusers", "unet_to_diffusers"),
     "comfy_extras.nodes_model_advanced": ("ModelSamplingDiscrete",),

@@ -167,6 +167,8 @@ def record_sampling(
             options = kwargs.get("transformer_options") or {}
             if running_in(options) is not running or not running.plain:
                 return None
+            if args and not running.whole(args[0], len(running.parts(options))):
+                return None  # pieces of the batch, or tiles
             step, begins = running.step_of(options["sigmas"])
             if not begins and began.get(step, running.evaluation) != running.evaluation:
                 return None
