@@ -17,7 +17,7 @@ from ..errors import refuse
 from ..families import call_of
 from ..network.condition import Condition
 from ..runtime.compiled import uncompiled
-from .schedule import NoiseSchedule, Number, append_dims
+from .schedule import NoiseSchedule, Number, append_dims, convention_of
 
 PREDICTIONS = ("eps", "v", "x0", "flow")
 
@@ -63,17 +63,15 @@ class Denoiser:
         """From a pipeline, or from a UNet / transformer and a scheduler.
 
         Raises:
-            VitrineError: If the backbone belongs to no known family, or there is no scheduler.
+            VitrineError: If the backbone belongs to no known family, or there is no scheduler, or one for other models.
         """
         parts = (getattr(model, name, None) for name in ("unet", "transformer"))
         backbone = uncompiled(next((part for part in parts if part is not None), model))
         scheduler = getattr(model, "scheduler", None) if scheduler is None else scheduler
         if scheduler is None:
             raise refuse("scheduler", None, "a diffusers scheduler", "pass a pipeline, or scheduler=...")
-        schedule = NoiseSchedule.from_diffusers(scheduler)
-        kinds = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
-        prediction = "flow" if schedule.kind == "flow" else kinds.get(scheduler.config.prediction_type, "unknown")
-        return cls(backbone, schedule, prediction, call_of(backbone))
+        call = call_of(backbone)
+        return cls(backbone, *convention_of(scheduler, backbone), call)
 
     @property
     def inputs(self) -> dict[str, object]:
