@@ -17,6 +17,7 @@ from ..errors import refuse
 from ..families import call_of
 from ..network.condition import Condition
 from ..runtime.compiled import uncompiled
+from ..runtime.stored_weights import as_numbers
 from .schedule import NoiseSchedule, Number, append_dims, convention_of
 
 PREDICTIONS = ("eps", "v", "x0", "flow")
@@ -143,10 +144,11 @@ def check_finite(module: nn.Module, name: str = "model") -> None:
     weights = {k: v for k, v in module.state_dict().items() if v.is_floating_point() and not v.is_meta}
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for value in weights.values():  # a sum shows both: NaN and infinity outlast any addition
+        value = as_numbers(value)
         by_device.setdefault(value.device, []).append(value.to(torch.promote_types(value.dtype, torch.float32)).sum())
     if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
         return
-    bad = next((key for key, value in weights.items() if not bool(torch.isfinite(value).all())), None)
+    bad = next((key for key, value in weights.items() if not bool(torch.isfinite(as_numbers(value)).all())), None)
     if bad is not None:
         raise refuse(f"{name} weights", f"NaN or Inf in {bad!r}", "finite numbers", "load the checkpoint again")
 
