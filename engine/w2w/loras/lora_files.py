@@ -212,7 +212,7 @@ def _refuse_to_swell(file: LoraFile, entries: Sequence[Entry], known: object) ->
         most = max(most, _SWELLS * file.path.stat().st_size)
     if needed > most:
         shown = f"{file.path.name}, whose {products[0].kind} takes {needed / 1e9:.1f} GB"
-        accepted = f"{most / 1e9:.1f} GB, for layers of a base model that is {'' if known or file.shaped_base else 'not '}known"
+        accepted = f"at most {most / 1e9:.1f} GB for a file of its size, or of a base model that is not known"
         raise refuse("LoRA file", shown, accepted, "merge it and extract a LoRA, or name the base model's weights")
 
 

@@ -1,4 +1,4 @@
-"""Networks whose weights are stored in 8 or 4 bits, by the real libraries: each method works, or refuses them plainly."""
+"""Networks with weights of 8 or 4 bits, stored by the real libraries: each method works, or refuses them plainly."""
 
 import copy
 
@@ -123,8 +123,6 @@ class Case:
 
     def forward(self, denoiser=None):
         return (denoiser or self.denoiser).forward(self.x, 300.0, self.cond)
-
-
 
 
 @pytest.mark.parametrize(("network", "way"), CASES)
