@@ -71,6 +71,7 @@ LONG = (
     Piece("full size, sd15", ("tests/full_size",), {"VITRINE_FULL_SIZE": "sd15"}, alone=True),
     Piece("full size, sdxl", ("tests/full_size",), {"VITRINE_FULL_SIZE": "sdxl"}, alone=True),
     Piece("benchmarks", ("tests/benchmarks",), {"VITRINE_BENCH": "1"}, alone=True),
+    Piece("hostile headers", ("tests/attacks/test_headers.py",), {"VITRINE_HEADERS": "500"}),
     Piece("large jobs", ("tests/engine/jobs/test_large_jobs.py", *EVERY), {"VITRINE_LARGE": "1"}),
 )  # fmt: skip
 """Runs that an environment variable makes larger. Those that take hours come last."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..diffusion.schedule import convention_of
 from ..errors import VitrineError, refuse
 from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
@@ -21,7 +22,7 @@ from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
 from .receptive import Spread, inner_convolutions, is_convolutional
 from .rotary_patch import RotaryPositions, is_rotary, rotary_part
-from .schedulers import own_shift, schedule_of, transferred_scheduler
+from .schedulers import own_shift, transferred_scheduler
 from .transfer_config import ResolutionTransferConfig
 
 _MOVED = "_resolution_moved"
@@ -50,7 +51,7 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     rotary = is_rotary(part)
     patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
     size = train_size or _own_size(pipe, backbone, factor)
-    schedule = schedule_of(pipe.scheduler)
+    schedule, _ = convention_of(pipe.scheduler, backbone)
     shift, dynamic = 1.0, None
     if schedule.kind == "flow" and size is not None:
         shift, dynamic = own_shift(pipe.scheduler, size[0] * size[1] // (factor * patch) ** 2)

@@ -17,6 +17,7 @@ from torch import nn
 from ..errors import refuse
 from . import compat_accelerate as accelerate
 from . import compat_diffusers as diffusers
+from .stored_weights import is_packed, shape_of
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -130,7 +131,7 @@ def refuse_offloaded(module: nn.Module) -> None:
         VitrineError: If the weights of the module, or of a part, are away between forwards, or stored in another
             precision than they compute in.
     """
-    refuse_cast_layers(module)
+    refuse_without_gradients(module)
     for child in module.modules():
         away = any(map(accelerate.offloads, accelerate.hooks_of(child)))
         if away or diffusers.group_hook(child) is not None:
@@ -141,16 +142,28 @@ def refuse_offloaded(module: nn.Module) -> None:
             )  # fmt: skip
 
 
-def refuse_cast_layers(module: nn.Module) -> None:
+def refuse_without_gradients(module: nn.Module) -> None:
     """Gradients need the weights of the forward, which layerwise casting has put back into storage by then.
 
+    Layers that quantise their inputs too pass none on at all: each quantised layer is asked, with one row of zeros.
+
     Raises:
-        VitrineError: If ``enable_layerwise_casting`` is on in the module or a part.
+        VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
+            gradient.
     """
     if any(map(diffusers.is_cast, module.modules())):
         shown = f"{type(module).__name__} with layerwise casting"
         accepted, remedy = "weights in the precision they compute in", "load the model again, in bfloat16 for one"
         raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
+    for path, child in module.named_modules():
+        shape, weight = shape_of(child), getattr(child, "weight", None)
+        if shape is None or not is_packed(weight):
+            continue
+        with torch.enable_grad():
+            row = torch.zeros(1, shape[1], device=weight.device, dtype=dtype_of(module), requires_grad=True)
+            if not child(row).requires_grad:
+                shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
+                raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
 
 
 def put_back(module: nn.Module) -> None:

@@ -7,6 +7,7 @@ no list here is refused: ignored, it would give the numbers of another graph.
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -61,6 +62,17 @@ class Carried:
 
     def __init__(self, settings: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> None:
         self.settings, self.others = settings, others
+        self._mark = uuid.uuid4().hex
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a job that resumes depends on: each ControlNet's network, picture and settings.
+
+        Boxes and hooks hold models that nothing here can read whole: with them, a job is that of this object alone.
+        """
+        others = {key for key, value in self.settings.items() if value is not None}
+        others -= {"control", "control_apply_to_uncond"}
+        return {"controls": [_of_control(c) for c in self.controls], "others": self._mark if others or self.others else ""}
 
     @property
     def controls(self) -> Iterator[Any]:
@@ -70,6 +82,16 @@ class Carried:
             while control is not None:
                 yield control
                 control = control.previous_controlnet
+
+
+def _of_control(control: Any) -> dict[str, Any]:
+    """A ControlNet, T2I adapter or ControlLora as plain values, tensors and networks."""
+    networks = [getattr(control, name, None) for name in ("control_model", "t2i_model", "control_weights")]
+    settings = [control.strength, list(control.timestep_percent_range), str(control.strength_type)]
+    return {
+        "kind": type(control).__name__, "networks": networks, "picture": control.cond_hint_original,
+        "settings": settings, "concatenated": list(control.extra_concat_orig), "arguments": str(control.extra_args),
+    }  # fmt: skip
 
 
 def checked(conditioning: list, regional: bool = False) -> list:

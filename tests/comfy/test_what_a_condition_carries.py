@@ -351,3 +351,22 @@ def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
     score = {"model": model, "latent": latent, "tau": 0.9, "seeds": 2, "timestep_index": 4}
     found = comfy.call("VitrineNEMOScore", positive=told, **score)[0]
     assert found == comfy.call("VitrineNEMOScore", positive=first, **score)[0]
+
+
+def test_a_job_knows_what_its_prompt_carries(comfy):
+    """It resumed an inversion of another ControlNet's picture, or stopped at an input that it could not read."""
+    from vitrine.engine.jobs.digests import digest
+    from vitrine.engine.network.condition import Condition
+    from vitrine.nodes.comfy.carried import CARRIED, Carried
+
+    def of(**settings):
+        return digest(Condition(torch.zeros(1, 2, 3), fixed={CARRIED: Carried(settings)}))
+
+    first = tiny.control()
+    other_picture, other_network = tiny.control(), tiny.control()
+    other_picture.cond_hint_original = other_picture.cond_hint_original + 0.1
+    tiny.filled(other_network.control_model, 6)
+    others = [other_picture, other_network, tiny.control(strength=0.5), tiny.control(timestep_percent_range=(0.0, 0.5))]
+    assert of(control=first) == of(control=tiny.control())
+    assert len({of(control=control) for control in (first, *others)}) == 5
+    assert of(control=first, hooks=object()) != of(control=first, hooks=object()), "nobody knows: begun anew"
