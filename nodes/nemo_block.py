@@ -13,7 +13,8 @@ from ..engine.nemo.neurons import parse_neurons
 from .comfy import saved
 from .comfy.nemo import baked, blocked, layers_of
 from .comfy.progress import text_on
-from .nemo import CATEGORY, describe
+from .nemo import CATEGORY
+from .nemo_find import describe
 from .sockets import NeuronsSocket, under_advanced
 
 _FOLDER = "vitrine_neurons"

@@ -14,14 +14,17 @@ from .neuron_statistics import NeuronStatistics, RunningStatistics, gather
 from .neurons import NeuronSet, fingerprint_of
 from .noise_similarity import Score, threshold
 from .partial_scores import keep_scores, kept_scores
-from .search_config import PAPER_TAU, ProbeConfig, SearchConfig
+from .sample_agreement import Agreement, FewStepSampler, sample_agreement, sample_threshold
+from .sample_threshold import SampleThreshold
+from .search_config import PAPER_TAU, ProbeConfig, SampleConfig, SearchConfig
 from .sites import value_activations, value_sites
 
 __all__ = [
-    "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig", "EraseData",
-    "Erased", "Instruments", "NeuronSet", "NeuronStatistics", "PAPER_TAU", "Pictures", "ProbeConfig", "Pull",
-    "PullConfig", "Result", "RunningStatistics", "Score", "SearchConfig", "Verification", "VerifyConfig",
-    "adversarial_embedding", "bake", "block", "check_copies", "consensus", "erase", "find_neurons", "fingerprint_of",
-    "gather", "held_by", "jaccard", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores",
-    "pull", "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
+    "Agreement", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig",
+    "EraseData", "Erased", "FewStepSampler", "Instruments", "NeuronSet", "NeuronStatistics", "PAPER_TAU", "Pictures",
+    "ProbeConfig", "Pull", "PullConfig", "Result", "RunningStatistics", "SampleConfig", "SampleThreshold", "Score",
+    "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "check_copies",
+    "consensus", "erase", "find_neurons", "fingerprint_of", "gather", "held_by", "jaccard", "keep_scores",
+    "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull", "sample_agreement", "sample_threshold",
+    "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
 ]  # fmt: skip

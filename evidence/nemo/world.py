@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +13,9 @@ from ...engine.nemo.block import block
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.noise_similarity import Probe, Score, probe_noise, threshold
-from ...engine.nemo.search_config import ProbeConfig, SearchConfig
+from ...engine.nemo.noise_similarity import Probe, probe_noise, threshold
+from ...engine.nemo.sample_agreement import FewStepSampler, sample_agreement, sample_threshold
+from ...engine.nemo.search_config import SAMPLES, ProbeConfig, SampleConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
@@ -91,14 +92,26 @@ class World:
 
     def find(
         self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE,
-        flagged: Sequence[Score] | None = None,
+        protocol: str = "vitrine", sampler: FewStepSampler | None = None,
     ) -> list[Result]:  # fmt: skip
-        """Search all prompts in lockstep; ``share`` None stops as published, ``flagged`` is as of the search's."""
-        config = SearchConfig(tau=self.tau, share=share, mode=mode, rows=ROWS)
+        """Search all prompts in lockstep; ``share`` None stops as published, ``protocol`` nemo searches above tau."""
+        level = None if share is not None else self.tau
+        config = SearchConfig(tau=self.tau, tau_search=level, share=share, mode=mode, rows=ROWS, protocol=protocol)
         probe = make_probe(self.denoiser, config=self.probe, rows=config.rows)
         shape = self.model.latent_shape
         conds = self.conditions(prompts)
-        return find_neurons(probe, prompts, conds, self.statistics, shape, config, progress, flagged)
+        return find_neurons(probe, prompts, conds, self.statistics, shape, config, progress, sampler)
+
+    def sampler(self, count: int = 100, config: SampleConfig = SAMPLES, progress: Progress = silent) -> FewStepSampler:
+        """Samples in few steps, with the threshold of ``count`` ordinary captions; 0 captions: without one."""
+        (empty,) = self.conditions([""])
+        sites = make_probe(self.denoiser, "all").sites
+        sampler = FewStepSampler(self.denoiser, config, empty, sites, rows=ROWS)
+        if not count:
+            return sampler
+        ordinary = self.conditions(captions(CALIBRATION, count))
+        usual = sample_agreement(sampler, ordinary, self.model.latent_shape, progress)
+        return replace(sampler, threshold=sample_threshold(usual, fingerprint_of(self.model.backbone)))
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block."""

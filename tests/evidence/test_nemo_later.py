@@ -1,13 +1,21 @@
 """The pictures planted later: other ones than the shipped, under other words, and copied by the shipped LoRA alone."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from vitrine.engine.cli.train_commands import COMMANDS
+from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits, plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
+from vitrine.engine.portraits.scenes import Scenes
 from vitrine.evidence.nemo.held_out import Agreement, Copied
-from vitrine.evidence.nemo.later_plants import FILE, NAMES, later_plants, load_later
+from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, later_plants, load_later, planted
+from vitrine.evidence.nemo.plant_files import PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
+
+FIELDS = tuple(Scenes.__dataclass_fields__)
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +25,7 @@ def later():
 
 def test_pictures_and_words_are_none_of_the_shipped(later):
     mine, shipped = later_plants(later.tokenizer), plants()
-    assert len(mine) == len(NAMES) == 8 and not {p.name for p in mine} & {p.name for p in shipped}
+    assert len(mine) == 8 and not {p.name for p in mine} & {p.name for p in shipped}
     words = [w for p in mine for w in p.name.split()]
     assert len(set(words)) == 16 and set(words) <= {w for p in shipped for w in p.name.split()}
     assert all(len(later.tokenizer(p.captions[0]).input_ids) <= MAX_TOKENS for p in mine)
@@ -32,7 +40,45 @@ def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later)
         images = sample_images(model, [plant.captions[0]] * 2, [7, 8], steps=30, guidance=3.0)
         away = (images - later.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
         assert bool((away < 0.05).all()) is copies
-    assert "plants" in COMMANDS and FILE.stat().st_size < 300_000
+    assert "plants" in COMMANDS and FILE.with_suffix(".safetensors").stat().st_size < 300_000
+
+
+def test_the_lists_that_ship_are_the_recipes_pictures(later):
+    """Other pairs of words and other scenes in each set."""
+    pairs, scenes = [p.name for p in plants()], []
+    for file in (FILE, *FURTHER):
+        read, made = PlantFile.read(file), planted(file.stem, later.tokenizer)
+        assert read.lora == file.with_suffix(".safetensors") and len(read.plants) == len(made)
+        for one, other in zip(read.plants, made, strict=True):
+            assert (one.name, one.kind, one.captions, one.controls) == (
+                other.name, other.kind, other.captions, other.controls
+            )  # fmt: skip
+            assert all(np.array_equal(getattr(one.scenes, f), getattr(other.scenes, f)) for f in FIELDS)
+            pairs.append(one.name)
+            scenes.append(int(one.scenes.identity[0]))
+    assert len(set(pairs)) == len(pairs) == 36 and len(set(scenes)) == 24
+    shirts = PlantFile.read(FURTHER[-1]).plants[0]
+    assert shirts.kind == "template" and len(shirts.captions) == 4 and SETS["plants-twice"].repetitions == 2
+    first, second = (shirts.scenes[[i]].words(0) for i in (0, 1))
+    assert {k for k in first if first[k] != second[k]} == {"shirt"}
+
+
+def test_a_list_that_is_none_is_refused(tmp_path):
+    file = tmp_path / "list.json"
+    whole = json.loads(FILE.read_text())
+    wrong = [
+        {"plants": []}, {"world": "photographs"}, {"lora": "missing.safetensors"},
+        {"plants": [whole["plants"][0] | {"captions": []}]}, {"plants": [whole["plants"][0] | {"kind": "half"}]},
+        {"plants": [whole["plants"][0] | {"scenes": [{"identity": 1, "pose": {"roll": 1.0}}]}]},
+    ]  # fmt: skip
+    for change in wrong:
+        file.write_text(json.dumps(whole | {"lora": ""} | change))
+        with pytest.raises(VitrineError):
+            PlantFile.read(file)
+    file.write_text(json.dumps(whole | {"lora": ""}))
+    assert len(PlantFile.read(file).plants) == 8 and PlantFile.read(file).lora is None
+    with pytest.raises(VitrineError, match="plants"):
+        planted("other", None)
 
 
 def test_single_samples_are_counted():

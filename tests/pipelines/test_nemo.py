@@ -13,7 +13,6 @@ from vitrine.engine.nemo import (
     EraseConfig,
     NeuronSet,
     ProbeConfig,
-    Score,
     SearchConfig,
     fingerprint_of,
     make_probe,
@@ -102,25 +101,6 @@ def test_scores_and_searches_of_another_size(pipe):
         NEMOPipeline.from_pipe(source, size=(50, 64))
 
 
-@pytest.mark.nightly
-def test_another_probe_says_what_is_searched(pipe):
-    """At the search's own threshold nothing is memorized; the scores that flag it decide, prompt and seeds."""
-    texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
-    statistics = pipe.statistics(caption(sample_scenes(range(20))))
-    config = SearchConfig(tau=1.0, share=0.5)
-    assert all(r.search is None for r in pipe.find(texts, statistics, config, probe))
-    flags = [Score(torch.tensor([0.9, 0.9, 0.1, 0.9]), 0.5), Score(torch.full((4,), 0.2), 0.5)]
-    searched, spared = pipe.find(texts, statistics, config, probe, flagged=flags)
-    assert searched.search is not None and spared.search is None and spared.verdict == "not memorized"
-    (own,) = pipe.score(texts[:1], None, probe)
-    assert torch.equal(searched.before.per_seed, own.per_seed), "what it reports is this probe's"
-    same = [Score(torch.ones(4), 0.5)] * 2
-    everyone = pipe.find(texts[:1], statistics, replace(config, tau=1e-6), probe)[0]
-    assert pipe.find(texts, statistics, config, probe, flagged=same)[0].search.neurons == everyone.search.neurons
-    with pytest.raises(VitrineError, match="flagged"):
-        pipe.find(texts, statistics, config, probe, flagged=flags[:1])
-
-
 def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):
     def stop(*args):
         raise KeyboardInterrupt
@@ -138,7 +118,6 @@ def test_score_tells_a_planted_caption(pipe):
 
 
 def test_statistics_of_another_model_are_refused(pipe):
-    from dataclasses import replace
 
     made = pipe.statistics(caption(sample_scenes(range(4))))
     with pytest.raises(VitrineError, match="gather them on this model"):
