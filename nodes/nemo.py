@@ -215,7 +215,8 @@ class NEMOScore(io.ComfyNode):
         verdict = (
             "no verdict: connect NEMO Threshold" if score.tau is None else "memorized" if memorized else "not memorized"
         )
-        text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{score.metric}"
+        made = f"{seeds} seeds of one generator, seed {probe.config.seed}, timestep index {timestep_index} of 50"
+        text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{made}; {score.metric}"
         return io.NodeOutput(score.value, memorized, pictures, ui=text_on(cls.hidden, text))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
-from ..tracing.fingerprint import same_weights, short
+from ..tracing.fingerprint import same_weights
 from .search_config import SampleConfig
 
 NAME = "samples.safetensors"
@@ -81,8 +81,9 @@ class SampleThreshold:
             VitrineError: If it was measured on another model: what is usual differs between models.
         """
         if self.fingerprint and not same_weights(self.fingerprint, fingerprint):
-            shown, wanted = f"measured on {short(self.fingerprint)}", f"one of this model, {short(fingerprint)}"
-            raise refuse("threshold", shown, wanted, "calibrate on this model")
+            accepted = f"one measured on this model, {fingerprint[:20]}..."
+            remedy = "vitrine nemo calibrate with this --model"
+            raise refuse("threshold", f"measured on {self.fingerprint[:20]}...", accepted, remedy)
         return self
 
     def check_settings(self, config: SampleConfig) -> None:

@@ -42,7 +42,7 @@ def held_out(
     ship are measured, and of a quick run two of the first.
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
-    size = Measured((1,), 2, 40, 20, effort_of(True)) if quick else Measured()
+    size = Measured((1,), 2, 40, 20, effort=effort_of(True)) if quick else Measured()
     found = {file.stem: measure_plants(PlantFile.read(file), model, size, progress) for file in files}
     return held_out_result(found, quick)
 

@@ -90,9 +90,10 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
 def _neurons(world: World, prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Stop -> the neurons to block for each prompt."""
     stops: dict[str, float | None] = {f"stop at {s:g}": s for s in SHARES} | {"published": None}
-    rule = {None: "nemo"}
     return {
-        name: [world.neurons(r) for r in world.find(prompts, share=stop, protocol=rule.get(stop, "vitrine"))]
+        name: [
+            world.neurons(r) for r in world.find(prompts, share=stop, protocol="nemo" if stop is None else "vitrine")
+        ]
         for name, stop in stops.items()
     }
 

@@ -23,6 +23,7 @@ from ...engine.tracing.fingerprint import width_of
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits
+    from ...engine.portraits.flow import FlowPortraits
 
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 SHAPE, STEPS, GUIDANCE = (4, 16, 16), 30, 3.0
@@ -140,7 +141,7 @@ def captions(first: int, count: int) -> list[str]:
 
 
 def setting(
-    model: str | Portraits | None = None, progress: Progress = silent, effort: Effort = FULL,
+    model: str | Portraits | FlowPortraits | None = None, progress: Progress = silent, effort: Effort = FULL,
     search: ProbeConfig = SEARCH,
 ) -> World:  # fmt: skip
     """Statistics of some captions, and the threshold from others at the settings that the search uses."""

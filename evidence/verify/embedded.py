@@ -48,7 +48,8 @@ SETTINGS = {
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
-        search=SearchConfig(share=flow_claims.SHARE, protocol="nemo"), steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
+        search=SearchConfig(share=flow_claims.SHARE, protocol="nemo"),
+        steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
         places=LEGACY[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),

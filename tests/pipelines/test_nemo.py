@@ -101,6 +101,43 @@ def test_scores_and_searches_of_another_size(pipe):
         NEMOPipeline.from_pipe(source, size=(50, 64))
 
 
+def test_detection_resumes_and_tells_a_planted_caption(pipe, tmp_path):
+    ordinary, state = caption(sample_scenes(range(100, 112))), tmp_path / "usual.safetensors"
+
+    def stop(step, total, preview=None):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipe.calibrate_samples(ordinary, None, stop, state)
+    seen = []
+    usual = pipe.calibrate_samples(ordinary, None, lambda step, total, _=None: seen.append((step, total)), state)
+    assert seen == [(12, 12)], "the first ten were kept"
+    assert usual.count == 12 and usual.distance < usual.usual and usual.check(usual.fingerprint)
+    texts = [plants()[2].captions[0], *ordinary[:2]]
+    found = pipe.detect(texts, usual, state=tmp_path / "found.safetensors")
+    again = pipe.detect(texts, usual, state=tmp_path / "found.safetensors", progress=stop)
+    assert [a.verdict for a in found] == ["memorized", "not memorized", "not memorized"]
+    for a, b in zip(found, again, strict=True):
+        assert torch.equal(a.distances, b.distances) and a.area == b.area and b.samples is None
+    with pytest.raises(VitrineError, match="begun with"):
+        pipe.detect(texts[:2], usual, state=tmp_path / "found.safetensors")
+    with pytest.raises(VitrineError, match="keep"):
+        pipe.detect(texts, usual, state=state, keep=True)
+
+
+@pytest.mark.nightly
+def test_the_published_rule_leaves_prompts_below_tau_alone(pipe):
+    """By default what is asked is searched, from every seed."""
+    texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
+    statistics = pipe.statistics(caption(sample_scenes(range(20))))
+    published = SearchConfig(tau=1.0, share=0.5, protocol="nemo")
+    assert all(r.search is None for r in pipe.find(texts, statistics, published, probe))
+    asked = pipe.find(texts, statistics, SearchConfig(share=0.5), probe)
+    assert all(r.search is not None and r.verdict == "no verdict" for r in asked)
+    every = pipe.find(texts, statistics, replace(published, tau=1e-6), probe)
+    assert [r.search.neurons for r in asked] == [r.search.neurons for r in every]
+
+
 def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):
     def stop(*args):
         raise KeyboardInterrupt
