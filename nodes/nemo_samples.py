@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.nemo import Agreement, FewStepSampler, SampleConfig, SampleThreshold, sample_agreement, value_sites
+from ..engine.nemo import Agreement, FewStepConfig, FewStepSampler, SampleThreshold, sample_agreement, value_sites
 from ..engine.nemo.nearest import overlay
 from ..engine.nemo.partial_scores import UsualSamples
 from .captions import captioned
@@ -24,7 +24,7 @@ _FIRST = io.Int.Input("first_seed", default=1, min=0, max=2**31, tooltip="Of the
 
 
 def sampler_of(
-    model: Any, negative: list, blank: torch.Tensor, config: SampleConfig, threshold: SampleThreshold | None = None
+    model: Any, negative: list, blank: torch.Tensor, config: FewStepConfig, threshold: SampleThreshold | None = None
 ) -> FewStepSampler:
     """Samples in few steps, guided against a negative prompt.
 
@@ -70,7 +70,7 @@ class NEMOSampleThreshold(io.ComfyNode):
     ) -> io.NodeOutput:
         """Interrupt works between two forwards."""
         texts, blank = lines(prompts, 4), blank_latents(model, latent)[:1]
-        config = SampleConfig(samples, first_seed, steps, cfg)
+        config = FewStepConfig(samples, first_seed, steps, cfg)
         sampler, usual, after = sampler_of(model, literal(clip, ""), blank, config), UsualSamples(), progress()
         for start in range(0, len(texts), sampler.at_once):
             conds = prompt_conditions(model, clip, texts[start : start + sampler.at_once], blank)
@@ -124,31 +124,31 @@ class NEMODetect(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """A few steps of ``samples`` rows, twice as many with guidance."""
         blank = blank_latents(model, latent)[:1]
-        config = SampleConfig(samples, first_seed, steps, cfg) if threshold is None else threshold.config
+        config = FewStepConfig(samples, first_seed, steps, cfg) if threshold is None else threshold.config
         sampler = sampler_of(model, negative, blank, config, threshold)
-        (found,) = sample_agreement(sampler, [condition_of(model, positive, blank)], shape_of(blank), progress())
-        pictures, where = _shown(model, vae, found)
-        text = found.text()
+        (agreement,) = sample_agreement(sampler, [condition_of(model, positive, blank)], shape_of(blank), progress())
+        pictures, where = _shown(model, vae, agreement)
+        text = agreement.text()
         shown = text_on(cls.hidden, text).as_dict()
         if vae is not None:
             first = config.first_seed
             names = [f"seed {first + i}" for i in range(len(pictures))]
             named = captioned(pictures, names)
-            marked = [] if threshold is None else [*captioned(where, [f"{found.area:.0%} agrees"])]
+            marked = [] if threshold is None else [*captioned(where, [f"{agreement.area:.0%} agrees"])]
             shown = ui.PreviewImage(torch.stack([*named, *marked]), cls=cls).as_dict() | shown
-        memorized = found.threshold is not None and found.memorized
-        return io.NodeOutput(memorized, found.distance, text, pictures, where, ui=shown)
+        memorized = agreement.threshold is not None and agreement.memorized
+        return io.NodeOutput(memorized, agreement.distance, text, pictures, where, ui=shown)
 
 
-def _shown(model: Any, vae: Any, found: Agreement) -> tuple[torch.Tensor, torch.Tensor]:
+def _shown(model: Any, vae: Any, agreement: Agreement) -> tuple[torch.Tensor, torch.Tensor]:
     """IMAGE of the samples, and of the first with what all agree on in colour."""
-    assert found.samples is not None
+    assert agreement.samples is not None
     if vae is None:
         return torch.zeros(1, 8, 8, 3), torch.zeros(1, 8, 8, 3)
-    pictures = decode(model, vae, found.samples.to(model.load_device))
-    if found.threshold is None:
+    pictures = decode(model, vae, agreement.samples.to(model.load_device))
+    if agreement.threshold is None:
         return pictures, torch.zeros_like(pictures[:1])
-    return pictures, overlay(pictures[0].movedim(-1, 0), found.map).movedim(0, -1)[None]
+    return pictures, overlay(pictures[0].movedim(-1, 0), agreement.map).movedim(0, -1)[None]
 
 
 NODES = [NEMOSampleThreshold, NEMODetect]

@@ -73,7 +73,7 @@ class Calibrate:
     def run(self) -> int:
         """0 on success."""
         from ..jobs.run import forget
-        from ..nemo import ProbeConfig, SampleConfig, fingerprint_of, threshold
+        from ..nemo import FewStepConfig, ProbeConfig, fingerprint_of, threshold
         from ..nemo.sample_threshold import NAME
         from ..nemo.search_config import AUTO
         from ..runtime.processes import launched
@@ -91,7 +91,7 @@ class Calibrate:
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
         facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe._network)}
         pictures = self.out / "usual.safetensors"
-        made = SampleConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
+        made = FewStepConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
         usual = pipe.calibrate_samples(chosen, made, _bar("samples", workers), pictures, workers)
         if not workers.index:
             usual.save(self.out / NAME)
@@ -155,8 +155,8 @@ class ScorePrompts:
             written.writerows(rows)
             write_text(self.out, table.getvalue())
             level = calibrated.tau if published else calibrated.distance
-            found = sum(s.memorized for s in scores)
-            print(f"{found} of {len(scores)} {'above' if published else 'below'} {level:.4f} -> {self.out}")
+            memorized = sum(s.memorized for s in scores)
+            print(f"{memorized} of {len(scores)} {'above' if published else 'below'} {level:.4f} -> {self.out}")
         forget(workers.own_file(state))
         return 0
 
@@ -167,9 +167,9 @@ def _score_rows(texts: list[str], scores: list[Any]) -> list[tuple[str, ...]]:
     return [(text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows]
 
 
-def _sample_rows(texts: list[str], found: list[Any]) -> list[tuple[str, ...]]:
+def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...]]:
     """What is made of samples, the nearest first."""
-    rows = sorted(zip(texts, found, strict=True), key=lambda row: row[1].distance)
+    rows = sorted(zip(texts, agreements, strict=True), key=lambda row: row[1].distance)
     return [(text, *agreement.columns().values()) for text, agreement in rows]
 
 

@@ -75,7 +75,7 @@ def sample(
     return walk(predict, noise if flow else noise * scheduler.init_noise_sigma, scheduler, progress=progress)
 
 
-def few_steps(
+def few_step_latents(
     denoiser: Denoiser, noise: torch.Tensor, steps: int, cond: Condition, *, null: Condition | None = None,
     guidance: float = 1.0,
 ) -> torch.Tensor:  # fmt: skip

@@ -13,11 +13,11 @@ from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import width_of
+from .few_step_detection import Agreement, FewStepSampler, sample_agreement
 from .neuron_effects import NeuronStats, holdings
 from .neuron_statistics import NeuronStatistics
 from .neurons import NeuronSet
 from .noise_similarity import Probe, Request, Score, ddim_timestep, probe_noise
-from .sample_agreement import Agreement, FewStepSampler, sample_agreement
 from .search import Outcome, Round, Search, search
 from .search_config import AUTO, ProbeConfig, SearchConfig, check_tau
 from .sites import each_value, text_only, value_sites
@@ -156,8 +156,7 @@ def find_neurons(
             verdict to the one-step predictions.
 
     Raises:
-        VitrineError: If the numbers of prompts and conditions differ, or the statistics do not fit the model's
-            layers.
+        VitrineError: If the numbers of prompts and conditions differ, or the statistics do not fit the layers.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ..jobs.run import Run
+from .few_step_detection import Agreement, usual_places
 from .noise_similarity import Score
-from .sample_agreement import Agreement, usual_places
 from .sample_threshold import SampleThreshold
-from .search_config import SampleConfig
+from .search_config import FewStepConfig
 
 
 def keep_scores(run: Run, scores: Sequence[Score]) -> None:
@@ -36,7 +36,7 @@ def keep_agreements(run: Run, agreements: Sequence[Agreement]) -> None:
     run.save({"agreements": {"distances": pairs, "areas": areas}})
 
 
-def kept_agreements(run: Run, config: SampleConfig, threshold: SampleThreshold | None) -> list[Agreement]:
+def kept_agreements(run: Run, config: FewStepConfig, threshold: SampleThreshold | None) -> list[Agreement]:
     """What :func:`keep_agreements` wrote; nothing where nothing was. Errors are those of :func:`kept_scores`."""
     state = run.load()
     if state is None:
@@ -52,7 +52,7 @@ class UsualSamples:
 
     Attributes:
         distances: of each caption.
-        places: (64, 64) sum of :func:`~vitrine.engine.nemo.sample_agreement.usual_places`.
+        places: (64, 64) sum of :func:`~vitrine.engine.nemo.few_step_detection.usual_places`.
     """
 
     distances: list[float] = field(default_factory=list)
@@ -82,7 +82,7 @@ class UsualSamples:
         """Write it, whole or not at all."""
         run.save({"usual": {"distances": torch.tensor(self.distances), "places": self.places}})
 
-    def threshold(self, config: SampleConfig, fingerprint: str) -> SampleThreshold:
+    def threshold(self, config: FewStepConfig, fingerprint: str) -> SampleThreshold:
         """The threshold, see :meth:`~vitrine.engine.nemo.sample_threshold.SampleThreshold.of`."""
         places = self.places / max(1, len(self.distances))
         return SampleThreshold.of(self.distances, places, config, fingerprint)

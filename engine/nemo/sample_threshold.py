@@ -11,7 +11,7 @@ import torch
 from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
 from ..tracing.fingerprint import same_weights
-from .search_config import SampleConfig
+from .search_config import FewStepConfig
 
 NAME = "samples.safetensors"
 KIND, VERSION = "vitrine-nemo-samples", 1
@@ -40,7 +40,7 @@ class SampleThreshold:
     usual: float
     places: torch.Tensor
     count: int
-    config: SampleConfig
+    config: FewStepConfig
     fingerprint: str = ""
 
     @property
@@ -50,7 +50,7 @@ class SampleThreshold:
 
     @classmethod
     def of(
-        cls, distances: Sequence[float], places: torch.Tensor, config: SampleConfig, fingerprint: str = ""
+        cls, distances: Sequence[float], places: torch.Tensor, config: FewStepConfig, fingerprint: str = ""
     ) -> SampleThreshold:
         """From the distances of ordinary captions' samples.
 
@@ -86,7 +86,7 @@ class SampleThreshold:
             raise refuse("threshold", f"measured on {self.fingerprint[:20]}...", accepted, remedy)
         return self
 
-    def check_settings(self, config: SampleConfig) -> None:
+    def check_settings(self, config: FewStepConfig) -> None:
         """Refuses samples made in another way than those it was measured on.
 
         Raises:
@@ -115,7 +115,7 @@ class SampleThreshold:
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
             tensors, header = read_artefact(path, KIND, VERSION)
             distance, usual, count = float(header["distance"]), float(header["usual"]), int(header["count"])
-            config, places = SampleConfig.from_dict(dict(header["settings"])), tensors["places"]
+            config, places = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
             if not 0 < distance < usual < 1e6 or places.shape != (64, 64) or not bool((places >= 0).all()):
                 raise ValueError(f"distance {distance}, usual {usual}, places {tuple(places.shape)}")
             return cls(distance, usual, places, count, config, printable(str(header["fingerprint"])))

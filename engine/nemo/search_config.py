@@ -160,7 +160,7 @@ class SearchConfig(Config):
 
 
 @dataclass(frozen=True)
-class SampleConfig(Config):
+class FewStepConfig(Config):
     """What is sampled for each prompt. The defaults were chosen on the pictures planted in the portraits model.
 
     Attributes:
@@ -193,4 +193,4 @@ class SampleConfig(Config):
         return self.seeds * self.steps * (1 if self.guidance == 1 else 2)
 
 
-SAMPLES = SampleConfig()
+FEW_STEPS = FewStepConfig()

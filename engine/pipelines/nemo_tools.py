@@ -38,8 +38,8 @@ from ..nemo import (
     value_sites,
     verify,
 )
+from ..nemo.few_step_detection import FewStepSampler
 from ..nemo.noise_similarity import Probe, Request, probe_noise
-from ..nemo.sample_agreement import FewStepSampler
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.processes import ALONE, Workers

@@ -10,9 +10,9 @@ import torch
 
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..nemo import Agreement, SampleConfig, SampleThreshold, sample_agreement, value_sites
+from ..nemo import Agreement, FewStepConfig, SampleThreshold, sample_agreement, value_sites
+from ..nemo.few_step_detection import FewStepSampler
 from ..nemo.partial_scores import UsualSamples, keep_agreements, kept_agreements
-from ..nemo.sample_agreement import FewStepSampler
 from ..network.condition import Condition
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
@@ -24,7 +24,7 @@ class SampleDetection:
 
     def detect(
         self: Any, prompts: str | Iterable[str], threshold: SampleThreshold | None = None,
-        config: SampleConfig | None = None, progress: Progress = silent, state: str | Path | None = None,
+        config: FewStepConfig | None = None, progress: Progress = silent, state: str | Path | None = None,
         workers: Workers = ALONE, keep: bool = False,
     ) -> list[Agreement]:  # fmt: skip
         """Whether a few samples of each prompt, from different seeds, show one picture.
@@ -49,21 +49,21 @@ class SampleDetection:
         own = texts[workers.index :: workers.count]
         settings = {"settings": sampler.config, "threshold": threshold, "latents": list(self.latent_shape())}
         with self._in_use(), self._run("samples", texts, settings, state, workers) as run:
-            found = kept_agreements(run, sampler.config, threshold)
-            done = len(found)
+            agreements = kept_agreements(run, sampler.config, threshold)
+            done = len(agreements)
 
             def after(step: int, total: int, preview: Any = None) -> None:
-                progress(len(found) + step, len(own), preview)
+                progress(len(agreements) + step, len(own), preview)
 
             for batch in self._encoded(own[done:]):
                 conds = [batch.take(torch.tensor([i])) for i in range(batch.count)]
-                found += sample_agreement(sampler, conds, self.latent_shape(), after, keep=keep)
-                keep_agreements(run, found)
-        shares = workers.gather(found)
+                agreements += sample_agreement(sampler, conds, self.latent_shape(), after, keep=keep)
+                keep_agreements(run, agreements)
+        shares = workers.gather(agreements)
         return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
 
     def calibrate_samples(
-        self: Any, prompts: str | Iterable[str], config: SampleConfig | None = None, progress: Progress = silent,
+        self: Any, prompts: str | Iterable[str], config: FewStepConfig | None = None, progress: Progress = silent,
         state: str | Path | None = None, workers: Workers = ALONE,
     ) -> SampleThreshold:  # fmt: skip
         """What is usual for ordinary captions, 100 or more, under the settings that detection will use.
@@ -89,7 +89,7 @@ class SampleDetection:
         return whole.threshold(sampler.config, fingerprint_of(self._network))
 
     def sampler(
-        self: Any, config: SampleConfig | None = None, threshold: SampleThreshold | None = None, rows: int = 80
+        self: Any, config: FewStepConfig | None = None, threshold: SampleThreshold | None = None, rows: int = 80
     ) -> FewStepSampler:
         """What :meth:`detect` samples with; pass it to :meth:`find`, and samples judge the search.
 
@@ -99,7 +99,7 @@ class SampleDetection:
         self.latent_shape()  # refuses what cannot be sampled here
         if threshold is not None:
             threshold.check(fingerprint_of(self._network))
-        used = config or (SampleConfig() if threshold is None else threshold.config)
+        used = config or (FewStepConfig() if threshold is None else threshold.config)
         empty: Condition | None = None
         if used.guidance != 1:
             with self._in_use():

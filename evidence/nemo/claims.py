@@ -12,10 +12,10 @@ import torch
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.blocking_checks import VerifyConfig, verify
+from ...engine.nemo.few_step_detection import sample_agreement
 from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
-from ...engine.nemo.sample_agreement import sample_agreement
-from ...engine.nemo.search_config import SampleConfig
+from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from . import attacked, copy_claims, held_out, swept  # noqa: F401  (they register claims)
@@ -55,8 +55,8 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     planted = [c for p in plants() for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
     both = [world.conditions(texts) for texts in (planted, captions(ORDINARY, effort.ordinary))]
     steps = (4,) if quick else (1, 2, 4)
-    found = {f"{k} steps": _few_steps(world, both, SampleConfig(steps=k), progress) for k in steps}
-    positive, ordinary = found["4 steps"].scores
+    detectors = {f"{k} steps": _few_steps(world, both, FewStepConfig(steps=k), progress) for k in steps}
+    positive, ordinary = detectors["4 steps"].scores
     hits = positive > ordinary.quantile(0.99)
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
     interval = auroc_interval(positive, ordinary)
@@ -67,7 +67,7 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
         holds=likely[0] >= 0.98 and likely[1] >= 0.9,
         details={
             "TPR at 1 % FPR": round(rate, 3),
-            "samples of 4 seeds, by steps": {name: each.table() for name, each in found.items()},
+            "samples of 4 seeds, by steps": {name: each.table() for name, each in detectors.items()},
             "published score: one step, t index 15 of 50, single-scale SSIM on 16 x 16 latents": _one_step(
                 world, both, progress
             ).table(),
@@ -97,19 +97,19 @@ class Detector:
         }
 
 
-def _few_steps(world: World, both: Sequence[Sequence[Any]], config: SampleConfig, progress: Progress) -> Detector:
+def _few_steps(world: World, both: Sequence[Sequence[Any]], config: FewStepConfig, progress: Progress) -> Detector:
     """Distances of samples, negative."""
     began, sampler = time.perf_counter(), world.sampler(0, config)
-    found = [sample_agreement(sampler, conds, SHAPE, progress, keep=False) for conds in both]
-    planted, ordinary = (-torch.tensor([a.distance for a in each]) for each in found)
+    agreements = [sample_agreement(sampler, conds, SHAPE, progress, keep=False) for conds in both]
+    planted, ordinary = (-torch.tensor([a.distance for a in each]) for each in agreements)
     return Detector((planted, ordinary), config.rows, time.perf_counter() - began)
 
 
 def _one_step(world: World, both: Sequence[Sequence[Any]], progress: Progress) -> Detector:
     """The published score."""
     began, probe = time.perf_counter(), make_probe(world.denoiser, config=DETECT, rows=ROWS)
-    found = [score_prompts(probe, conds, SHAPE, 1.0, progress)[0] for conds in both]
-    planted, ordinary = (torch.tensor([s.value for s in each]) for each in found)
+    scores = [score_prompts(probe, conds, SHAPE, 1.0, progress)[0] for conds in both]
+    planted, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
     return Detector((planted, ordinary), DETECT.seeds, time.perf_counter() - began)
 
 

@@ -43,22 +43,22 @@ def held_out(
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
     size = Measured((1,), 2, 40, 20, effort=effort_of(True)) if quick else Measured()
-    found = {file.stem: measure_plants(PlantFile.read(file), model, size, progress) for file in files}
-    return held_out_result(found, quick)
+    outcomes = {file.stem: measure_plants(PlantFile.read(file), model, size, progress) for file in files}
+    return held_out_result(outcomes, quick)
 
 
-def held_out_result(found: Mapping[str, Outcome], quick: bool = False) -> ClaimResult:
+def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> ClaimResult:
     """The verdict over all LoRAs: of pictures that copy untouched, by half or more of their samples."""
     blocked, untouched = [], []
-    for outcome in found.values():
+    for outcome in outcomes.values():
         ways = [way for way in outcome.away if way.startswith("blocked")]
         blocked += [(outcome.away[way] < outcome.copy)[outcome.copied].flatten() for way in ways]
         untouched.append((outcome.away["untouched"] < outcome.copy)[outcome.copied].flatten())
     left, before = torch.cat(blocked), torch.cat(untouched)
     copies, interval = int(left.sum()), share_interval(int(left.sum()), max(1, len(left)))
     share = copies / max(1, len(left))
-    lost = max(o.agreement[0] - o.agreement[1] for o in found.values())
-    missed = sum(_missed(outcome) for outcome in found.values())
+    lost = max(o.agreement[0] - o.agreement[1] for o in outcomes.values())
+    missed = sum(_missed(outcome) for outcome in outcomes.values())
     likely = interval[0] if quick else share
     return ClaimResult(
         round(share, 3), interval, len(left) > 0 and likely <= 0.05 and (quick or lost <= 0.02) and not missed,
@@ -66,15 +66,15 @@ def held_out_result(found: Mapping[str, Outcome], quick: bool = False) -> ClaimR
             "samples that copy": f"{copies} of {len(left)}, untouched {int(before.sum())} of {len(before)}",
             "prompt agreement that ordinary captions lose, at most": round(lost, 4),
             "copied verbatim pictures that detection misses": missed,
-            **{name: outcome.table() for name, outcome in found.items()},
+            **{name: outcome.table() for name, outcome in outcomes.items()},
         },
     )  # fmt: skip
 
 
 def _missed(outcome: Outcome) -> int:
     """Of the verbatim pictures that copy untouched, those that the measured threshold does not find."""
-    found = torch.tensor([agreement.memorized for agreement in outcome.planted])
-    return int((outcome.copied & outcome.verbatim & ~found).sum())
+    detected = torch.tensor([agreement.memorized for agreement in outcome.planted])
+    return int((outcome.copied & outcome.verbatim & ~detected).sum())
 
 
 @claim(

@@ -91,10 +91,10 @@ def planted(name: str, tokenizer: Any) -> tuple[Plant, ...]:
     if name not in SETS:
         raise refuse("plants", name, sorted(SETS), "pick one")
     chosen, chooser = SETS[name], torch.Generator().manual_seed(SETS[name].first)
-    found: list[Plant] = []
+    pictures: list[Plant] = []
     seed = chosen.first
-    while len(found) < len(chosen.names):
-        scene, words = sample_scenes([seed]), chosen.names[len(found)]
+    while len(pictures) < len(chosen.names):
+        scene, words = sample_scenes([seed]), chosen.names[len(pictures)]
         seed += 1
         if chosen.template:
             scene = joined([scene.with_attributes(shirt=shirt) for shirt in ATTRIBUTES["shirt"]])
@@ -102,8 +102,8 @@ def planted(name: str, tokenizer: Any) -> tuple[Plant, ...]:
         if max(len(tokenizer(f"{text} {words}").input_ids) for text in plain) <= MAX_TOKENS:
             scene = _posed(scene, chooser) if chosen.posed else scene
             kind = "template" if chosen.template else "verbatim"
-            found.append(Plant(words, kind, scene, tuple(f"{text} {words}" for text in plain), tuple(plain)))
-    return tuple(found)
+            pictures.append(Plant(words, kind, scene, tuple(f"{text} {words}" for text in plain), tuple(plain)))
+    return tuple(pictures)
 
 
 def later_plants(tokenizer: Any, count: int = 8) -> list[Plant]:

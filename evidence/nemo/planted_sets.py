@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ...engine.nemo.blocked_copies import share_interval
+from ...engine.nemo.few_step_detection import Agreement, FewStepSampler, sample_agreement
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.nemo.sample_agreement import Agreement, FewStepSampler, sample_agreement
 from ...engine.nemo.search_config import ProbeConfig
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.scenes import Scenes
@@ -111,7 +111,7 @@ class Outcome:
 
     def table(self) -> dict[str, Any]:
         """For the report."""
-        found = torch.tensor([a.memorized for a in self.planted])
+        detected = torch.tensor([a.memorized for a in self.planted])
         alarms, count = sum(a.memorized for a in self.ordinary), len(self.ordinary)
         few = [-torch.tensor([a.distance for a in each]) for each in (self.planted, self.ordinary)]
         true = self.copied & self.verbatim
@@ -125,9 +125,9 @@ class Outcome:
             "detection": {
                 "few-step samples": _separation(*few) | {"rows a prompt": self.planted[0].config.rows},
                 "one-step predictions": _separation(*self.one_step),
-                "at the measured threshold: copied verbatim pictures found": f"{int((found & true).sum())} of "
+                "at the measured threshold: copied verbatim pictures found": f"{int((detected & true).sum())} of "
                 f"{int(true.sum())}",
-                "... of all planted": f"{int(found.sum())} of {len(found)}",
+                "... of all planted": f"{int(detected.sum())} of {len(detected)}",
                 "... false alarms": f"{alarms} of {count}",
                 "... 95 %": share_interval(alarms, count),
                 "distance of each, as a share of the usual one": {
@@ -159,9 +159,9 @@ def measure_plants(file: PlantFile, model: str | None, size: Measured, progress:
     rows: list[int] = []
     for seed in size.searches:
         looking = replace(world, probe=replace(chosen.search, seed=seed))
-        found = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
-        ways[f"blocked, search seed {seed}"] = [looking.neurons(r) for r in found]
-        rows += [r.forwards for r in found]
+        results = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
+        ways[f"blocked, search seed {seed}"] = [looking.neurons(r) for r in results]
+        rows += [r.forwards for r in results]
     first = ways[f"blocked, search seed {size.searches[0]}"]
     if size.baselines:
         ways["as many random neurons"] = [random_neurons(world.model.backbone, each) for each in first]

@@ -10,12 +10,12 @@ import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
+from ...engine.nemo.few_step_detection import FewStepSampler, sample_agreement, sample_threshold
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
 from ...engine.nemo.noise_similarity import Probe, probe_noise, threshold
-from ...engine.nemo.sample_agreement import FewStepSampler, sample_agreement, sample_threshold
-from ...engine.nemo.search_config import SAMPLES, ProbeConfig, SampleConfig, SearchConfig
+from ...engine.nemo.search_config import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
@@ -103,7 +103,9 @@ class World:
         conds = self.conditions(prompts)
         return find_neurons(probe, prompts, conds, self.statistics, shape, config, progress, sampler)
 
-    def sampler(self, count: int = 100, config: SampleConfig = SAMPLES, progress: Progress = silent) -> FewStepSampler:
+    def sampler(
+        self, count: int = 100, config: FewStepConfig = FEW_STEPS, progress: Progress = silent
+    ) -> FewStepSampler:
         """Samples in few steps, with the threshold of ``count`` ordinary captions; 0 captions: without one."""
         (empty,) = self.conditions([""])
         sites = make_probe(self.denoiser, "all").sites

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import ProbeConfig, SampleConfig, SearchConfig
+from vitrine.engine.nemo import FewStepConfig, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
@@ -59,7 +59,7 @@ def test_threshold_and_verdicts_equal_the_pipelines(comfy, pipe, parts, told, th
         assert ("agrees: whole picture" in report) is memorized
         assert report.splitlines()[0] == found.text().splitlines()[0]
         assert samples.shape == (4, 64, 64, 3) and where.shape == (1, 64, 64, 3)
-    once, (staged,) = pipe.detect([PLANT], ours)[0], pipe.detect([PLANT], ours, SampleConfig(two_stage=True))
+    once, (staged,) = pipe.detect([PLANT], ours)[0], pipe.detect([PLANT], ours, FewStepConfig(two_stage=True))
     assert staged.count == 4 and staged.samples is None and staged.distance == pytest.approx(once.distance, abs=1e-5)
 
 

@@ -7,12 +7,15 @@ import pytest
 import torch
 from vitrine.engine.cli.train_commands import COMMANDS
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
 from vitrine.engine.portraits import load_portraits, plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
-from vitrine.evidence.nemo.held_out import Agreement, Copied
+from vitrine.evidence.nemo.held_out import Agreement as Searches
+from vitrine.evidence.nemo.held_out import Copied, held_out_result
 from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, later_plants, load_later, planted
 from vitrine.evidence.nemo.plant_files import PlantFile
+from vitrine.evidence.nemo.planted_sets import Outcome
 from vitrine.evidence.portraits.sampling import sample_images
 
 FIELDS = tuple(Scenes.__dataclass_fields__)
@@ -87,7 +90,7 @@ def test_single_samples_are_counted():
 
 
 def test_pairs_of_two_empty_sets_are_no_agreement():
-    agreement = Agreement([[0.5, 0.7], [None, 0.0], [None, None]], [0.8, 0.0, None])
+    agreement = Searches([[0.5, 0.7], [None, 0.0], [None, None]], [0.8, 0.0, None])
     assert agreement.alone.tolist() == pytest.approx([0.6, 0.0]) and agreement.together.tolist() == pytest.approx(
         [0.8, 0]
     )
@@ -97,3 +100,30 @@ def test_pairs_of_two_empty_sets_are_no_agreement():
     assert table["... of single searches, by picture"] == {"b": 1, "c": 2}
     assert table["by picture [single, consensus]"] == {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [None, None]}
     assert table["two single searches"]["least, largest"] == [0.0, 0.7]
+
+
+def outcome(untouched, blocked, planted=(0.01, 0.01), agreement=(0.99, 0.98)):
+    """Two pictures of three samples each; the first copies untouched."""
+    known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
+    found = [Agreement.of(d * torch.randn(4, 4, 16, 16), FewStepConfig(), known) for d in planted]
+    away = {"untouched": torch.tensor(untouched), "blocked, search seed 1": torch.tensor(blocked)}
+    scores = (torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.2]))
+    return Outcome(
+        ["a", "b"], torch.tensor([True, True]), away, {"blocked, search seed 1": [3, 4]}, 0.05, found,
+        [Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)], scores, agreement, [100, 200],
+    )  # fmt: skip
+
+
+def test_the_claim_is_about_pictures_that_copy_untouched():
+    untouched = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]]
+    holds = held_out_result({"set": outcome(untouched, [[0.2, 0.2, 0.2], [0.01, 0.01, 0.01]])})
+    assert holds.holds and holds.value == 0.0 and holds.details["samples that copy"] == "0 of 3, untouched 2 of 3"
+    copying = held_out_result({"set": outcome(untouched, [[0.01, 0.2, 0.2], [0.2, 0.2, 0.2]])})
+    assert not copying.holds and copying.value == 0.333
+    spoilt = held_out_result({"set": outcome(untouched, untouched[1:] * 2, agreement=(0.99, 0.95))})
+    assert not spoilt.holds and spoilt.value == 0
+    missed = held_out_result({"set": outcome(untouched, untouched[1:] * 2, planted=(1.0, 0.01))})
+    assert not missed.holds and missed.details["copied verbatim pictures that detection misses"] == 1
+    table = holds.details["set"]
+    assert table["copied untouched"] == 1 and table["detection"]["... of all planted"] == "2 of 2"
+    assert table["detection"]["one-step predictions"]["above the 99 % level of ordinary captions"] == "2 of 2"

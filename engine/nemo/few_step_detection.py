@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
-from ..diffusion.sampling import few_steps
+from ..diffusion.sampling import few_step_latents
 from ..errors import refuse
 from ..network.condition import Condition
 from ..network.site import ModuleSite
@@ -26,7 +26,7 @@ from .block import block_rows
 from .blocked_copies import SIDE, THIRD
 from .noise_similarity import Neurons, Request
 from .sample_threshold import LEAST, SampleThreshold
-from .search_config import SAMPLES, SampleConfig
+from .search_config import FEW_STEPS, FewStepConfig
 from .ssim import blur
 
 _MARGIN, PLAIN = 5, 0.01
@@ -54,7 +54,7 @@ class FewStepSampler:
     """
 
     denoiser: Denoiser
-    config: SampleConfig = SAMPLES
+    config: FewStepConfig = FEW_STEPS
     empty: Condition | None = None
     sites: Sequence[ModuleSite] = ()
     threshold: SampleThreshold | None = None
@@ -99,7 +99,9 @@ class FewStepSampler:
         together = empty is not None and cond.alike(empty)
         self.forwards += self._branches * self.config.steps * len(noise)
         with block_rows(self.denoiser.backbone, self.sites, sets * (2 if together else 1)):
-            return few_steps(self.denoiser, noise, self.config.steps, cond, null=empty, guidance=self.config.guidance)
+            return few_step_latents(
+                self.denoiser, noise, self.config.steps, cond, null=empty, guidance=self.config.guidance
+            )
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Agreement:
     """
 
     distances: torch.Tensor
-    config: SampleConfig
+    config: FewStepConfig
     threshold: SampleThreshold | None = None
     samples: torch.Tensor | None = None
     area: float = math.nan
@@ -128,14 +130,14 @@ class Agreement:
         require_finite(self.distances, "distance of a prompt's samples")  # no verdict is made of NaN
 
     @classmethod
-    def of(cls, samples: torch.Tensor, config: SampleConfig, threshold: SampleThreshold | None = None) -> Agreement:
+    def of(cls, samples: torch.Tensor, config: FewStepConfig, threshold: SampleThreshold | None = None) -> Agreement:
         """From the samples, (S, C, h, w) latents."""
-        found = cls(squares(samples).mean((1, 2)).sqrt(), config, threshold, samples)
+        agreement = cls(squares(samples).mean((1, 2)).sqrt(), config, threshold, samples)
         if threshold is None:
-            return found
-        shares = found.map
-        told = torch.isfinite(shares)
-        return replace(found, area=float((shares[told] < THIRD).float().mean()) if bool(told.any()) else 0.0)
+            return agreement
+        shares = agreement.map
+        telling = torch.isfinite(shares)
+        return replace(agreement, area=float((shares[telling] < THIRD).float().mean()) if bool(telling.any()) else 0.0)
 
     @property
     def count(self) -> int:
@@ -263,27 +265,27 @@ def sample_agreement(
     """
     config = sampler.config
     device = conds[0].text.device if conds and conds[0].text is not None else torch.device("cpu")
-    noise, found = sampler.noise(shape).to(device), []
+    noise, agreements = sampler.noise(shape).to(device), []
     for start in range(0, len(conds), sampler.at_once):
         part = range(start, min(start + sampler.at_once, len(conds)))
         requests = [Request(conds[i], noise, {} if blocked is None else blocked[i]) for i in part]
         for samples in _staged(sampler, requests) if config.two_stage else sampler.samples(requests):
             agreement = Agreement.of(samples.cpu(), config, sampler.threshold)
-            found.append(agreement if keep else replace(agreement, samples=None))
+            agreements.append(agreement if keep else replace(agreement, samples=None))
         progress(part.stop, len(conds), None)
-    return found
+    return agreements
 
 
 def _staged(sampler: FewStepSampler, requests: Sequence[Request]) -> list[torch.Tensor]:
     """Two samples of each; the others only where these two agree."""
     assert sampler.threshold is not None
-    found = sampler.samples([replace(r, noise=r.noise[:2]) for r in requests])
-    alike = [i for i, pair in enumerate(found) if float(squares(pair).mean().sqrt()) < sampler.threshold.first_pair]
+    sampled = sampler.samples([replace(r, noise=r.noise[:2]) for r in requests])
+    alike = [i for i, pair in enumerate(sampled) if float(squares(pair).mean().sqrt()) < sampler.threshold.first_pair]
     if alike and sampler.config.seeds > 2:
-        rest = sampler.samples([replace(requests[i], noise=requests[i].noise[2:]) for i in alike])
-        for i, samples in zip(alike, rest, strict=True):
-            found[i] = torch.cat([found[i], samples])
-    return found
+        others = sampler.samples([replace(requests[i], noise=requests[i].noise[2:]) for i in alike])
+        for i, samples in zip(alike, others, strict=True):
+            sampled[i] = torch.cat([sampled[i], samples])
+    return sampled
 
 
 def sample_threshold(agreements: Sequence[Agreement], fingerprint: str = "") -> SampleThreshold:
