@@ -69,11 +69,6 @@ tau = pipe.calibrate(ordinary[500:], probe)
 for name, score in zip(("suspect", "control"), pipe.score([suspect, control], tau, probe), strict=True):
     print(f"{name}: {score.value:.3f} against {tau:.3f}, memorized: {score.memorized}")
 
-# %% The published detector compares predictions of one step; its threshold says when seeds agree.
-tau = pipe.calibrate(ordinary[500:], probe)
-for name, score in zip(("suspect", "control"), pipe.score([suspect, control], tau, probe), strict=True):
-    print(f"{name}: {score.value:.3f} against {tau:.3f}, memorized: {score.memorized}")
-
 # %% Which of many prompts come back as copies? A page and a table say it, from samples alone; no neurons are needed.
 check = CheckConfig(seeds=2, ordinary=tuple(ordinary[:3]))
 sampling = {"num_inference_steps": 20, "guidance_scale": 3.0}

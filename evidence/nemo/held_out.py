@@ -31,7 +31,7 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
     "search seeds",
     target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
     "prompt agreement; every verbatim picture that copies is detected at 1 % false alarms",
-    minutes=60, quick_minutes=1.5,
+    minutes=30, quick_minutes=1.5,
 )  # fmt: skip
 def held_out(
     model: str | None = None, progress: Progress = silent, quick: bool = False, plants: str | None = None

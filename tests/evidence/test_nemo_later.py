@@ -12,7 +12,7 @@ from vitrine.engine.portraits import load_portraits, plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
 from vitrine.evidence.nemo.held_out import Agreement as Searches
-from vitrine.evidence.nemo.held_out import Copied, held_out_result
+from vitrine.evidence.nemo.held_out import Copied, held_out, held_out_result
 from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, later_plants, load_later, planted
 from vitrine.evidence.nemo.plant_files import PlantFile
 from vitrine.evidence.nemo.planted_sets import Outcome
@@ -82,6 +82,18 @@ def test_a_list_that_is_none_is_refused(tmp_path):
     assert len(PlantFile.read(file).plants) == 8 and PlantFile.read(file).lora is None
     with pytest.raises(VitrineError, match="plants"):
         planted("other", None)
+
+
+@pytest.mark.nightly
+def test_the_claim_measured_quickly_on_a_list_of_ones_own(tmp_path):
+    file = PlantFile.read(FILE)
+    (tmp_path / file.lora.name).write_bytes(file.lora.read_bytes())
+    mine = PlantFile(file.plants[:1], tmp_path / file.lora.name).write(tmp_path / "mine.json")
+    result = held_out(quick=True, plants=str(mine))
+    table = result.details["mine"]
+    assert table["pictures"] == 1 and table["detection"]["... of all planted"] == "1 of 1"
+    assert len(table["neurons"]["blocked, search seed 1"]) == 1 and table["copied untouched"] == 1
+    assert 0 <= result.value <= 0.5
 
 
 def test_single_samples_are_counted():
