@@ -33,6 +33,7 @@ __all__ = [
     "EditConfig",
     "EntropyConfig",
     "EntropyGuidedPipeline",
+    "FewStepConfig",
     "GuidanceConfig",
     "InvertConfig",
     "NEMOAroundPipeline",
@@ -42,6 +43,7 @@ __all__ = [
     "ResolutionTransferConfig",
     "ResolutionTransferPipeline",
     "SampleConfig",
+    "SampleThreshold",
     "SearchConfig",
     "SegmentationPipeline",
     "SegmentationTransformerPipeline",
@@ -65,7 +67,7 @@ _HOMES = {
     ".engine.diffusion.denoiser": ("Denoiser",),
     ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
-    ".engine.nemo": ("CheckConfig", "ProbeConfig", "SearchConfig"),
+    ".engine.nemo": ("CheckConfig", "FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
     ".engine.resolution": ("ResolutionTransferConfig",),
     ".engine.w2w": ("EditConfig", "InvertConfig", "SampleConfig", "load_space", "materialise", "write_lora"),
@@ -78,7 +80,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.diffusion.denoiser import Denoiser
     from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
-    from .engine.nemo import CheckConfig, ProbeConfig, SearchConfig
+    from .engine.nemo import CheckConfig, FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
     from .engine.pipelines.activation_tap import (
         ActivationTapPipeline,
         ActivationTapTransformerPipeline,

@@ -58,6 +58,7 @@ class Claim:
         measure: ``measure(model=None, progress=silent, quick=False) -> ClaimResult``.
         minutes: how long the whole measurement takes on two CPU cores; printed before it begins.
         quick_minutes: how long ``quick`` takes, with fewer samples, pictures or seeds and so a wider interval.
+        options: further ones of the command, where ``measure`` was given any.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Claim:
     measure: Callable[..., ClaimResult]
     minutes: float = 1.0
     quick_minutes: float = 0.5
+    options: str = ""
 
 
 _CLAIMS: dict[str, Claim] = {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from .registry import Claim, pick_claims
 
 
 def reproduce(
-    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1
+    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
+    plants: str | None = None,
 ) -> int:  # fmt: skip
     """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
 
@@ -26,17 +28,21 @@ def reproduce(
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
         workers: so many claims side by side, each in a process of one thread.
+        plants: a list of planted pictures, for claims that take one.
 
     Raises:
-        VitrineError: There is no such claim, or no worker.
+        VitrineError: There is no such claim, or no worker; or one of the claims takes no list of planted pictures.
 
     Returns:
         0 if all claims hold, else 1. A claim that does not hold stays in the list.
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
-    results = []
-    for result in _measured(pick_claims(names), model, quick, workers):
+    results, picked = [], pick_claims(names)
+    if plants is not None:
+        picked = [_with_plants(claim, plants) for claim in picked]
+        workers = 1
+    for result in _measured(picked, model, quick, workers):
         results.append(result)
         print(row(result), flush=True)
         if out is not None:  # after each claim, so that an interrupted run keeps what it has
@@ -44,6 +50,12 @@ def reproduce(
             for path in draw_curves(result, out):
                 print(f"    curves: {path}", flush=True)
     return 0 if all(r["holds"] for r in results) else 1
+
+
+def _with_plants(claim: Claim, plants: str) -> Claim:
+    if "plants" not in signature(claim.measure).parameters:
+        raise refuse("plants", claim.name, "a claim about planted pictures", "name nemo.held_out alone")
+    return replace(claim, measure=partial(claim.measure, plants=plants), options=f" --plants {plants}")
 
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
@@ -85,7 +97,7 @@ def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = Tr
         "target": claim.target,
         "holds": result.holds,
         "quick": quick,
-        "command": f"vitrine reproduce {claim.name}{options}",
+        "command": f"vitrine reproduce {claim.name}{options}{claim.options}",
         "seconds": round(time.perf_counter() - began, 1),
         "details": result.details,
         "curves": [asdict(c) for c in result.curves],

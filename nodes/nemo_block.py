@@ -14,7 +14,8 @@ from .comfy import saved
 from .comfy.nemo import LAYERS, baked, blocked, layers_of
 from .comfy.panel_state import HIDDEN, marked
 from .comfy.progress import text_on
-from .nemo import CATEGORY, describe
+from .nemo import CATEGORY
+from .nemo_find import describe
 from .sockets import NeuronsSocket, under_advanced
 
 _FOLDER = "vitrine_neurons"

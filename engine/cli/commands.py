@@ -42,12 +42,15 @@ class Reproduce:
     """A model folder to measure instead of the shipped one."""
     workers: Count = 1
     """So many claims side by side, each in a process of one thread: 2 on two cores."""
+    plants: str | None = None
+    """For nemo.held_out: another list of planted pictures, JSON beside its LoRA; evidence/nemo/plant_files.py has the
+    form."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(list(self.claims), self.json, self.model, self.quick, self.workers)
+        return reproduce(list(self.claims), self.json, self.model, self.quick, self.workers, self.plants)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,11 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     measured = [p for p in halves()[1] if p.kind == "verbatim"][: effort.plants]
     prompts = [p.captions[0] for p in measured]
     results = world.find(prompts, progress=progress, share=SHARE)
-    published = [NeuronSet({})] * len(prompts) if quick else [world.neurons(r) for r in world.find(prompts, share=None)]
+    published = (
+        [NeuronSet({})] * len(prompts)
+        if quick
+        else [world.neurons(r) for r in world.find(prompts, share=None, protocol="nemo")]
+    )
     sets = [world.neurons(r) for r in results]
     cures = [
         _cure(world, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, effort.seeds)

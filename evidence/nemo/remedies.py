@@ -45,7 +45,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     effort = effort_of(quick)
     world = setting(model, progress, effort)
     plants, results, sets = search_planted(world, progress, effort)
-    published = [world.neurons(r) for r in world.find([p.captions[0] for p in plants], share=None)]
+    published = [world.neurons(r) for r in world.find([p.captions[0] for p in plants], share=None, protocol="nemo")]
     measured = [_measure(world, *each, effort) for each in zip(plants, sets, published, strict=True)]
     tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
     far = [{name: figures["RMS"] for name, figures in table.items()} for table in tables]

@@ -90,7 +90,12 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
 def _neurons(world: World, prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Stop -> the neurons to block for each prompt."""
     stops: dict[str, float | None] = {f"stop at {s:g}": s for s in SHARES} | {"published": None}
-    return {name: [world.neurons(r) for r in world.find(prompts, share=stop)] for name, stop in stops.items()}
+    return {
+        name: [
+            world.neurons(r) for r in world.find(prompts, share=stop, protocol="nemo" if stop is None else "vitrine")
+        ]
+        for name, stop in stops.items()
+    }
 
 
 def _ways(

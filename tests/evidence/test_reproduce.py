@@ -66,6 +66,20 @@ def test_quick_is_said_everywhere(failing, tmp_path, capsys):
 
 
 @pytest.mark.nightly
+def test_a_list_of_planted_pictures_reaches_the_claim_that_takes_one(failing, monkeypatch, tmp_path, capsys):
+    assert main(["reproduce", "--plants", "mine.json"]) == 2 and not failing
+    assert "a claim about planted pictures" in capsys.readouterr().err
+
+    def measure(model=None, progress=None, quick=False, plants=None):
+        return claims.ClaimResult(1.0, None, plants == "mine.json")
+
+    taking = claims.Claim("test.plants", "none", "a figure", "1", measure)
+    monkeypatch.setattr(reproduce, "pick_claims", lambda names: [taking])
+    out = tmp_path / "claims.json"
+    assert main(["reproduce", "--plants", "mine.json", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())[0]["command"] == "vitrine reproduce test.plants --plants mine.json"
+
+
 def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
     """Each in a process of one thread; what they print and write is what they measure alone."""
     names, out = ["emd.likelihood", "w2w.directions"], tmp_path / "two.json"
