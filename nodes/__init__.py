@@ -11,8 +11,8 @@ from .comfy import choices, glossary, lora, people, similarity
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
-    "w2w_make", "nemo", "nemo_block", "nemo_verify", "nemo_copies", "emd",
-    "emd_variety",
+    "w2w_make", "nemo", "nemo_block", "nemo_verify", "nemo_copies", "lora_report",
+    "emd", "emd_variety",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""
 
