@@ -86,13 +86,14 @@ class Report:
         from ..nemo.check import Pictures
         from ..pipelines.lora_reports import Material, captions_beside, pictures_of
 
-        pictures, captions = Pictures(), []
+        pictures = Pictures()
+        captions: list[str] = []
         if self.pictures is not None:
             pictures, paths = pictures_of(self.pictures)
             captions = captions_beside(paths)
         if self.captions is not None:
             captions = read_prompts(self.captions)[0]
-        extra = {} if self.ordinary is None else {"ordinary": tuple(read_prompts(self.ordinary, 2)[0])}
+        extra: dict[str, Any] = {} if self.ordinary is None else {"ordinary": tuple(read_prompts(self.ordinary, 2)[0])}
         if self.clip is not None:
             from ...evidence.emd.clip_score import Clip
 

@@ -54,7 +54,7 @@ def few_step_samples(
     for i, t in enumerate(timesteps):
         eps, x0 = denoiser.predict(x.repeat(len(both), *[1] * (x.ndim - 1)), t, Condition.batch(both))
         if guided:
-            eps, x0 = (guide(*reversed(part.chunk(2)), guidance) for part in (eps, x0))
+            eps, x0 = (_guided(part, guidance) for part in (eps, x0))
         progress(i + 1, len(timesteps), None)
         if i + 1 == len(timesteps):
             break
@@ -62,6 +62,12 @@ def few_step_samples(
         signal, level = (append_dims(s.to(x), x.ndim) for s in denoiser.schedule.scales(timesteps[i + 1]))
         x = signal * x0 + level * eps
     return x0
+
+
+def _guided(both: torch.Tensor, guidance: float) -> torch.Tensor:
+    """Of rows with the prompt, then those without it."""
+    full, null = both.chunk(2)
+    return guide(null, full, guidance)
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,9 @@ def what_it_is(f: Findings) -> Sentence:
     rule += "number format, or do not load"
     file = f.facts.file
     if file is None or f.health is None:
-        text = f.facts.problem or f.health_problem or "its tensors could not be read"
-        return Sentence(topic, BAD, f"The file is not read: {text}", "Download or export it again.", rule)
+        if file is None:
+            return Sentence(topic, BAD, f"Not read: {f.facts.problem}", "Download or export it again.", rule)
+        return Sentence(topic, BAD, f"Not usable: {f.health_problem}", "Choose its base model, or another file.", rule)
     ranks = f"rank {file.ranks[0]}" if len(file.ranks) == 1 else f"ranks {file.ranks[0]} to {file.ranks[-1]}"
     kinds, base = " and ".join(sorted(f.facts.to_dict()["kinds"])), file.shaped_base or file.said_base
     text = f"{kinds} of {len(file.entries)} layers, {ranks}, for {base or 'a base model that is not known'}."

@@ -7,6 +7,7 @@ first and is written at once; samples are kept in the report's folder, so that t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -171,15 +172,15 @@ def _measured(
         return findings
     pictures = material.pictures
     asked = prompts_of(facts, material.captions, material.triggers, material.ordinary, config.prompts, model.pieces)
-    try:
-        with model.lora(facts) as put, Bench(folder / as_name(f"lora {findings.name}"), model, put, facts, config,
-                                             budget, progress) as bench:  # fmt: skip
-            findings = replace(findings, loadings=(put.loading,), pictures=tuple(pictures.names))
-            return _sampled(findings, bench, asked, folder, material)
-    except VitrineError as error:
-        if "run: given" in str(error):
-            raise
-        return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
+    place = folder / as_name(f"lora {findings.name}")
+    with ExitStack() as stack:
+        try:
+            put = stack.enter_context(model.lora(facts))
+        except VitrineError as error:
+            return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
+        bench = stack.enter_context(Bench(place, model, put, facts, config, budget, progress))
+        findings = replace(findings, loadings=(put.loading,), pictures=tuple(pictures.names))
+        return _sampled(findings, bench, asked, folder, material)
 
 
 def _look_again(findings: Findings, facts: LoraFacts) -> Findings:

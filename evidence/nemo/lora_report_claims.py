@@ -107,7 +107,8 @@ def measure(
 
     holder = PipelineModel(load_portraits(model).pipeline())
     ordinary = tuple(caption(sample_scenes(range(8_400_000, 8_400_002))))
-    config, rows = ReportConfig(strengths=(), prompts=CAPTIONS), {}
+    config = ReportConfig(strengths=(), prompts=CAPTIONS)
+    rows: dict[str, Any] = {}
     usual: dict[str, torch.Tensor] = {}
     for number, case in enumerate(cases):
         both = []

@@ -110,7 +110,8 @@ def _loading(holder: ComfyModel, facts: LoraFacts, tensors: dict[str, torch.Tens
         return len(comfy.lora.load_lora(comfy.lora_convert.convert_lora(dict(part)), known, log_missing=False))
 
     entries = {} if facts.file is None else facts.file.entries
-    arrived, missing = taken(tensors, names), []
+    arrived = taken(tensors, names)
+    missing: list[str] = []
     if arrived < len(entries):
         missing = [path for path, entry in entries.items()
                    if not taken({key: tensors[key] for _, key in entry.keys if key in tensors}, names)]  # fmt: skip

@@ -122,6 +122,23 @@ def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
     bench.compare(f"node: {name}", bare.label, run, {"bare forward": bare})
 
 
+def test_the_lora_report(bench, comfy):
+    """Of one caption with two seeds: its template is on a user's model."""
+    from vitrine.nodes.comfy.lora import usual_student
+
+    model, clip, vae = comfy.call("VitrineLoadPortraits")[:3]
+    asked = {"lora": usual_student(), "captions": "a smiling face", "trigger": "", "ordinary": "a pale face\na cap"}
+    few = {"seeds": 2, "minutes": 0.0, "first_seed": 2000, "steps": 4, "cfg": 3.0, "prompts": 1, "compare": False}
+    latent, names = {"samples": torch.zeros(1, 4, 16, 16)}, itertools.count()
+    bare = bench.model("portraits")
+
+    def run():
+        own = {"model": model, "clip": clip, "vae": vae, "latent": latent, "name": f"bench-{next(names)}"}
+        comfy.call("VitrineLoRAReport", **own, **asked, **few)
+
+    bench.compare("node: LoRA Report", bare.label, run, {"bare forward": bare}, rounds=ROUNDS, warm=0)
+
+
 def _waited_for(bench, method, run, bare, promised):
     """Seconds that a hand waits: the median of rounds between which a bare forward runs, held to what is promised."""
     told = {"rounds": 10, "summary": statistics.median}

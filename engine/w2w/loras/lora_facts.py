@@ -105,7 +105,7 @@ def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
     header = _metadata(path)
     tags = _tags(header)
     words, source = _triggers(header, tags)
-    training = {words: printable(header[key])[:120] for key, words in _TRAINING.items() if _said(header, key)}
+    training = {label: printable(header[key])[:120] for key, label in _TRAINING.items() if _said(header, key)}
     licence = next((printable(header[key])[:120] for key in _LICENCES if _said(header, key)), "")
     return LoraFacts(
         path, size, known, problem, _trainer(header, known, path), training | _pictures(header), licence, words, source,
