@@ -213,8 +213,8 @@ class Bench:
         times = few_timesteps(on.denoiser.schedule, self.config.steps, self.model.shift)
         before = self.done
 
-        def after(step: int, steps: int, preview: torch.Tensor | None = None) -> None:
-            self.progress(min(before * steps + step, self.total * steps), self.total * steps, None)
+        def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            self.progress(min(before * total + step, self.total * total), self.total * total, None)
 
         latents = few_step_samples(
             on.denoiser, self.seeds, self.model.shape, cond, on.null, self.config.guidance, times, after
