@@ -15,6 +15,7 @@ from ..errors import VitrineError, refuse
 from ..families import family_of
 from ..io.files import named
 from ..io.lora_writing import write_lora
+from ..jobs.digests import described
 from ..runtime.placement import upcast_vae
 from ..w2w.loras.base_weights import BaseWeights, modules_of
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
@@ -44,7 +45,8 @@ class PipelineModel:
         self.pipe, self._tools = pipe, NEMOPipeline.from_pipe(pipe, size=size)
         self.shape: tuple[int, ...] = self._tools.latent_shape()
         self.shift = float(getattr(pipe.scheduler.config, "shift", None) or 1.0)
-        self.identity: dict[str, object] = components_of(pipe)
+        # now: later a LoRA is in the network
+        self.identity: dict[str, object] = {name: described(part) for name, part in components_of(pipe).items()}
         self._others = list(pipe.get_active_adapters()) if hasattr(pipe, "get_active_adapters") else []
         self._untouched = not any(pipe.get_list_adapters().values()) if hasattr(pipe, "get_list_adapters") else True
 

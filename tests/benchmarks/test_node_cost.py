@@ -29,7 +29,9 @@ def _lane(name):
     return module
 
 
-comfy, xl = _lane("conftest").comfy, _lane("test_control").xl  # one started ComfyUI, one small SDXL-shaped MODEL
+_started = _lane("conftest")
+comfyui, comfy = _started.comfyui, _started.comfy  # one started ComfyUI
+xl = _lane("test_control").xl  # one small SDXL-shaped MODEL
 packs, empty, start = (getattr(_lane("test_import_cost"), name) for name in ("packs", "empty", "start"))
 
 

@@ -114,8 +114,10 @@ def test_what_diffusers_does_not_load_is_converted_and_another_models_lora_is_re
     wide = {k: torch.cat([v, v], 1) if "lora_A" in k else v for k, v in tensors.items()}
     save_file(wide, tmp_path / "wide.safetensors")
     few = ReportConfig(seeds=2, steps=1, prompts=1, strengths=())
-    done = lora_report([strange, tmp_path / "wide.safetensors"], tmp_path / "out", lambda: holder, MATERIAL, few)
-    first, second = done.loras
+    files = [strange, tmp_path / "wide.safetensors", FILE]
+    first, second, third = lora_report(files, tmp_path / "out", lambda: holder, MATERIAL, few).loras
+    assert [p.bare for p in third.copies] == [p.bare for p in first.copies], "both are compared with the same samples"
+    assert third.loadings[0].note == ""
     assert "does not load" in first.loadings[0].note and first.loadings[0].loaded == 28 and first.copies
     assert first.summary[0].verdict == "look" and first.kind_mean(("caption",))[0] > 0.01
     assert second.summary[0].verdict == "bad" and "cannot be put on this model" in second.summary[0].text
