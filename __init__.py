@@ -39,6 +39,7 @@ __all__ = [
     "NEMOAroundPipeline",
     "NEMOPipeline",
     "PCABasis",
+    "PipelineModel",
     "ProbeConfig",
     "ResolutionTransferConfig",
     "ResolutionTransferPipeline",
@@ -56,6 +57,7 @@ __all__ = [
     "cross_size_consistency",
     "load_portraits",
     "load_space",
+    "lora_report",
     "materialise",
     "pca_rgb",
     "write_lora",
@@ -95,6 +97,8 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
     from .engine.pipelines.emd_around import EMDOneStepTransformerPipeline
     from .engine.pipelines.entropy import EntropyGuidedPipeline
+    from .engine.pipelines.lora_on_pipeline import PipelineModel
+    from .engine.pipelines.lora_reports import lora_report
     from .engine.pipelines.matching import (
         CorrespondencePipeline,
         CorrespondenceTransformerPipeline,

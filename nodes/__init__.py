@@ -11,7 +11,7 @@ from .comfy.nemo import register as register_neurons
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
-    "w2w_make", "nemo", "nemo_samples", "nemo_find", "nemo_block", "nemo_verify", "nemo_copies", "emd",
+    "w2w_make", "nemo", "nemo_samples", "nemo_find", "nemo_block", "nemo_verify", "nemo_copies", "lora_report", "emd",
     "emd_variety",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""

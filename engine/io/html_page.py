@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,16 @@ figure { margin: 0; background: var(--glass); border: 1px solid var(--line); bor
 img { display: block; width: 100%; border-radius: 3px; }
 .pixels { image-rendering: pixelated; }
 figcaption { color: var(--quiet); font-size: .75rem; line-height: 1.35; margin-top: .4rem; }
+h3 { font: 600 1.1rem/1.3 Georgia, serif; margin: 2rem 0 .3rem; }
+.wide { overflow-x: auto; max-width: 100%; } .wide td:first-child { min-width: 8rem; }
+.bars { display: grid; grid-template-columns: minmax(5rem, 34%) 1fr 3.2rem; gap: .2rem .7rem; margin: 1rem 0; }
+.bars { max-width: 46rem; font-size: .9rem; align-items: center; font-variant-numeric: tabular-nums; }
+.bars i { display: block; height: .8rem; border-radius: 2px; background: #3f789e; min-width: 1px; }
+.verdicts { display: grid; grid-template-columns: 6.8rem 1fr; gap: .9rem 1rem; margin: 1.2rem 0; max-width: 52rem; }
+.verdicts b { align-self: start; text-align: center; border-radius: 4px; padding: .1rem .3rem; font-weight: 600; }
+.verdicts b { color: #fff; background: #6d6760; font-size: .85rem; }
+b.fine { background: #2e7d4f; } b.look { background: #96690a; } b.bad { background: #b3372b; }
+.verdicts small { display: block; color: var(--quiet); }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); }
 th { color: var(--quiet); font-weight: 500; }
@@ -46,9 +56,9 @@ class Report:
         self.title, self.lead = title, lead
         self._blocks: list[str] = []
 
-    def add_heading(self, text: str) -> None:
-        """Start a section."""
-        self._blocks.append(f"<h2>{html.escape(text)}</h2>")
+    def add_heading(self, text: str, level: int = 2) -> None:
+        """Start a section, or with level 3 a part of one."""
+        self._blocks.append(f"<h{level}>{html.escape(text)}</h{level}>")
 
     def add_paragraph(self, text: str) -> None:
         """Plain text, ``code`` between backticks; markup is escaped."""
@@ -68,7 +78,30 @@ class Report:
         cells = [[html.escape(str(cell)) for cell in row] for row in rows]
         head = "".join(f"<th>{c}</th>" for c in cells[0])
         body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in cells[1:])
-        self._blocks.append(f"<table><tr>{head}</tr>{body}</table>")
+        self._blocks.append(f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>')
+
+    def add_bars(self, shares: Mapping[str, float]) -> None:
+        """A bar for each share, 0..1, as long as it is of the largest."""
+        largest = max(shares.values(), default=0.0) or 1.0
+        rows = "".join(
+            f'<span>{html.escape(name)}</span><span><i style="width:{100 * max(value, 0) / largest:.1f}%"></i></span>'
+            f"<span>{value:.1%}</span>"
+            for name, value in shares.items()
+        )
+        self._blocks.append(f'<div class="bars">{rows}</div>')
+
+    def add_verdicts(self, rows: Iterable[tuple[str, str, Sequence[str]]]) -> None:
+        """Sentences with a coloured verdict each: (verdict, sentence, further lines in small letters).
+
+        ``fine``, ``look`` and ``bad`` have colours; others are grey.
+        """
+        cells = "".join(
+            f'<b class="{html.escape(verdict)}">{html.escape(verdict)}</b><div>{html.escape(sentence)}'
+            + "".join(f"<small>{html.escape(line)}</small>" for line in lines if line)
+            + "</div>"
+            for verdict, sentence, lines in rows
+        )
+        self._blocks.append(f'<div class="verdicts">{cells}</div>')
 
     def add_drawing(self, markup: str) -> None:
         """A drawing, such as SVG, as it is: whoever makes it escapes what is in it."""

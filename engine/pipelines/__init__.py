@@ -29,6 +29,8 @@ _HOMES = {
     "NEMOAroundPipeline": ".nemo",
     "NEMOPipeline": ".nemo",
     "copy_check": ".copy_checks",
+    "lora_report": ".lora_reports",
+    "PipelineModel": ".lora_on_pipeline",
     "W2WAroundPipeline": ".w2w",
     "W2WPipeline": ".w2w",
     "ResolutionTransferPipeline": ".resolution",

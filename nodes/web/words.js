@@ -158,6 +158,16 @@ const WORDS = {
     "入力する…",
     "직접 입력…",
   ],
+  "open the report": [
+    "打开报告",
+    "レポートを開く",
+    "보고서 열기",
+  ],
+  "Run once to make the report": [
+    "运行一次即可生成报告",
+    "一度実行するとレポートができます",
+    "한 번 실행하면 보고서가 만들어집니다",
+  ],
 };
 
 /** A text in the page's language, with {name} replaced by ``values.name``. */

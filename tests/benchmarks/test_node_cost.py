@@ -28,7 +28,9 @@ def _lane(name):
     return module
 
 
-comfy, xl = _lane("conftest").comfy, _lane("test_control").xl  # one started ComfyUI, one small SDXL-shaped MODEL
+_started = _lane("conftest")
+comfyui, comfy = _started.comfyui, _started.comfy  # one started ComfyUI
+xl = _lane("test_control").xl  # one small SDXL-shaped MODEL
 packs, empty, start = (getattr(_lane("test_import_cost"), name) for name in ("packs", "empty", "start"))
 
 
@@ -119,6 +121,23 @@ def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
         comfy.call("VitrineApplyGammaSchedule", model=xl.model, **settings)
 
     bench.compare(f"node: {name}", bare.label, run, {"bare forward": bare})
+
+
+def test_the_lora_report(bench, comfy):
+    """Of one caption with two seeds: its template is on a user's model."""
+    from vitrine.nodes.comfy.lora import usual_student
+
+    model, clip, vae = comfy.call("VitrineLoadPortraits")[:3]
+    asked = {"lora": usual_student(), "captions": "a smiling face", "trigger": "", "ordinary": "a pale face\na cap"}
+    few = {"seeds": 2, "minutes": 0.0, "first_seed": 2000, "steps": 4, "cfg": 3.0, "prompts": 1, "compare": False}
+    latent, names = {"samples": torch.zeros(1, 4, 16, 16)}, itertools.count()
+    bare = bench.model("portraits")
+
+    def run():
+        own = {"model": model, "clip": clip, "vae": vae, "latent": latent, "name": f"bench-{next(names)}"}
+        comfy.call("VitrineLoRAReport", **own, **asked, **few)
+
+    bench.compare("node: LoRA Report", bare.label, run, {"bare forward": bare}, rounds=ROUNDS, warm=0)
 
 
 def _waited_for(bench, method, run, bare, promised):

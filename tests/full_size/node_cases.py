@@ -211,6 +211,16 @@ def nemo_copy_check(s: Scene) -> Tensors:
     return [shown]
 
 
+@case("VitrineLoRAReport")
+def lora_report(s: Scene) -> Tensors:
+    models = {"model": s.model, "clip": s.clip, "vae": s.vae, "latent": s.latent(side=SMALL)}
+    few = {"seeds": 2, "steps": 1, "prompts": 1, "compare": False, "name": f"full_{s.family}"}
+    asked = {"lora": STUDENT, "captions": PROMPT, "ordinary": CAPTIONS}
+    report, shown, _ = s.call("VitrineLoRAReport", **asked, **models, **few)
+    assert "what it is" in report
+    return [shown]
+
+
 @case("VitrineActivePatches")
 def active_patches(s: Scene) -> Tensors:
     baked = s.call("VitrineNEMOBake", model=s.model, neurons=s.neurons)[0]
