@@ -12,7 +12,7 @@ from ...engine.nemo.blocking_checks import VerifyConfig, verify
 from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from . import attacked, copy_claims, held_out, swept  # noqa: F401  (they register claims)
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
 from .measures import auroc, auroc_interval
@@ -53,7 +53,9 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     def values(prompts: list[str]) -> torch.Tensor:
         return torch.tensor([s.value for s in score_prompts(probe, world.conditions(prompts), SHAPE, 1.0, progress)[0]])
 
-    positive, ordinary = values(planted), values(captions(ORDINARY, effort.ordinary))
+    texts = planted, captions(ORDINARY, effort.ordinary)
+    positive, ordinary = map(values, texts)
+    lengths = [torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in each]) for each in texts]
     hits = positive > ordinary.quantile(0.99)
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
     interval = auroc_interval(positive, ordinary)
@@ -68,7 +70,13 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "similarity": "single-scale SSIM on 16 x 16 latents, t index 15 of 50",
         },
-    )
+        arms=arms(
+            {"ours": area, "number of tokens": auroc(*lengths)}, {"ours": "ours", "number of tokens": "trivial"},
+            {"ours": interval},
+        ),
+        n=len(planted),
+        tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
+    )  # fmt: skip
 
 
 @claim(
@@ -93,7 +101,11 @@ def passes(model: str | None = None, progress: Progress = silent, quick: bool = 
             ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
     values = sorted(ratios.values())
     middle = values[len(values) // 2] if values else 0.0
-    return ClaimResult(middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios})
+    spans = Table("Over prompts", ("", "least", "most"), (("published rows over ours", *values[:1], *values[-1:]),))
+    return ClaimResult(
+        middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios}, n=len(values), tables=(spans,),
+        arms=arms({"ours": middle, "published procedure": 1.0}, {"ours": "ours", "published procedure": "rival"}),
+    )  # fmt: skip
 
 
 def _published_rows(parity: Result) -> int:
@@ -152,4 +164,7 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
             "tau": round(world.tau, 3),
             "by picture": pictures,
         },
+        n=len(pictures),
+        seeds=len(seeds),
+        tables=(Table("Under an optimised embedding", ("", "pictures"), (("come back", back),)),),
     )

@@ -14,7 +14,7 @@ from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.nemo.noise_similarity import threshold
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from .baselines import random_neurons
 from .later_plants import later_plants, load_later
 from .measures import auroc, auroc_interval, mean_interval
@@ -83,6 +83,11 @@ def held_out(model: str | None = None, progress: Progress = silent, quick: bool 
             "without the rare words, share that copies": _controls(world, plants, effort),
             **_detection(world, plants, effort),
         },
+        arms=arms(
+            {"ours": share} | {name: float(each.shares.mean()) for name, each in copied.items()},
+            {"ours": "ours", "published stop, search seed 1": "rival", "as many random neurons": "trivial",
+             "untouched": "trivial"}, {"ours": interval},
+        ), n=len(plants), seeds=len(searches),
     )  # fmt: skip
 
 
@@ -119,6 +124,11 @@ def seeds(model: str | None = None, progress: Progress = silent, quick: bool = F
                 "consensus": round(_size([s for sets in agreed for s in sets]), 1),
             },
         },
+        arms=arms(
+            {"ours": float(together.mean()), "two single searches": float(agreement.alone.mean())},
+            {"ours": "ours", "two single searches": "rival"},
+            {"ours": mean_interval(together), "two single searches": mean_interval(agreement.alone)},
+        ), n=len(together), seeds=len(single),
     )  # fmt: skip
 
 
