@@ -47,7 +47,7 @@ LEGACY = PRESETS["portraits-legacy"].addresses
 ALPHAS = (0.05, 0.1)
 ROLES = {
     "chosen": "ours", "inter-module, same search": "rival", "legacy": "rival", "legacy, modulated (DiTF)": "rival",
-    "chosen, legacy's width": "rival", "chosen, untrained network": "trivial", "copied coordinates": "trivial",
+    "chosen, legacy's width": "reference", "chosen, untrained network": "trivial", "copied coordinates": "trivial",
     "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
 Extra = tuple[str, tuple[str, ...], dict[str, Any]]

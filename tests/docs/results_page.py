@@ -3,9 +3,9 @@
 import html
 from pathlib import Path
 
-from vitrine.evidence.result_files import read_results
+from vitrine.evidence.result_files import SHIPPED, read_results, write_result
 from vitrine.evidence.result_plots import arms_of, dot_plot, shown
-from vitrine.evidence.statements import METHODS, page_of
+from vitrine.evidence.statements import METHODS, page_of, statements
 
 ROOT = Path(__file__).parents[2]
 FOLDER, README = ROOT / "docs" / "results", ROOT / "README.md"
@@ -19,9 +19,9 @@ HEAD = "| verdict | claim | ours | best other method | trivial baseline | n |\n|
 LEAD = """# Results
 
 One row for each claim, verdict first: **pass** (the target is met), **partly** (some of its conditions are), **fail**,
-**not run**. The *trivial baseline* is what any method must beat; *n* counts pictures, prompts, people or layers; brackets
-hold 95 % intervals. All figures are of the toy models that ship with the pack, never of a published checkpoint. Settings
-were chosen on other pictures than those measured, unless a claim's text says otherwise.
+**not run**. The *trivial baseline* is what any method must beat; *n* counts pictures, prompts, people or layers;
+brackets hold 95 % intervals. All figures are of the toy models that ship with the pack, of no published checkpoint.
+Settings were chosen on other pictures than those measured, unless a claim's text says otherwise.
 """
 
 
@@ -42,7 +42,9 @@ def readme_rows():
 
 
 def write():
-    """Writes what changed, removes what is no longer made."""
+    """Writes what changed, removes what is no longer made; a claim's words may change without a new measurement."""
+    for name, result in read_results().items():
+        write_result(result | statements()[name]._asdict(), SHIPPED)
     FOLDER.mkdir(exist_ok=True)
     files = pages()
     for old in [p for p in FOLDER.iterdir() if p.name not in files]:
@@ -126,7 +128,8 @@ def _measured(result):
     what = " ".join(filter(None, (result["paper"], f"({result['figure']})" if result["figure"] else "")))
     lines = [f"{what}." if what else "", f"Target: {result['target']}." if result["target"] else ""]
     if result["command"]:
-        lines.append(f"`{result['command']}`")
-    if result["commit"]:
-        lines.append(f"{'quick' if result['quick'] else 'in full'}, {result['date']}, commit {result['commit']}")
-    return "*" + "* *".join(filter(None, lines[:2])) + "*" + "".join(f" {line}" for line in lines[2:] if line) + "\n"
+        command = f"`{result['command']}`" if result["command"].split()[0] != "outside" else result["command"]
+        lines.append(
+            f"{command}, {'quick' if result['quick'] else 'in full'}, {result['date']}, commit {result['commit']}."
+        )
+    return "<br>\n".join(filter(None, lines)) + "\n"
