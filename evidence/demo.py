@@ -91,10 +91,10 @@ def verdict(result: dict[str, Any]) -> str:
     """The verdict, the claim in words, ours, the best other method and the trivial baseline, as HTML."""
     lines = [f"{shown(result['ours'], result['interval'])} {result['metric']}"]
     for role, words in (("rival", "best other method"), ("trivial", "trivial baseline")):
-        found = [arm for arm in arms_of(result) if arm["role"] == role]
-        if found:
+        known = [arm for arm in arms_of(result) if arm["role"] == role]
+        if known:
             pick = max if result["better"] == "higher" else min
-            arm = pick(found, key=lambda a: a["value"])
+            arm = pick(known, key=lambda a: a["value"])
             lines.append(f"{words}: {number(arm['value'])} ({arm['name']})")
     figures = html.escape("; ".join(lines))
     words = (

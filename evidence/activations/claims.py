@@ -76,10 +76,8 @@ def places(model: str | None = None, progress: Progress = silent, quick: bool = 
             {name: "ours" if name == "portraits" else "rival" if name in pools else "trivial" for name in scores},
             {name: mean_interval(score) for name, score in scores.items()},
         ),
-        n=len(ours),
-        seeds=seeds,
-        parts={f"above {name}": gains[name][0] > 0 for name in rivals},
-    )
+        n=len(ours), seeds=seeds, parts={f"above {name}": gains[name][0] > 0 for name in rivals},
+    )  # fmt: skip
 
 
 def _trivial(test: Pictures) -> dict[str, torch.Tensor]:

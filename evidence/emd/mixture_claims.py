@@ -41,12 +41,12 @@ BEST = "best student of this size"
 
 def spread_arms(rows: Mapping[str, dict], start: str, key: str = "forward KL") -> tuple[Arm, ...]:
     """Rivals from the rows whose names begin so: means of a :func:`spread` and their intervals."""
-    found = []
+    known = []
     for name, row in rows.items():
         if name.startswith(start) and key in row:
             mean, half = row[key]["mean"], row[key]["+-"]
-            found.append(Arm(name.removeprefix(start), mean, None if math.isnan(half) else (mean - half, mean + half)))
-    return tuple(found)
+            known.append(Arm(name.removeprefix(start), mean, None if math.isnan(half) else (mean - half, mean + half)))
+    return tuple(known)
 
 
 def best() -> tuple[float, float]:
