@@ -48,17 +48,17 @@ def _add_lora(page: Report, lora: Findings, pictures: Pictures) -> None:
     page.add_verdicts(
         (s.verdict, f"{s.topic.capitalize()}: {s.text}", _small_print(s.advice, s.threshold)) for s in lora.summary
     )
-    page.add_heading("1. What it is", 3)
+    page.add_subheading("1. What it is")
     page.add_table([["", ""], *what_rows(lora)])
     if lora.health is not None and lora.health.total:
         _add_where(page, lora)
     if lora.copies:
         _add_copies(page, lora, pictures)
     if lora.cost is not None and lora.cost.variety is not None:
-        page.add_heading("4. What it costs", 3)
+        page.add_subheading("4. What it costs")
         page.add_table(cost_rows(lora))
     if lora.neighbours is not None and lora.neighbours.alike:
-        page.add_heading("5. Its neighbours", 3)
+        page.add_subheading("5. Its neighbours")
         page.add_paragraph("Cosine of the changes of the weights, estimated from random projections of every layer.")
         page.add_table([["LoRA", "cosine"], *([name, f"{cosine:.3f}"] for name, cosine in lora.neighbours.alike)])
     if lora.skipped:
@@ -107,7 +107,7 @@ def what_rows(lora: Findings) -> list[list[str]]:
 
 def _add_where(page: Report, lora: Findings) -> None:
     assert lora.health is not None
-    page.add_heading("2. Where it acts", 3)
+    page.add_subheading("2. Where it acts")
     page.add_paragraph("Share of its change of the weights (sum of squares) by kind of layer, then by block.")
     page.add_bars(lora.health.shares("kind"))
     blocks = lora.health.shares("block")
@@ -125,7 +125,7 @@ def _add_where(page: Report, lora: Findings) -> None:
 
 
 def _add_copies(page: Report, lora: Findings, pictures: Pictures) -> None:
-    page.add_heading("3. What it copies", 3)
+    page.add_subheading("3. What it copies")
     page.add_paragraph(
         "Agreement is the median MS-SSIM of pairs of a prompt's samples: 1 where every seed gives one picture. Gain is "
         "how much of what the model without the LoRA leaves to 1 is closed. The ratio is the distance to the nearest "

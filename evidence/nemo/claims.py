@@ -17,7 +17,7 @@ from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from . import attacked, copy_claims, held_out, lora_report_claims, swept  # noqa: F401  (they register claims)
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
 from .measures import auroc, auroc_interval
@@ -53,10 +53,12 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     world = World(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
     each = 100 // effort.colourings
     planted = [c for p in plants() for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
-    both = [world.conditions(texts) for texts in (planted, captions(ORDINARY, effort.ordinary))]
+    texts = planted, captions(ORDINARY, effort.ordinary)
+    both = [world.conditions(each) for each in texts]
     steps = (4,) if quick else (1, 2, 4)
     detectors = {f"{k} steps": _few_steps(world, both, FewStepConfig(steps=k), progress) for k in steps}
     positive, ordinary = detectors["4 steps"].scores
+    lengths = [torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in each]) for each in texts]
     hits = positive > ordinary.quantile(0.99)
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
     interval = auroc_interval(positive, ordinary)
@@ -73,7 +75,13 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
             ).table(),
             "captions, planted and ordinary": [len(planted), effort.ordinary],
         },
-    )
+        arms=arms(
+            {"ours": area, "number of tokens": auroc(*lengths)}, {"ours": "ours", "number of tokens": "trivial"},
+            {"ours": interval},
+        ),
+        n=len(planted),
+        tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,11 @@ def passes(model: str | None = None, progress: Progress = silent, quick: bool = 
             ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
     values = sorted(ratios.values())
     middle = values[len(values) // 2] if values else 0.0
-    return ClaimResult(middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios})
+    spans = Table("Over prompts", ("", "least", "most"), (("published rows over ours", *values[:1], *values[-1:]),))
+    return ClaimResult(
+        middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios}, n=len(values), tables=(spans,),
+        arms=arms({"ours": middle, "published procedure": 1.0}, {"ours": "ours", "published procedure": "rival"}),
+    )  # fmt: skip
 
 
 def _published_rows(parity: Result) -> int:
@@ -194,4 +206,7 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
             "tau": round(world.tau, 3),
             "by picture": pictures,
         },
+        n=len(pictures),
+        seeds=len(seeds),
+        tables=(Table("Under an optimised embedding", ("", "pictures"), (("come back", back),)),),
     )

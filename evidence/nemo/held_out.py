@@ -13,7 +13,7 @@ from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.consensus import consensus, jaccard
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import Arm, ClaimResult, arms, claim
 from .later_plants import FILE, FURTHER
 from .measures import mean_interval
 from .plant_files import PlantFile
@@ -59,16 +59,38 @@ def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> Cla
     share = copies / max(1, len(left))
     lost = max(o.agreement[0] - o.agreement[1] for o in outcomes.values())
     missed = sum(_missed(outcome) for outcome in outcomes.values())
-    likely = interval[0] if quick else share
+    parts = {
+        "at most 5 % of samples copy": (interval[0] if quick else share) <= 0.05,
+        "ordinary captions lose at most 2 points": quick or lost <= 0.02,
+        "every verbatim picture that copies is detected": not missed,
+    }
     return ClaimResult(
-        round(share, 3), interval, len(left) > 0 and likely <= 0.05 and (quick or lost <= 0.02) and not missed,
+        round(share, 3),
+        interval,
+        len(left) > 0 and all(parts.values()),
         {
             "samples that copy": f"{copies} of {len(left)}, untouched {int(before.sum())} of {len(before)}",
             "prompt agreement that ordinary captions lose, at most": round(lost, 4),
             "copied verbatim pictures that detection misses": missed,
             **{name: outcome.table() for name, outcome in outcomes.items()},
         },
-    )  # fmt: skip
+        arms=_arms(outcomes, share, interval),
+        n=len(before),
+        seeds=1 if quick else 3,
+        parts=parts,
+    )
+
+
+def _arms(outcomes: Mapping[str, Outcome], share: float, interval: Sequence[float]) -> tuple[Arm, ...]:
+    """Ours, and the baselines over the same pictures: those that copy untouched."""
+
+    def left(way: str) -> float:
+        rows = [(each.away[way] < each.copy)[each.copied].flatten() for each in outcomes.values() if way in each.away]
+        return float(torch.cat(rows).float().mean()) if rows else float("nan")
+
+    baselines = {way: left(way) for way in ("as many random neurons", "untouched")}
+    values = {"ours": share} | {way: value for way, value in baselines.items() if value == value}
+    return arms(values, {"ours": "ours"} | dict.fromkeys(baselines, "trivial"), {"ours": interval})
 
 
 def _missed(outcome: Outcome) -> int:
@@ -110,6 +132,11 @@ def seeds(model: str | None = None, progress: Progress = silent, quick: bool = F
                 "consensus": round(_size([s for sets in agreed for s in sets]), 1),
             },
         },
+        arms=arms(
+            {"ours": float(together.mean()), "two single searches": float(agreement.alone.mean())},
+            {"ours": "ours", "two single searches": "rival"},
+            {"ours": mean_interval(together), "two single searches": mean_interval(agreement.alone)},
+        ), n=len(together), seeds=len(single),
     )  # fmt: skip
 
 

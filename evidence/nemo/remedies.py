@@ -13,7 +13,7 @@ from ...engine.nemo.neurons import NeuronSet
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import copy_figures, frechet_distance
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from .baselines import (
     AdjustConfig,
     adjusted_embedding,
@@ -30,6 +30,11 @@ COPY = 0.05
 Sampler = Callable[[], torch.Tensor]
 Figures = dict[str, dict[str, float]]
 """Remedy -> measure -> figure."""
+
+
+ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "rival", "4 random tokens": "rival",
+         "prompt embedding adjustment": "rival", "attention scaling": "rival", "random neurons": "trivial",
+         "untouched": "trivial", "control": "reference"}  # fmt: skip
 
 
 @claim(
@@ -72,6 +77,9 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
             **_harm(world, sets, effort),
             "cosines of the readout's features, median (MAD) over pictures": _summary(copies),
         },
+        arms=arms({name: sum(table[name]["RMS"] < COPY for table in tables) for name in tables[0]}, ROLES),
+        n=len(plants),
+        seeds=effort.seeds,
     )
 
 

@@ -72,7 +72,10 @@ class Carried:
         """
         others = {key for key, value in self.settings.items() if value is not None}
         others -= {"control", "control_apply_to_uncond"}
-        return {"controls": [_of_control(c) for c in self.controls], "others": self._mark if others or self.others else ""}
+        return {
+            "controls": [_of_control(c) for c in self.controls],
+            "others": self._mark if others or self.others else "",
+        }
 
     @property
     def controls(self) -> Iterator[Any]:
