@@ -7,7 +7,6 @@ import importlib.util
 from comfy_api.latest import ComfyExtension, io
 
 from .comfy import choices, compat_comfyui, glossary, lora, people, run_watch, similarity
-from .comfy.nemo import register as register_neurons
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
@@ -26,7 +25,6 @@ NODES: list[type[io.ComfyNode]] = _nodes()
 run_watch.register()
 similarity.register()
 people.register()
-register_neurons()
 choices.register()
 glossary.register()
 lora.register()

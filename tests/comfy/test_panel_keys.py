@@ -1,4 +1,4 @@
-"""Panels of nodes with equal ids in the real page: copies of a subgraph, two workflows, two tabs, a person each.
+"""Panels of nodes with equal ids in the real page: copies of a subgraph, two workflows, a person each.
 
 The picture on a panel is compared with the one that executing the graph saved.
 """
@@ -159,66 +159,3 @@ def test_two_workflows_with_equal_ids(driver, address):
     first, second, unknown, seen, ids, faults = asyncio.run(_workflows(driver, address, False))
     assert not np.array_equal(first, second) and unknown
     assert seen == [True, True, True] and len(set(ids)) == len(ids) and not faults
-
-
-async def _tabs(driver, address, vue):
-    """One workflow in two tabs; the second tab's first run comes from the cache of the first tab's."""
-    async with driver.page(address) as one, driver.page(address) as two:
-        await one.build(script(4), vue)
-        await one.evaluate(PRESS)
-        data = await one.evaluate("app.graph.serialize()")
-        await two.build("0", vue)
-        await two.evaluate(f"app.loadGraphData({json.dumps(data)})")
-        await two.settle()
-        await two.evaluate("window.saves = app.graph._nodes.filter(n => n.type === 'SaveImage').map(n => n.id)")
-        (first,) = await saved(one, address)
-        unknown = await two.evaluate("document.querySelector('.vitrine-people').textContent.includes('Run once')")
-        seen = [await shown(one, first)]
-        seen.append(np.array_equal((await saved(two, address))[0], first) and await shown(two, first))
-        await two.evaluate("app.graph._nodes.find(n => n.type === 'VitrineW2WSample').widgets[0].value = 5")
-        (second,) = await saved(two, address)
-        seen += [await shown(two, second), await shown(one, first)]
-        return first, second, unknown, seen, one.faults() + two.faults()
-
-
-def test_two_tabs_with_one_workflow(driver, address):
-    first, second, unknown, seen, faults = asyncio.run(_tabs(driver, address, False))
-    assert not np.array_equal(first, second) and unknown
-    assert seen == [True] * 4 and not faults
-
-
-LONG = """(() => {
-    const add = type => { const n = LiteGraph.createNode(type); n.pos = [1800, 60]; app.graph.add(n); return n }
-    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
-    const of = type => app.graph._nodes.find(n => n.type === type), run = add('KSampler')
-    run.widgets.find(w => w.name === 'steps').value = 10000
-    join(of('VitrineLoadPortraits'), 0, run, 'model'); join(of('EmptyLatentImage'), 0, run, 'latent_image')
-    for (const name of ['positive', 'negative']) join(of('CLIPTextEncode'), 0, run, name)
-    join(run, 0, add('PreviewAny'), 'source')
-    app.queuePrompt(0)
-})()"""
-PULLED = "(() => { const w = edit.widgets.find(w => w.name === 'strength_1'); w.value = 3; w.callback(3) })()"
-RUNNING = "fetch('/queue').then(a => a.json()).then(q => q.queue_running.length)"
-
-
-async def _beside_a_run(driver, address, vue):
-    async with driver.page(address) as tab:
-        await tab.build(script(4), vue)
-        await tab.evaluate(PRESS)
-        seen = [await shown(tab, (await saved(tab, address))[0])]
-        await tab.evaluate(LONG)
-        async for _ in driver.polls("the run"):
-            if await tab.evaluate(RUNNING):
-                break
-        turn = int(await tab.evaluate(f"{PERSON}.dataset.turn"))
-        await tab.evaluate(PULLED)
-        await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('The graph runs')")
-        seen.append(int(await tab.evaluate(f"{PERSON}.dataset.turn")) == turn)
-        await tab.evaluate("fetch('/interrupt', { method: 'POST' })")
-        await tab.wait_for(f"+{PERSON}.dataset.turn > {turn}")
-        return seen, tab.faults()
-
-
-def test_during_a_run_the_panel_says_so_and_renders_afterwards(driver, address):
-    seen, faults = asyncio.run(_beside_a_run(driver, address, False))
-    assert seen == [True, True] and not faults
