@@ -192,7 +192,11 @@ def places(node, path=()):
     """Every place in a tree of JSON, also within texts that are JSON themselves."""
     yield path
     if isinstance(node, str) and node[:1] in ("{", "["):
-        yield from places(json.loads(node), (*path, "json"))
+        try:
+            inner = json.loads(node)
+        except ValueError:
+            return  # an odd text that was put there
+        yield from places(inner, (*path, "json"))
     elif isinstance(node, (dict, list)):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             yield from places(value, (*path, key))
