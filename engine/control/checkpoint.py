@@ -169,8 +169,8 @@ def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) ->
     check_tensors(weights)
     kinds = {v.dtype for v in weights.values()}
     if not kinds <= _COMPUTED_WITH:
-        accepted = sorted(map(str, _COMPUTED_WITH))
-        raise refuse("ctrl tensors", sorted(map(str, kinds)), accepted, "save the checkpoint in float32 or bfloat16")
+        known = sorted(map(str, _COMPUTED_WITH))
+        raise refuse("ctrl tensors", sorted(map(str, kinds)), known, "save the checkpoint in float32 or bfloat16")
     embedder = ControlEmbedder(metadata.spec, metadata.dim)
     embedder.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     return embedder.eval().requires_grad_(False)

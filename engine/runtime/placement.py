@@ -157,7 +157,7 @@ def refuse_without_gradients(module: nn.Module) -> None:
         raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
     for path, child in module.named_modules():
         shape, weight = shape_of(child), getattr(child, "weight", None)
-        if shape is None or not is_packed(weight):
+        if shape is None or weight is None or not is_packed(weight):
             continue
         with torch.enable_grad():
             row = torch.zeros(1, shape[1], device=weight.device, dtype=dtype_of(module), requires_grad=True)

@@ -55,9 +55,8 @@ from vitrine_tests.engine.official_files import official_files
 from vitrine_tests.engine.small_loras import Held
 
 MOST = 500 * 2**20
-"""Bytes of tensors that a small file may take."""
 SLOWEST = 2.0
-"""Seconds of the processor for all uses of a file, watched in the nightly lane alone."""
+"""Bytes of tensors that a small file may take; the processor's seconds for all its uses, watched in nightly runs."""
 RECORD = os.environ.get("VITRINE_HEADERS_RECORD", "")
 """A file that receives name, seconds and bytes of each example."""
 NUMBERS = (0, -1, 1, 10**9, 2**63, 10**400, 1e308, 3e38, -0.0, float("nan"), float("inf"), 1e-320)
@@ -192,7 +191,11 @@ def places(node, path=()):
     """Every place in a tree of JSON, also within texts that are JSON themselves."""
     yield path
     if isinstance(node, str) and node[:1] in ("{", "["):
-        yield from places(json.loads(node), (*path, "json"))
+        try:
+            inner = json.loads(node)
+        except ValueError:
+            return  # an odd text that was put there
+        yield from places(inner, (*path, "json"))
     elif isinstance(node, (dict, list)):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             yield from places(value, (*path, key))
