@@ -64,8 +64,8 @@ def write_report(out: Path) -> Path:
     report = Report("Vitrine", "See inside a diffusion model, change it in place, sample from what you changed.")
     report.add_drawing(_STYLE)
     report.add_paragraph(
-        "Pictures and tables were computed just now by two toy models that ship with the pack. Each section opens with "
-        "a verdict from `results/`, measured in full beforehand, next to the best other method and a trivial baseline. "
+        "Pictures and tables were computed just now by toy models that ship with the pack. Each section opens with a "
+        "verdict from `results/`, measured in full beforehand, next to the best other method and a trivial baseline. "
         "Brackets are 95 % intervals."
     )
     results, began, whole = read_results(), time.perf_counter(), sum(stage.seconds for stage in STAGES)

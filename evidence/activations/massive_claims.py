@@ -85,9 +85,7 @@ def massive(model: str | None = None, progress: Progress = silent, quick: bool =
             ],
         },
         arms=_arms([table for table, _ in planted.values()], whole, _trivial(testing)["no network"]),
-        n=count,
-        seeds=SEEDS,
-        parts={
+        n=count, seeds=SEEDS, parts={
             "the channel lowers raw matching": all(gain[1] > 0 for gain in broken.values()),
             "DiTF gives it back": worst <= NEAR,
         },

@@ -76,6 +76,8 @@ def _parts(report: Report, labelled: Pictures, test: Pictures, choices: dict[str
         f"A linear probe on {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. First row: the "
         f"renderer's own parts, one colour each. Mean IoU over {_MEASURED} misaligned portraits."
     )
+    legend = [(to_pil(colour_parts(torch.full((8, 8), i))), name) for i, name in enumerate(PARTS)]
+    report.add_images(legend, width=48)
     report.add_images([(to_pil(colour_parts(p)), "truth") for p in test.parts[:_SHOWN]], width=128)
     table: list[tuple[object, ...]] = [("features", "channels", "mIoU")]
     for name, addresses in (choices | {"raw pixels": ("pixels",), "Fourier coordinates": ("coordinates",)}).items():

@@ -53,7 +53,6 @@ def section(report: Report, progress: Progress = silent) -> None:
         "Each row: a planted picture, a sample of its caption, the same sample with the found neurons blocked, with as "
         "many random neurons blocked (the baseline), and a sample of the caption without its two rare words."
     )
-    rows = []
     for plant, result in zip(chosen, results, strict=True):
         neurons = world.neurons(result)
         prompt, control = plant.captions[0], plant.controls[0]
@@ -67,8 +66,7 @@ def section(report: Report, progress: Progress = silent) -> None:
             "random neurons",
             "without the rare words",
         )
-        rows += list(zip(images, words, strict=True))
-    report.add_images(rows, width=100)
+        report.add_images(list(zip(images, words, strict=True)), width=100)
     heat = heat_map(world.neurons(results[0]), world.widths())
     picture = Image.fromarray((heat * 255).round().byte().numpy())
     report.add_images(

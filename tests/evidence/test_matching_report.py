@@ -30,7 +30,7 @@ def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     page = Report("t")
     matching_report.section(page, model=build_models(seed=0))
     text = page.write(tmp_path / "r.html").read_text()
-    assert text.count("<table>") == 2 and text.count("<img") == 3 + 3 + 4 + 4 + 4
+    assert text.count("<table>") == 2 and text.count("<img") == 3 + 3 + len(PARTS) + 4 + 4 + 4
     assert all(
         name in text for name in ("Find Correspondence", "Segment Like This", "portraits-legacy", "copied coordinates")
     )
