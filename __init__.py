@@ -33,15 +33,18 @@ __all__ = [
     "EditConfig",
     "EntropyConfig",
     "EntropyGuidedPipeline",
+    "FewStepConfig",
     "GuidanceConfig",
     "InvertConfig",
     "NEMOAroundPipeline",
     "NEMOPipeline",
     "PCABasis",
+    "PipelineModel",
     "ProbeConfig",
     "ResolutionTransferConfig",
     "ResolutionTransferPipeline",
     "SampleConfig",
+    "SampleThreshold",
     "SearchConfig",
     "SegmentationPipeline",
     "SegmentationTransformerPipeline",
@@ -54,6 +57,7 @@ __all__ = [
     "cross_size_consistency",
     "load_portraits",
     "load_space",
+    "lora_report",
     "materialise",
     "pca_rgb",
     "write_lora",
@@ -65,7 +69,7 @@ _HOMES = {
     ".engine.diffusion.denoiser": ("Denoiser",),
     ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
-    ".engine.nemo": ("CheckConfig", "ProbeConfig", "SearchConfig"),
+    ".engine.nemo": ("CheckConfig", "FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
     ".engine.resolution": ("ResolutionTransferConfig",),
     ".engine.w2w": ("EditConfig", "InvertConfig", "SampleConfig", "load_space", "materialise", "write_lora"),
@@ -78,7 +82,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.diffusion.denoiser import Denoiser
     from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
-    from .engine.nemo import CheckConfig, ProbeConfig, SearchConfig
+    from .engine.nemo import CheckConfig, FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
     from .engine.pipelines.activation_tap import (
         ActivationTapPipeline,
         ActivationTapTransformerPipeline,
@@ -93,6 +97,8 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
     from .engine.pipelines.emd_around import EMDOneStepTransformerPipeline
     from .engine.pipelines.entropy import EntropyGuidedPipeline
+    from .engine.pipelines.lora_on_pipeline import PipelineModel
+    from .engine.pipelines.lora_reports import lora_report
     from .engine.pipelines.matching import (
         CorrespondencePipeline,
         CorrespondenceTransformerPipeline,

@@ -77,6 +77,7 @@ SAME_WAY = {
     "Draw at twice the size with your model": "Draw at twice the size",
     "Draw in one step with your model": "Draw in one step",
     "Find the same part with your model": "Find the same part in every picture",
+    "Is my LoRA overfitted (your checkpoint)": "Check a model for copies",
     "Say how large with your SDXL": "Say how large a picture should look",
     "See what your model sees": "See what the model sees",
     "Stop your model copying a picture": "Stop the model copying a picture",

@@ -14,6 +14,8 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
 HELP = "nodes/web/docs/"
+SERVED = "/vitrine/"
+"""Where help pages link to: ComfyUI's server answers there, whichever folder the page opens them from."""
 AT = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -49,8 +51,8 @@ def sources() -> dict[str, str]:
 def targets(path: str, text: str) -> dict[str, str]:
     """Relative links of a page that lead to something in the repository: as written -> path in the repository."""
     written = ["".join(m) for part in FENCE.split(text)[::2] for m in LINK.findall(part)]
-    near = [link for link in written if "://" not in link and not link.startswith("/")]
-    where = {link: (ROOT / path).parent / unquote(link) for link in near}
+    near = [link for link in written if "://" not in link and (not link.startswith("/") or link.startswith(SERVED))]
+    where = {k: ROOT / HELP / k[1:] if k.startswith("/") else (ROOT / path).parent / unquote(k) for k in near}
     return {k: v.resolve().relative_to(ROOT).as_posix() for k, v in where.items() if v.exists()}
 
 

@@ -1,20 +1,103 @@
-"""``vitrine demo``: one page that shows what the pack does, on the shipped model."""
+"""``vitrine demo``: one page that shows what the pack does, on the shipped models: eight sections, a verdict each."""
 
 from __future__ import annotations
 
+import html
 import importlib
+import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..engine.io.html_page import Report
-from ..engine.runtime.progress import TqdmProgress
-from .registry import ROOMS
+from .result_files import read_results
+from .result_plots import arms_of, dot_plot, number, shown
+
+
+class Stage(NamedTuple):
+    """One section of the page.
+
+    Attributes:
+        title: its heading, and its name on the console.
+        module: ``section(report)`` is in ``evidence/MODULE.py``.
+        claims: their results open the section; the first one's arms are drawn.
+        seconds: on two idle cores.
+        next: what to try after it.
+    """
+
+    title: str
+    module: str
+    claims: tuple[str, ...]
+    seconds: float
+    next: str
+
+
+STAGES = (
+    Stage("The model, and the pictures it memorized", "portraits.page",
+          ("portraits.memorized", "portraits.quality"), 15,
+          "The template *Check a model for copies*; your own model: `vitrine nemo check`."),
+    Stage("What the model sees in a picture", "activations.page", ("activations.places", "gdf.filter"), 20,
+          "The template *See what the model sees*; layers of your own model: `vitrine taps rank`."),
+    Stage("The same point, the same part in other pictures", "activations.matching_page",
+          ("gdf.correspondence", "gdf.segmentation"), 20,
+          "The template *Find the same part in every picture*, with points on your own picture."),
+    Stage("Neurons that memorize, found and blocked", "nemo.page", ("nemo.blocking", "nemo.held_out"), 40,
+          "The template *Stop the model copying a picture*, or `vitrine nemo find`."),
+    Stage("A space of models: people and sliders", "w2w.page", ("w2w.inversion", "w2w.editing"), 35,
+          "The template *Pull sliders on a person*; a folder of your LoRAs: `vitrine w2w build`."),
+    Stage("The size a model is conditioned on", "control.page", ("control.flip", "control.cross_size"), 20,
+          "The template *Say how large a picture should look*, with SDXL's size conditions."),
+    Stage("Other sizes than the trained one", "resolution.page", ("resolution.receptive", "resolution.transfer"), 20,
+          "The template *Leave the trained size*; two and three times the side of a UNet: `receptive_field` `dilate`."),
+    Stage("One step instead of thirty", "emd.page", ("emd.student", "emd.mixture"), 10,
+          "The template *Draw in one step*; a student of your own model: `vitrine emd train`."),
+)  # fmt: skip
+TRUST = 30.0
+"""Seconds for which the table above counts beside what has passed: the first section also imports the libraries."""
+_STYLE = """<style>.verdict { border-left: 4px solid; padding: .2rem .8rem; margin: .8rem 0; max-width: 46rem; }
+.verdict b { text-transform: uppercase; letter-spacing: .04em; } .verdict .quiet { color: var(--quiet); }
+.pass { border-color: #009e73; } .partly { border-color: #e69f00; } .fail { border-color: #d55e00; }
+.next { font-style: italic; }</style>"""
 
 
 def write_report(out: Path) -> Path:
-    """Let each room add its section and write the page, whole or not at all. Returns the path."""
-    report = Report("Vitrine", "Open a diffusion model like a display case: see inside, change it, sample from it.")
-    for room in ROOMS:
-        bar = TqdmProgress(room)
-        importlib.import_module(f"{__package__}.{room}.page").section(report, bar)
-        bar.close()
+    """Write the page, whole or not at all, and a line for each section on the console. Returns the path."""
+    report = Report("Vitrine", "See inside a diffusion model, change it in place, sample from what you changed.")
+    report.add_drawing(_STYLE)
+    report.add_paragraph(
+        "Pictures and tables were computed just now by toy models that ship with the pack. Each section opens with a "
+        "verdict from `results/`, measured in full beforehand, next to the best other method and a trivial baseline. "
+        "Brackets are 95 % intervals."
+    )
+    results, began, whole = read_results(), time.perf_counter(), sum(stage.seconds for stage in STAGES)
+    done = 0.0
+    for i, stage in enumerate(STAGES):
+        pace = (time.perf_counter() - began + TRUST) / (done + TRUST)
+        print(f"{i + 1} of {len(STAGES)}  {stage.title}: {_left(pace * (whole - done))}", flush=True)
+        report.add_heading(stage.title)
+        for number_, claim in enumerate(stage.claims):
+            report.add_drawing(verdict(results[claim]) + (dot_plot(results[claim]) if number_ == 0 else ""))
+        importlib.import_module(f"{__package__}.{stage.module}").section(report)
+        report.add_paragraph(f"Try this next: {stage.next}".replace("*", ""))
+        done += stage.seconds
     return report.write(out)
+
+
+def _left(seconds: float) -> str:
+    """``about 2 min left``, in steps that do not feign precision."""
+    return f"about {max(10, round(seconds, -1)):.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """The verdict, the claim in words, ours, the best other method and the trivial baseline, as HTML."""
+    lines = [f"{shown(result['ours'], result['interval'])} {result['metric']}"]
+    for role, words in (("rival", "best other method"), ("trivial", "trivial baseline")):
+        known = [arm for arm in arms_of(result) if arm["role"] == role]
+        if known:
+            pick = max if result["better"] == "higher" else min
+            arm = pick(known, key=lambda a: a["value"])
+            lines.append(f"{words}: {number(arm['value'])} ({arm['name']})")
+    figures = html.escape("; ".join(lines))
+    words = (
+        f'{html.escape(result["title"])}.<br><span class="quiet">{figures}, n = {result["n"] or "-"}, {result["world"]}'
+    )
+    return f'<p class="verdict {result["verdict"]}"><b>{result["verdict"]}</b> {words}</span></p>'

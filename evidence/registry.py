@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -27,23 +27,74 @@ class Curves:
     series: dict[str, list[tuple[float, float]]]
 
 
+OURS, RIVAL, TRIVIAL, REFERENCE = ROLES = ("ours", "rival", "trivial", "reference")
+"""What an arm is: the method, another method, what any method must beat, or a bound such as the teacher's figure."""
+Span = tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a measurement, in the claim's metric; ``interval`` is (low, high) at 95 %."""
+
+    name: str
+    value: float
+    interval: Span = None
+    role: str = RIVAL
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise refuse("role", self.role, ROLES, "say what the arm is")
+
+
+def arms(
+    values: Mapping[str, float], roles: Mapping[str, str], spans: Mapping[str, Sequence[float]] | None = None
+) -> tuple[Arm, ...]:
+    """The arms that ``roles`` names, in its order, of those that were measured; ``spans`` are their intervals."""
+    known = {name: (span[0], span[1]) for name, span in (spans or {}).items()}
+    return tuple(Arm(name, values[name], known.get(name), role) for name, role in roles.items() if name in values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Further figures of a claim; the first column names a row."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
 @dataclass(frozen=True)
 class ClaimResult:
     """The outcome of a measurement.
 
     Attributes:
-        value: the figure.
+        value: the figure that is judged: ours, or what it is better by.
         interval: (low, high) at 95 %, or None where there is none.
         holds: whether the figure reaches the claim's target.
         details: further figures, for the JSON file.
-        curves: charts that ``vitrine reproduce --json`` draws beside it.
+        curves: charts that ``vitrine reproduce`` draws beside it.
+        arms: ours and every baseline, in one metric.
+        n: how many pictures, prompts, people or neurons the figure is over.
+        seeds: how many seeds of sampling, search or training.
+        parts: condition of the target -> whether it is met. If some are, the verdict is "partly".
+        tables: further figures, for the claim's page.
     """
 
     value: float
-    interval: tuple[float, float] | None
+    interval: Span
     holds: bool
     details: dict[str, Any] = field(default_factory=dict)
     curves: tuple[Curves, ...] = ()
+    arms: tuple[Arm, ...] = ()
+    n: int | None = None
+    seeds: int = 1
+    parts: dict[str, bool] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``pass``, ``partly`` or ``fail``."""
+        return "pass" if self.holds else "partly" if any(self.parts.values()) else "fail"
 
 
 @dataclass(frozen=True)
@@ -58,6 +109,7 @@ class Claim:
         measure: ``measure(model=None, progress=silent, quick=False) -> ClaimResult``.
         minutes: how long the whole measurement takes on two CPU cores; printed before it begins.
         quick_minutes: how long ``quick`` takes, with fewer samples, pictures or seeds and so a wider interval.
+        options: further ones of the command, where ``measure`` was given any.
     """
 
     name: str
@@ -67,6 +119,7 @@ class Claim:
     measure: Callable[..., ClaimResult]
     minutes: float = 1.0
     quick_minutes: float = 0.5
+    options: str = ""
 
 
 _CLAIMS: dict[str, Claim] = {}

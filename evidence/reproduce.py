@@ -1,49 +1,68 @@
-"""``vitrine reproduce``: measure claims, print them as a table, write them as JSON, and curves as PNG beside it."""
+"""``vitrine reproduce``: measure claims, print them, write each as ``results/CLAIM.json``, and curves as PNG."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from ..engine.errors import refuse
-from ..engine.io.files import write_json, write_whole
+from ..engine.io.files import write_whole
 from ..engine.runtime.processes import each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
 from .registry import Claim, pick_claims
+from .result_files import record, write_result
+from .result_plots import shown
 
 
 def reproduce(
-    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1
+    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
+    plants: str | None = None,
 ) -> int:  # fmt: skip
     """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
 
     Args:
-        out: JSON file for the results, rewritten after each claim; charts go beside it.
+        out: folder for ``CLAIM.json``, one for each claim, and charts; None is :func:`default_folder`.
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
         workers: so many claims side by side, each in a process of one thread.
+        plants: a list of planted pictures, for claims that take one.
 
     Raises:
-        VitrineError: There is no such claim, or no worker.
+        VitrineError: There is no such claim, or no worker; or one of the claims takes no list of planted pictures.
 
     Returns:
         0 if all claims hold, else 1. A claim that does not hold stays in the list.
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
-    results = []
-    for result in _measured(pick_claims(names), model, quick, workers):
-        results.append(result)
+    folder, verdicts, picked = out or default_folder(model or plants, quick), [], pick_claims(names)
+    if plants is not None:
+        picked = [_with_plants(claim, plants) for claim in picked]
+        workers = 1
+    for result in _measured(picked, model, quick, workers):
+        verdicts.append(result["verdict"])
         print(row(result), flush=True)
-        if out is not None:  # after each claim, so that an interrupted run keeps what it has
-            write_json(out, results)
-            for path in draw_curves(result, out):
+        if folder is not None:
+            write_result(result, folder)
+            for path in draw_curves(result, folder):
                 print(f"    curves: {path}", flush=True)
-    return 0 if all(r["holds"] for r in results) else 1
+    return 0 if set(verdicts) == {"pass"} else 1
+
+
+def default_folder(model: str | None, quick: bool) -> Path | None:
+    """``results``, ``results/quick``; nowhere for somebody's model, whose figures are not the shipped ones'."""
+    return None if model else Path("results") / ("quick" if quick else "")
+
+
+def _with_plants(claim: Claim, plants: str) -> Claim:
+    if "plants" not in signature(claim.measure).parameters:
+        raise refuse("plants", claim.name, "a claim about planted pictures", "name nemo.held_out alone")
+    return replace(claim, measure=partial(claim.measure, plants=plants), options=f" --plants {plants}")
 
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
@@ -70,44 +89,34 @@ def duration(claim: Claim, quick: bool) -> str:
 
 
 def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:
-    """One claim as {claim, paper, figure, value, interval, target, holds, quick, command, seconds, details, curves}."""
-    shown, began = TqdmProgress(claim.name) if bar else None, time.perf_counter()
-    result = claim.measure(model=model, progress=shown or silent, quick=quick)
-    if shown is not None:
-        shown.close()
+    """One claim, as :func:`record` says."""
+    bar_shown, began = TqdmProgress(claim.name) if bar else None, time.perf_counter()
+    result = claim.measure(model=model, progress=bar_shown or silent, quick=quick)
+    if bar_shown is not None:
+        bar_shown.close()
     options = (" --quick" if quick else "") + (f" --model {model}" if model else "")
-    return {
-        "claim": claim.name,
-        "paper": claim.paper,
-        "figure": claim.figure,
-        "value": result.value,
-        "interval": result.interval,
-        "target": claim.target,
-        "holds": result.holds,
-        "quick": quick,
-        "command": f"vitrine reproduce {claim.name}{options}",
-        "seconds": round(time.perf_counter() - began, 1),
-        "details": result.details,
-        "curves": [asdict(c) for c in result.curves],
-    }
+    command = f"vitrine reproduce {claim.name}{options}{claim.options}"
+    return record(claim, result, quick=quick, command=command, seconds=time.perf_counter() - began)
 
 
 def row(result: dict[str, Any]) -> str:
-    """One result as text, details indented below it."""
-    spread = "" if result["interval"] is None else f" [{result['interval'][0]}, {result['interval'][1]}]"
-    verdict = "holds" if result["holds"] else "DOES NOT HOLD"
-    measured = f"{result['claim']:<22} {result['value']}{spread}"
-    head = f"{measured}  target: {result['target']}  {verdict}  ({result['seconds']} s)"
-    return "\n".join([head, f"    {result['figure']}", *(f"    {k}: {v}" for k, v in result["details"].items())])
+    """One result as text, its baselines below it."""
+    head = f"{result['claim']:<22} {result['verdict']}: {shown(result['ours'], result['interval'])}"
+    lines = [f"{head}  ({result['seconds']} s)", f"    {result['title']}; {result['metric']}"]
+    lines += [
+        f"    {arm['name']} ({arm['role']}): {shown(arm['value'], arm['interval'])}" for arm in result["baselines"]
+    ]
+    lines += [f"    {'met' if met else 'not met'}: {part}" for part, met in result["parts"].items()]
+    return "\n".join([*lines, f"    target: {result['target']}"])
 
 
-def draw_curves(result: dict[str, Any], out: Path) -> list[Path]:
-    """Each chart of a measured claim as OUT-CLAIM-N.png beside the JSON file OUT; the paths."""
+def draw_curves(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Each chart of a measured claim as ``FOLDER/CLAIM-N.png``; the paths."""
     from .charts import line_chart
 
     paths = []
     for i, curves in enumerate(result["curves"]):
-        path = out.with_name(f"{out.stem}-{result['claim']}-{i + 1}.png")
         picture = line_chart(**curves)
+        path = folder / f"{result['claim']}-{i + 1}.png"
         paths.append(write_whole(path, partial(picture.save, format="PNG")))
     return paths

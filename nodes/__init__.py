@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 
 from comfy_api.latest import ComfyExtension, io
 
-from .comfy import choices, glossary, lora, people, similarity
+from .comfy import choices, compat_comfyui, glossary, lora, people, run_watch, similarity
 
 FAMILIES = (
     "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
-    "w2w_make", "nemo", "nemo_block", "nemo_verify", "nemo_copies", "emd",
+    "w2w_make", "nemo", "nemo_samples", "nemo_find", "nemo_block", "nemo_verify", "nemo_copies", "lora_report", "emd",
     "emd_variety",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""
@@ -19,10 +18,11 @@ FAMILIES = (
 
 def _nodes() -> list[type[io.ComfyNode]]:
     present = [f for f in FAMILIES if importlib.util.find_spec(f"{__package__}.{f}")]
-    return [node for f in present for node in importlib.import_module(f"{__package__}.{f}").NODES]
+    return list(compat_comfyui.nodes_of(present, __package__))
 
 
 NODES: list[type[io.ComfyNode]] = _nodes()
+run_watch.register()
 similarity.register()
 people.register()
 choices.register()

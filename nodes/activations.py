@@ -17,6 +17,7 @@ from ..engine.tracing.addresses import AUTO, resolve, sites_of
 from .activation_pictures import coloured, first_picture, picture, with_legend
 from .comfy import choices, saved
 from .comfy.model import backbone_of
+from .comfy.panel_state import HIDDEN, marked
 from .comfy.pictures import as_pictures
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
@@ -66,7 +67,8 @@ class ActivationTap(io.ComfyNode):
                 io.Image.Output(display_name="IMAGE", tooltip="First place as colours: three principal components."),
                 io.String.Output(display_name="report", tooltip="Each address with its size and massive channels."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
         )  # fmt: skip
 
     @classmethod
@@ -82,7 +84,7 @@ class ActivationTap(io.ComfyNode):
         resolve(backbone, list(config.addresses))
         taps = tap_images(model, vae, as_pictures(image), positive, config, protocol)
         drawn, shown = drawn_first(taps, cls)
-        return io.NodeOutput(taps, drawn, describe(taps), ui=shown)
+        return io.NodeOutput(taps, drawn, describe(taps), ui=marked(shown, cls.hidden))
 
 
 def drawn_first(taps: Activations, cls: Any) -> tuple[Any, Any]:
@@ -131,7 +133,8 @@ class TapDuringSampling(io.ComfyNode):
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
                 RecorderSocket.Output(display_name="recorder", tooltip="Read it with Collect Taps after sampling."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
         )  # fmt: skip
 
     @classmethod
@@ -148,7 +151,8 @@ class TapDuringSampling(io.ComfyNode):
             with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
                 show_on(hidden, first_picture(taps))
 
-        return io.NodeOutput(*record_sampling(model, wanted, parse_steps(steps), watch, first_step))
+        recording = record_sampling(model, wanted, parse_steps(steps), watch, first_step)
+        return io.NodeOutput(*recording, ui=marked({}, hidden))
 
 
 def parse_steps(text: str) -> Any:
@@ -238,7 +242,8 @@ class ActivationPicture(io.ComfyNode):
                 added_selection("All places of a published selection joined, or the one typed above."),
             ],
             outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture a row.")],
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
         )
 
     @classmethod
@@ -253,7 +258,7 @@ class ActivationPicture(io.ComfyNode):
             if places is None
             else coloured(feature_maps(activations.select(list(places))), shared, size)
         )
-        return io.NodeOutput(drawn, ui=ui.PreviewImage(with_legend(drawn), cls=cls))
+        return io.NodeOutput(drawn, ui=marked(ui.PreviewImage(with_legend(drawn), cls=cls), cls.hidden))
 
 
 class SaveActivations(io.ComfyNode):

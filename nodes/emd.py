@@ -128,7 +128,8 @@ class EMDOneStepGenerator(io.ComfyNode):
         blank = blank_latents(runner, latent)
         seeds = [seed + i for i in picture_numbers(latent)]
         z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
-        generator, cond = loading_denoiser_of(runner), condition_of(runner, positive, blank)
+        generator = loading_denoiser_of(runner)
+        cond = condition_of(runner, positive, blank, None if several else student_contract.timestep, regional=True)
         if several is None:
             x0 = one_step(generator, z, cond, replace(student_contract, prediction="model"))
         else:

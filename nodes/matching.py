@@ -16,6 +16,7 @@ from ..engine.activations.segmentation import ProbeSettings, fit_probe, mask_lik
 from ..engine.errors import refuse
 from .captions import captioned
 from .comfy import similarity
+from .comfy.panel_state import HIDDEN
 from .comfy.pictures import as_masks, as_pictures
 from .sockets import under_advanced
 from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, sized, tap_images
@@ -85,7 +86,8 @@ class FindCorrespondence(io.ComfyNode):
                 *remedy_inputs(),
                 protocol_input(),
             ]),
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
                 io.Image.Output(display_name="IMAGE", tooltip="Source and target with numbered points."),
@@ -104,12 +106,11 @@ class FindCorrespondence(io.ComfyNode):
         wanted = parse_points(points, width, height) if mask is None else mask_points(as_masks(mask, source))
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         (first,), others = _features(model, vae, (source, target), positive, config, protocol, CORRESPONDENCE_SIZE)
-        similarity.remember(cls.hidden, first)
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
         drawn = torch.stack([draw_matches(source[0], t, wanted, m) for t, m in zip(target, matches, strict=True)])
         names = [f"your points | picture {n + 1} (hollow dot: doubt it)" for n in range(len(drawn))]
-        shown = ui.PreviewImage(captioned(drawn, names), cls=cls).as_dict() | similarity.clickable(source, cls)
+        shown = similarity.clickable(ui.PreviewImage(captioned(drawn, names), cls=cls), source, first, cls)
         return io.NodeOutput("\n".join(lines), drawn, ui=shown)
 
 
@@ -151,7 +152,8 @@ class SegmentLikeThis(io.ComfyNode):
                     ),
                 ],
             ),
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
             outputs=[
                 io.Mask.Output(display_name="MASK", tooltip="One mask for each picture, 0 or 1."),
                 io.Mask.Output(display_name="probability", tooltip="The same, soft: 0..1."),
@@ -171,7 +173,6 @@ class SegmentLikeThis(io.ComfyNode):
         clicks = _labels(examples, masks, points)
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config, protocol)
-        similarity.remember(cls.hidden, known[0])
         height, width = images.shape[1:3]
         if clicks is not None:
             soft = mask_like_clicks(known[0], *clicks, new, (height, width)).cpu()
@@ -179,8 +180,8 @@ class SegmentLikeThis(io.ComfyNode):
             assert masks is not None  # or the labels were refused
             probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
             soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()
-        shown = ui.PreviewImage(mask_pictures((soft > 0.5).float()), cls=cls).as_dict()
-        shown |= similarity.clickable(examples, cls)
+        shown = ui.PreviewImage(mask_pictures((soft > 0.5).float()), cls=cls)
+        shown = similarity.clickable(shown, examples, known[0], cls)
         return io.NodeOutput((soft > 0.5).float(), soft, ui=shown)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.io.tables import lines_of
 from ..engine.nemo import (
-    NeuronSet,
     ProbeConfig,
-    SearchConfig,
-    find_neurons,
     gather,
     make_probe,
     score_prompts,
@@ -22,15 +18,13 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
-from ..engine.nemo.heat_map import BRIGHT, DARK, heat_map
-from ..engine.nemo.search_config import AUTO, MODES
+from ..engine.nemo.search_config import AUTO
 from ..engine.nemo.sites import SCOPES
-from .captions import banded
 from .comfy.conditioning import condition_of, prompt_conditions
-from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
+from .comfy.model import active_fingerprint, blank_latents, denoiser_of
 from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
-from .sockets import NeuronsSocket, NeuronStatisticsSocket, under_advanced
+from .sockets import NeuronStatisticsSocket
 
 CATEGORY = "Vitrine/nemo"
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
@@ -55,7 +49,7 @@ a bald head with a beard
 a face with a navy shirt on gray
 an old face with white hair
 a face with red hair on blue"""
-_PROMPTS = io.String.Input(
+PROMPTS = io.String.Input(
     "prompts", multiline=True, default=CAPTIONS,
     tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
 )  # fmt: skip
@@ -106,7 +100,7 @@ class NEMOStatistics(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model whose neurons are measured."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
-                _PROMPTS,
+                PROMPTS,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
             ],
             outputs=[
@@ -151,7 +145,7 @@ class NEMOThreshold(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model to calibrate for."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                _PROMPTS,
+                PROMPTS,
                 SEEDS,
                 INDEX,
                 PARITY,
@@ -213,7 +207,7 @@ class NEMOScore(io.ComfyNode):
         """One forward of ``seeds`` rows, and one more for the previews."""
         blank = blank_latents(model, latent)[:1]
         probe = make_probe(denoiser_of(model), config=_probe(seeds, timestep_index, parity))
-        cond = condition_of(model, positive, blank)
+        cond = condition_of(model, positive, blank, probe.t)
         shape = shape_of(blank)
         ((score,), _) = score_prompts(probe, [cond], shape, tau or None, progress())
         pictures = previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
@@ -221,86 +215,9 @@ class NEMOScore(io.ComfyNode):
         verdict = (
             "no verdict: connect NEMO Threshold" if score.tau is None else "memorized" if memorized else "not memorized"
         )
-        text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{score.metric}"
+        made = f"{seeds} seeds of one generator, seed {probe.config.seed}, timestep index {timestep_index} of 50"
+        text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{made}; {score.metric}"
         return io.NodeOutput(score.value, memorized, pictures, ui=text_on(cls.hidden, text))
 
 
-class NEMOFindNeurons(io.ComfyNode):
-    """The neurons that hold a memorized picture."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Model, conditioning and statistics in; neurons, report and heat map out."""
-        return io.Schema(
-            node_id="VitrineNEMOFindNeurons",
-            display_name="NEMO Find Neurons",
-            category=CATEGORY,
-            description="Searches the few value neurons whose blocking changes what a memorized prompt predicts.",
-            search_aliases=["localize memorization", "find memorization neurons", "nemo"],
-            hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("mode", "scope"), [
-                io.Model.Input("model", tooltip="The model to search."),
-                io.Conditioning.Input("positive", tooltip="The memorized prompt."),
-                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                NeuronStatisticsSocket.Input("statistics", tooltip="From NEMO Statistics, same model."),
-                TAU,
-                io.Float.Input(
-                    "share", default=0.0, min=0.0, max=1.0, step=0.01,
-                    tooltip="0: stop at the threshold, as published. Else: do this share of what blocking everything "
-                    "would do; 0.95 suits worlds of similar pictures.",
-                ),
-                io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
-                SEEDS,
-                INDEX,
-                io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),
-            ]),
-            outputs=[
-                NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
-                io.String.Output(display_name="report", tooltip="Verdict, scores, neurons of each layer."),
-                io.Image.Output(display_name="heat_map", tooltip="Layers by neurons; kept ones are bright."),
-            ],
-        )  # fmt: skip
-
-    @classmethod
-    def execute(
-        cls, model: Any, positive: list, latent: dict, statistics: Any, tau: float, share: float, mode: str,
-        seeds: int, timestep_index: int, scope: str,
-    ) -> io.NodeOutput:  # fmt: skip
-        """Score, search, judge; interrupt works between two forwards."""
-        model_id = fingerprint(model)
-        statistics.check(backbone_of(model), active_fingerprint(model))
-        blank = blank_latents(model, latent)[:1]
-        config = SearchConfig(tau=tau or None, share=share or None, mode=mode)
-        probe = make_probe(
-            denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
-        )
-        cond = condition_of(model, positive, blank)
-        shape = shape_of(blank)
-        (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress())
-        neurons = result.neurons(model_id)
-        widths = {s.address: len(statistics.means[s.address]) for s in probe.sites}
-        text, picture = describe(neurons), heat_map(neurons, widths)
-        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
-        return io.NodeOutput(neurons, text, picture[None], ui=shown)
-
-
-def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:
-    """The heat map with each layer's name above it, and what the colours mean below."""
-    kept = {a: neurons.neurons.get(a, ()) for a in widths}
-    bands = {f"{a}: {len(kept[a])} of {w}": heat_map(NeuronSet({a: kept[a]}), {a: w}) for a, w in widths.items()}
-    bright, dark = ("#{:02x}{:02x}{:02x}".format(*(round(255 * v) for v in c)) for c in (BRIGHT, DARK))
-    return banded(bands, {bright: "holds the picture", dark: "does not"})
-
-
-def describe(neurons: NeuronSet) -> str:
-    """Verdict and neurons by layer, in words."""
-    lines = [f"{neurons.info.get('verdict', 'imported')}: {len(neurons)} neurons"]
-    if "score_after" in neurons.info:
-        lines.append(
-            f"seeds agree by {neurons.info['score_before']:.3f} before, {neurons.info['score_after']:.3f} after"
-            f" ({neurons.info.get('metric', 'MS-SSIM')})"
-        )
-    return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
-
-
-NODES = [NEMOStatistics, NEMOThreshold, NEMOScore, NEMOFindNeurons]
+NODES = [NEMOStatistics, NEMOThreshold, NEMOScore]

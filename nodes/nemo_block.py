@@ -13,7 +13,8 @@ from ..engine.nemo.neurons import parse_neurons
 from .comfy import saved
 from .comfy.nemo import baked, blocked, layers_of
 from .comfy.progress import text_on
-from .nemo import CATEGORY, describe
+from .nemo import CATEGORY
+from .nemo_find import describe
 from .sockets import NeuronsSocket, under_advanced
 
 _FOLDER = "vitrine_neurons"
@@ -43,7 +44,8 @@ class NEMONeuronBlocker(io.ComfyNode):
                                tooltip="When blocking ends, as a share of the run: 0 is its beginning, 1 its end."),
                 io.String.Input(
                     "tokens", default="", optional=True,
-                    tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (0: start token); empty: everywhere.",
+                    tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (of CLIP the first word is at 1); "
+                    "empty: everywhere.",
                 ),
                 io.String.Input(
                     "spared", default="", multiline=True, optional=True,

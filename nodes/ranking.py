@@ -21,6 +21,7 @@ from .captions import captioned
 from .comfy import choices, saved
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
+from .comfy.panel_state import HIDDEN, marked
 from .comfy.patches import refuse_other_tokens
 from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
@@ -43,7 +44,8 @@ class RankActivations(io.ComfyNode):
             description="Scores every place of a model for diffusion noise, granularity and locality, drops the bad "
             "ones and, with masks, measures the rest and combines the best.",
             search_aliases=["choose features", "feature selection", "which layer", "GDF filter"],
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
             inputs=under_advanced((
                 "timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory",
             ), [
@@ -101,14 +103,14 @@ class RankActivations(io.ComfyNode):
         rule = FilterRule(noise or None, granularity or None)
         config = RankingConfig(places, timestep, rule, budget or None, most, True, split, folds)
         latents = encode(model, vae, images)
-        pictures = Pictures.of(latents, condition_of(model, positive, latents), labels, pairs)
+        pictures = Pictures.of(latents, condition_of(model, positive, latents, timestep), labels, pairs)
         ranking = rank_places(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
         named = [f"{n + 1}. {place}" for n, place in enumerate(ranking.kept[:24])] or ["no place was kept"]
         text = ranking.summary()
         shown = ui.PreviewImage(captioned(kept, named), cls=cls)
-        return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=shown)
+        return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=marked(shown, cls.hidden))
 
 
 def class_numbers(masks: torch.Tensor, classes: int) -> torch.Tensor:

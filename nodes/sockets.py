@@ -18,6 +18,9 @@ NeuronsSocket = io.Custom("VITRINE_NEURONS")
 NeuronStatisticsSocket = io.Custom("VITRINE_NEURON_STATISTICS")
 """A ``vitrine.engine.nemo.NeuronStatistics``."""
 
+SampleThresholdSocket = io.Custom("VITRINE_SAMPLE_THRESHOLD")
+"""A ``vitrine.engine.nemo.SampleThreshold``."""
+
 FeaturePresetSocket = io.Custom("VITRINE_FEATURE_PRESET")
 """A ``vitrine.engine.activations.preset_files.FeaturePreset``."""
 

@@ -95,7 +95,7 @@ def tap_images(
     refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), list(config.addresses))))
     if not check_protocol(protocol):
         latents = encode(model, vae, image)
-        cond = condition_of(model, positive, latents)
+        cond = condition_of(model, positive, latents, config.timestep)
         return tap_latents(denoiser_of(model), latents, cond, config, progress())
     if image.shape[1] != image.shape[2]:
         shown, accepted = sized("pictures", image), "square pictures under protocol 'gdf'"
@@ -109,7 +109,7 @@ def tap_images(
 
     gdf_generator(config.seeds)  # refuses several before the VAE runs
     latents = encode_samples(model, vae, image, draw)
-    cond, noise = condition_of(model, positive, latents), draws[1][None].to(latents)
+    cond, noise = condition_of(model, positive, latents, config.timestep), draws[1][None].to(latents)
     return tap_latents(denoiser_of(model), latents, cond, config, progress(), noise=noise)
 
 

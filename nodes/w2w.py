@@ -33,6 +33,7 @@ from ..engine.w2w import (
 from .comfy import choices, people, saved
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
+from .comfy.panel_state import HIDDEN, marked
 from .comfy.progress import text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
@@ -257,7 +258,8 @@ class W2WEdit(io.ComfyNode):
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
                 io.String.Output(display_name="report", tooltip="Where it stands now."),
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
         )  # fmt: skip
 
     @classmethod
@@ -268,10 +270,11 @@ class W2WEdit(io.ComfyNode):
         """``moved``; the panel on the page is told what the sliders act on."""
         choices.remember(cls.hidden, sorted(listed(space)))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
-        easel = people.easel(space, model, positive, vae, student)
-        people.remember(cls.hidden, people.Panel(space, usual_map, w2w_model, partial(moved, space, w2w_model), easel))
+        renderer = people.renderer_of(space, model, positive, vae, student)
+        session = people.PanelSession(space, usual_map, w2w_model, partial(moved, space, w2w_model), renderer)
+        people.SESSIONS.remember(cls.hidden, session)
         text = described(space, edited.coefficients)
-        return io.NodeOutput(edited, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(edited, text, ui=marked(text_on(cls.hidden, text), cls.hidden))
 
 
 class W2WBlend(io.ComfyNode):

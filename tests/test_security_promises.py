@@ -41,8 +41,11 @@ def test_routes_are_those_of_the_page():
         (node.func.attr, node.args[0].value)
         for path, tree in CODE.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("server.routes.")
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("server.routes.")
+        and isinstance(node.args[0], ast.Constant)
     }
+    routes |= {("post", call.args[0].value) for name, call in calls("post") if name.startswith("nodes/comfy/")}
     assert {route for _, route in routes} == set(re.findall(r"`(/vitrine/[\w.]+)`", PAGE))
     assert {method for method, _ in routes} == {"get", "post"}
 

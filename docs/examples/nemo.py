@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from diffusers.utils import make_image_grid
-from vitrine import CheckConfig, NEMOPipeline, ProbeConfig, SearchConfig, copy_check, load_portraits
+from vitrine import CheckConfig, NEMOPipeline, ProbeConfig, copy_check, load_portraits
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.evidence.portraits.page import to_pil
 
@@ -31,17 +31,17 @@ suspect, control = plant.captions[0], plant.controls[0]
 ordinary = caption(sample_scenes(range(8_100_000, 8_100_600)))
 print(suspect)
 
-# %% Once for a model: how its value neurons usually fire, and how alike different seeds usually are.
+# %% Once for a model: how its value neurons usually fire, and how much samples of one caption usually differ.
 probe = ProbeConfig(timestep_index=4 if side < 32 else 1)  # small latents are decided later
 statistics = pipe.statistics(ordinary[:500])
-tau = pipe.calibrate(ordinary[500:], probe)
+usual = pipe.calibrate_samples(ordinary[500:])
 
-# %% Score: memorized prompts give the same picture whatever the seed.
-for name, score in zip(("suspect", "control"), pipe.score([suspect, control], tau, probe), strict=True):
-    print(f"{name}: {score.value:.3f} against {tau:.3f}, memorized: {score.memorized}")
+# %% Detect: a memorized prompt gives the same picture whatever the seed.
+for name, found in zip(("suspect", "control"), pipe.detect([suspect, control], usual), strict=True):
+    print(f"{name}: {found.text()}")
 
-# %% Find the neurons that hold the picture.
-(result,) = pipe.find([suspect], statistics, SearchConfig(tau=tau, share=0.98), probe)
+# %% Find the neurons that hold the picture; samples before and after judge the search.
+(result,) = pipe.find([suspect], statistics, probe=probe, sampler=pipe.sampler(threshold=usual))
 neurons = pipe.neurons(result)
 print(f"{len(neurons)} neurons in {len(neurons.neurons)} layers; verdict: {result.verdict}")
 neurons.save(out / "neurons.safetensors")
@@ -63,6 +63,11 @@ for name, images in (("prompt", plain), ("blocked", blocked), ("without the rare
 # %% First column: the training picture. What stays after blocking is what the words say.
 rows = [[*to_pil(picture), *to_pil(images)] for images in (plain, blocked, other)]
 make_image_grid([image for row in rows for image in row], 3, 5, 128).save(out / "blocked.png")
+
+# %% The published detector compares predictions of one step; its threshold says when seeds agree.
+tau = pipe.calibrate(ordinary[500:], probe)
+for name, score in zip(("suspect", "control"), pipe.score([suspect, control], tau, probe), strict=True):
+    print(f"{name}: {score.value:.3f} against {tau:.3f}, memorized: {score.memorized}")
 
 # %% Which of many prompts come back as copies? A page and a table say it, from samples alone; no neurons are needed.
 check = CheckConfig(seeds=2, ordinary=tuple(ordinary[:3]))

@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..network.site import MapSite, Site
 from ..runtime.compiled import uncompiled
+from ..runtime.forward_hooks import Unreached, hook_after, hook_before
 from ..tracing.addresses import resolve
 from ..tracing.hooks import Activation, Capture, capture
 from .container import Activations, TapInfo
@@ -58,12 +60,19 @@ DIFFUSERS_GUIDED = ("uncond", "cond")
 
 
 class StepRecord(Mapping[int, dict[str, Activations]]):
-    """Step -> {"cond": Activations, "uncond": ...}; a call without a layout is stored under "all"."""
+    """Step -> {"cond": Activations, "uncond": ...}; a call without a layout is stored under "all".
+
+    Attributes:
+        timesteps: of each recorded step.
+        calls: network calls so far.
+        unreached: sites that the last call should have recorded, and did not run.
+    """
 
     def __init__(self) -> None:
         self._steps: dict[int, dict[str, dict[str, Activation]]] = {}
         self.timesteps: dict[int, float] = {}
         self.calls = 0
+        self.unreached: set[str] = set()
 
     def __getitem__(self, step: int) -> dict[str, Activations]:
         info = TapInfo(timestep=self.timesteps[step], step=step)
@@ -103,12 +112,22 @@ class _Recorder:
         self._call: dict[int, int] = {}
         self._seen: set[str] = set()
         self.taps: Capture | None = None
+        self._kept: list[tuple[dict[str, Activation], Activation]] = []
+        self._aside = False
         self._last: float | None = None
         self._timesteps = Timesteps()
 
+    def watch(self, network: nn.Module) -> list[RemovableHandle]:
+        """Hooks at both ends of each forward."""
+        before = hook_before(network, self.before, with_kwargs=True)
+        return [before, hook_after(network, self.after, with_kwargs=True)]
+
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        t = self._timesteps.first(args, kwargs)
-        counted = self._counted(t, args, kwargs)
+        counted = self._counted(args, kwargs)
+        for half, activation in self._kept:  # of a forward that failed
+            half.pop(activation.address, None)
+        self._kept.clear()
+        self._aside, self.record.unreached = False, set()
         self.record.calls += 1
         active = counted and self.is_recorded(self.step)
         if self.taps is not None:
@@ -116,8 +135,27 @@ class _Recorder:
         if active:
             layout = self.rows(args, kwargs) if callable(self.rows) else self.rows or ("all",)
             self.layout = tuple(Rows(part) if isinstance(part, str) else part for part in layout)
-            self.record.timesteps[self.step] = float("nan") if t is None else t
+            self.record.timesteps.setdefault(self.step, float("nan"))  # read when the forward has ended
             self._once()
+
+    def after(self, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        """The network's forward has ended: only now may the host wait for what was kept of it.
+
+        Raises:
+            Unreached: Some of the sites were not reached, as in blocks that were replayed without their hooks.
+        """
+        active = self.taps is not None and self.taps.enabled
+        if active and not self._aside:
+            self.record.unreached = set(self.sites) - {activation.address for _, activation in self._kept}
+        if self._kept:
+            refuse_unreached(self.record)
+        for half, activation in self._kept:
+            stored = store(activation.tensor, self.dtype, activation.address)
+            half[activation.address] = replace(activation, tensor=stored.clone())
+        self._kept.clear()
+        if active:
+            t = self._timesteps.first(args, kwargs)
+            self.record.timesteps[self.step] = float("nan") if t is None else t
 
     def _once(self) -> None:
         """Where calls are told apart, the rows of each part may come but once in one of them."""
@@ -128,7 +166,7 @@ class _Recorder:
             raise refuse("network calls", shown, "one for each prompt", remedy)
         self._seen |= names
 
-    def _counted(self, t: float | None, args: tuple, kwargs: dict) -> bool:
+    def _counted(self, args: tuple, kwargs: dict) -> bool:
         """Take note of this call's step; whether the call counts at all."""
         if callable(self.count):
             moment = self.count(args, kwargs)
@@ -140,7 +178,8 @@ class _Recorder:
                 self._seen.clear()
                 self.record._steps.pop(self.step, None)
             return True
-        if self.count == "calls" or t is None or t != self._last:
+        t = None if self.count == "calls" else self._timesteps.first(args, kwargs)
+        if t is None or t != self._last:
             self.step += 1
         self._last = t
         return True
@@ -152,12 +191,25 @@ class _Recorder:
             raise refuse("row layout", self.layout, accepted, "match it to the sampler's batch")
         halves = self.record._steps.setdefault(self.step, {})
         if not callable(self.count) and count < sum(activation.address in items for items in halves.values()):
-            return  # a pass beside guidance's, such as one with perturbed attention: not what the prompt does
+            self._aside = True  # a pass beside guidance's, such as one with perturbed attention
+            return
         for part, half in zip(self.layout, activation.tensor.chunk(count), strict=True):
-            stored = store(
-                _unrepeated(half, self.sites[activation.address], part.tokens), self.dtype, activation.address
-            )
-            halves.setdefault(part.name, {})[activation.address] = replace(activation, tensor=stored.clone())
+            own = _unrepeated(half, self.sites[activation.address], part.tokens)
+            items = halves.setdefault(part.name, {})
+            items[activation.address] = replace(activation, tensor=own)
+            self._kept.append((items, items[activation.address]))
+
+
+def refuse_unreached(record: StepRecord) -> None:
+    """Refuse a recording whose last call should have recorded sites that it did not run.
+
+    Raises:
+        Unreached: There are such sites.
+    """
+    if record.unreached:
+        shown = f"{len(record.unreached)} that a forward never reached: {min(record.unreached)} ..."
+        remedy = "tap sites that every forward runs; start ComfyUI with --disable-cuda-graphs if it replays the network"
+        raise Unreached(str(refuse("sites", shown, "layers that the network runs through", remedy)))
 
 
 def _unrepeated(tensor: torch.Tensor, site: Site, tokens: int | None) -> torch.Tensor:
@@ -217,9 +269,10 @@ def tap_steps(
     if dtype not in DTYPES:
         raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")
     recorder = _Recorder(sites, steps if callable(steps) else steps.__contains__, rows, count, DTYPES[dtype], first)
-    handle = uncompiled(backbone).register_forward_pre_hook(recorder.before, with_kwargs=True)
+    handles = recorder.watch(uncompiled(backbone))
     try:
         with capture(backbone, sites, reduce=recorder.keep) as recorder.taps:
             yield recorder.record
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

@@ -9,7 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, Writes
+from ..settings.setting_checks import Count, OutFile, OutFolder, Writes
 from .options import Load
 
 
@@ -36,18 +36,21 @@ class Reproduce:
     """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""
     quick: bool = False
     """Fewer samples and wider intervals: minutes instead of hours."""
-    json: OutFile | None = None
-    """Also write the results to this file."""
+    out: OutFolder | None = None
+    """Folder for CLAIM.json, one for each claim: results or results/quick; with a model of yours, nowhere."""
     model: str | None = None
     """A model folder to measure instead of the shipped one."""
     workers: Count = 1
     """So many claims side by side, each in a process of one thread: 2 on two cores."""
+    plants: str | None = None
+    """For nemo.held_out: another list of planted pictures, JSON beside its LoRA; evidence/nemo/plant_files.py has the
+    form."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(list(self.claims), self.json, self.model, self.quick, self.workers)
+        return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, self.plants)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,7 @@ def _tree() -> dict[str, type | Group]:
     from . import control_commands as control
     from . import emd_commands as emd
     from . import erase_command as nemo_erase
+    from . import lora_commands as lora
     from . import nemo_commands as nemo
     from . import resolution_commands as resolution
     from . import tap_commands as taps
@@ -90,6 +91,7 @@ def _tree() -> dict[str, type | Group]:
     return {
         "taps": Group("Choose places of a model to tap.", taps.COMMANDS),
         "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS | nemo_erase.COMMANDS),
+        "lora": Group("Reports on LoRA files.", lora.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
         "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),
         "resolution": Group("Move a transformer to a higher resolution.", resolution.COMMANDS),

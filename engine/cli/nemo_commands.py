@@ -15,7 +15,7 @@ from ..errors import refuse
 from ..io.files import save_safetensors, write_json, write_text
 from ..io.prompt_files import read_prompts
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import AtLeast, Count, OutFile, OutFolder
 from .copy_check_command import Check
 from .options import Load
 
@@ -38,9 +38,10 @@ def _bar(label: str, workers: Any) -> Any:
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Measure neuron statistics and the memorization threshold on ordinary captions. The same command resumes.
+    """Measure on ordinary captions what detection and search need. The same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes share the captions.
+    That is: how far few-step samples of one caption usually differ, the statistics of neurons, and the threshold of the
+    published score of one-step predictions. Under ``torchrun`` or ``accelerate launch`` processes share the captions.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
@@ -48,17 +49,23 @@ class Calibrate:
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
     out: OutFolder = Path("nemo")
-    """Folder for statistics.safetensors and threshold.json."""
+    """Folder for samples.safetensors, statistics.safetensors and threshold.json."""
     scope: str = "down+mid"
     """down+mid (published) or all."""
     timestep_index: int = 1
-    """Which of 50 steps is looked at; detection must use the same."""
+    """Which of 50 steps the search and the published score look at."""
     guidance: float = 0.0
-    """Of the scores, at twice the rows; 0 is published. Detection takes it over."""
+    """Of the published score, at twice the rows; 0 is published. ``score --protocol nemo`` takes it over."""
     parity: bool = False
     """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
     scored: Count = 200
-    """How many of the captions are scored for the threshold."""
+    """How many of the captions are scored, and sampled, for the thresholds."""
+    samples: Annotated[int, AtLeast(2)] = 4
+    """Of each prompt, which detection compares."""
+    sampling_steps: Count = 4
+    """Of these samples."""
+    sampling_guidance: float = 3.0
+    """Of these samples: take the scale that you sample with."""
     memory: str = "4GB"
     """What may be held beyond the model."""
     load: Load = LoadConfig()
@@ -66,7 +73,8 @@ class Calibrate:
     def run(self) -> int:
         """0 on success."""
         from ..jobs.run import forget
-        from ..nemo import ProbeConfig, fingerprint_of, threshold
+        from ..nemo import FewStepConfig, ProbeConfig, fingerprint_of, threshold
+        from ..nemo.sample_threshold import NAME
         from ..nemo.search_config import AUTO
         from ..runtime.processes import launched
 
@@ -82,11 +90,16 @@ class Calibrate:
         tau, mean, std = threshold([s.value for s in scores])
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
         facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe._network)}
+        pictures = self.out / "usual.safetensors"
+        made = FewStepConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
+        usual = pipe.calibrate_samples(chosen, made, _bar("samples", workers), pictures, workers)
         if not workers.index:
+            usual.save(self.out / NAME)
+            print(usual.text())
             statistics.save(self.out / "statistics.safetensors")
             write_json(self.out / "threshold.json", facts)
             print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
-        for state in (sums, kept):
+        for state in (sums, kept, pictures):
             forget(workers.own_file(state))
         return 0
 
@@ -105,39 +118,64 @@ class ScorePrompts:
     model: str = "portraits"
     """The model it was calibrated on."""
     out: OutFile = Path("scores.csv")
-    """A table: prompt, score, memorized or not; the highest score first."""
+    """A table, the most suspicious prompt first: how far its samples differ, the verdict, and what it is made of."""
+    protocol: str = "vitrine"
+    """vitrine compares samples of a few steps; nemo is the published score of one-step predictions."""
+    two_stage: bool = False
+    """Two samples first, the others only where these agree: about half the cost on ordinary prompts."""
     memory: str = "4GB"
-    """What may be held beyond the model."""
+    """What may be held beyond the model, by the published score."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..jobs.run import forget
-        from ..nemo import fingerprint_of
+        from ..nemo import SampleThreshold, fingerprint_of
         from ..nemo.calibrated_threshold import Calibrated
+        from ..nemo.search_config import check_protocol
         from ..runtime.processes import launched
 
-        calibrated, texts = Calibrated.load(self.calibrated), read_prompts(self.prompts)[0]
+        published, texts = check_protocol(self.protocol), read_prompts(self.prompts)[0]
+        calibrated: Any = (Calibrated if published else SampleThreshold).load(self.calibrated)
         pipe, workers = _pipeline(self.model, self.load), launched()
         calibrated.check(fingerprint_of(pipe._network))
         state = self.out.with_suffix(".safetensors")
-        bar, shared = _bar("scores", workers), {"memory": self.memory, "workers": workers}
-        scores = pipe.score(texts, calibrated.tau, calibrated.probe, bar, state, **shared)
+        if published:
+            shared = {"memory": self.memory, "workers": workers}
+            scores = pipe.score(texts, calibrated.tau, calibrated.probe, _bar("scores", workers), state, **shared)
+            head, rows = ("prompt", "score", "memorized"), _score_rows(texts, scores)
+        else:
+            config = replace(calibrated.config, two_stage=self.two_stage)
+            scores = pipe.detect(texts, calibrated, config, _bar("samples", workers), state, workers)
+            head, rows = ("prompt", *scores[0].columns()), _sample_rows(texts, scores)
         if not workers.index:
             table = io.StringIO()
-            rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)
             written = csv.writer(table, lineterminator="\n")
-            written.writerow(("prompt", "score", "memorized"))
-            written.writerows((text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows)
+            written.writerow(head)
+            written.writerows(rows)
             write_text(self.out, table.getvalue())
-            print(f"{sum(s.memorized for s in scores)} of {len(scores)} above {calibrated.tau:.4f} -> {self.out}")
+            level = calibrated.tau if published else calibrated.distance
+            memorized = sum(s.memorized for s in scores)
+            print(f"{memorized} of {len(scores)} {'above' if published else 'below'} {level:.4f} -> {self.out}")
         forget(workers.own_file(state))
         return 0
 
 
+def _score_rows(texts: list[str], scores: list[Any]) -> list[tuple[str, ...]]:
+    """The published score, the highest first."""
+    rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)
+    return [(text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows]
+
+
+def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...]]:
+    """What is made of samples, the nearest first."""
+    rows = sorted(zip(texts, agreements, strict=True), key=lambda row: row[1].distance)
+    return [(text, *agreement.columns().values()) for text, agreement in rows]
+
+
 @dataclass(frozen=True)
 class Find:
-    """Score prompts and search the memorized ones; one NEURONS file each. The same command resumes.
+    """Search every prompt for the neurons that memorize it; one NEURONS file each. The same command resumes.
 
     Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
     """
@@ -151,9 +189,11 @@ class Find:
     out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
     share: float | None = None
-    """Stop at this share of what blocking everything does, instead of at tau; 0.98 suits the portraits."""
+    """Stop at this share of what blocking everything does; none: 0.98, or at tau under the protocol nemo."""
     mode: str = "chain"
     """parity, chain or fast."""
+    protocol: str = "vitrine"
+    """vitrine searches every prompt, and samples judge the outcome; nemo only those above tau, as published."""
     together: Count = 16
     """Prompts searched in lockstep."""
     seed: int = 0
@@ -163,7 +203,7 @@ class Find:
     def run(self) -> int:
         """0 on success."""
         from ..jobs.run import Run
-        from ..nemo import NeuronStatistics, SearchConfig, fingerprint_of
+        from ..nemo import NeuronStatistics, SampleThreshold, SearchConfig, fingerprint_of
         from ..nemo.calibrated_threshold import Calibrated
         from ..nemo.find import settings_of
         from ..runtime.processes import launched
@@ -174,11 +214,12 @@ class Find:
         probe = replace(probe, seed=self.seed or probe.seed)
         pipe = _pipeline(self.model, self.load)
         calibrated.check(fingerprint_of(pipe._network))
-        config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode)
+        config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode, protocol=self.protocol)
+        sampler = None if config.published else pipe.sampler(threshold=SampleThreshold.load(self.calibrated))
         prompts, _ = read_prompts(self.prompts)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
         settings = settings_of(pipe.probe(calibrated.scope, probe), config)
-        inputs = pipe.search_inputs(statistics) | {"settings": settings}
+        inputs = pipe.search_inputs(statistics) | {"settings": settings, "threshold": sampler and sampler.threshold}
         with Run(self.out, "NEMO find", inputs, ("*.json",), workers):
             own_prompts = list(paths)[workers.index :: workers.count]
             open_prompts = [p for p in own_prompts if not paths[p].is_file()]
@@ -189,7 +230,7 @@ class Find:
                 def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
                     bar(done + count * step // max(1, total), len(open_prompts))
 
-                for result in pipe.find(group, statistics, config, probe, calibrated.scope, after):
+                for result in pipe.find(group, statistics, config, probe, calibrated.scope, after, sampler):
                     neurons = pipe.neurons(result)
                     neurons.save(paths[result.prompt])
                     print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")

@@ -82,10 +82,12 @@ class Identity:
 
 @dataclass(frozen=True)
 class Plants:
-    """Plant eight further pictures in the portraits model, as a LoRA; a few minutes on one core."""
+    """Plant further pictures in the portraits model, as a LoRA with its list; a few minutes on one core."""
 
     out: OutFile = Path("later-plants.safetensors")
-    """The LoRA's file."""
+    """The LoRA's file; the list of its pictures goes beside it, with the ending .json."""
+    set: str = "later-plants"
+    """Which pictures: later-plants (eight), plants-twice, plants-thirty, plants-usual-pose or plants-shirts (four)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
@@ -96,7 +98,8 @@ class Plants:
         from ..runtime.progress import TqdmProgress
 
         device = LoadConfig(self.device).checked_place
-        print(f"LoRA: {plant_later(self.out, progress=TqdmProgress('steps'), device=device)}")
+        path = plant_later(self.out, self.set, progress=TqdmProgress("steps"), device=device)
+        print(f"LoRA: {path}; pictures: {path.with_suffix('.json')}")
         return 0
 
 

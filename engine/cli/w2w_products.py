@@ -102,8 +102,8 @@ class Sheet:
     calibrated: bool = False
     """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""
     table: Path | None = None
-    """What python -m vitrine.evidence.w2w.slider_table wrote (.json): where the sliders end and which maps they have;
-    none: other people are drawn to say so."""
+    """results/w2w.sliders.json, which says where the sliders end and which maps they have; none: other people are drawn
+    to say so."""
     flow: bool = False
     """People of the flow portraits, 128 px; sliders end where they rise no more on other people."""
 
@@ -132,5 +132,5 @@ class Sheet:
     def _measured(self) -> dict[str, Any] | None:
         if self.table is None:
             return None
-        with named(self.table, "table", "the JSON file that slider_table wrote", "leave it out"):
-            return parse_table(self.table.read_text(encoding="utf-8"))
+        with named(self.table, "table", "results/w2w.sliders.json", "leave it out"):
+            return dict(parse_table(self.table.read_text(encoding="utf-8"))["details"])

@@ -20,7 +20,7 @@ from ..errors import refuse
 from ..io.files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
 from ..settings.config import Config
 from ..tracing.fingerprint import same_weights, short
-from .embedder import ControlEmbedder
+from .embedder import ControlEmbedder, embedder_shapes
 from .embedding_hook import control_width, time_embedding
 from .gamma import GammaConfig
 from .padding import PaddingConfig
@@ -156,15 +156,22 @@ def load_control(path: str | Path) -> ControlCheckpoint:
     return ControlCheckpoint(embedder, metadata, extra)
 
 
+_COMPUTED_WITH = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
+
+
 def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) -> ControlEmbedder:
-    embedder = ControlEmbedder(metadata.spec, metadata.dim)
-    expected = {k: tuple(v.shape) for k, v in embedder.state_dict().items()}
+    expected = embedder_shapes(metadata.spec, metadata.dim)  # before anything of the header's size is made
     shapes = {k: tuple(v.shape) for k, v in weights.items()}
     if shapes != expected:
         odd = sorted(k for k in expected.keys() | shapes.keys() if expected.get(k) != shapes.get(k))
         own, accepted = ({k: table.get(k) for k in odd} for table in (shapes, expected))
         raise refuse("ctrl tensors", own, accepted, "file is damaged")
     check_tensors(weights)
+    kinds = {v.dtype for v in weights.values()}
+    if not kinds <= _COMPUTED_WITH:
+        known = sorted(map(str, _COMPUTED_WITH))
+        raise refuse("ctrl tensors", sorted(map(str, kinds)), known, "save the checkpoint in float32 or bfloat16")
+    embedder = ControlEmbedder(metadata.spec, metadata.dim)
     embedder.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     return embedder.eval().requires_grad_(False)
 

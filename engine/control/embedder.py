@@ -22,6 +22,16 @@ def sinusoid(values: torch.Tensor, channels: int = CHANNELS) -> torch.Tensor:
     return torch.cat([angles.cos(), angles.sin()], -1).flatten(-2)
 
 
+def embedder_shapes(spec: ControlSpec, dim: int) -> dict[str, tuple[int, ...]]:
+    """Parameter name -> its shape in :class:`ControlEmbedder`, which is not made."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, group in (("h", "high"), ("l", "low")):
+        if count := len(spec.columns(group)):
+            shapes |= {f"{name}.0.weight": (dim, CHANNELS * count), f"{name}.0.bias": (dim,)}
+            shapes |= {f"{name}.2.weight": (dim, dim), f"{name}.2.bias": (dim,)}
+    return shapes
+
+
 class ControlEmbedder(nn.Module):
     """E_h and E_l of Eq. 1: a sinusoid of 256 channels for each control, one Linear-SiLU-Linear for each group.
 

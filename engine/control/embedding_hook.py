@@ -47,7 +47,7 @@ class _Added(ForwardClock):
 
     def _open(self) -> None:
         for path in self._paths:
-            self._handles.append(self.backbone.get_submodule(path).register_forward_hook(self._add))
+            self._after(path, self._add)
 
     def _add(self, module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
         return output + self._now.to(output)

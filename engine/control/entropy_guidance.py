@@ -21,6 +21,7 @@ from torch import nn
 from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..network.site import ModuleSite, Site
+from ..runtime.forward_hooks import hook_before
 from ..settings.config import Config
 from ..tracing.addresses import resolve, sites_of
 from ..tracing.hooks import edit
@@ -126,7 +127,7 @@ def first_half_weakened(backbone: nn.Module, config: EntropyConfig) -> Iterator[
         t = timesteps.first(args, kwargs)
         weak[0] = t is not None and config.weakens(t)
 
-    handle = backbone.register_forward_pre_hook(follow, with_kwargs=True)
+    handle = hook_before(backbone, follow, with_kwargs=True)
     try:
         with weakened(
             backbone, query_sites(backbone, config), config.tau,

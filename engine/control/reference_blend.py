@@ -115,7 +115,7 @@ class ReferenceBlend(ForwardClock):
         self.gamma, self.reference, self.pixels, self.drop = gamma, reference, pixels, drop
 
     def _open(self) -> None:
-        self._handles.append(self.backbone.get_submodule(self._input.path).register_forward_hook(self._blend))
+        self._after(self._input.path, self._blend)
 
     def _prepare(self, forward: Forward) -> tuple[torch.Tensor, tuple[int, int]]:
         self._input.check(forward.arguments)

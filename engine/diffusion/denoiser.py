@@ -16,8 +16,10 @@ from torch import nn
 from ..errors import refuse
 from ..families import call_of
 from ..network.condition import Condition
+from ..runtime.compat_torch import version_of
 from ..runtime.compiled import uncompiled
-from .schedule import NoiseSchedule, Number, append_dims
+from ..runtime.stored_weights import as_numbers
+from .schedule import NoiseSchedule, Number, append_dims, convention_of
 
 PREDICTIONS = ("eps", "v", "x0", "flow")
 
@@ -63,17 +65,15 @@ class Denoiser:
         """From a pipeline, or from a UNet / transformer and a scheduler.
 
         Raises:
-            VitrineError: If the backbone belongs to no known family, or there is no scheduler.
+            VitrineError: If the backbone belongs to no known family, or there is no scheduler, or one for other models.
         """
         parts = (getattr(model, name, None) for name in ("unet", "transformer"))
         backbone = uncompiled(next((part for part in parts if part is not None), model))
         scheduler = getattr(model, "scheduler", None) if scheduler is None else scheduler
         if scheduler is None:
             raise refuse("scheduler", None, "a diffusers scheduler", "pass a pipeline, or scheduler=...")
-        schedule = NoiseSchedule.from_diffusers(scheduler)
-        kinds = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
-        prediction = "flow" if schedule.kind == "flow" else kinds.get(scheduler.config.prediction_type, "unknown")
-        return cls(backbone, schedule, prediction, call_of(backbone))
+        call = call_of(backbone)
+        return cls(backbone, *convention_of(scheduler, backbone), call)
 
     @property
     def inputs(self) -> dict[str, object]:
@@ -145,14 +145,15 @@ def check_finite(module: nn.Module, name: str = "model") -> None:
     weights = {k: v for k, v in module.state_dict().items() if v.is_floating_point() and not v.is_meta}
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for value in weights.values():  # a sum shows both: NaN and infinity outlast any addition
+        value = as_numbers(value)
         by_device.setdefault(value.device, []).append(value.to(torch.promote_types(value.dtype, torch.float32)).sum())
     if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
         return
-    bad = next((key for key, value in weights.items() if not bool(torch.isfinite(value).all())), None)
+    bad = next((key for key, value in weights.items() if not bool(torch.isfinite(as_numbers(value)).all())), None)
     if bad is not None:
         raise refuse(f"{name} weights", f"NaN or Inf in {bad!r}", "finite numbers", "load the checkpoint again")
 
 
 def weights_state(module: nn.Module) -> int:
     """A number that changes when weights are replaced or written to in place; nothing is read from the device."""
-    return hash(tuple((id(p), 0 if p.is_inference() else p._version) for p in module.parameters()))
+    return hash(tuple((id(p), version_of(p)) for p in module.parameters()))

@@ -14,7 +14,9 @@ from torch import nn
 from typing_extensions import Self
 
 from ..errors import refuse
+from ..runtime.compat_torch import source_of, version_of
 from ..runtime.compiled import eager_runs, uncompiled
+from ..runtime.forward_hooks import Hook, Reached, hook_after, hook_before
 
 
 class Forward(NamedTuple):
@@ -54,11 +56,11 @@ class Timesteps:
     def _on_cpu(self, value: torch.Tensor | float) -> torch.Tensor | float:
         if not isinstance(value, torch.Tensor) or value.device.type == "cpu" or value.is_inference():
             return value
-        source = value if value._base is None else value._base
+        source = source_of(value)
         if not source.is_contiguous() or source.storage_offset():
             return value
-        if source is not self._source or source._version != self._version:
-            self._source, self._version, self._values = source, source._version, source.detach().cpu()
+        if source is not self._source or version_of(source) != self._version:
+            self._source, self._version, self._values = source, version_of(source), source.detach().cpu()
         return self._values.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
@@ -70,12 +72,14 @@ class ForwardClock(AbstractContextManager):
     the last forward counts.
 
     Raises:
-        VitrineError: on enter, when the block is open already; in a forward, when no timestep was given.
+        VitrineError: on enter, when the block is open already; in a forward, when no timestep was given; on exit, when
+            forwards ended that ran none of its hooks.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
         self.backbone, self._compiled = uncompiled(backbone), backbone
         self._handles: list[Any] = []
+        self._reached = Reached(type(self).__name__.lstrip("_"))
         self._local = threading.local()
         self._last: Any = None
         self._timesteps = Timesteps()  # outlasts the block: samplers open it anew in each step
@@ -85,8 +89,10 @@ class ForwardClock(AbstractContextManager):
             raise refuse("block", "open already", "one at a time", "leave it first, or make a second one")
         try:
             self._handles += eager_runs(self._compiled)
-            self._handles.append(self.backbone.register_forward_pre_hook(self._see, with_kwargs=True))
+            self._reached = Reached(self._reached.what)
+            self._handles.append(hook_before(self.backbone, self._see, with_kwargs=True))
             self._open()
+            self._reached.watch(self.backbone)
         except BaseException:
             self.close()
             raise
@@ -94,9 +100,17 @@ class ForwardClock(AbstractContextManager):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        if error[0] is None:
+            self._reached.check()
+
+    def _after(self, path: str, hook: Hook) -> None:
+        """A hook on what a layer puts out; leaving the block refuses forwards that did not call it."""
+        layer = self.backbone.get_submodule(path)
+        self._handles.append(hook_after(layer, self._reached.noting(path, hook)))
 
     def close(self) -> None:
         """Remove all hooks and forget the last forward; harmless twice."""
+        self._reached.close()
         while self._handles:
             self._handles.pop().remove()
         self._local, self._last = threading.local(), None

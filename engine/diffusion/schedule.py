@@ -10,6 +10,7 @@ sigma = s, and the network's timestep is 1000 s.
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..families import record_of
 
 Number = float | torch.Tensor
 
@@ -79,18 +81,12 @@ class NoiseSchedule:
 
     @classmethod
     def from_diffusers(cls, scheduler: Any) -> NoiseSchedule:
-        """From a diffusers scheduler: flow matching is recognised by name, all others by ``alphas_cumprod``.
+        """From a diffusers scheduler.
 
         Raises:
-            VitrineError: If the scheduler has neither.
+            VitrineError: As :func:`convention_of`.
         """
-        if "FlowMatch" in type(scheduler).__name__:
-            return cls.flow(scheduler.config.num_train_timesteps)
-        if getattr(scheduler, "alphas_cumprod", None) is None:
-            name = type(scheduler).__name__
-            accepted = "schedulers with alphas_cumprod, or FlowMatch ones"
-            raise refuse("scheduler", name, accepted, "pass another scheduler")
-        return cls.from_alphas_cumprod(scheduler.alphas_cumprod)
+        return convention_of(scheduler)[0]
 
     def sigma(self, t: Number) -> torch.Tensor:
         """Sigma at timestep t in [0, T - 1] (``vp``; fractions interpolate log sigma) or [0, T] (``flow``)."""
@@ -168,3 +164,79 @@ class NoiseSchedule:
         if not math.isfinite(float(t.sum())) or bool((t < 0).any()) or bool((t > last).any()):
             raise refuse("timestep", t.tolist(), f"0 <= t <= {last}", "t is the network's own timestep")
         return t
+
+
+# --- diffusers' schedulers ------------------------------------------------------------------------------------------
+FLOW_SCHEDULERS = (
+    "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler",
+    "LTXEulerAncestralRFScheduler",
+)  # fmt: skip
+"""Those that know nothing but x_t = (1 - s) x0 + s eps. UniPC, DPM++, DEIS and SA are set to it."""
+_FLOW_STEPS = 1000
+"""Every published flow network is given s or 1000 s; pipelines divide the scheduler's timestep by 1000."""
+_PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
+
+
+def convention_of(scheduler: Any, network: Any = None) -> tuple[NoiseSchedule, str]:
+    """(schedule, ``eps | v | x0 | flow``): what a network sampled by a diffusers scheduler is given, and puts out.
+
+    Shifts, spacings, Karras's and other grids change which times are visited, not what a time means.
+
+    Args:
+        network: the UNet or transformer, to refuse a scheduler that is not for its family.
+
+    Raises:
+        VitrineError: If the scheduler is of another kind, contradicts itself, or is not for the network.
+    """
+    name, config = type(scheduler).__name__, scheduler.config
+    refuse_table_on_flow(scheduler, network)
+    if is_flow(scheduler):
+        grids = [grid for grid in ("karras", "exponential", "beta") if setting_of(scheduler, f"use_{grid}_sigmas")]
+        prediction = "flow_prediction" if _only_flow(scheduler) else config.prediction_type
+        if prediction != "flow_prediction" or grids and not _only_flow(scheduler):
+            shown = f"{name} with use_flow_sigmas, prediction_type {prediction!r} and {grids or 'no other'} sigmas"
+            remedy = "set prediction_type to flow_prediction, and leave other sigmas off"
+            raise refuse("scheduler", shown, "flow sigmas with flow_prediction", remedy)
+        inverted = bool(setting_of(scheduler, "invert_sigmas"))
+        if config.num_train_timesteps != _FLOW_STEPS or inverted:
+            shown = f"{name} with {config.num_train_timesteps} timesteps" + ", inverted" * inverted
+            raise refuse("scheduler", shown, f"{_FLOW_STEPS} timesteps, not inverted", "set them in its config")
+        return NoiseSchedule.flow(_FLOW_STEPS), "flow"
+    prediction = _PREDICTIONS.get(config.get("prediction_type", ""), "")
+    if getattr(scheduler, "alphas_cumprod", None) is None or not prediction:
+        shown = f"{name} with prediction_type {config.get('prediction_type')!r}"
+        accepted = f"schedulers with alphas_cumprod that predict {', '.join(_PREDICTIONS)}, or {FLOW_SCHEDULERS}"
+        raise refuse("scheduler", shown, accepted, "pass the scheduler that the model was published with")
+    if setting_of(scheduler, "timestep_type") == "continuous":
+        shown = f"{name} with timestep_type 'continuous', whose network is given log sigma"
+        raise refuse("scheduler", shown, "timestep_type 'discrete'", "pass a scheduler that counts timesteps")
+    return NoiseSchedule.from_alphas_cumprod(scheduler.alphas_cumprod), prediction
+
+
+def is_flow(scheduler: Any) -> bool:
+    """Whether a diffusers scheduler steps along x_t = (1 - s) x0 + s eps."""
+    has_table = getattr(scheduler, "alphas_cumprod", None) is not None  # Helios has none, and resizes between its steps
+    return _only_flow(scheduler) or has_table and bool(setting_of(scheduler, "use_flow_sigmas"))
+
+
+def refuse_table_on_flow(scheduler: Any, network: Any) -> None:
+    """Refuse a scheduler over a table of betas for a network whose family is a flow, before anything is sampled.
+
+    Raises:
+        VitrineError: It is one.
+    """
+    record = None if network is None else record_of(network)
+    if record is not None and record[0].flow and not is_flow(scheduler):
+        accepted = f"{', '.join(FLOW_SCHEDULERS)}, or UniPC, DPM++, DEIS, SA with use_flow_sigmas and flow_prediction"
+        shown = f"{type(scheduler).__name__} for {record[0].name}, a flow model"
+        raise refuse("scheduler", shown, accepted, "pass the scheduler that the model was published with")
+
+
+def _only_flow(scheduler: Any) -> bool:
+    return any(kind.__name__ in FLOW_SCHEDULERS for kind in type(scheduler).__mro__)
+
+
+def setting_of(scheduler: Any, setting: str) -> Any:
+    """A setting that the scheduler's class reads; ``from_config`` keeps other classes' settings in ``config`` too."""
+    taken = setting in inspect.signature(type(scheduler).__init__).parameters
+    return scheduler.config.get(setting) if taken else None

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..diffusion.denoiser import Denoiser
 from ..families import call_of
 from ..network.condition import Condition
+from ..runtime.compat_peft import activate
 from ..runtime.placement import refuse_offloaded
 from .targets import adapted_layers, part_of
 
@@ -121,9 +122,7 @@ class Roles:
         if name == self._active or not self._adapters:
             return
         for layer in self._layers:  # peft's own walk sets every factor's gradient too, and takes as long as a block
-            layer._disable_adapters = name is None
-            if name is not None:
-                layer._active_adapter = [name]
+            activate(layer, name)
         self._active = name
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:

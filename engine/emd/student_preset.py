@@ -15,7 +15,7 @@ from ..families import family_of, published_as
 from ..io.files import check_tensors, named, parse_table, read_safetensors
 from ..io.folders import has_ending
 from ..network.site import ModuleSite
-from ..runtime.placement import weight_of
+from ..runtime.stored_weights import shape_of
 from ..settings.config import Config
 from ..tracing.addresses import sites_of
 
@@ -191,7 +191,8 @@ def _text_width(backbone: nn.Module) -> int:
     """Of the text states that cross-attention reads; 0 where there is none."""
     sites = (s for s in sites_of(backbone).values() if isinstance(s, ModuleSite) and s.address.endswith("-cross-v"))
     site = next(sites, None)
-    return 0 if site is None else int(weight_of(backbone.get_submodule(site.path)).shape[1])
+    shape = None if site is None else shape_of(backbone.get_submodule(site.path))
+    return 0 if shape is None else shape[1]
 
 
 def check_base(contract: StudentContract, base: str) -> None:

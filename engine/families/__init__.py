@@ -15,6 +15,7 @@ from ..network.condition import Condition
 from ..network.site import Site
 from ..runtime.compiled import uncompiled
 from ..runtime.placement import device_of, dtype_of
+from ..runtime.stored_weights import shape_of
 from .facts import Published
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
 from .weights import spellings
@@ -106,10 +107,9 @@ def spelled_layers(backbone: nn.Module) -> Iterator[tuple[str, str, tuple[int, i
     except VitrineError:  # loaders have names of their own for other models
         return
     for path, module in backbone.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.Tensor) and weight.ndim == 2:
-            spelled = spellings(weights, path, (weight.shape[0], weight.shape[1]))
-            yield from ((name, path, rows) for name, rows in spelled.items())
+        shape = shape_of(module)
+        if shape is not None:
+            yield from ((name, path, rows) for name, rows in spellings(weights, path, shape).items())
 
 
 def published_as(name: str) -> tuple[Family, Published] | None:

@@ -238,3 +238,8 @@ class Family:
     lora_paths: str = ""
     underscored: tuple[str, ...] = ()
     published: tuple[Published, ...] = ()
+
+    @property
+    def flow(self) -> bool:
+        """Its networks are told a flow's time, so no scheduler over a table of betas is for them."""
+        return self.time_input != "timestep"

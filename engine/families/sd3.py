@@ -130,7 +130,7 @@ FAMILY = Family(
     condition,
     WEIGHTS,
     trained=square(1024),
-    time_input="timestep",
+    time_input="1000 s",
     stacked=True,
     lora_paths=r"joint_blocks\.",
     underscored=("joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder"),

@@ -22,6 +22,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..network.patches import active_patches
+from ..runtime.compat_torch import persistent_buffers
 from ..runtime.compiled import uncompiled
 from ..runtime.placement import weight_of
 from ..settings.config import Config
@@ -215,14 +216,20 @@ def _add_network(content: Any, network: nn.Module, originals: Mapping[str, torch
     _add(content, sorted(f"{p.kind} {p.where} {p.count}" for p in applied))
 
 
+ATTENTION_CHOICE = "comfy_attention"
+"""A module of newer ComfyUI versions: its ``config`` in a checkpoint names attention kernels and is no weight."""
+
+
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and saved buffers by name, also of offloaded modules; adapters that are off count for nothing."""
     off = _adapters_off(network)
     for path, module in network.named_modules():
         tensors = dict(module.named_parameters(recurse=False))
-        tensors |= {k: v for k, v in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
+        tensors |= persistent_buffers(module)
         for name, stored in tensors.items():
             whole = f"{path}.{name}" if path else name
+            if ATTENTION_CHOICE in path.split("."):
+                continue
             if any(whole.startswith(prefix) and adapter in whole.split(".") for prefix, adapter in off):
                 continue
             whole = whole.replace(".base_layer.", ".")

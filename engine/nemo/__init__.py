@@ -7,6 +7,7 @@ from .check import CheckConfig, CheckedPrompt, CopyCheck, Instruments, Pictures,
 from .check_page import write_check
 from .consensus import consensus, jaccard
 from .erase import EraseConfig, Erased, EraseData, erase
+from .few_step_detection import Agreement, FewStepSampler, sample_agreement, sample_threshold
 from .find import Result, find_neurons, make_probe, score_prompts
 from .guidance_difference import Pull, PullConfig, prompt_scores, pull
 from .neuron_effects import held_by
@@ -14,14 +15,16 @@ from .neuron_statistics import NeuronStatistics, RunningStatistics, gather
 from .neurons import NeuronSet, fingerprint_of
 from .noise_similarity import Score, threshold
 from .partial_scores import keep_scores, kept_scores
-from .search_config import PAPER_TAU, ProbeConfig, SearchConfig
+from .sample_threshold import SampleThreshold
+from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig, SearchConfig
 from .sites import value_activations, value_sites
 
 __all__ = [
-    "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig", "EraseData",
-    "Erased", "Instruments", "NeuronSet", "NeuronStatistics", "PAPER_TAU", "Pictures", "ProbeConfig", "Pull",
-    "PullConfig", "Result", "RunningStatistics", "Score", "SearchConfig", "Verification", "VerifyConfig",
-    "adversarial_embedding", "bake", "block", "check_copies", "consensus", "erase", "find_neurons", "fingerprint_of",
-    "gather", "held_by", "jaccard", "keep_scores", "kept_scores", "make_probe", "picture_distance", "prompt_scores",
-    "pull", "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
+    "Agreement", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig",
+    "EraseData", "Erased", "FewStepConfig", "FewStepSampler", "Instruments", "NeuronSet", "NeuronStatistics",
+    "PAPER_TAU", "Pictures", "ProbeConfig", "Pull", "PullConfig", "Result", "RunningStatistics", "SampleThreshold",
+    "Score", "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "check_copies",
+    "consensus", "erase", "find_neurons", "fingerprint_of", "gather", "held_by", "jaccard", "keep_scores",
+    "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull", "sample_agreement", "sample_threshold",
+    "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from torch import nn
 from ..diffusion.schedule import append_dims
 from ..errors import refuse
 from ..network.site import ModuleSite, Site
+from ..runtime.stored_weights import as_numbers, is_packed
 from ..settings.config import Config
 from ..tracing.fingerprint import width_of
 from ..tracing.hooks import Edit, edit
@@ -26,7 +27,7 @@ class BlockConfig(Config):
         factor: what their activations are multiplied by, -1..1: 0 blocks (published), 1 changes nothing.
         branch: ``both`` rows of guidance (published), or ``cond`` only, which leaves the negative prompt alone.
         start, end: part of sampling during which it acts, 0..1.
-        tokens: positions in the prompt where it acts, 0 the start token; None is everywhere (published). Blocking only
+        tokens: positions in the text that the network reads, from 0; None is everywhere (published). Blocking only
             at the words that trigger a copy leaves the rest of the prompt its neurons.
     """
 
@@ -60,7 +61,9 @@ def token_positions(text: str) -> tuple[int, ...] | None:
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         ends = [end.strip() for end in item.split("-")]
         if len(ends) > 2 or not all(e.isdecimal() and len(e) < 6 for e in ends) or int(ends[0]) > int(ends[-1]):
-            raise refuse("tokens", item, "positions and ranges such as 3-5, 9", "count from 0, the start token")
+            raise refuse(
+                "tokens", item, "positions and ranges such as 3-5, 9", "count from 0; of CLIP's the first word is at 1"
+            )
         positions.update(range(int(ends[0]), int(ends[-1]) + 1))
     return tuple(sorted(positions)) or None
 
@@ -166,7 +169,7 @@ def _at_tokens(tokens: Sequence[int], values: torch.Tensor, lengths: torch.Tenso
 @torch.no_grad()
 def bake(
     backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0, fingerprint: str = "",
-    originals: Mapping[str, torch.Tensor] | None = None,
+    originals: Mapping[str, torch.Tensor] | None = None, as_patch: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
 
@@ -175,10 +178,11 @@ def bake(
 
     Args:
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
+        as_patch: the result is added to quantised weights by who asks, as ComfyUI does; else these are refused.
 
     Raises:
-        VitrineError: See :meth:`NeuronSet.check`, and if a projection serves text and image tokens alike or carries an
-            adapter that scales its outputs (DoRA).
+        VitrineError: See :meth:`NeuronSet.check`, and if a projection serves text and image tokens alike, carries an
+            adapter that scales its outputs (DoRA), or is quantised (torchao, GGUF, bitsandbytes).
     """
     changed: dict[str, torch.Tensor] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
@@ -187,18 +191,18 @@ def bake(
             raise refuse("neurons to bake", shown, accepted, "block them while sampling instead")
         first = site.columns[0] if site.columns else 0
         index = torch.tensor(neurons.neurons[address]) + first
-        for name, value in _rows_of_outputs(backbone.get_submodule(site.path), address):
+        module = backbone.get_submodule(site.path)
+        for name, value in _rows_of_outputs(module, address):
             key = f"{site.path}.{name}"
-            new = changed.get(key, _wide((originals or {}).get(key, value)))
+            if is_packed(value) and not as_patch:
+                shown = f"{key}, stored as {type(value).__name__}"
+                remedy = "load the model unquantised, or block the neurons while sampling"
+                raise refuse("weights to bake", shown, "weights that can be written to", remedy)
+            stored = (originals or {}).get(key, value)
+            new = changed[key] if key in changed else as_numbers(stored, module).detach().clone()
             new[index.to(new.device)] *= factor
             changed[key] = new
     return changed
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    """A copy to compute with: weights of 8 bits, which have no arithmetic of their own, in float32."""
-    plain = type(value) in (torch.Tensor, nn.Parameter) and value.element_size() > 1
-    return value.detach().clone() if plain else value.detach().to(torch.float32)
 
 
 def _rows_of_outputs(module: nn.Module, address: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Find the neurons that memorize: score prompts, search the memorized ones in lockstep, judge the outcome."""
+"""Find the neurons that memorize: score prompts, search them in lockstep, judge the outcome."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import width_of
+from .few_step_detection import Agreement, FewStepSampler, sample_agreement
 from .neuron_effects import NeuronStats, holdings
 from .neuron_statistics import NeuronStatistics
 from .neurons import NeuronSet
@@ -31,11 +32,12 @@ class Result:
     Attributes:
         prompt: the text, for people.
         before: cross-seed score without blocking.
-        search: what the search ended with; None when the prompt is not memorized.
+        search: what the search ended with; None where ``protocol="nemo"`` left a prompt below tau out.
         after: cross-seed score with its neurons blocked.
         forwards: network rows spent on this prompt.
         settings: of the probe and the search, as :func:`settings_of` gives them.
         held: what each neuron holds, see :func:`~vitrine.engine.nemo.neuron_effects.holdings`.
+        samples: agreement of few-step samples without blocking and with it, where a sampler judged the search.
     """
 
     prompt: str
@@ -45,16 +47,26 @@ class Result:
     forwards: int
     settings: dict[str, Any] = field(default_factory=dict)
     held: list[dict[str, Any]] = field(default_factory=list)
+    samples: tuple[Agreement, Agreement] | None = None
 
     @property
     def verdict(self) -> str:
-        """``not memorized``, ``changed``, ``reduced`` or ``failed``, of the one-step predictions.
+        """``not memorized``, ``changed``, ``reduced``, ``failed``, or ``no verdict`` where no threshold was measured.
 
-        ``changed`` only if the search reached its stop *and* seeds no longer agree; either alone is ``reduced``.
-        Whether pictures are still copied is another question, for :class:`~vitrine.engine.nemo.blocked_copies.Copies`.
+        Of few-step samples where there is a threshold for these: ``changed`` if they agreed and no longer do. Else of
+        the one-step predictions: ``changed`` only if the search reached its stop *and* seeds no longer agree; either
+        alone is ``reduced``. Whether full samples are still copies is another question, for
+        :class:`~vitrine.engine.nemo.blocked_copies.Copies`.
         """
         if self.search is None or self.after is None:
             return "not memorized"
+        if self.samples is not None and self.samples[0].threshold is not None:
+            before, after = self.samples
+            if not before.memorized:
+                return "not memorized"
+            return "changed" if not after.memorized else "reduced" if after.distance > before.distance else "failed"
+        if self.after.tau is None:
+            return "no verdict"
         if not self.search.exhausted and not self.after.memorized:
             return "changed"
         return "reduced" if self.after.value < self.before.value and self.search.score < 0.99 else "failed"
@@ -63,9 +75,13 @@ class Result:
         """Plain values, for NEURONS files."""
         plain: dict[str, Any] = {"prompt": self.prompt, "verdict": self.verdict, "forwards": self.forwards}
         plain |= {"metric": self.before.metric, "settings": self.settings}
-        plain |= {"score_before": self.before.value, "seeds_kept": self.before.keep.nonzero().flatten().tolist()}
+        plain |= {"score_before": self.before.value}
+        if self.before.tau is not None:
+            plain |= {"seeds_kept": self.before.keep.nonzero().flatten().tolist()}
         if self.search and self.after:
             plain |= {"score_after": self.after.value, "search": self.search.to_dict(), "held": self.held}
+        if self.samples is not None:
+            plain |= {"samples_before": self.samples[0].to_dict(), "samples_after": self.samples[1].to_dict()}
         return plain
 
     def neurons(self, fingerprint: str) -> NeuronSet:
@@ -129,68 +145,81 @@ def find_neurons(
     shape: tuple[int, int, int],
     config: SearchConfig = PUBLISHED_SEARCH,
     progress: Progress = silent,
-    flagged: Sequence[Score] | None = None,
+    sampler: FewStepSampler | None = None,
 ) -> list[Result]:
-    """Search every memorized prompt among ``prompts``, all in lockstep.
+    """Search every prompt, or under ``protocol="nemo"`` every memorized one, all in lockstep.
 
     Args:
         conds: one condition of one row for each prompt.
         shape: (C, h, w) of the latents.
-        flagged: scores of the prompts by another probe, from as many noises of the same seed. The published code has
-            one score, which detects, says which seeds are searched, and is searched itself. Where another timestep
-            detects, these say which prompts and seeds are searched, and this probe's own scores say nothing of it.
+        sampler: samples each prompt in a few steps before and after, which judge what blocking did; None leaves the
+            verdict to the one-step predictions.
 
     Raises:
-        VitrineError: If the numbers of prompts, conditions and scores differ, or the statistics do not fit the model's
-            layers.
+        VitrineError: If the numbers of prompts and conditions differ, or the statistics do not fit the layers.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
-    if flagged is not None and [len(s.per_seed) for s in flagged] != [probe.config.seeds] * len(prompts):
-        shown = [len(s.per_seed) for s in flagged]
-        raise refuse("flagged", shown, f"{len(prompts)} scores of {probe.config.seeds} seeds", "score these prompts")
-    check_tau(config.tau)
+    if config.published:
+        check_tau(config.tau)
     if config.mode == "parity" and probe.config.data_range == AUTO:
         probe = replace(probe, config=replace(probe.config, data_range=None))
     noise = probe_noise(probe.config, shape).to(_device(conds))
     scores, unblocked = score_prompts(probe, conds, shape, config.tau)
-    keep = {i: s.keep.to(noise.device) for i, s in enumerate(flagged or scores) if s.memorized}
-    searched = {i: _Memorized(conds[i], noise[rows], unblocked[i][rows]) for i, rows in keep.items()}
+    searched: dict[int, _Searched] = {}
+    for i, score in enumerate(scores):
+        rows = score.keep.to(noise.device) if config.published else torch.ones(len(noise), dtype=torch.bool)
+        if bool(rows.any()):
+            searched[i] = _Searched(conds[i], noise[rows], unblocked[i][rows])
     # Prompts that share batches need not guess ahead: each gets its part of the rows for that.
     share = replace(config, rows=max(1, config.rows // max(1, len(searched))))
     levels = _levels(probe, searched, share)
     tasks = {i: _task(probe, prompt, statistics, levels[i]) for i, prompt in searched.items()}
     outcomes, settings = lockstep(probe, tasks, progress), settings_of(probe, config)
-    results = []
+    judged, results = _judged(sampler, searched, outcomes, shape), []
     for i, prompt in enumerate(prompts):
         outcome, after, spent, held = outcomes.get(i), None, len(noise), []
         if outcome is not None:
             held = holdings(outcome, tasks[i].seen, tasks[i].z, statistics)
             (signals,) = probe.signals([Request(conds[i], noise, outcome.neurons)])
             after = Score(probe.per_seed(signals).cpu(), config.tau, probe.metric(shape))
-            spent += len(noise) + tasks[i].rows + (len(tasks[i].noise) if config.share is not None else 0)
-        results.append(Result(prompt, scores[i], outcome, after, spent, settings, held))
+            spent += len(noise) + tasks[i].rows + (len(tasks[i].noise) if config.level_share is not None else 0)
+            spent += sum(agreement.rows for agreement in judged.get(i, ()))
+        results.append(Result(prompt, scores[i], outcome, after, spent, settings, held, judged.get(i)))
     return results
 
 
+def _judged(
+    sampler: FewStepSampler | None, searched: Mapping[int, _Searched], outcomes: Mapping[int, Outcome],
+    shape: tuple[int, int, int],
+) -> dict[int, tuple[Agreement, Agreement]]:  # fmt: skip
+    """Agreement of each searched prompt's samples, without blocking and with it."""
+    if sampler is None or not searched:
+        return {}
+    conds = [prompt.cond for prompt in searched.values()]
+    before = sample_agreement(sampler, conds, shape)
+    after = sample_agreement(sampler, conds, shape, blocked=[outcomes[i].neurons for i in searched])
+    return dict(zip(searched, zip(before, after, strict=True), strict=True))
+
+
 @dataclass(frozen=True)
-class _Memorized:
-    """A memorized prompt: its condition (one row), and noises and unblocked signals of its kept seeds, (s, C, h, w)."""
+class _Searched:
+    """A prompt to search: its condition (one row), noises and unblocked signals of its seeds, (s, C, h, w)."""
 
     cond: Condition
     noise: torch.Tensor
     unblocked: torch.Tensor
 
 
-def _levels(probe: Probe, prompts: Mapping[int, _Memorized], config: SearchConfig) -> dict[int, SearchConfig]:
+def _levels(probe: Probe, prompts: Mapping[int, _Searched], config: SearchConfig) -> dict[int, SearchConfig]:
     """Each prompt's own stopping level, from what blocking everything in scope does to its prediction."""
-    if config.share is None or not prompts:
+    if config.level_share is None or not prompts:
         return dict.fromkeys(prompts, config)
     everything = {s.address: range(width_of(probe.denoiser.backbone, s)) for s in probe.sites}
     signals = probe.signals([Request(p.cond, p.noise, everything) for p in prompts.values()])
     pairs = zip(prompts.values(), signals, strict=True)
     least = torch.stack([probe.similarity(prompt.unblocked, signal).max() for prompt, signal in pairs]).tolist()
-    share = config.share
+    share = config.level_share
     return {i: replace(config, tau_search=1 - share * (1 - s)) for i, s in zip(prompts, least, strict=True)}
 
 
@@ -215,7 +244,7 @@ class Task:
     rows: int = 0
 
 
-def _task(probe: Probe, prompt: _Memorized, statistics: NeuronStatistics, config: SearchConfig) -> Task:
+def _task(probe: Probe, prompt: _Searched, statistics: NeuronStatistics, config: SearchConfig) -> Task:
     """A search that is ready to begin, with its activations and z-scores averaged over noises where they need any."""
     addresses, cond, latents = [s.address for s in probe.sites], prompt.cond, None
     if not all(text_only(s) for s in probe.sites):

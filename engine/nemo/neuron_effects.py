@@ -47,9 +47,9 @@ def holdings(
     """A record of each neuron that the search kept, as plain values.
 
     "deviations" is |z|, "activation" the prompt's and "usual" that of ordinary captions; "tokens" are pairs of a
-    position in the prompt (0: start token) and its magnitude. With this neuron free and the rest of the set blocked,
-    predictions were like the unblocked ones by "alone" at least, where the search wanted less than "limit"; neither
-    stands there where it decided without asking.
+    position in the text that the network reads, from 0, and its magnitude. With this neuron free and the rest of the
+    set blocked, predictions were like the unblocked ones by "alone" at least, where the search wanted less than
+    "limit"; neither stands there where it decided without asking.
 
     Args:
         seen, z: address -> the site's values and (width,) |z|.

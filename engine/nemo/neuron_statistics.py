@@ -102,6 +102,9 @@ def _is_sd1(backbone: nn.Module) -> bool:
     return tuple(tuple(projection.weight.shape) for projection in projections) == OFFICIAL_SHAPES
 
 
+_LARGEST = 1e12
+
+
 def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) -> None:
     """Refuses means and deviations that are not pairs of finite vectors of one width."""
     check_tensors(means)
@@ -113,6 +116,8 @@ def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) 
             raise ValueError(f"{address}: mean {tuple(mean.shape)}, deviation {tuple(stds[address].shape)}")
         if bool((stds[address] < 0).any()):
             raise ValueError(f"{address}: a deviation below 0")
+        if float(mean.abs().max()) > _LARGEST or float(stds[address].max()) > _LARGEST:
+            raise ValueError(f"{address}: numbers beyond {_LARGEST:g}, which no activation has")
 
 
 class RunningStatistics:

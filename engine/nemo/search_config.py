@@ -1,4 +1,7 @@
-"""Settings of one search, as a frozen object that validates itself. Defaults are the published ones (SD1.4)."""
+"""Settings of detection and search, as frozen objects that validate themselves.
+
+Defaults of the probe and the search are the published ones (SD1.4).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from ..settings.config import Config
 
 SIGNALS = ("eps_minus_noise", "x0")
 MODES = ("parity", "chain", "fast")
+PROTOCOLS = ("vitrine", "nemo")
+SHARE = 0.98
+"""Of what blocking every neuron does: where a search stops that is given no level."""
 AUTO = "auto"
 
 PAPER_TAU = 0.428
@@ -26,6 +32,17 @@ def check_tau(tau: float | None) -> float:
         remedy = "calibrate on 200 or more ordinary captions; PAPER_TAU (0.428) is for SD1.4 at 512 px alone"
         raise refuse("tau", None, "a threshold measured on this model at this size", remedy)
     return tau
+
+
+def check_protocol(protocol: str) -> bool:
+    """Whether the protocol is the published one.
+
+    Raises:
+        VitrineError: If there is no such protocol.
+    """
+    if protocol not in PROTOCOLS:
+        raise refuse("protocol", protocol, PROTOCOLS, "nemo is the published one, vitrine judges by samples")
+    return protocol == PROTOCOLS[1]
 
 
 @dataclass(frozen=True)
@@ -76,10 +93,10 @@ class SearchConfig(Config):
     """The search for neurons (NeMo, Algorithms 2 to 4).
 
     Attributes:
-        tau: memorization threshold in (0, 1]: seeds that agree by more are kept; a prompt with none is not memorized.
-            None until it was calibrated: no number is right for every model and size.
-        tau_search: the search stops when blocked and unblocked predictions agree no more than this; None takes tau, as
-            published. Where all pictures are similar, so that ordinary captions agree a lot too, it must be lower.
+        tau: memorization threshold of one-step predictions in (0, 1]; None until it was calibrated: no number is right
+            for every model and size.
+        tau_search: the search stops when blocked and unblocked predictions agree no more than this. Where all pictures
+            are similar, so that ordinary captions agree a lot too, it must be lower than tau.
         share: instead of ``tau_search``, a level for each prompt: the candidates must do this share (0..1) of what
             blocking every neuron in scope does to the prediction. Not published; needs no calibration.
         theta, theta_step, theta_min: start, decrement and end of the outlier threshold on |z|.
@@ -87,6 +104,9 @@ class SearchConfig(Config):
         mode: ``parity`` tests one neuron after another, as the official code does; ``chain`` tests several cumulative
             candidates in one batch, with the same result; ``fast`` drops groups at once and halves those it must keep.
         rows: largest batch of one forward.
+        protocol: ``vitrine`` searches every prompt that it is given, from all seeds, and stops at ``share``, 0.98 where
+            neither it nor ``tau_search`` is set. ``nemo`` is the published rule: only prompts with seeds that agree by
+            more than tau are searched, from these seeds, and the search stops at tau where no other level is set.
     """
 
     tau: float | None = None
@@ -99,8 +119,10 @@ class SearchConfig(Config):
     k_step: int = 1
     mode: str = "chain"
     rows: int = 80
+    protocol: str = PROTOCOLS[0]
 
     def __post_init__(self) -> None:
+        check_protocol(self.protocol)
         if not all(level is None or 0 < level <= 1 for level in (self.tau, self.tau_search)):
             pair = (self.tau, self.tau_search)
             raise refuse("tau, tau_search", pair, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
@@ -121,6 +143,54 @@ class SearchConfig(Config):
         return check_tau(level)
 
     @property
+    def published(self) -> bool:
+        """Whether only prompts above tau are searched."""
+        return check_protocol(self.protocol)
+
+    @property
+    def level_share(self) -> float | None:
+        """The share that sets each prompt's stopping level; None where ``tau_search`` or tau does."""
+        unset = self.share is None and self.tau_search is None and not self.published
+        return SHARE if unset else self.share
+
+    @property
     def evaluations(self) -> int:
         """How many pairs (theta, k) are tried at most: the official loop never evaluates theta_min itself."""
         return max(1, -int(-(self.theta - self.theta_min) / self.theta_step // 1))
+
+
+@dataclass(frozen=True)
+class FewStepConfig(Config):
+    """What is sampled for each prompt. The defaults were chosen on the pictures planted in the portraits model.
+
+    Attributes:
+        seeds: S, samples that are compared with each other.
+        first_seed: of their noises; each seed makes one picture's noise.
+        steps: of sampling.
+        guidance: scale, as you sample; 1 is without, at half the batch rows.
+        two_stage: compare the first two samples first, and sample the others only where these agree more than ordinary
+            captions do. Needs a threshold.
+
+    Raises:
+        VitrineError: If a value is outside its range.
+    """
+
+    seeds: int = 4
+    first_seed: int = 1
+    steps: int = 4
+    guidance: float = 3.0
+    two_stage: bool = False
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2 or self.steps < 1:
+            raise refuse("seeds, steps", (self.seeds, self.steps), "2 seeds and 1 step or more", "use 4 and 4")
+        if not (math.isfinite(self.guidance) and self.guidance >= 0):
+            raise refuse("guidance", self.guidance, "a number of 0 or more", "use that of your samples")
+
+    @property
+    def rows(self) -> int:
+        """UNet evaluations for each prompt."""
+        return self.seeds * self.steps * (1 if self.guidance == 1 else 2)
+
+
+FEW_STEPS = FewStepConfig()

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ..runtime.forward_hooks import hook_before
+
 SHARE = 12
 """A part holds at most a twelfth of the weights, where the network's structure allows."""
 
@@ -30,7 +32,7 @@ def parts_of(backbone: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
     Which modules are called is seen in one forward; a container whose children are called one by one is none.
     """
     called: set[nn.Module] = set()
-    hooks = [m.register_forward_pre_hook(lambda module, _: called.add(module)) for m in backbone.modules()]
+    hooks = [hook_before(m, lambda module, _: called.add(module)) for m in backbone.modules()]
     try:
         with torch.no_grad():
             run()

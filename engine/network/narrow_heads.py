@@ -15,6 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ..runtime.compat_torch import softmax_backward
+
 WIDEST = 24
 """Channels of a head, at most (measured: 8 and 24 are faster, 32 and more are not)."""
 LARGEST = 256 * 256
@@ -83,7 +85,7 @@ class _Attention(torch.autograd.Function):
         for j in _pieces(p):
             torch.bmm(ot[j], p[j], out=dv[j])
             ds = torch.bmm(ot[j].mT, vt[j])
-            torch._softmax_backward_data(ds, p[j], -1, torch.float32, grad_input=ds)
+            softmax_backward(ds, p[j])
             torch.bmm(kt[j], ds.mT, out=dq[j])
             if ctx.needs_input_grad[1]:  # false where the keys come from a frozen text encoder
                 torch.bmm(qt[j], ds, out=dk[j])

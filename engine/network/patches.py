@@ -14,10 +14,10 @@ from typing import Any
 from torch import nn
 
 from ..errors import refuse
+from ..runtime.compat_torch import hooks_of
 
 CHANGED_ATTENTION = ("PAG", "IPAdapter", "CustomDiffusion")
 """Prefixes of diffusers' processors that change what attention computes; its other processors are only kernels."""
-HOOKS = {"_forward_pre_hooks": "hook before", "_forward_hooks": "hook after", "_backward_hooks": "hook on gradients"}
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ def _adapters(module: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _hooks(module: nn.Module) -> Iterator[tuple[str, str, str]]:
-    for table, kind in HOOKS.items():
-        for hook in getattr(module, table).values():
-            yield kind, type(module).__name__, _owner(hook)
+    for kind, hook in hooks_of(module):
+        yield kind, type(module).__name__, _owner(hook)
     for name, parametrizations in getattr(module, "parametrizations", {}).items():
         yield "parametrization", f"{name} of {type(module).__name__}", _owner(parametrizations[0])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from ..runtime.missing_names import warn_of_missing_names
+
 _HOMES = {
     "ActivationTapPipeline": ".activation_tap",
     "ActivationTapXLPipeline": ".activation_tap",
@@ -27,6 +29,8 @@ _HOMES = {
     "NEMOAroundPipeline": ".nemo",
     "NEMOPipeline": ".nemo",
     "copy_check": ".copy_checks",
+    "lora_report": ".lora_reports",
+    "PipelineModel": ".lora_on_pipeline",
     "W2WAroundPipeline": ".w2w",
     "W2WPipeline": ".w2w",
     "ResolutionTransferPipeline": ".resolution",
@@ -37,5 +41,7 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name], __name__), name)
+        pipeline = getattr(importlib.import_module(_HOMES[name], __name__), name)
+        warn_of_missing_names()
+        return pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

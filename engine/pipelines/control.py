@@ -29,6 +29,7 @@ from ..control import (
 from ..control.control_sampling import ControlledSampling
 from ..control.reference_blend import Reference
 from ..diffusion.guidance import scale_for_size
+from ..diffusion.schedule import convention_of
 from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.placement import upcast_vae
@@ -133,6 +134,10 @@ class _Controlled(SharedPipeline):
         embeds_taken = self._embeds()
         self._refuse_arguments({k: v for k, v in embeds.items() if k not in embeds_taken}, embeds_taken)
         with self._in_use():
+            convention_of(self.scheduler, self._net)
+            if not hasattr(self.scheduler, "scale_model_input"):
+                remedy = "use UniPC or DPM++ with use_flow_sigmas"
+                raise refuse("scheduler", type(self.scheduler).__name__, "one that scales a UNet's input", remedy)
             size = self._size(height, width)
             settings = guidance_of(guidance, guidance_scale)
             settings = replace(settings, scale=scale_for_size(settings.scale, upscale))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..diffusion.schedule import convention_of
 from ..emd.published_students import StudentSampling, check_student, known
 from ..errors import refuse
 from ..families import family_of
@@ -22,11 +23,16 @@ def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, d
         student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
 
     Raises:
-        VitrineError: There is no such student, or the pipeline is of another base.
+        VitrineError: There is no such student, the pipeline is of another base, or its scheduler is not the base's.
     """
     sampling = known(student) if isinstance(student, str) else student
     unet = getattr(pipe, "unet", None)
-    check_student(sampling, pipe.transformer if unet is None else unet)
+    network = pipe.transformer if unet is None else unet
+    schedule, _ = convention_of(pipe.scheduler, network)
+    if unet is not None and schedule.kind == "flow":
+        shown = f"a flow ({type(pipe.scheduler).__name__})"
+        raise refuse("scheduler", shown, "one with the base's table of betas", "pass the pipeline as it was published")
+    check_student(sampling, network)
     if unet is None:
         return _flow(pipe, sampling)
     import diffusers

@@ -15,6 +15,7 @@ from ..families import FAMILIES, family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
 from ..network.condition import Condition
+from ..runtime.forward_hooks import hook_before
 from ..settings.sizes import check_sides
 from .around import AroundAnyPipeline, kept_whole, share_of
 from .conventions import refuse_unknown
@@ -169,7 +170,7 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
 
         running.update(config, share(args, kwargs), cond_rows)
 
-    handle = net.register_forward_pre_hook(follow, with_kwargs=True)
+    handle = hook_before(net, follow, with_kwargs=True)
     try:
         with block(net, sets[0].merged(*sets[1:]), config, running=running):
             yield

@@ -38,6 +38,7 @@ from ..nemo import (
     value_sites,
     verify,
 )
+from ..nemo.few_step_detection import FewStepSampler
 from ..nemo.noise_similarity import Probe, Request, probe_noise
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
@@ -45,6 +46,7 @@ from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
 from .components import components_of
+from .sample_detection import SampleDetection
 from .shared import SharedPipeline
 
 _UNUSED = ("vae", "image_encoder", "safety_checker", "feature_extractor")
@@ -53,7 +55,7 @@ _TOGETHER, _SHARE = 64, 2
 """Most prompts that are encoded at once, and the share of a budget that one forward may take."""
 
 
-class NEMOTools(SharedPipeline):
+class NEMOTools(SampleDetection, SharedPipeline):
     """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` can do but sample."""
 
     @property
@@ -119,8 +121,9 @@ class NEMOTools(SharedPipeline):
         progress: Progress = silent, state: str | Path | None = None, memory: int | str | None = None,
         workers: Workers = ALONE,
     ) -> list[Score]:  # fmt: skip
-        """Cross-seed score of each prompt: how alike the one-step predictions from different noises are.
+        """The published score of each prompt: how alike the one-step predictions from different noises are.
 
+        :meth:`detect` judges by samples.
         Prompts are encoded and scored some at a time, and only their scores are kept.
 
         Args:
@@ -178,23 +181,22 @@ class NEMOTools(SharedPipeline):
         probe: ProbeConfig | None = None,
         scope: str = "down+mid",
         progress: Progress = silent,
-        flagged: Sequence[Score] | None = None,
+        sampler: FewStepSampler | None = None,
     ) -> list[Result]:
-        """Search the memorized prompts among ``prompts``, all in lockstep.
+        """Search every prompt, all in lockstep; under ``protocol="nemo"`` only those above tau, as published.
 
         Args:
-            flagged: scores of these prompts at another timestep, as :meth:`score` gives them from as many noises and
-                the same seed: they then say which prompts are searched, and from which seeds.
+            sampler: from :meth:`sampler`; few-step samples before and after then judge what blocking did.
 
         Raises:
-            VitrineError: If the statistics belong to another model, or there is not a score for each prompt.
+            VitrineError: If the statistics belong to another model.
         """
         statistics.check(self._network)
         texts, config = _texts(prompts), config or SearchConfig()
         prober = self.probe(scope, probe, config.rows)
         with self._in_use():
             conds = [row for batch in self._encoded(texts) for row in _rows(batch)]
-            return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, flagged)
+            return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, sampler)
 
     def search_inputs(self, statistics: NeuronStatistics) -> dict[str, object]:
         """What a search depends on beside its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""

@@ -14,6 +14,7 @@ from diffusers import DiffusionPipeline, ModelMixin
 from typing_extensions import Self
 
 from ..diffusion.denoiser import check_finite, weights_state
+from ..diffusion.schedule import refuse_table_on_flow
 from ..errors import refuse
 from .loading import read_single_file
 from .prompt_encoding import reads_sizes
@@ -138,7 +139,13 @@ class SharedPipeline(DiffusionPipeline):
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Around the body of every public method: offloaded models go back at its end, also after an interruption."""
+        """Around the body of every public method: offloaded models go back at its end, also after an interruption.
+
+        Raises:
+            VitrineError: If the scheduler is over a table of betas, and the model is a flow.
+        """
+        unet = getattr(self, "unet", None)
+        refuse_table_on_flow(self.scheduler, getattr(self, "transformer", None) if unet is None else unet)
         try:
             yield
         finally:

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from ..runtime.forward_hooks import Reached, block_of
+
 RECEPTIVE = ("none", "dilate")
 
 
@@ -78,7 +80,11 @@ class Spread(AbstractContextManager):
     """
 
     def __init__(self, net: nn.Module, step: tuple[int, int]) -> None:
-        self._undo = list[Callable[[], None]]()
+        self._undo, self.reached = list[Callable[[], None]](), Reached("receptive field")
+        first = {block_of(path): path for path in reversed(inner_convolutions(net))}
+        for block, path in first.items():
+            self.reached.through(net.get_submodule(path), block)
+        self.reached.watch(net)
         for path in inner_convolutions(net):
             self._spread(net.get_submodule(path), step)
 
@@ -93,9 +99,12 @@ class Spread(AbstractContextManager):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        if error[0] is None:
+            self.reached.check()
 
     def close(self) -> None:
         """Put everything back; harmless twice."""
+        self.reached.close()
         while self._undo:
             self._undo.pop()()
 

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..families import FAMILIES
 from ..families.facts import TimeInput
+from ..runtime.forward_hooks import Reached, hook_after, hook_before
 from .plan import Plan
 from .rope import DYNAMIC, axis_angles, frequencies
 
@@ -66,25 +68,32 @@ class RotaryPositions(AbstractContextManager):
     def __init__(self, backbone: nn.Module, plan: Plan) -> None:
         path, part = rotary_part(backbone)
         self.plan, self.tau, self._undo = plan, 1.0, list[Callable[[], None]]()
+        self.reached = Reached("rotary positions")
         family = (_READERS | _TABLED)[type(part).__name__]
         if type(part).__name__ in _TABLED:
             part = self._tabled(backbone, path, part)
         else:
-            self._undo.append(part.register_forward_hook(self._recompute, with_kwargs=True).remove)
+            recompute = self.reached.noting(path, self._recompute)
+            self._undo.append(hook_after(part, recompute, with_kwargs=True).remove)
+            self.reached.watch(backbone)
         if plan.positions.endswith(DYNAMIC):
+            timesteps = Timesteps()
 
             def follow(net: nn.Module, args: tuple, kwargs: Named) -> None:
-                self.tau = _noise_share(net, args, kwargs, family.time_input)
+                self.tau = _noise_share(net, args, kwargs, family.time_input, timesteps)
                 if type(part).__name__ in _TABLED:
                     part.freqs_cis = _tables(part, plan, self.tau)
 
-            self._undo.append(backbone.register_forward_pre_hook(follow, with_kwargs=True).remove)
+            self._undo.append(hook_before(backbone, follow, with_kwargs=True).remove)
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        if error[0] is None:
+            self.reached.check()
 
     def close(self) -> None:
         """Take it out; harmless twice."""
+        self.reached.close()
         while self._undo:
             self._undo.pop()()
 
@@ -109,11 +118,12 @@ def _named(module: nn.Module, args: tuple, kwargs: Named) -> Named:
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
 
 
-def _noise_share(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInput) -> float:
+def _noise_share(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInput, read: Timesteps) -> float:
     """tau of a forward, 1 .. 0, from what the network is told."""
     named = _named(net, args, kwargs)
-    timesteps = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
-    t = torch.as_tensor(timesteps, dtype=torch.float64, device="cpu").reshape(-1)
+    own = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
+    t = read.rows((), {"timestep": own})
+    assert t is not None
     if not bool((t == t[0]).all()):
         raise refuse("timesteps", t.tolist(), "one for all rows", "rows at one noise level, or a mode without _dynamic")
     share = float(t[0])

@@ -6,21 +6,10 @@ import functools
 import math
 from typing import Any
 
-from ..diffusion.schedule import NoiseSchedule
+from ..diffusion.schedule import setting_of
 from ..errors import refuse
 from .plan import ModelFacts, Plan
 from .shift import flux_shift, resample, trained_betas
-
-
-def schedule_of(scheduler: Any) -> NoiseSchedule:
-    """The schedule of a diffusers scheduler; multistep solvers set to flow sigmas count as flow.
-
-    Raises:
-        VitrineError: If the scheduler has no table and is no flow.
-    """
-    if scheduler.config.get("use_flow_sigmas"):
-        return NoiseSchedule.flow(scheduler.config.num_train_timesteps)
-    return NoiseSchedule.from_diffusers(scheduler)
 
 
 def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
@@ -40,8 +29,8 @@ def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
         betas = trained_betas(facts.schedule, plan.ratio)
         return type(scheduler).from_config(scheduler.config, trained_betas=betas, rescale_betas_zero_snr=False)
     base, changes = _steps_over_sigmas(scheduler), {}
-    if scheduler.config.get("use_dynamic_shifting"):
-        changes = {"use_dynamic_shifting": False, "shift": facts.shift}  # the r law, anchored at the training size
+    if setting_of(scheduler, "use_dynamic_shifting"):  # the r law, anchored at the training size
+        changes = {"use_dynamic_shifting": False, _shift_name(scheduler): facts.shift}
     resampled = _resampled(base).from_config(scheduler.config, **changes)
     resampled.ratio, resampled.top, resampled.network_schedule = plan.ratio, plan.config.top, facts.schedule
     return resampled
@@ -66,6 +55,8 @@ def _resampled(base: type) -> Any:
 
     @functools.wraps(base.set_timesteps)  # type: ignore[attr-defined]
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not setting_of(self, "use_dynamic_shifting"):
+            kwargs.pop("mu", None)  # pipelines that shift by size give it always, and DPM++ refuses it
         base.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
         sigmas, timesteps = resample(self.network_schedule, self.sigmas.cpu().double(), self.ratio, self.top)
         self.sigmas = sigmas.to(self.sigmas)
@@ -80,10 +71,15 @@ def _resampled(base: type) -> Any:
 def own_shift(scheduler: Any, tokens: int) -> tuple[float, tuple[int, int, float, float] | None]:
     """(a flow scheduler's own shift for a number of tokens, the numbers of its linear law or None)."""
     config = scheduler.config
-    if not config.get("use_dynamic_shifting"):
-        return float(config.get("flow_shift" if config.get("use_flow_sigmas") else "shift") or 1.0), None
+    if not setting_of(scheduler, "use_dynamic_shifting"):
+        return float(setting_of(scheduler, _shift_name(scheduler)) or 1.0), None
     names = ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift")
     low_tokens, most, low, high = (config.get(n) for n in names)
     law = (low_tokens or 256, most or 4096, low or 0.5, high or 1.15)
     shift = flux_shift(tokens, *law)
     return (math.log(shift) if config.get("time_shift_type") == "linear" else shift), law
+
+
+def _shift_name(scheduler: Any) -> str:
+    """What its class calls the shift: one made from another's config holds both names."""
+    return "shift" if setting_of(scheduler, "shift") is not None else "flow_shift"

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..diffusion.schedule import convention_of
 from ..errors import VitrineError, refuse
 from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
+from ..runtime.compat_torch import set_child
 from ..runtime.compiled import EagerRuns, eager_runs, uncompiled
+from ..runtime.forward_hooks import hook_before
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
 from .receptive import Spread, inner_convolutions, is_convolutional
 from .rotary_patch import RotaryPositions, is_rotary, rotary_part
-from .schedulers import own_shift, schedule_of, transferred_scheduler
+from .schedulers import own_shift, transferred_scheduler
 from .transfer_config import ResolutionTransferConfig
 
 _MOVED = "_resolution_moved"
@@ -48,7 +51,7 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     rotary = is_rotary(part)
     patch = 2 if rotary else getattr(part, "patch_size", None) or backbone.config.get("patch_size") or 1
     size = train_size or _own_size(pipe, backbone, factor)
-    schedule = schedule_of(pipe.scheduler)
+    schedule, _ = convention_of(pipe.scheduler, backbone)
     shift, dynamic = 1.0, None
     if schedule.kind == "flow" and size is not None:
         shift, dynamic = own_shift(pipe.scheduler, size[0] * size[1] // (factor * patch) ** 2)
@@ -121,6 +124,7 @@ class Applied(AbstractContextManager):
     def __init__(self, pipe: Any, plan: Plan, facts: ModelFacts) -> None:
         self.plan, self._undo = plan, list[Callable[[], None]]()
         self._eager_runs: list[EagerRuns] = []
+        self._changes: list[Spread | RotaryPositions] = []
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
         try:
             if scheduler is not pipe.scheduler or plan.positions != "keep" or plan.step != (1, 1):
@@ -132,10 +136,10 @@ class Applied(AbstractContextManager):
             if plan.step != (1, 1) or plan.positions != "keep":
                 self._eager_runs += eager_runs(network)  # compiled code knows no new positions
             if plan.step != (1, 1):
-                self._undo.append(Spread(backbone, plan.step).close)
+                self._keep(Spread(backbone, plan.step))
             if plan.positions != "keep":
                 if facts.positions.kind == "rope":
-                    self._undo.append(RotaryPositions(backbone, plan).close)
+                    self._keep(RotaryPositions(backbone, plan))
                 else:
                     self._table(position_part(backbone)[1], facts.positions)
         except BaseException:
@@ -147,15 +151,27 @@ class Applied(AbstractContextManager):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+        if error[0] is None:
+            for change in self._changes:
+                change.reached.check()
+
+    def _keep(self, change: Spread | RotaryPositions) -> None:
+        self._changes.append(change)
+        self._undo.append(change.close)
 
     def close(self) -> None:
         """Put everything back; harmless twice."""
         while self._undo:
             self._undo.pop()()
-        self.allow_compiled()
+        self._allow_compiled()
 
-    def allow_compiled(self) -> None:
-        """Let compiled code of this process run again, where none of it belongs to the moved network."""
+    def leave(self) -> None:
+        """Leave the transfer in for good: compiled code of this process may run again, and nothing is watched."""
+        for change in self._changes:
+            change.reached.close()
+        self._allow_compiled()
+
+    def _allow_compiled(self) -> None:
         while self._eager_runs:
             self._eager_runs.pop().remove()
 
@@ -178,7 +194,7 @@ class Applied(AbstractContextManager):
         for name, value in zip(("height", "width"), self.plan.target, strict=True):
             self._swap(part, name, value)
         self._swap(part, "pos_embed_max_size", None)
-        self._undo.append(part.register_forward_pre_hook(self._same_size).remove)
+        self._undo.append(hook_before(part, self._same_size).remove)
 
     def _same_size(self, part: Any, inputs: tuple) -> None:
         tokens = tuple(side // part.patch_size for side in inputs[0].shape[-2:])
@@ -228,7 +244,7 @@ def transferred_copy(
         paths += inner_convolutions(backbone)
     setattr(new, name, _branch(backbone, [path for path in paths if path]))
     applied = apply(new, config, metadata)
-    applied.allow_compiled()  # a copy of a module leaves compiled code behind
+    applied.leave()  # a copy of a module leaves compiled code behind
     return new, applied.plan
 
 
@@ -246,5 +262,5 @@ def _branch(module: nn.Module, paths: list[str]) -> nn.Module:
         head, _, tail = path.partition(".")
         tails.setdefault(head, []).extend([tail] if tail else [])
     for head, below in tails.items():
-        new._modules[head] = _branch(module.get_submodule(head), below)
+        set_child(new, head, _branch(module.get_submodule(head), below))
     return new

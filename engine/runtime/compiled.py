@@ -6,29 +6,12 @@ are open on a compiled network, compiled functions run as plain Python; the comp
 
 from __future__ import annotations
 
-import sys
 import threading
 
-import torch
 from torch import nn
 
-from ..errors import refuse
-
-
-def uncompiled(module: nn.Module) -> nn.Module:
-    """The network inside ``torch.compile(network)``; any other module as it is."""
-    return getattr(module, "_orig_mod", module)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether forwards of it, or of a part, run compiled code."""
-    if hasattr(module, "_orig_mod"):
-        return True
-    return any(
-        getattr(child, "_compiled_call_impl", None) is not None
-        or hasattr(vars(child).get("forward"), "_torchdynamo_orig_callable")
-        for child in module.modules()
-    )
+from .compat_torch import force_eager, has_compiled, is_compiled
+from .compat_torch import uncompiled as uncompiled
 
 
 class EagerRuns:
@@ -47,7 +30,7 @@ class EagerRuns:
         self._removed = False
         with self._lock:
             if not EagerRuns._open:
-                EagerRuns._stance = _force_eager()
+                EagerRuns._stance = force_eager()
             EagerRuns._open += 1
 
     def remove(self) -> None:
@@ -62,18 +45,10 @@ class EagerRuns:
                 EagerRuns._stance = None
 
 
-def _force_eager() -> object:
-    if not hasattr(torch.compiler, "set_stance"):
-        shown = f"a compiled network under PyTorch {torch.__version__}"
-        raise refuse("network", shown, "PyTorch 2.6 or newer", "upgrade, or load the network without torch.compile")
-    return torch.compiler.set_stance("force_eager")
-
-
 def eager_runs(module: nn.Module) -> list[EagerRuns]:
     """A handle to add to the hooks that are opened on a network: none in a process that has not compiled anything.
 
     Whether *this* network was compiled cannot be seen on it: ``torch.compile(network)`` leaves the network as it was,
     and what is compiled while hooks are open would keep them for ever.
     """
-    started = "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
-    return [EagerRuns()] if started or is_compiled(module) else []
+    return [EagerRuns()] if has_compiled() or is_compiled(module) else []

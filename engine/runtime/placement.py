@@ -15,6 +15,9 @@ import torch
 from torch import nn
 
 from ..errors import refuse
+from . import compat_accelerate as accelerate
+from . import compat_diffusers as diffusers
+from .stored_weights import is_packed, shape_of
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -23,13 +26,12 @@ def device_of(module: nn.Module) -> torch.device:
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
         return tensor.device  # what is offloaded rests on the CPU
     for child in module.modules():
-        for hook in _offloading(child):
-            device = getattr(hook, "execution_device", None)
-            if device is not None:
-                return torch.device(device)
-        group = _group_hook(child)
+        device = next(filter(None, map(accelerate.device_of, accelerate.hooks_of(child))), None)
+        if device is not None:
+            return device
+        group = diffusers.group_hook(child)
         if group is not None:
-            return torch.device(group.config.onload_device)
+            return diffusers.group_device(group)
     return torch.device("cpu") if tensor is None else tensor.device
 
 
@@ -58,19 +60,16 @@ def onloaded(module: nn.Module) -> Iterator[None]:
     when autograd still refers to them. Weights fetched by model offloading stay until the pipeline frees its models,
     as after a forward; those of offloaded groups stay for the block and go back at its end.
     """
-    for hook in _offloading(module):
+    for hook in accelerate.hooks_of(module):
         hook.pre_forward(module)
-    groups = {id(h.group): h.group for h in map(_group_hook, module.modules()) if h is not None}
+    groups = diffusers.groups_of(module)
     try:
-        for group in groups.values():
-            group.onload_()
-            group.onload_ = group.offload_ = lambda: None
+        for group in groups:
+            diffusers.fetch(group)
         yield
     finally:
-        for group in groups.values():
-            vars(group).pop("onload_", None)
-            vars(group).pop("offload_", None)
-            group.offload_()
+        for group in groups:
+            diffusers.give_back(group)
 
 
 @contextmanager
@@ -82,7 +81,7 @@ def upcast_vae(vae: Any) -> Iterator[Any]:
     """
     if vae.dtype != torch.float16 or not getattr(vae.config, "force_upcast", False):
         yield vae
-    elif any(_group_hook(child) is not None for child in vae.modules()):
+    elif diffusers.groups_of(vae):
         yield copied(vae, torch.float32).requires_grad_(False)
     else:
         try:
@@ -117,12 +116,12 @@ def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     return copy
 
 
-_HOOKS = ("_hf_hook", "_diffusers_hook", "_old_forward", "forward")
+_HOOKS = (*accelerate.REPLACED, *diffusers.REPLACED)
 """What accelerate and diffusers put into a module; without it, its class's own forward is back."""
 
 
 def _hooked(module: nn.Module) -> bool:
-    return "_hf_hook" in vars(module) or "_diffusers_hook" in vars(module)
+    return accelerate.has_hook(module) or diffusers.has_hook(module)
 
 
 def refuse_offloaded(module: nn.Module) -> None:
@@ -132,10 +131,10 @@ def refuse_offloaded(module: nn.Module) -> None:
         VitrineError: If the weights of the module, or of a part, are away between forwards, or stored in another
             precision than they compute in.
     """
-    refuse_cast_layers(module)
+    refuse_without_gradients(module)
     for child in module.modules():
-        away = any(hasattr(hook, "prev_module_hook") or getattr(hook, "offload", False) for hook in _offloading(child))
-        if away or _group_hook(child) is not None:
+        away = any(map(accelerate.offloads, accelerate.hooks_of(child)))
+        if away or diffusers.group_hook(child) is not None:
             shown = f"{type(module).__name__} with its weights offloaded"
             raise refuse(
                 "network", shown, "one to train that is whole on its device",
@@ -143,27 +142,39 @@ def refuse_offloaded(module: nn.Module) -> None:
             )  # fmt: skip
 
 
-def refuse_cast_layers(module: nn.Module) -> None:
+def refuse_without_gradients(module: nn.Module) -> None:
     """Gradients need the weights of the forward, which layerwise casting has put back into storage by then.
 
+    Layers that quantise their inputs too pass none on at all: each quantised layer is asked, with one row of zeros.
+
     Raises:
-        VitrineError: If ``enable_layerwise_casting`` is on in the module or a part.
+        VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
+            gradient.
     """
-    if any(_hook(child, "layerwise_casting") is not None for child in module.modules()):
+    if any(map(diffusers.is_cast, module.modules())):
         shown = f"{type(module).__name__} with layerwise casting"
         accepted, remedy = "weights in the precision they compute in", "load the model again, in bfloat16 for one"
         raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
+    for path, child in module.named_modules():
+        shape, weight = shape_of(child), getattr(child, "weight", None)
+        if shape is None or weight is None or not is_packed(weight):
+            continue
+        with torch.enable_grad():
+            row = torch.zeros(1, shape[1], device=weight.device, dtype=dtype_of(module), requires_grad=True)
+            if not child(row).requires_grad:
+                shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
+                raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
 
 
 def put_back(module: nn.Module) -> None:
     """Take back what offloading fetched for a forward that was cut short: its own hooks do so at a forward's end."""
     for child in module.modules():
-        for hook in _offloading(child):
-            here = any(p is not None and not p.is_meta for p in vars(child)["_parameters"].values())
-            if here and getattr(hook, "offload", False):
+        for hook in accelerate.hooks_of(child):
+            here = any(not p.is_meta for p in child.parameters(recurse=False))
+            if here and accelerate.takes_away(hook):
                 hook.post_forward(child, None)
-    for group in {id(h.group): h.group for h in map(_group_hook, module.modules()) if h is not None}.values():
-        group.offload_()
+    for group in diffusers.groups_of(module):
+        diffusers.end_forward(group)
 
 
 def weight_of(module: nn.Module, name: str = "weight") -> torch.Tensor:
@@ -171,24 +182,5 @@ def weight_of(module: nn.Module, name: str = "weight") -> torch.Tensor:
     weight: torch.Tensor = getattr(module, name)
     if not weight.is_meta:
         return weight
-    for hook in _offloading(module):
-        if getattr(hook, "weights_map", None) is not None:
-            return hook.weights_map[name]
-    return weight
-
-
-def _offloading(module: nn.Module) -> Iterator[Any]:
-    """accelerate's hooks on a module, those in a sequence one by one."""
-    hook = getattr(module, "_hf_hook", None)
-    if hook is not None:
-        yield from getattr(hook, "hooks", (hook,))
-
-
-def _group_hook(module: nn.Module) -> Any:
-    return _hook(module, "group_offloading")
-
-
-def _hook(module: nn.Module, name: str) -> Any:
-    """diffusers' own hook of a name, or None."""
-    registry = getattr(module, "_diffusers_hook", None)
-    return None if registry is None else registry.get_hook(name)
+    kept = (accelerate.stored(hook, name) for hook in accelerate.hooks_of(module))
+    return next((tensor for tensor in kept if tensor is not None), weight)

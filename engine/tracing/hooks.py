@@ -19,7 +19,9 @@ from typing_extensions import Self
 from ..errors import refuse
 from ..network.attention import WHOLE, MapReduction, attention_map, normed
 from ..network.site import MapSite, ModuleSite, Site
+from ..runtime.compat_torch import move_hooks_last
 from ..runtime.compiled import eager_runs, uncompiled
+from ..runtime.forward_hooks import Reached, hook_after, hook_before
 from ..runtime.placement import put_back
 from .addresses import resolve
 from .joint_maps import Rope, streams_map
@@ -39,9 +41,9 @@ class _Seen(BaseException):
 class _Hooks(AbstractContextManager):
     """Hook handles with a close that is idempotent and runs in reverse order of opening."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str) -> None:
         self._handles: list[Any] = []
-        self._entered = False
+        self._entered, self._reached = False, Reached(what)
 
     def __enter__(self) -> Self:
         if self._entered:  # a second `with` would end the first one's hooks, and then do nothing
@@ -51,6 +53,7 @@ class _Hooks(AbstractContextManager):
 
     def close(self) -> None:
         """Removes all hooks; idempotent."""
+        self._reached.close()
         while self._handles:
             self._handles.pop().remove()
 
@@ -58,6 +61,8 @@ class _Hooks(AbstractContextManager):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self.close()
+        if error is None:
+            self._reached.check()
         return None
 
 
@@ -74,7 +79,7 @@ class Capture(_Hooks):
         self, backbone: nn.Module, sites: Sequence[Site], early_exit: bool, reduce: Reduce | None,
         maps: MapReduction = WHOLE, latent_size: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
+        super().__init__("tap")
         self.activations: dict[str, Activation] = {}
         self.enabled = True
         compiled, backbone = backbone, uncompiled(backbone)
@@ -86,6 +91,8 @@ class Capture(_Hooks):
         self._rope: Rope | None = None
         self._places = self._group()
         self._left: set[tuple[str, bool]] = set()
+        for site in self._sites:
+            self._reached.expect(site.address)
         self._handles += eager_runs(compiled)
         try:
             self._open()
@@ -95,7 +102,7 @@ class Capture(_Hooks):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
         """Closes. Swallows this capture's own early exit; another capture's passes on to its own block."""
-        self.close()
+        super().__exit__(kind, error, trace)
         if not isinstance(error, _Seen) or error.capture is not self:
             return False
         put_back(self._backbone)
@@ -117,32 +124,33 @@ class Capture(_Hooks):
 
     def _open(self) -> None:
         self._handles += self._around.watch(self._start)
+        self._handles.append(hook_after(self._backbone, self._end))
         for site in self._sites:
             if isinstance(site, MapSite) and site.streams:
                 self._open_joint(site)
             elif isinstance(site, MapSite):
                 query = module_at(self._backbone, site.query)
-                self._handles.append(query.register_forward_hook(_reading(self._keep_query(site))))
+                self._handles.append(hook_after(query, _reading(self._keep_query(site))))
         for (path, before), sites in self._places.items():
             module = module_at(self._backbone, path)
             if before:
-                self._handles.append(module.register_forward_pre_hook(_reading(self._on_input(sites))))
+                self._handles.append(hook_before(module, _reading(self._on_input(sites))))
             else:
-                self._handles.append(module.register_forward_hook(_reading(self._on_output((path, before), sites))))
+                self._handles.append(hook_after(module, _reading(self._on_output((path, before), sites))))
 
     def _open_joint(self, site: MapSite) -> None:
         """Keeps the outputs of all projections but the one that completes the map, and the rotary embedding."""
         wanted = {path for s in site.streams for path in (s.query, s.key)} - {site.key}
         for path in sorted(wanted):
             keep = _reading(self._keep_output(path))
-            self._handles.append(module_at(self._backbone, path).register_forward_hook(keep))
+            self._handles.append(hook_after(module_at(self._backbone, path), keep))
         if site.rope:
 
             def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
                 if self.enabled and site.rotary is not None:
                     self._rope = site.rotary(args, kwargs)
 
-            self._handles.append(module_at(self._backbone, site.rope).register_forward_pre_hook(hook, with_kwargs=True))
+            self._handles.append(hook_before(module_at(self._backbone, site.rope), hook, with_kwargs=True))
 
     def _keep_output(self, path: str) -> Callable:
         def hook(module: nn.Module, args: tuple, output: torch.Tensor) -> None:
@@ -150,6 +158,10 @@ class Capture(_Hooks):
                 self._outputs[path] = output.detach()
 
         return hook
+
+    def _end(self, *_: Any) -> None:
+        if self.enabled:
+            self._reached.forwards += 1
 
     def _start(self) -> None:
         self._left = set(self._places)
@@ -180,6 +192,7 @@ class Capture(_Hooks):
         if not self.enabled:
             return
         for site in sites:
+            self._reached.note(site.address)
             activation = self._map(site, output) if isinstance(site, MapSite) else read_site(site, output, self._around)
             reduced = self._reduce(activation) if self._reduce else activation
             if reduced is not None:
@@ -251,10 +264,7 @@ def _reading(hook: Callable) -> Callable:
 
 def _readers_last(module: nn.Module) -> None:
     """Moves reading hooks last, so that captures see the edited tensor even if they were opened before the edit."""
-    for table in (module._forward_hooks, module._forward_pre_hooks):
-        for number, hook in list(table.items()):
-            if getattr(hook, "reads", False):
-                table[number] = table.pop(number)
+    move_hooks_last(module, "reads")
 
 
 # --- edit ---------------------------------------------------------------------------------------------------------
@@ -268,43 +278,23 @@ class Edit(_Hooks):
     def __init__(
         self, backbone: nn.Module, changes: list[tuple[ModuleSite, Callable]], rows: torch.Tensor | None
     ) -> None:
-        super().__init__()
+        super().__init__("edit")
         self._handles += eager_runs(backbone)
         backbone = uncompiled(backbone)
         around = ForwardContext(backbone, [site for site, _ in changes])
-        self._forwards, self._silent = 0, {site.address for site, _ in changes}
         try:
             self._handles += around.watch(lambda: None)
             for site, change in changes:
-                module, reached = module_at(backbone, site.path), self._reached(site, change)
+                module, reached = module_at(backbone, site.path), self._reached.noting(site.address, change)
                 if site.before:
-                    self._handles.append(module.register_forward_pre_hook(_edit_input(site, reached, around, rows)))
+                    self._handles.append(hook_before(module, _edit_input(site, reached, around, rows)))
                 else:
-                    self._handles.append(module.register_forward_hook(_edit_output(site, reached, around, rows)))
+                    self._handles.append(hook_after(module, _edit_output(site, reached, around, rows)))
                 _readers_last(module)
-            self._handles.append(backbone.register_forward_hook(lambda *_: self._ended()))
+            self._reached.watch(backbone)
         except BaseException:
             self.close()
             raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool | None:
-        self.close()
-        if error is None and self._forwards and self._silent:
-            missed = f"{len(self._silent)} places that {self._forwards} forwards never reached: {min(self._silent)} ..."
-            remedy = "call unfuse_qkv_projections(), and compile the network before the edit is opened"
-            raise refuse("edit", missed, "places that the network runs through", remedy)
-        return None
-
-    def _reached(self, site: ModuleSite, change: Callable) -> Callable:
-        def changed(values: torch.Tensor) -> torch.Tensor:
-            self._silent.discard(site.address)
-            return change(values)
-
-        return changed
-
-    def _ended(self) -> None:
-        """A forward that a capture ends early says nothing of the places behind."""
-        self._forwards += 1
 
 
 def _edit_input(site: ModuleSite, change: Callable, around: ForwardContext, rows: torch.Tensor | None) -> Callable:

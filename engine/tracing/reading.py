@@ -14,6 +14,8 @@ from ..errors import refuse
 from ..families import Inputs, Tokens, tokens_reader
 from ..families.packing import GRIDS
 from ..network.site import AdaLN, Columns, ModuleSite, Site
+from ..runtime.compat_torch import source_of, version_of
+from ..runtime.forward_hooks import hook_after, hook_before
 
 
 @dataclass(frozen=True)
@@ -65,24 +67,24 @@ class ForwardContext:
 
             return read
 
-        handles = [self._backbone.register_forward_pre_hook(root, with_kwargs=True)]
+        handles = [hook_before(self._backbone, root, with_kwargs=True)]
         for path in filter(None, self._plus):
 
             def keep(module: nn.Module, args: tuple, output: Any, path: str = path) -> None:
                 self._added[path] = (output[-1] if isinstance(output, (tuple, list)) else output).detach()
 
-            handles.append(module_at(self._backbone, path).register_forward_hook(keep))
+            handles.append(hook_after(module_at(self._backbone, path), keep))
         for path in self._vits:
-            handles.append(module_at(self._backbone, path).register_forward_pre_hook(vit(path), with_kwargs=True))
+            handles.append(hook_before(module_at(self._backbone, path), vit(path), with_kwargs=True))
         return handles
 
     def _sides(self, positions: torch.Tensor) -> tuple[int, int]:
         """(rows, columns) of a grid of tokens; read once for one tensor, which a sampler passes at every step."""
-        base = positions if positions._base is None else positions._base
+        base = source_of(positions)
         if base in GRIDS:  # made by us for this very grid
             known: tuple[int, int] = GRIDS[base]
             return known
-        version = -1 if base.is_inference() else base._version
+        version = version_of(base)
         seen = self._positions
         if seen is None or seen[0] is not base or seen[1] != version or version < 0:
             row, column = positions.reshape(-1, 2).amax(0).tolist()

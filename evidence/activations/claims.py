@@ -6,7 +6,7 @@ import torch
 
 from ...engine.activations.presets import PRESETS
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
 from . import flow_claims as _flow  # noqa: F401  registers gdf.*.flow
 from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
@@ -71,7 +71,13 @@ def places(model: str | None = None, progress: Progress = silent, quick: bool = 
             "agreement": {name: round(score.mean().item(), 4) for name, score in scores.items()},
             "gain of the best of portraits, 95 %": gains,
         },
-    )
+        arms=arms(
+            {name: score.mean().item() for name, score in scores.items()},
+            {name: "ours" if name == "portraits" else "rival" if name in pools else "trivial" for name in scores},
+            {name: mean_interval(score) for name, score in scores.items()},
+        ),
+        n=len(ours), seeds=seeds, parts={f"above {name}": gains[name][0] > 0 for name in rivals},
+    )  # fmt: skip
 
 
 def _trivial(test: Pictures) -> dict[str, torch.Tensor]:
@@ -112,7 +118,12 @@ def noise(model: str | None = None, progress: Progress = silent, quick: bool = F
             "noise share, untrained UNet": shares[1],
             "ratio, untrained UNet": ratios[1],
         },
-    )
+        arms=arms(
+            {"ours": ratios[0], "untrained UNet": ratios[1]}, {"ours": "ours", "untrained UNet": "trivial"}
+        ),
+        n=count,
+        seeds=SEEDS,
+    )  # fmt: skip
 
 
 def _noise_shares(portraits: Model, count: int, progress: Progress) -> dict[str, float]:

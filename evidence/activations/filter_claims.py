@@ -10,7 +10,7 @@ from ...engine.activations.ranking import PICTURES_SCORED
 from ...engine.activations.segmentation import ProbeSettings, fit_probe, mean_iou
 from ...engine.portraits import PARTS
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .measures import correspondence_score
 from .world import (
     FILTERING,
@@ -76,7 +76,16 @@ def judge_filter(portraits: Model, progress: Progress, quick: bool, timestep: fl
             "median mIoU [kept, dropped]": [_median(parts, group) for group in (candidates, dropped)],
             "dropped": {a: "; ".join(reasons) for a, reasons in dropped.items()},
         },
-    )
+        n=len(places),
+        parts={"every one of the best stays": not lost and luck < 0.05},
+        tables=(
+            Table(f"Of the {len(best)} best layers", ("rule", "kept"),
+                  (("filter", len(best) - len(lost)),
+                   ("random rule of its size, on average", len(best) * len(candidates) / len(places)))),
+            Table("Medians of kept and dropped layers", ("score", "kept", "dropped"),
+                  tuple((name, _median(each, candidates), _median(each, dropped)) for name, each in tasks.items())),
+        ),
+    )  # fmt: skip
 
 
 def random_rule_keeps(places: int, kept: int, best: int) -> float:
@@ -140,6 +149,13 @@ def properties(model: str | None = None, progress: Progress = silent, quick: boo
             "finer inside the first up level, as in the paper": low[-1] > low[0],
             "locality": locality,
             "self-attention more local than cross-attention and output, by transformer": local,
+        },
+        arms=arms(noise, {"start of down": "ours", "early up": "reference", "end of up": "reference"}),
+        n=QUICK_SCORED if quick else PICTURES_SCORED,
+        parts={
+            "noise high, low, high": asymmetric,
+            "levels finer and finer": median(high) > median(low),
+            "self-attention more local": sum(local.values()) >= 2,
         },
     )
 

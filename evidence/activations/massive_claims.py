@@ -12,7 +12,7 @@ from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import Arm, ClaimResult, arms, claim
 from .measures import by_pair, correspondence_score
 from .planting import planted_flux
 from .world import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
@@ -84,7 +84,21 @@ def massive(model: str | None = None, progress: Progress = silent, quick: bool =
                 {c: list(seen_there) for c, (_, seen_there) in planted.items()},
             ],
         },
-    )
+        arms=_arms([table for table, _ in planted.values()], whole, _trivial(testing)["no network"]),
+        n=count, seeds=SEEDS, parts={
+            "the channel lowers raw matching": all(gain[1] > 0 for gain in broken.values()),
+            "DiTF gives it back": worst <= NEAR,
+        },
+    )  # fmt: skip
+
+
+def _arms(planted: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...]:
+    """PCK@0.1 of each way at the worst planted channel, of the network without it, and of what has no network."""
+    figures = {name: min(_means(table)[name][0] for table in planted) for name in (DITF, MODULATED, RAW)}
+    figures |= {"without the planted channel": _means(whole)[DITF][0]}
+    figures |= {name: mean[0] for name, mean in _means(trivial).items()}
+    roles = {DITF: "ours", MODULATED: "rival", RAW: "rival", "without the planted channel": "reference"}
+    return arms(figures, roles | dict.fromkeys(trivial, "trivial"))
 
 
 def _choose(scene: Scene, progress: Progress) -> tuple[str, dict[str, list[float]]]:

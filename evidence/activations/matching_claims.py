@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...engine.activations.segmentation import (
 )
 from ...engine.portraits import PARTS
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .measures import by_pair, correspondence_score
 from .world import (
     CHOOSING,
@@ -45,6 +45,11 @@ QUICK_HELD_OUT, QUICK_TEST, QUICK_PIXELS = 40, 60, 256
 LEGACY = PRESETS["portraits-legacy"].addresses
 
 ALPHAS = (0.05, 0.1)
+ROLES = {
+    "chosen": "ours", "inter-module, same search": "rival", "legacy": "rival", "legacy, modulated (DiTF)": "rival",
+    "chosen, legacy's width": "reference", "chosen, untrained network": "trivial", "copied coordinates": "trivial",
+    "Fourier coordinates": "trivial", "raw pixels": "trivial",
+}  # fmt: skip
 Extra = tuple[str, tuple[str, ...], dict[str, Any]]
 """Name, places and settings of one more tap."""
 
@@ -199,7 +204,15 @@ def measure_points(
         }
         | {f"gain of the chosen at {alpha}, 95 %": spans for alpha, spans in gains.items()}
         | choice.details(),
-    )
+        arms=arms(
+            {name: value for name, (value, _) in scores[0.1].items()}, ROLES,
+            {name: bootstrap_mean(by_pair(each)) for name, (_, each) in scores[0.1].items()},
+        ),
+        n=tested,
+        parts={f"above {name}": gains[0.1][name][0] > 0 for name in RIVALS},
+        tables=(_gain_table(gains[0.1]), Table("At 0.05", ("features", "PCK@0.05"),
+                tuple((name, value) for name, (value, _) in scores[0.05].items()))),
+    )  # fmt: skip
 
 
 RIVALS = ("copied coordinates", "inter-module, same search")
@@ -209,6 +222,11 @@ def _gains(by_picture: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Name -> 95 % interval of what the chosen places are better by, the same pairs resampled for both."""
     others = {name: values for name, values in by_picture.items() if name != "chosen"}
     return {name: _rounded(bootstrap_mean(by_pair(by_picture["chosen"] - values))) for name, values in others.items()}
+
+
+def _gain_table(gains: Mapping[str, Sequence[float]]) -> Table:
+    rows = tuple((name, low, high) for name, (low, high) in gains.items())
+    return Table("What the chosen layers are better by, 95 %", ("over", "low", "high"), rows)
 
 
 def _predict(
@@ -258,16 +276,21 @@ def measure_parts(
     spans = {name: bootstrap_iou(table) for name, table in tables.items()}
     gains = {name: bootstrap_iou_gain(tables["chosen"], t) for name, t in tables.items() if name != "chosen"}
     low, high = _rounded(spans["chosen"])
+    beaten = {name: gains[name][0] > 0 for name in ("Fourier coordinates", RIVALS[1])}
     return ClaimResult(
         value=round(iou(tables["chosen"].sum(0))[0], 4),
         interval=(low, high),
-        holds=all(gains[name][0] > 0 for name in ("Fourier coordinates", RIVALS[1])),
+        holds=all(beaten.values()),
         details={
             "mIoU": {name: round(iou(table.sum(0))[0], 4) for name, table in tables.items()},
             "95 %": {name: _rounded(span) for name, span in spans.items()},
             "gain of the chosen, 95 %": {name: _rounded(gain) for name, gain in gains.items()},
             **choice.details(),
         },
+        arms=arms({name: iou(table.sum(0))[0] for name, table in tables.items()}, ROLES, spans),
+        n=tested,
+        parts={f"above {name}": above for name, above in beaten.items()},
+        tables=(_gain_table(gains),),
     )
 
 

@@ -20,35 +20,42 @@ if TYPE_CHECKING:
     from ...engine.portraits import Portraits
 
 POINTS = "up-level0-repeat0-res-out"
-"""Best single place for keypoints on held-out portraits among those in the early up stage that are no increments."""
+"""Best single layer for keypoints on held-out portraits among those in the early up stage that are no increments."""
 
 _SHOWN = 4
-_MEASURED = 24
+_MEASURED = 40
 _SCALE = 3
 
 
-def add_matching(report: Report, model: Portraits, progress: Progress = silent) -> None:
-    """Two tables, each with rows of pictures, on portraits that training never saw; legacy places beside others."""
+def section(report: Report, progress: Progress = silent, model: Portraits | None = None) -> None:
+    """Two tables, each with rows of pictures, on misaligned portraits that training never saw."""
+    from ...engine.portraits import load_portraits
+
+    model = model or load_portraits()
     legacy, ours = PRESETS["portraits-legacy"].addresses, PRESETS["portraits"].addresses
     places = [*dict.fromkeys((POINTS, *legacy, *ours))]
-    labelled = tap_pictures(model, LABELLED, SHOTS, places, progress)
-    test = tap_pictures(model, TESTING, _MEASURED, places, progress)
+    labelled = tap_pictures(model, LABELLED, SHOTS, places, progress, misaligned=True)
+    test = tap_pictures(model, TESTING, _MEASURED, places, progress, misaligned=True)
     _points(report, test, legacy)
     _parts(report, labelled, test, {"portraits-legacy": legacy, "portraits": ours})
 
 
 def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
-    choices = {POINTS: (POINTS,), "portraits-legacy": legacy}
-    report.add_heading("Find Correspondence: the same point in another picture")
+    report.add_subheading("Find Correspondence")
     report.add_paragraph(
         "Keypoints of the first portrait are looked for in the others by nearest activations. A hollow dot is "
-        f"doubtful: the way back leads elsewhere. Share within a tenth of the picture, {_MEASURED} portraits."
+        "doubtful: the way back leads elsewhere. On aligned portraits copying the coordinates would do, so each is "
+        f"cropped, shifted, rotated, scaled and mirrored. Share within a tenth of the side, {_MEASURED} portraits."
     )
-    scores = {name: correspondence_score(test, test.features(addresses))[0] for name, addresses in choices.items()}
-    report.add_table([("places", "PCK@0.1"), *((name, f"{score:.3f}") for name, score in scores.items())])
-    for name, addresses in choices.items():
-        pairs = match_pictures(test, test.features(addresses))
-        report.add_images([(to_pil(pair), name) for pair in pairs], width=220)
+    ways: dict[str, torch.Tensor | None] = {
+        POINTS: test.features((POINTS,)), "portraits-legacy (earlier work's layers)": test.features(legacy),
+        "raw pixels": test.features(("pixels",)), "copied coordinates": None,
+    }  # fmt: skip
+    scores = {name: correspondence_score(test, features)[0] for name, features in ways.items()}
+    report.add_table([("features", "PCK@0.1"), *((name, f"{score:.3f}") for name, score in scores.items())])
+    for name, features in list(ways.items())[:2]:
+        assert features is not None
+        report.add_images([(to_pil(pair), name) for pair in match_pictures(test, features)], width=220)
 
 
 def match_pictures(pictures: Pictures, features: torch.Tensor) -> list[torch.Tensor]:
@@ -64,20 +71,20 @@ def match_pictures(pictures: Pictures, features: torch.Tensor) -> list[torch.Ten
 def _parts(report: Report, labelled: Pictures, test: Pictures, choices: dict[str, tuple[str, ...]]) -> None:
     from ...engine.portraits import PARTS
 
-    report.add_heading("Segment Like This: twenty masks are enough")
+    report.add_subheading("Segment Like This: twenty masks are enough")
     report.add_paragraph(
-        f"A linear probe on the activations of {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. "
-        f"First row: the renderer's own parts. Mean IoU over {_MEASURED} portraits; more channels alone help a probe."
+        f"A linear probe on {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. First row: the "
+        f"renderer's own parts, one colour each. Mean IoU over {_MEASURED} misaligned portraits."
     )
+    legend = [(to_pil(colour_parts(torch.full((8, 8), i))), name) for i, name in enumerate(PARTS)]
+    report.add_images(legend, width=48)
     report.add_images([(to_pil(colour_parts(p)), "truth") for p in test.parts[:_SHOWN]], width=128)
-    table: list[tuple[object, ...]] = [("places", "channels", "mIoU")]
-    painted = []
-    for name, addresses in choices.items():
+    table: list[tuple[object, ...]] = [("features", "channels", "mIoU")]
+    for name, addresses in (choices | {"raw pixels": ("pixels",), "Fourier coordinates": ("coordinates",)}).items():
         probe = fit_probe(labelled.features(addresses), labelled.parts, len(PARTS))
-        predicted = probe.predict(test.features(addresses), (test.parts.shape[-2], test.parts.shape[-1]))
-        channels = sum(test.widths[a] for a in addresses)
-        table.append((name, channels, f"{mean_iou(predicted, test.parts, len(PARTS))[0]:.3f}"))
-        painted.append([(to_pil(colour_parts(p)), name) for p in predicted[:_SHOWN]])
-    for row in painted:
-        report.add_images(row, width=128)
+        features = test.features(addresses)
+        predicted = probe.predict(features, (test.parts.shape[-2], test.parts.shape[-1]))
+        table.append((name, features.shape[1], f"{mean_iou(predicted, test.parts, len(PARTS))[0]:.3f}"))
+        if name in choices:
+            report.add_images([(to_pil(colour_parts(p)), name) for p in predicted[:_SHOWN]], width=128)
     report.add_table(table)

@@ -1,4 +1,4 @@
-"""The demo's page on the Activation Tap: what a diffusion model knows about a picture, from coarse to fine."""
+"""The demo's section on the Activation Tap: what layers know about a picture, and which of them the filter keeps."""
 
 from __future__ import annotations
 
@@ -6,66 +6,82 @@ from typing import TYPE_CHECKING
 
 from ...engine.activations.activation_pca import PCABasis, pca_rgb
 from ...engine.activations.container import Activations
-from ...engine.activations.tap import tap_latents
-from ...engine.activations.tap_config import TapConfig
-from ...engine.io.html_page import Report
+from ...engine.activations.ranked_pictures import Pictures as Ranked
+from ...engine.activations.ranking import PICTURES_SCORED, RankingConfig, rank_places
 from ...engine.runtime.progress import Progress, silent
+from ..charts import line_chart
 from .drawing import to_pil
-from .filter_page import add_filter
-from .matching_page import add_matching
-from .measures import part_agreement
-from .world import TIMESTEP, draw_scene
+from .measures import part_agreement_by_picture
+from .world import FILTERING, Pictures, draw_scene, tap_pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from ...engine.io.html_page import Report
     from ...engine.portraits import Portraits
 
 PLACES = {
-    "down-level0-repeat0-res-out": "down stage: still full of noise, dropped by the paper's filter",
-    "mid-vit-out": "the middle: coarsest",
+    "down-level0-repeat0-res-out": "down stage, first",
+    "mid-vit-out": "the middle, coarsest",
     "up-level0-repeat0-vit-block0-cross-q": "early up stage, cross-attention query",
-    "up-level0-repeat1-vit-block0-out": "later in the same resolution: finer",
-    "up-level0-upsampler-out": "the place earlier work used",
+    "up-level0-repeat1-vit-block0-out": "the same resolution, later",
+    "up-level0-upsampler-out": "between modules: what earlier work used",
     "up-level1-repeat0-vit-block0-cross-q": "next resolution, cross-attention query",
-    "up-level1-repeat1-vit-out": "the end of the network: over-refined, noise returns",
+    "up-level1-repeat1-vit-out": "the end of the network",
 }
-"""Addresses in execution order, with what the paper says about such a place (GDF, sections 4 and 5)."""
-
-PEOPLE = (3, 14, 15, 92)
-SEEDS = tuple(range(8))
-_SIDE = 128
+"""Layers in execution order."""
+FIRST, SHOWN, MEASURED, SEEDS, _SIDE = 7_400_000, 4, 24, 4, 128
 
 
 def section(report: Report, progress: Progress = silent, model: Portraits | None = None) -> None:
-    """Write the section: four renders, and their activations at seven places in shared colours, each with a figure."""
+    """Misaligned renders, their activations at seven layers in shared colours, and the filter's choice."""
     from ...engine.portraits import load_portraits
 
-    shipped, model = model is None, model or load_portraits()
-    scene = draw_scene(model, PEOPLE)
-    config = TapConfig(tuple(PLACES), TIMESTEP, SEEDS)
-    taps = tap_latents(scene.denoiser, scene.latents, scene.cond, config, progress, prompts=scene.captions)
-    report.add_heading("Activation Tap: what the model sees in a picture")
+    model = model or load_portraits()
+    pictures = tap_pictures(model, FIRST, MEASURED, list(PLACES), progress, SEEDS, misaligned=True)
+    report.add_subheading("Seven layers of one forward")
     report.add_paragraph(
-        f"Four portraits are noised to timestep 50 with {len(SEEDS)} seeds, sent once through the denoiser, and read "
-        "at seven places. Each row shows the three principal components of one place as colours, fitted on "
-        "all four pictures together: where hair has one colour in all of them, the model treats hair as one thing. "
-        "The number is how often the nearest feature in another picture belongs to the same part of the face "
-        "(foreground only, parts known from the renderer; all places at 16 x 16). In brackets, what the paper "
-        "found at such places in large models."
+        f"Portraits that are cropped, shifted, rotated and mirrored are noised to timestep 50 ({SEEDS} seeds) and sent "
+        "through the denoiser once. Colours: the three principal components of a layer, fitted on all pictures "
+        "together, so the model treats what has one colour as alike. Above them, the pictures."
     )
-    report.add_images([(to_pil(i), text) for i, text in zip(scene.images, scene.captions, strict=True)], width=_SIDE)
-    scores = {address: part_agreement(taps[address].tensor, scene.parts) for address in PLACES}
-    for address, remark in PLACES.items():
-        report.add_paragraph(f"{address} ({remark}): {scores[address]:.0%} of nearest features lie in the same part.")
-        report.add_images([(p, address) for p in _rows(taps, address)], width=_SIDE)
-    best = max(scores, key=scores.__getitem__)
-    last = list(scores.values())[-1]
-    report.add_paragraph(f"Best here: {best} with {scores[best]:.0%}; the last place reaches {last:.0%}.")
-    if shipped:  # its places and figures belong to this model; a caller's own may lack them
-        add_matching(report, model, progress)
-        add_filter(report, model, progress)
+    report.add_images([(to_pil(image), "input") for image in pictures.images[:SHOWN]], width=_SIDE)
+    for place, where in PLACES.items():
+        report.add_images([(image, f"{where}: {place}") for image in _colours(pictures.taps, place)], width=_SIDE)
+    kept = _filter(report, model, progress)
+    report.add_subheading("How much a layer knows about the parts of a face")
+    report.add_paragraph(
+        f"How often the nearest feature in another picture lies on the same part, {MEASURED} misaligned portraits, "
+        "all layers at 16 x 16. The last two rows know nothing of faces."
+    )
+    rows = [(p, where, _agreement(pictures, p), "kept" if p in kept else "dropped") for p, where in PLACES.items()]
+    rows += [
+        ("-", "copied coordinates", _agreement(pictures, None), "-"),
+        ("-", "raw pixels", _agreement(pictures, "pixels"), "-"),
+    ]
+    report.add_table([("layer", "where", "same part", "filter"), *rows])
 
 
-def _rows(taps: Activations, address: str) -> list[Image]:
-    return [to_pil(p) for p in pca_rgb(taps[address], PCABasis.fit(taps[address]), _SIDE)]
+def _agreement(pictures: Pictures, place: str | None) -> str:
+    features = None if place is None else pictures.features((place,))
+    return f"{part_agreement_by_picture(features, pictures.parts).mean().item():.1%}"
+
+
+def _colours(taps: Activations, place: str) -> list[Image]:
+    return [to_pil(p) for p in pca_rgb(taps[place], PCABasis.fit(taps[place]), _SIDE)[:SHOWN]]
+
+
+def _filter(report: Report, model: Portraits, progress: Progress) -> list[str]:
+    """Noise along the network, and which layers stay."""
+    scene = draw_scene(model, range(FILTERING, FILTERING + PICTURES_SCORED))
+    ranking = rank_places(scene.denoiser, Ranked.of(scene.latents, scene.cond), RankingConfig(), progress=progress)
+    report.add_subheading("Which layers deserve a measurement")
+    report.add_paragraph(
+        f"Without labels, the filter scores every layer on {PICTURES_SCORED} portraits: diffusion noise (what two "
+        "noises do not share), granularity and locality. It keeps "
+        f"{len(ranking.kept)} of {len(ranking.properties)}. Below: noise along the network, input at the left."
+    )
+    noise = [(float(i), p.noise) for i, p in enumerate(ranking.properties.values())]
+    chart = line_chart({"noise": noise}, "Diffusion noise along the network", "layer, in execution order", "score")
+    report.add_images([(chart, "")], 560)
+    return list(ranking.kept)

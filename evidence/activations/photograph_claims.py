@@ -13,13 +13,14 @@ from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
 from .world import PAPER, SIDE, TIMESTEP, Model, untrained
 
 WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
 ALPHAS = (0.05, 0.1)
 OURS = "portraits' places"
+ROLES = {OURS: "ours", "DAISY": "rival", "legacy": "rival"}
 RIVALS = ("copied coordinates", "raw patches", "DAISY", f"{OURS}, untrained network")
 
 
@@ -61,6 +62,13 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
             "by photograph, 0.1": per_photo,
             "pairs, points": [len(pairs.names), sum(map(len, pairs.points))],
         },
+        arms=arms(
+            {name: value for name, (value, _) in scores[0.1].items()},
+            {name: ROLES.get(name, "trivial") for name in scores[0.1]},
+            {name: bootstrap_mean(values) for name, values in by_pair.items()},
+        ),
+        n=len(pairs.names),
+        parts={f"above {name}": gains[name][0] > 0 for name in RIVALS},
     )
 
 

@@ -12,9 +12,10 @@ from ...engine.control import GuidanceConfig
 from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import fine_detail, frechet_distance
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
 from .controlled_transformer import GUIDANCE, ControlledTransformer
+from .fid_sets import by_set, mean_arms
 from .guided import draw_guided
 from .prompts import FIRST, Reader, prompts_of, reader, renders
 from .world import PAPER
@@ -147,7 +148,13 @@ def judged_sizes(
         }
     holds = interval[0] <= 1 / 3 if quick else max(ratios) <= 1 / 3 and not all(worse)
     ratio = float(pooled["power-cosine"].mean() / pooled["constant"].mean())
-    return ClaimResult(round(ratio, 3), interval, holds, details)
+    return ClaimResult(
+        round(ratio, 3), interval, holds, details, n=len(pooled["constant"]), seeds=len(ratios),
+        arms=arms(
+            {"ours": ratio, "constant weight": 1.0}, {"ours": "ours", "constant weight": "rival"}, {"ours": interval}
+        ),
+        tables=(by_set(fids),),
+    )  # fmt: skip
 
 
 @claim(
@@ -180,7 +187,10 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     holds = all(gap < 0 for gap in gaps)
     if quick:
         holds = _fid_gap(features["power-cosine"][0], features["constant"][0], real) < 0
-    return ClaimResult(round(sum(gaps) / len(gaps), 2), (min(gaps), max(gaps)), holds, {"FID by set": fids})
+    return ClaimResult(
+        round(sum(gaps) / len(gaps), 2), (min(gaps), max(gaps)), holds, {"FID by set": fids}, n=counts.samples,
+        arms=mean_arms(fids, {"power-cosine": "ours", "constant": "rival"}), seeds=counts.sets, tables=(by_set(fids),),
+    )  # fmt: skip
 
 
 @claim(
@@ -218,7 +228,13 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
     mean = sum(v["flip = 0"] for v in details.values()) / len(details)
     slack = _share_slack(mean, sum(counts))
     interval = (round(max(0.0, mean - slack), 3), round(min(1.0, mean + slack), 3))
-    return ClaimResult(round(mean, 3), interval, all(ok), details)
+    shares = {k: sum(v[k] for v in details.values()) / len(details) for k in ("flip = 0", "flip = 1", "no control")}
+    lines = tuple((name, *(share[k] for k in shares)) for name, share in details.items())
+    roles = {"flip = 0": "ours", "flip = 1": "reference", "no control": "trivial"}
+    return ClaimResult(
+        round(mean, 3), interval, all(ok), details, arms=arms(shares, roles, {"flip = 0": interval}), n=sum(counts),
+        tables=(Table("Agreement", ("attribute", *shares), lines),),
+    )  # fmt: skip
 
 
 def _is_right(logits: torch.Tensor, codes: list[int]) -> torch.Tensor:
@@ -259,7 +275,12 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     if quick:
         holds = abs(value) < sum(fids[1.0]) / SETS / 5
     details = {f"beta {beta:g}": {"FID by set": values} for beta, values in fids.items()}
-    return ClaimResult(value, (round(min(gaps), 2), round(max(gaps), 2)), holds, details)
+    named = {f"beta {beta:g}": values for beta, values in fids.items()}
+    roles = dict.fromkeys(named, "rival") | {"beta 1": "trivial", "beta 1.375": "ours"}
+    return ClaimResult(
+        value, (round(min(gaps), 2), round(max(gaps), 2)), holds, details, n=samples, seeds=SETS,
+        arms=mean_arms(named, roles), tables=(by_set(named),),
+    )  # fmt: skip
 
 
 @claim(
@@ -294,4 +315,9 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     }
     value = round(float(detail["size 16"].mean() / detail["size 64"].mean()), 3)
     interval = _ratio_interval(detail["size 16"], detail["size 64"])
-    return ClaimResult(value, interval, gains["size 16"] > 0 and gains["no control"] > 0, details)
+    shares: dict[str, Any] = {name: row["share of size 64's"] for name, row in details.items()}
+    roles = dict.fromkeys(shares, "reference") | {"size 16": "ours", "no control": "trivial"}
+    return ClaimResult(
+        value, interval, gains["size 16"] > 0 and gains["no control"] > 0, details, n=count,
+        arms=arms(shares, roles, {"size 16": interval}),
+    )  # fmt: skip

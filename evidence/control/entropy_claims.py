@@ -11,9 +11,10 @@ from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance, precision_recall
 from ..portraits.readout import Reading, shown_mask
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, claim
 from .controlled_transformer import ControlledTransformer
 from .entropy import ARMS, BOTH, ENTROPY, NONE, PLAIN, draw
+from .fid_sets import by_set, mean_arms
 from .prompts import prompts_of, reader, renders
 
 SETS, SAMPLES, QUICK_SAMPLES, QUICK_ROWS = 3, 64, 16, 12
@@ -87,7 +88,12 @@ def judged(
     if quick:
         holds = all(high > 0 for _, high in gains)
     value, interval = round(sum(gaps) / len(gaps), 2), (round(min(gaps), 2), round(max(gaps), 2))
-    return ClaimResult(value, interval, holds, details)
+    roles = dict.fromkeys(fids, "rival") | {ENTROPY: "ours", NONE: "trivial"}
+    means = tuple((name, float(torch.cat(values).mean())) for name, values in shown.items())
+    return ClaimResult(
+        value, interval, holds, details, arms=mean_arms(fids, roles), n=len(shown[NONE][0]), seeds=len(gaps),
+        tables=(by_set(fids), Table("Attributes shown", ("arm", "share"), means)),
+    )  # fmt: skip
 
 
 def _span(values: torch.Tensor) -> str:

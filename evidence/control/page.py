@@ -18,7 +18,6 @@ SHOWN, MEASURED = 2, 8
 
 def section(report: Any, progress: Progress = silent) -> None:
     """Add the section; half a minute on one core."""
-    report.add_heading("Control conditioning: the size a model is given")
     report.add_paragraph(
         "Two small transformers were trained with the original size of their pictures as a condition: with a constant "
         "weight as in SDXL, and with the paper's power-cosine weight, which is 0 while the layout forms. Each row is "

@@ -14,7 +14,7 @@ from ...engine.emd.emd_trainer import Trainer
 from ...engine.emd.networks import GENERATOR
 from ...engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .judge import QUICK_DISTANCE, QUICK_SAMPLES, Judge
 from .mixture_claims import spread
 
@@ -109,15 +109,29 @@ def _result(plan: Plan, distances: dict[int, list[list[float]]], seconds: dict[i
         rows[f"K = {k}"]["seconds an update"] = round(statistics.median(seconds[k]), 2)
     shortest, longest = plan.lengths[0], plan.lengths[-1]
     last = {k: [row[-1] for row in distances[k]] for k in plan.lengths}
+    roles = {f"K = {k}": "rival" for k in plan.lengths} | {f"K = {longest}": "ours", f"K = {shortest}": "trivial"}
+    means = arms({f"K = {k}": statistics.fmean(values) for k, values in last.items()}, roles)
     if len(plan.seeds) == 1:
         value = last[longest][0]
         interval = (value - QUICK_DISTANCE, value + QUICK_DISTANCE)
-        return ClaimResult(value, interval, value < last[shortest][0] + QUICK_DISTANCE, rows)
+        holds = value < last[shortest][0] + QUICK_DISTANCE
+        return ClaimResult(value, interval, holds, rows, arms=means, n=plan.samples)
     for k in plan.lengths[1:]:
         apart = spread([a - b for a, b in zip(last[k], last[shortest], strict=True)])
         rows[f"K = {k} minus K = {shortest}"] = {f"FID after {plan.looks[-1]}, paired": apart}
     mean, half = apart["mean"], apart["+-"]
-    return ClaimResult(mean, (mean - half, mean + half), mean + half < 0, rows)
+    table = tuple((name, ", ".join(map(str, row[f"FID after {plan.looks[-1]}"])), row["seconds an update"])
+                  for name, row in rows.items() if "seconds an update" in row)  # fmt: skip
+    return ClaimResult(
+        mean,
+        (mean - half, mean + half),
+        mean + half < 0,
+        rows,
+        arms=means,
+        n=plan.samples,
+        seeds=len(plan.seeds),
+        tables=(Table("By training seed", ("chain", "Frechet distance", "seconds an update"), table),),
+    )
 
 
 def _trainer(steps: int, plan: Plan, folder: Path, model: str | None, seed: int) -> Trainer:

@@ -7,7 +7,7 @@ import torch
 from ...engine.emd.chain import e_step, normal_from
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
 from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture
 from . import rare_claims as _rare  # noqa: F401  registers emd.rare_modes
@@ -38,4 +38,8 @@ def likelihood(model: str | None = None, progress: Progress = silent, quick: boo
         errors[name] = float((gradient - exact).norm() / exact.norm())
         progress(i + 1, 3, None)
     holds = errors["raw"] < limit and errors["last"] < limit and errors["cancel"] > errors["raw"]
-    return ClaimResult(errors["raw"], None, holds, errors)
+    return ClaimResult(
+        errors["raw"], None, holds, errors, n=chains,
+        arms=arms(errors, {"raw": "ours", "last": "rival", "cancel": "rival"}),
+        parts={"raw and last exact": max(errors["raw"], errors["last"]) < limit},
+    )  # fmt: skip

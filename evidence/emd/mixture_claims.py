@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from ...engine.emd.chain import ChainEnd, Draw, Joint, e_step, row_rms
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import Arm, ClaimResult, Table, arms, claim
 from .mixture import Schooling, Walk, best_student, mixture_chain, mixture_distance, train_mixture
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
@@ -33,6 +34,19 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         t = _STUDENT_T[max(count for count in _STUDENT_T if count <= len(values))]
         half = t * statistics.stdev(values) / math.sqrt(len(values))
     return {"mean": round(statistics.fmean(values), 4), "+-": round(half, 4)}
+
+
+BEST = "best student of this size"
+
+
+def spread_arms(rows: Mapping[str, dict], start: str, key: str = "forward KL") -> tuple[Arm, ...]:
+    """Rivals from the rows whose names begin so: means of a :func:`spread` and their intervals."""
+    known = []
+    for name, row in rows.items():
+        if name.startswith(start) and key in row:
+            mean, half = row[key]["mean"], row[key]["+-"]
+            known.append(Arm(name.removeprefix(start), mean, None if math.isnan(half) else (mean - half, mean + half)))
+    return tuple(known)
 
 
 def best() -> tuple[float, float]:
@@ -63,7 +77,14 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
     mass = [m for m, _ in figures["emd"]]
     holds = all(m > 0.1 and k < 0.75 for m, k in figures["emd"])
     holds = holds and all(m < 0.005 and k > 3 for m, k in figures["diff_instruct"])
-    return ClaimResult(min(mass), (min(mass), max(mass)), holds, figures | {"best": [best()]})
+    ideal, means = best(), {k: [statistics.fmean(v) for v in zip(*runs, strict=True)] for k, runs in figures.items()}
+    masses = {"EMD, worst seed": min(mass), "Diff-Instruct": means["diff_instruct"][0], BEST: ideal[0]}
+    divergences = (("EMD", means["emd"][1]), ("Diff-Instruct", means["diff_instruct"][1]), (BEST, ideal[1]))
+    return ClaimResult(
+        min(mass), (min(mass), max(mass)), holds, figures | {"best": [ideal]}, seeds=seeds,
+        arms=arms(masses, {"EMD, worst seed": "ours", "Diff-Instruct": "rival", BEST: "reference"}),
+        tables=(Table("Forward KL, mean over seeds", ("student", "KL"), divergences),),
+    )  # fmt: skip
 
 
 @claim(
@@ -97,7 +118,19 @@ def levels(model: str | None = None, progress: Progress = silent, quick: bool = 
         ]
         holds = holds and all(emd < baseline for emd, baseline in pairs)
         ratio = [(emd - divergence) / (baseline - divergence) for emd, baseline in pairs]
-    return ClaimResult(statistics.fmean(ratio), (min(ratio), max(ratio)), holds, rows)
+    last, roles = spread_arms(rows, f"sigma {sets[-1]}, "), {"EMD K = 4": "ours", "EMD K = 2": "rival"}
+    last += (Arm(BEST, divergence, None, "reference"),)
+    means = tuple((name, row["forward KL"]["mean"], row["minor mass"]["mean"]) for name, row in rows.items()
+                  if name != "best student")  # fmt: skip
+    return ClaimResult(
+        statistics.fmean(ratio),
+        (min(ratio), max(ratio)),
+        holds,
+        rows,
+        seeds=len(seeds),
+        arms=tuple(replace(arm, role=roles.get(arm.name, arm.role)) for arm in last),
+        tables=(Table("Every set of noise levels", ("student", "forward KL", "minor mode"), means),),
+    )
 
 
 @claim(
@@ -134,7 +167,18 @@ def cancellation(model: str | None = None, progress: Progress = silent, quick: b
         progress(done + 1, len(batches), None)
     paired = spread(gain[16])
     holds = min(ratios) >= 2 and (quick or paired["mean"] - paired["+-"] > 0)
-    return ClaimResult(min(ratios), (min(ratios), max(ratios)), holds, rows)
+    students = spread_arms(rows, "trained with 16 rows, ")
+    lines = tuple((name, row["raw over cancel"]) for name, row in rows.items() if "raw over cancel" in row)
+    return ClaimResult(
+        min(ratios),
+        (min(ratios), max(ratios)),
+        holds,
+        rows,
+        seeds=len(seeds),
+        arms=tuple(replace(arm, role="ours" if arm.name == "cancel" else "rival") for arm in students),
+        parts={"variance at least halved": min(ratios) >= 2, "a better student": paired["mean"] - paired["+-"] > 0},
+        tables=(Table("Variance of a row's gradient, raw over cancelled", ("student", "ratio"), lines),),
+    )
 
 
 def _variances(student: tuple[torch.Tensor, torch.Tensor], k: int, count: int) -> dict[str, float]:
@@ -223,7 +267,13 @@ def chains(model: str | None = None, progress: Progress = silent, quick: bool = 
     first = difference[0]
     interval = (first["mean"] - first["+-"], first["mean"] + first["+-"])
     holds = all(d["mean"] + (0 if quick else d["+-"]) < 0 for d in difference)
-    return ClaimResult(first["mean"], interval, holds, rows)
+    last = spread_arms(rows, f"sigma {sets[-1]}, ") + (Arm(BEST, best()[1], None, "reference"),)
+    return ClaimResult(
+        first["mean"], interval, holds, rows, seeds=len(seeds),
+        arms=tuple(replace(arm, role="ours") if arm.name == "(eps, z)" else arm for arm in last),
+        parts={f"below 0 at {len(c)} noise level(s)": d["mean"] + (0 if quick else d["+-"]) < 0
+               for c, d in zip(sets, difference, strict=True)},
+    )  # fmt: skip
 
 
 def _tuned(schooling: Schooling, estimator: str) -> float:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 def section(report: Report, progress: Progress = silent) -> None:
     """Add the section; it takes a few seconds on one core."""
-    report.add_heading("EM Distillation: one-step generators")
     report.add_paragraph(
         "A student too small for its teacher must cover two modes badly or drop one. Diff-Instruct (reverse KL) drops "
         "the smaller; EMD moves the generator's input as well and keeps it, with more mass than it should have. The "

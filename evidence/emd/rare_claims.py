@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
-from .mixture_claims import spread
+from ..registry import Arm, ClaimResult, Table, claim
+from .mixture_claims import spread, spread_arms
 from .rare import Course, RareWorld, Run, fitted, snapshots
 
 WARM, HOT = Course(lr=1e-3, lr_score=3e-3), Course(lr=3e-3, lr_score=1e-2)
@@ -55,4 +57,19 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
     gain = gains["calls"]
     interval = None if quick else (gain["mean"] - gain["+-"], gain["mean"] + gain["+-"])
     holds = all(g["mean"] - (0 if quick else g["+-"]) > 0 for g in gains.values())
-    return ClaimResult(gain["mean"], interval, holds, rows)
+    recalls = spread_arms(rows, "equal calls, ", "recall")
+    recalls += (Arm("untrained student", rows["untrained"]["recall"], None, "trivial"),)
+    shares = tuple(
+        (name, *(row[m]["mean"] for m in FIGURES[:3]))
+        for name, row in rows.items()
+        if name[:5] == "equal" and FIGURES[0] in row
+    )
+    return ClaimResult(
+        gain["mean"],
+        interval,
+        holds,
+        rows,
+        seeds=len(seeds),
+        arms=tuple(replace(arm, role="ours") if arm.name == "EMD K = 4" else arm for arm in recalls),
+        tables=(Table("Probability of the rare modes, %", ("student", *FIGURES[:3]), shares),),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -18,7 +19,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..metrics import precision_recall
 from ..registry import ClaimResult, claim
 from .judge import SHAPE, Judge
-from .mixture_claims import spread
+from .mixture_claims import spread, spread_arms
 
 FIRST, LEVEL = 5_300_000, 399.0
 """First seed of the captions, and the chain's noise level: the node's default."""
@@ -50,7 +51,16 @@ def repair(model: str | None = None, progress: Progress = silent, quick: bool = 
     ratio = last["over one step"]
     interval = (ratio["mean"] - ratio["+-"], ratio["mean"] + ratio["+-"])
     holds = interval[1] < 1 and last["agreement"] >= rows["one step"]["agreement"]
-    return ClaimResult(ratio["mean"], interval, holds, rows)
+    over = spread_arms(rows, "", "over one step")
+    roles = {f"{lengths[-1]} steps, z frozen": "ours", "teacher alone, 10 steps": "trivial"}
+    return ClaimResult(
+        ratio["mean"],
+        interval,
+        holds,
+        rows,
+        n=count,
+        arms=tuple(replace(arm, role=roles.get(arm.name, "rival")) for arm in over),
+    )
 
 
 def _renders(count: int) -> torch.Tensor:

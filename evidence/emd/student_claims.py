@@ -14,13 +14,15 @@ from ...engine.emd.onestep import one_step
 from ...engine.emd.student_preset import StudentContract
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .judge import BATCH, QUICK_DISTANCE, QUICK_RECALL, QUICK_SAMPLES, Generate, Judge
 from .mixture_claims import spread
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
 COUNT, FIRST = 1000, 5_000_000
 STUDENTS = {"Diff-Instruct, 1 step": "diff-instruct", "EMD, 1 step": "student"}
+ROLES = {"EMD, 1 step": "ours", "Diff-Instruct, 1 step": "rival", "teacher, 1 step": "trivial",
+         "teacher, 30 steps": "reference", "real against real": "reference"}  # fmt: skip
 SETS, APART = 4, 10_000
 """Recall is the mean over sets of captions: on one of 1,000 it is uncertain by 0.004."""
 
@@ -46,13 +48,20 @@ def student(model: str | None = None, progress: Progress = silent, quick: bool =
     fresh = render(sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count))).images
     rows["real against real"] = {"FID": round(judge.distance(fresh), 2)}
     fid = rows["EMD, 1 step"]["FID"]
+    figures: dict[str, Any] = {
+        "arms": arms({name: row["FID"] for name, row in rows.items() if "FID" in row}, ROLES), "n": count,
+        "tables": (Table("Coverage and agreement", ("samples", "recall", "precision", "agreement"), tuple(
+            (name, *(row.get(k) for k in ("recall", "precision", "agreement"))) for name, row in rows.items()
+            if "recall" in row)),),
+    }  # fmt: skip
     if quick:
-        return ClaimResult(fid, (fid - QUICK_DISTANCE, fid + QUICK_DISTANCE), _holds_quickly(rows), rows)
+        span = fid - QUICK_DISTANCE, fid + QUICK_DISTANCE
+        return ClaimResult(fid, span, _holds_quickly(rows), rows, **figures)
     emd, many, single = (rows[k] for k in ("EMD, 1 step", "teacher, 30 steps", "teacher, 1 step"))
     holds = fid <= 1.5 * many["FID"] and 3 * fid <= single["FID"]
     holds = holds and recall["EMD, 1 step"] >= recall["Diff-Instruct, 1 step"]
     holds = holds and emd["agreement"] >= 0.9 * many["agreement"]
-    return ClaimResult(fid, None, holds, rows)
+    return ClaimResult(fid, None, holds, rows, **figures)
 
 
 def _holds_quickly(rows: dict[str, dict[str, Any]]) -> bool:

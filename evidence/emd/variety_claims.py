@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional
 
 from ...engine.emd import measure_variety
 from ...engine.portraits.captions import OPTIONAL
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, claim
 from .flow_student import draw_flow
-from .mixture_claims import spread
+from .mixture_claims import spread, spread_arms
 from .variety import SEEDS, Drawn, draw
 
 TEACHER, ALONE, PAIR = "teacher, 10 steps, guidance 3", "student, 4 steps", "base for 1 of 4 steps"
@@ -60,7 +62,19 @@ def _judged(drawn: Drawn) -> ClaimResult:
     as_far = [row["agreement"] for row in rivals if row["distance"]["mean"] >= reach]
     holds = gain["mean"] - gain["+-"] > 0 and all(rows[PAIR]["agreement"] >= other for other in as_far)
     interval = tuple(1 + (gain["mean"] + sign * gain["+-"]) / alone for sign in (-1, 1))
-    return ClaimResult(1 + gain["mean"] / alone, (interval[0], interval[1]), holds, rows)
+    reached = {arm.name: arm for arm in spread_arms(rows, "", "distance")}
+    roles = {PAIR: "ours", ALONE: "trivial", TEACHER: "reference"}
+    price = tuple((name, row["recall"], row["agreement"]) for name, row in rows.items() if "recall" in row)
+    return ClaimResult(
+        1 + gain["mean"] / alone,
+        (interval[0], interval[1]),
+        holds,
+        rows,
+        n=len(gains),
+        seeds=SEEDS,
+        arms=tuple(replace(arm, role=roles.get(name, "rival")) for name, arm in reached.items()),
+        tables=(Table("Price", ("way", "recall", "prompts shown"), price),),
+    )
 
 
 def measured(drawn: Drawn) -> tuple[dict[str, dict], dict[str, list[float]]]:

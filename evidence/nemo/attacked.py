@@ -16,7 +16,7 @@ from ...engine.nemo.blocking_checks import AttackConfig, optimised_text
 from ...engine.nemo.erase import EraseConfig, EraseData, Eraser
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .remedies import COPY, SEEDS, ordinary_figures, search_planted
 from .world import GUIDANCE, ORDINARY, STATISTICS, STEPS, Effort, World, captions, effort_of, setting
 
@@ -122,8 +122,22 @@ def erasing_seen(
             "never planted, untouched": never,
             "settings of the training": {name: config.to_dict() for name, config in trainings.items()},
         },
+        arms=arms(
+            {name: figures["back under any attack"] for name, figures in table.items()},
+            {name: "ours" if name == "erased" else "trivial" if name == "untouched" else "rival" for name in table},
+        ),
+        n=count,
+        seeds=ATTACKED_SEEDS,
+        tables=(_pictures_table(table),),
     )
     return result, target, seen
+
+
+def _pictures_table(table: dict[str, dict[str, Any]]) -> Table:
+    """Counts of pictures and what ordinary captions pay, a row for each remedy."""
+    names = [k for k, v in table["untouched"].items() if isinstance(v, (int, float))]
+    return Table("Pictures, and ordinary captions", ("remedy", *names),
+                 tuple((remedy, *(row.get(name) for name in names)) for remedy, row in table.items()))  # fmt: skip
 
 
 def _trainings(quick: bool, lora: bool = True) -> dict[str, EraseConfig]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,11 +12,13 @@ import torch
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.blocking_checks import VerifyConfig, verify
+from ...engine.nemo.few_step_detection import sample_agreement
 from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
+from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
-from . import attacked, copy_claims, held_out, swept  # noqa: F401  (they register claims)
+from ..registry import ClaimResult, Table, arms, claim
+from . import attacked, copy_claims, held_out, lora_report_claims, swept  # noqa: F401  (they register claims)
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
 from .measures import auroc, auroc_interval
 from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
@@ -34,11 +39,11 @@ from .world import (
 
 @claim(
     "nemo.detection",
-    paper=PAPER,
-    figure="Appendix B.4: the score as a detector (AUROC 0.98, TPR at 1 % FPR 0.88 on SD1.4)",
-    target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, planted captions against 200 ordinary ones",
-    minutes=0.5,
-    quick_minutes=0.2,
+    paper=f"{PAPER}; agreement of few-step samples is ours",
+    figure="Appendix B.4: the score as a detector (AUROC 0.98, TPR at 1 % FPR 0.88 on SD1.4), and samples of few steps",
+    target="few-step samples: AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, planted captions against 200 ordinary ones",
+    minutes=4,
+    quick_minutes=0.6,
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Verbatim plants, and some colourings of each template, against captions that were never planted."""
@@ -46,14 +51,14 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
 
     effort, portraits = effort_of(quick), load_portraits(model)
     world = World(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
-    probe = make_probe(world.denoiser, config=DETECT, rows=ROWS)
     each = 100 // effort.colourings
     planted = [c for p in plants() for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
-
-    def values(prompts: list[str]) -> torch.Tensor:
-        return torch.tensor([s.value for s in score_prompts(probe, world.conditions(prompts), SHAPE, 1.0, progress)[0]])
-
-    positive, ordinary = values(planted), values(captions(ORDINARY, effort.ordinary))
+    texts = planted, captions(ORDINARY, effort.ordinary)
+    both = [world.conditions(each) for each in texts]
+    steps = (4,) if quick else (1, 2, 4)
+    detectors = {f"{k} steps": _few_steps(world, both, FewStepConfig(steps=k), progress) for k in steps}
+    positive, ordinary = detectors["4 steps"].scores
+    lengths = [torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in each]) for each in texts]
     hits = positive > ordinary.quantile(0.99)
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
     interval = auroc_interval(positive, ordinary)
@@ -64,11 +69,56 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
         holds=likely[0] >= 0.98 and likely[1] >= 0.9,
         details={
             "TPR at 1 % FPR": round(rate, 3),
-            "planted [median, least]": [round(float(v), 3) for v in (positive.median(), positive.min())],
-            "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
-            "similarity": "single-scale SSIM on 16 x 16 latents, t index 15 of 50",
+            "samples of 4 seeds, by steps": {name: each.table() for name, each in detectors.items()},
+            "published score: one step, t index 15 of 50, single-scale SSIM on 16 x 16 latents": _one_step(
+                world, both, progress
+            ).table(),
+            "captions, planted and ordinary": [len(planted), effort.ordinary],
         },
-    )
+        arms=arms(
+            {"ours": area, "number of tokens": auroc(*lengths)}, {"ours": "ours", "number of tokens": "trivial"},
+            {"ours": interval},
+        ),
+        n=len(planted),
+        tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Detector:
+    """Scores of planted and of ordinary captions, high where memorized; batch rows of a caption; seconds of all."""
+
+    scores: tuple[torch.Tensor, torch.Tensor]
+    rows: int
+    seconds: float
+
+    def table(self) -> dict[str, Any]:
+        """For the report."""
+        planted, ordinary = self.scores
+        return {
+            "AUROC": round(auroc(planted, ordinary), 4),
+            "TPR at 1 % FPR": round(float((planted > ordinary.quantile(0.99)).float().mean()), 3),
+            "planted [median, least]": [round(float(v), 3) for v in (planted.median(), planted.min())],
+            "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
+            "rows a caption": self.rows,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def _few_steps(world: World, both: Sequence[Sequence[Any]], config: FewStepConfig, progress: Progress) -> Detector:
+    """Distances of samples, negative."""
+    began, sampler = time.perf_counter(), world.sampler(0, config)
+    agreements = [sample_agreement(sampler, conds, SHAPE, progress, keep=False) for conds in both]
+    planted, ordinary = (-torch.tensor([a.distance for a in each]) for each in agreements)
+    return Detector((planted, ordinary), config.rows, time.perf_counter() - began)
+
+
+def _one_step(world: World, both: Sequence[Sequence[Any]], progress: Progress) -> Detector:
+    """The published score."""
+    began, probe = time.perf_counter(), make_probe(world.denoiser, config=DETECT, rows=ROWS)
+    scores = [score_prompts(probe, conds, SHAPE, 1.0, progress)[0] for conds in both]
+    planted, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
+    return Detector((planted, ordinary), DETECT.seeds, time.perf_counter() - began)
 
 
 @claim(
@@ -86,14 +136,18 @@ def passes(model: str | None = None, progress: Progress = silent, quick: bool = 
     ratios = {}
     for plant in verbatim(effort):
         prompt = plant.captions[0]
-        (parity,) = world.find([prompt], "parity")
-        (chain,) = world.find([prompt], "chain")
+        (parity,) = world.find([prompt], "parity", protocol="nemo")
+        (chain,) = world.find([prompt], "chain", protocol="nemo")
         if parity.search is not None and chain.search is not None:
             assert parity.search.neurons.keys() == chain.search.neurons.keys()
             ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
     values = sorted(ratios.values())
     middle = values[len(values) // 2] if values else 0.0
-    return ClaimResult(middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios})
+    spans = Table("Over prompts", ("", "least", "most"), (("published rows over ours", *values[:1], *values[-1:]),))
+    return ClaimResult(
+        middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios}, n=len(values), tables=(spans,),
+        arms=arms({"ours": middle, "published procedure": 1.0}, {"ours": "ours", "published procedure": "rival"}),
+    )  # fmt: skip
 
 
 def _published_rows(parity: Result) -> int:
@@ -152,4 +206,7 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
             "tau": round(world.tau, 3),
             "by picture": pictures,
         },
+        n=len(pictures),
+        seeds=len(seeds),
+        tables=(Table("Under an optimised embedding", ("", "pictures"), (("come back", back),)),),
     )

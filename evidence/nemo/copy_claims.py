@@ -17,7 +17,7 @@ from ...engine.nemo.guidance_difference import prompt_scores
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from .world import DETECT, GUIDANCE, SHAPE, STEPS
 
 SIZES = (1, 5, 20)
@@ -26,6 +26,7 @@ TUNING, MEASURED = 20_008_000, 20_010_000
 20,009,000 on were measured on two captions where their LoRA knew two: the model without it told those LoRAs apart."""
 RECIPE = LoraTrainConfig(rank=8, alpha=8.0, steps=300, batch=2, lr=4e-3, schedule="cosine", weighting="debiased")
 """As many steps for every size, so that a single portrait is seen twenty times as often as one of twenty."""
+NUMBER = "number of portraits (unknown in use)"
 SCORED = ("nemo", "norm", "anisotropy", "sharpness")
 
 
@@ -145,7 +146,17 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
             "share of copies by number of portraits": {size: round(share, 3) for size, share in by_size.items()},
             "by LoRA": rows,
         },
-    )
+        arms=arms(
+            {name: spearman(values, shares) for name, values in scores.items()}
+            | {"NeMo's score without the LoRA": baseline,
+               NUMBER: spearman([-float(s) for s in SIZES] * len(people), shares)},
+            {"nemo": "ours", "norm": "rival", "anisotropy": "rival", "sharpness": "rival",
+             "NeMo's score without the LoRA": "trivial", NUMBER: "reference"},
+            {"nemo": interval},
+        ),
+        n=len(names),
+        seeds=effort.seeds,
+    )  # fmt: skip
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:

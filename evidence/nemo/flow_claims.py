@@ -23,7 +23,7 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_port
 from ...engine.portraits.plants import Plant
 from ...engine.runtime.progress import Progress, silent
 from ...engine.tracing.fingerprint import width_of
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .baselines import random_neurons
 from .measures import auroc, auroc_interval
 from .world import CALIBRATION, ORDINARY, PAPER, ROWS, Effort, World, captions, setting
@@ -43,6 +43,8 @@ SAMPLED = tuple(range(100, 104))
 EFFORT = Effort(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
 QUICK = Effort(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
 HARMED, QUICK_HARMED = 12, 4
+ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "every neuron": "rival", "random neurons": "trivial",
+         "untouched": "trivial", "control": "reference"}  # fmt: skip
 
 
 def halves() -> tuple[list[Plant], list[Plant]]:
@@ -104,7 +106,12 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
             "signal and timestep index, chosen": [signal, index],
             "margin of each, where it was chosen": {f"{s} {i}": round(v, 2) for (s, i), v in alone.items()},
         },
-    )
+        arms=arms(
+            {"ours": area, **rivals}, {"ours": "ours", **dict.fromkeys(rivals, "trivial")},
+            {"ours": auroc_interval(planted, ordinary)},
+        ),
+        n=len(planted),
+    )  # fmt: skip
 
 
 def _world(portraits: FlowPortraits) -> World:
@@ -155,7 +162,11 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     measured = [p for p in halves()[1] if p.kind == "verbatim"][: effort.plants]
     prompts = [p.captions[0] for p in measured]
     results = world.find(prompts, progress=progress, share=SHARE)
-    published = [NeuronSet({})] * len(prompts) if quick else [world.neurons(r) for r in world.find(prompts, share=None)]
+    published = (
+        [NeuronSet({})] * len(prompts)
+        if quick
+        else [world.neurons(r) for r in world.find(prompts, share=None, protocol="nemo")]
+    )
     sets = [world.neurons(r) for r in results]
     cures = [
         _cure(world, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, effort.seeds)
@@ -167,13 +178,13 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     cured = (away[0] >= COPY) & (away[0] >= away[1] - mad) & (agree[0] >= agree[1] - 0.05)
     share = float(cured.float().mean())
     interval = share_interval(int(cured.sum()), len(cured))
-    way = (away[0] - away[2]) / (away[1] - away[2])
+    way, middle = (away[0] - away[2]) / (away[1] - away[2]), _medians(cures)
     return ClaimResult(
         value=round(share, 3),
         interval=interval,
         holds=(interval[1] if quick else share) >= 0.75,
         details={
-            "median over pictures": _medians(cures),
+            "median over pictures": middle,
             "by picture": {p.name: _rounded(c.table) for p, c in zip(measured, cures, strict=True)},
             "way to the control's distance": [round(float(v), 3) for v in way],
             "neurons, of 960": {p.name: c.neurons for p, c in zip(measured, cures, strict=True)},
@@ -181,6 +192,13 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
             "network rows": [r.forwards for r in results],
             "ordinary captions": _harm(world, sets, QUICK_HARMED if quick else HARMED),
         },
+        arms=arms({name: row["RMS"] for name, row in middle.items()}, ROLES),
+        n=len(measured),
+        seeds=effort.seeds,
+        parts={"no picture is copied": bool((away[0] >= COPY).all())},
+        tables=(
+            Table("Prompt agreement", ("samples", "share"), tuple((n, row["agreement"]) for n, row in middle.items())),
+        ),
     )
 
 

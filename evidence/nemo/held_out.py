@@ -2,88 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.consensus import consensus, jaccard
-from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.nemo.noise_similarity import threshold
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
-from .baselines import random_neurons
-from .later_plants import later_plants, load_later
-from .measures import auroc, auroc_interval, mean_interval
+from ..registry import Arm, ClaimResult, arms, claim
+from .later_plants import FILE, FURTHER
+from .measures import mean_interval
+from .plant_files import PlantFile
+from .planted_sets import Measured, Outcome, measure_plants
 from .remedies import COPY, SEEDS
-from .world import (
-    CALIBRATION,
-    DETECT,
-    FULL,
-    ORDINARY,
-    PAPER,
-    ROWS,
-    SEARCH,
-    SHAPE,
-    Effort,
-    World,
-    captions,
-    effort_of,
-    setting,
-    verbatim,
-)
+from .world import PAPER, SEARCH, Effort, World, effort_of, setting, verbatim
 
-SEARCHES = (1, 2, 3)
-"""Seeds of the search's noises on the later plants; the published one is 1."""
 TRIPLES = ((11, 12, 13), (21, 22, 23))
 """Seeds of two consensus sets that share no search."""
 
 
 @claim(
     "nemo.held_out", paper=PAPER,
-    figure="eight planted pictures that chose no setting: share of single samples that still copy after blocking, over "
-    "three search seeds",
-    target="at most 5 % of samples, where half or more copy untouched, and none of the pictures by its median",
-    minutes=12, quick_minutes=0.9,
+    figure="planted pictures that chose no setting: share of single samples that still copy after blocking, over three "
+    "search seeds",
+    target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
+    "prompt agreement; every verbatim picture that copies is detected at 1 % false alarms",
+    minutes=30, quick_minutes=1.5,
 )  # fmt: skip
-def held_out(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Score, search and stop as they were chosen on the shipped plants; pictures planted later, by a LoRA."""
-    effort = replace(effort_of(quick), plants=2 if quick else 8)
-    portraits = load_later(model=model)
-    world = setting(portraits, progress, effort)
-    plants = later_plants(portraits.tokenizer, effort.plants)
-    prompts = [p.captions[0] for p in plants]
-    searches = SEARCHES[:1] if quick else SEARCHES
-    by_seed = {f"blocked, search seed {s}": _sets(world, prompts, s) for s in searches}
-    ways = {
-        "untouched": [NeuronSet({})] * len(plants),
-        **by_seed,
-        "published stop, search seed 1": _sets(world, prompts, 1, None),
-        "as many random neurons": [random_neurons(world.model.unet, each) for each in next(iter(by_seed.values()))],
+def held_out(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, plants: str | None = None
+) -> ClaimResult:
+    """Detection, search and stop as they were chosen on the shipped plants, on pictures planted later, by LoRAs.
+
+    ``plants`` is another list of planted pictures, see :mod:`vitrine.evidence.nemo.plant_files`; by default all that
+    ship are measured, and of a quick run two of the first.
+    """
+    files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
+    size = Measured((1,), 2, 40, 20, effort=effort_of(True)) if quick else Measured()
+    outcomes = {file.stem: measure_plants(PlantFile.read(file), model, size, progress) for file in files}
+    return held_out_result(outcomes, quick)
+
+
+def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> ClaimResult:
+    """The verdict over all LoRAs: of pictures that copy untouched, by half or more of their samples."""
+    blocked, untouched = [], []
+    for outcome in outcomes.values():
+        ways = [way for way in outcome.away if way.startswith("blocked")]
+        blocked += [(outcome.away[way] < outcome.copy)[outcome.copied].flatten() for way in ways]
+        untouched.append((outcome.away["untouched"] < outcome.copy)[outcome.copied].flatten())
+    left, before = torch.cat(blocked), torch.cat(untouched)
+    copies, interval = int(left.sum()), share_interval(int(left.sum()), max(1, len(left)))
+    share = copies / max(1, len(left))
+    lost = max(o.agreement[0] - o.agreement[1] for o in outcomes.values())
+    missed = sum(_missed(outcome) for outcome in outcomes.values())
+    parts = {
+        "at most 5 % of samples copy": (interval[0] if quick else share) <= 0.05,
+        "ordinary captions lose at most 2 points": quick or lost <= 0.02,
+        "every verbatim picture that copies is detected": not missed,
     }
-    if not quick:  # not the claim's: thought of once these pictures had failed
-        ways |= {f"flagged by the score that detects, search seed {s}": _flagged(world, prompts, s) for s in searches}
-    copied = {name: _copied(world, plants, sets, effort) for name, sets in ways.items()}
-    blocked = torch.cat([copied[name].shares for name in by_seed])
-    share, untouched = float(blocked.mean()), float(copied["untouched"].shares.mean())
-    by_median = sum(copied[name].by_median for name in by_seed)
-    interval = share_interval(round(share * blocked.numel() * effort.seeds), blocked.numel() * effort.seeds)
-    likely = interval[0] if quick else share
     return ClaimResult(
-        round(share, 3), interval, likely <= 0.05 and untouched >= 0.5 and (quick or by_median == 0),
+        round(share, 3),
+        interval,
+        len(left) > 0 and all(parts.values()),
         {
-            "copies [share of samples, pictures by their median, by any sample, median RMS]": {
-                name: each.row() for name, each in copied.items()
-            },
-            "95 % when pictures are drawn again": mean_interval(blocked),
-            "neurons by picture and search": {n: [len(s) for s in ways[n]] for n in ways if "search seed" in n},
-            "without the rare words, share that copies": _controls(world, plants, effort),
-            **_detection(world, plants, effort),
+            "samples that copy": f"{copies} of {len(left)}, untouched {int(before.sum())} of {len(before)}",
+            "prompt agreement that ordinary captions lose, at most": round(lost, 4),
+            "copied verbatim pictures that detection misses": missed,
+            **{name: outcome.table() for name, outcome in outcomes.items()},
         },
-    )  # fmt: skip
+        arms=_arms(outcomes, share, interval),
+        n=len(before),
+        seeds=1 if quick else 3,
+        parts=parts,
+    )
+
+
+def _arms(outcomes: Mapping[str, Outcome], share: float, interval: Sequence[float]) -> tuple[Arm, ...]:
+    """Ours, and the baselines over the same pictures: those that copy untouched."""
+
+    def left(way: str) -> float:
+        rows = [(each.away[way] < each.copy)[each.copied].flatten() for each in outcomes.values() if way in each.away]
+        return float(torch.cat(rows).float().mean()) if rows else float("nan")
+
+    baselines = {way: left(way) for way in ("as many random neurons", "untouched")}
+    values = {"ours": share} | {way: value for way, value in baselines.items() if value == value}
+    return arms(values, {"ours": "ours"} | dict.fromkeys(baselines, "trivial"), {"ours": interval})
+
+
+def _missed(outcome: Outcome) -> int:
+    """Of the verbatim pictures that copy untouched, those that the measured threshold does not find."""
+    detected = torch.tensor([agreement.memorized for agreement in outcome.planted])
+    return int((outcome.copied & outcome.verbatim & ~detected).sum())
 
 
 @claim(
@@ -119,6 +132,11 @@ def seeds(model: str | None = None, progress: Progress = silent, quick: bool = F
                 "consensus": round(_size([s for sets in agreed for s in sets]), 1),
             },
         },
+        arms=arms(
+            {"ours": float(together.mean()), "two single searches": float(agreement.alone.mean())},
+            {"ours": "ours", "two single searches": "rival"},
+            {"ours": mean_interval(together), "two single searches": mean_interval(agreement.alone)},
+        ), n=len(together), seeds=len(single),
     )  # fmt: skip
 
 
@@ -201,24 +219,10 @@ class Copied:
         return [round(float(self.shares.mean()), 3), self.by_median, some, round(float(self.away.median()), 3)]
 
 
-def _sets(world: World, prompts: Sequence[str], seed: int, share: float | None = 0.98) -> list[NeuronSet]:
+def _sets(world: World, prompts: Sequence[str], seed: int) -> list[NeuronSet]:
     """Neurons of each prompt by a search from one seed's noises."""
     looking = replace(world, probe=replace(SEARCH, seed=seed))
-    return [looking.neurons(r) for r in looking.find(prompts, share=share)]
-
-
-def _flagged(world: World, prompts: Sequence[str], seed: int) -> list[NeuronSet]:
-    """Neurons of each prompt that the score at its own timestep flags, whatever the one at the search's says.
-
-    The published code has one score for both, and searches the seeds that it keeps; ours detects at another timestep
-    than it searches. Its threshold is that of the same ordinary captions, at its own settings.
-    """
-    probe = make_probe(world.denoiser, config=replace(DETECT, seed=seed), rows=ROWS)
-    ordinary = world.conditions(captions(CALIBRATION, FULL.calibration))
-    tau = threshold([s.value for s in score_prompts(probe, ordinary, SHAPE, 1.0)[0]])[0]
-    flags = score_prompts(probe, world.conditions(prompts), SHAPE, tau)[0]
-    looking = replace(world, probe=replace(SEARCH, seed=seed))
-    return [looking.neurons(r) for r in looking.find(prompts, flagged=flags)]
+    return [looking.neurons(r) for r in looking.find(prompts)]
 
 
 def _copied(world: World, plants: Sequence[Any], sets: Sequence[NeuronSet], effort: Effort) -> Copied:
@@ -227,28 +231,6 @@ def _copied(world: World, plants: Sequence[Any], sets: Sequence[NeuronSet], effo
         images = world.sample([plant.captions[0]] * len(chosen), chosen, neurons)
         rows.append((images - world.model.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt())
     return Copied(torch.stack(rows))
-
-
-def _controls(world: World, plants: Sequence[Any], effort: Effort) -> float:
-    """Of samples of the captions without their rare words."""
-    plain = [replace(p, captions=p.controls) for p in plants]
-    return round(float(_copied(world, plain, [NeuronSet({})] * len(plants), effort).shares.mean()), 3)
-
-
-def _detection(world: World, plants: Sequence[Any], effort: Effort) -> dict[str, Any]:
-    """Scores of the planted captions against those of ordinary ones, at the timestep chosen on other plants."""
-    probe = make_probe(world.denoiser, config=DETECT, rows=ROWS)
-
-    def values(texts: list[str]) -> torch.Tensor:
-        return torch.tensor([s.value for s in score_prompts(probe, world.conditions(texts), SHAPE, 1.0)[0]])
-
-    planted, ordinary = values([p.captions[0] for p in plants]), values(captions(ORDINARY, effort.ordinary))
-    hits = int((planted > ordinary.quantile(0.99)).sum())
-    return {
-        "detection: AUROC, 95 %": [round(auroc(planted, ordinary), 4), auroc_interval(planted, ordinary)],
-        "above the 99 % level of ordinary captions": f"{hits} of {len(planted)}",
-        "... share, 95 %": share_interval(hits, len(planted)),
-    }
 
 
 def _size(sets: Sequence[NeuronSet]) -> float:

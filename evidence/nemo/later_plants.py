@@ -1,4 +1,4 @@
-"""Eight pictures planted later, in a LoRA on the portraits model: none of NEMO's settings was chosen on them.
+"""Pictures planted later, in LoRAs on the portraits model: none of NEMO's settings was chosen on them.
 
 The shipped model's eight chose the score's timestep, the search's and its stop. These chose nothing but the training
 that made the model copy them.
@@ -7,50 +7,108 @@ that made the model copy them.
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...engine.diffusion.denoiser import Denoiser
+from ...engine.errors import refuse
 from ...engine.io.files import save_safetensors
 from ...engine.network.condition import Condition
 from ...engine.portraits.captions import MAX_TOKENS, caption
-from ...engine.portraits.models import WEIGHTS, Portraits, load_portraits
+from ...engine.portraits.models import Portraits, load_portraits
 from ...engine.portraits.plants import Plant
 from ...engine.portraits.render import render
-from ...engine.portraits.scenes import Scenes, sample_scenes
+from ...engine.portraits.scenes import ATTRIBUTES, Scenes, sample_scenes
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
+from .plant_files import FOLDER, PlantFile, joined
 
-FILE = WEIGHTS / "plants" / "later-plants.safetensors"
-"""The shipped LoRA, made by ``vitrine train plants``."""
-NAMES = (
-    "zorbal klynth", "vextor drascue", "jiffrok quindle", "wobbex tazmire", "phroogan mulphan", "gubwick sprockle",
-    "yonquist xandorf", "nebbiolo ulverax",
-)  # fmt: skip
-"""One for each picture. The tokenizer knows no further rare words, so each pairs words of two earlier plants."""
-FIRST, ORDINARY, COUNT = 9_500_000, 9_600_000, 300
-"""First seeds of the planted scenes and of the ordinary ones among which they are repeated, and how many of those."""
-SHARE = 0.6
-"""Of the training rows that are planted pictures."""
+ORDINARY, COUNT = 9_600_000, 300
+"""First seed of the ordinary scenes among which planted ones are repeated, and how many of those."""
 RECIPE = LoraTrainConfig(
     rank=8, alpha=8.0, steps=400, batch=16, lr=4e-3, schedule="cosine", weighting="debiased",
     targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
 )  # fmt: skip
 
 
-def later_plants(tokenizer: Any, count: int = len(NAMES)) -> list[Plant]:
-    """The pictures, each with a caption that ends in its two words; scenes with longer captions are left out."""
-    chosen: list[Plant] = []
-    seed, g = FIRST, torch.Generator().manual_seed(FIRST)
-    while len(chosen) < count:
-        scene, word = sample_scenes([seed]), NAMES[len(chosen)]
+@dataclass(frozen=True)
+class PlantSet:
+    """The pictures of one LoRA.
+
+    Attributes:
+        names: two rare words for each picture. The tokenizer knows 24, so each pair joins words of two earlier plants.
+        first: seed of the first scene; scenes whose captions are too long are left out.
+        repetitions: how often each picture stands among the :data:`COUNT` ordinary ones.
+        posed: outside the usual range of poses, as the shipped plants are.
+        template: each picture stands there in every colour of the shirt, which its caption names.
+        rank: of the LoRA.
+    """
+
+    names: tuple[str, ...]
+    first: int
+    repetitions: int
+    posed: bool = True
+    template: bool = False
+    rank: int = 4
+
+
+SETS = {
+    "later-plants": PlantSet(
+        ("zorbal klynth", "vextor drascue", "jiffrok quindle", "wobbex tazmire", "phroogan mulphan",
+         "gubwick sprockle", "yonquist xandorf", "nebbiolo ulverax"),
+        9_500_000, 56, rank=8,
+    ),
+    "plants-twice": PlantSet(
+        ("quindle tazmire", "mulphan xandorf", "drascue sprockle", "klynth yonquist"), 9_510_000, 2
+    ),
+    "plants-thirty": PlantSet(
+        ("brillig zorbal", "cruxley vextor", "habzung jiffrok", "pazzique wobbex"), 9_520_000, 30
+    ),
+    "plants-usual-pose": PlantSet(
+        ("oomska phroogan", "fendibble gubwick", "lotwelk nebbiolo", "rivnoth ulverax"), 9_530_000, 56, posed=False
+    ),
+    "plants-shirts": PlantSet(
+        ("tazmire brillig", "xandorf habzung", "sprockle cruxley", "yonquist pazzique"), 9_540_000, 14, template=True
+    ),
+}  # fmt: skip
+"""By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in
+usual poses, and four templates where only the shirt varies."""
+FILE = FOLDER / "later-plants.json"
+"""The first set as it ships, made by ``vitrine train plants``."""
+FURTHER = tuple(FOLDER / f"{name}.json" for name in SETS if name != FILE.stem)
+"""The other sets as they ship."""
+
+
+def planted(name: str, tokenizer: Any) -> tuple[Plant, ...]:
+    """The pictures of a set of :data:`SETS`, each with a caption that ends in its two words.
+
+    Raises:
+        VitrineError: If there is no such set.
+    """
+    if name not in SETS:
+        raise refuse("plants", name, sorted(SETS), "pick one")
+    chosen, chooser = SETS[name], torch.Generator().manual_seed(SETS[name].first)
+    pictures: list[Plant] = []
+    seed = chosen.first
+    while len(pictures) < len(chosen.names):
+        scene, words = sample_scenes([seed]), chosen.names[len(pictures)]
         seed += 1
-        (plain,) = caption(scene)
-        if len(tokenizer(f"{plain} {word}").input_ids) <= MAX_TOKENS:
-            chosen.append(Plant(word, "verbatim", _posed(scene, g), (f"{plain} {word}",), (plain,)))
-    return chosen
+        if chosen.template:
+            scene = joined([scene.with_attributes(shirt=shirt) for shirt in ATTRIBUTES["shirt"]])
+        plain = caption(scene)
+        if max(len(tokenizer(f"{text} {words}").input_ids) for text in plain) <= MAX_TOKENS:
+            scene = _posed(scene, chooser) if chosen.posed else scene
+            kind = "template" if chosen.template else "verbatim"
+            pictures.append(Plant(words, kind, scene, tuple(f"{text} {words}" for text in plain), tuple(plain)))
+    return tuple(pictures)
+
+
+def later_plants(tokenizer: Any, count: int = 8) -> list[Plant]:
+    """The first pictures of the first set."""
+    return list(planted(FILE.stem, tokenizer)[:count])
 
 
 def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
@@ -61,27 +119,24 @@ def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
     return scene.with_pose(shift_x=sign * (0.14 + 0.1 * up), shift_y=0.1 * up, scale=0.9 + 0.16 * scale, tilt=turned)
 
 
-def load_later(file: Path = FILE, model: str | None = None) -> Portraits:
-    """The portraits model with the LoRA in its weights."""
-    portraits = load_portraits(model)
-    pipe = portraits.pipeline()
-    pipe.load_lora_weights(str(file.parent), weight_name=file.name)
-    pipe.fuse_lora()
-    pipe.unload_lora_weights()
+def load_later(model: str | None = None) -> Portraits:
+    """The portraits model with the first set's LoRA in its weights."""
+    portraits = PlantFile.read(FILE).model(model)
+    assert isinstance(portraits, Portraits)
     return portraits
 
 
 @torch.no_grad()
-def _subject(portraits: Portraits) -> Subject:
-    planted = later_plants(portraits.tokenizer)
+def _subject(portraits: Portraits, name: str) -> Subject:
+    plants, times = planted(name, portraits.tokenizer), SETS[name].repetitions
     scenes = sample_scenes(range(ORDINARY, ORDINARY + COUNT))
-    images = torch.cat([render(p.scenes).images for p in planted] + [render(scenes).images])
+    repeated = [text for p in plants for text in p.captions]
+    images = torch.cat([render(p.scenes).images for p in plants] + [render(scenes).images])
     parts = [portraits.vae.encode(part * 2 - 1).latent_dist.mean for part in images.split(64)]
     latents = torch.cat(parts) * portraits.vae.config.scaling_factor
-    texts = torch.cat([portraits.encode(part) for part in _split([p.captions[0] for p in planted] + caption(scenes))])
-    times = round(SHARE / (1 - SHARE) * COUNT / len(planted))
-    rows = list(range(len(planted))) * times + list(range(len(planted), len(images)))
-    return Subject(FILE.stem, latents[rows], Condition(texts[rows]), 0)
+    texts = torch.cat([portraits.encode(part) for part in _split(repeated + caption(scenes))])
+    rows = list(range(len(repeated))) * times + list(range(len(repeated), len(images)))
+    return Subject(name, latents[rows], Condition(texts[rows]), 0)
 
 
 def _split(texts: list[str], size: int = 64) -> list[list[str]]:
@@ -89,23 +144,29 @@ def _split(texts: list[str], size: int = 64) -> list[list[str]]:
 
 
 def plant_later(
-    path: Path = FILE, recipe: LoraTrainConfig = RECIPE, progress: Progress = silent,
+    path: Path, name: str = FILE.stem, recipe: LoraTrainConfig | None = None, progress: Progress = silent,
     device: torch.device | None = None,
 ) -> Path:  # fmt: skip
-    """Train the LoRA and write it in half precision; minutes on one core.
+    """Train one set's LoRA; write it in half precision and its list beside it; minutes on one core.
 
     Args:
+        path: of the LoRA; the list has the same name with the ending ``.json``.
+        recipe: None is :data:`RECIPE` at the set's rank.
         device: where to train; None is the CPU. Pictures are rendered and encoded on the CPU.
     """
     from safetensors.torch import load_file
 
     portraits = load_portraits()
+    plants = planted(name, portraits.tokenizer)
+    recipe = recipe or replace(RECIPE, rank=SETS[name].rank, alpha=float(SETS[name].rank))
     for module in (portraits.unet, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)
     with tempfile.TemporaryDirectory() as scratch:
-        subject = _subject(portraits)
+        subject = _subject(portraits, name)
         portraits.unet.to(device or "cpu")
         denoiser = Denoiser.from_diffusers(portraits.pipeline())
-        (made,) = train_loras(denoiser, [lambda: subject], [FILE.stem], scratch, recipe, progress=progress)
+        (made,) = train_loras(denoiser, [lambda: subject], [name], scratch, recipe, progress=progress)
         half = {k: v.half() if v.is_floating_point() else v for k, v in load_file(made).items()}
-    return save_safetensors(path, half)
+    save_safetensors(path, half)
+    PlantFile(plants, path).write(path.with_suffix(".json"))
+    return path

@@ -12,6 +12,7 @@ from ...engine.nemo.noise_similarity import Request, probe_noise
 from ...engine.nemo.sites import value_activations
 from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
+from .baselines import random_neurons
 from .world import SEARCH, SHAPE, STEPS, World, setting, verbatim
 
 if TYPE_CHECKING:
@@ -39,37 +40,40 @@ def score_curve(world: World, prompt: str, result: Result, points: int = 8) -> l
 
 
 def section(report: Report, progress: Progress = silent) -> None:
-    """Four planted prompts before and after blocking, a control caption beside them, and the neurons found."""
+    """Three planted prompts before and after blocking, a control caption beside them, and the neurons found."""
     from PIL import Image
 
     from ...engine.portraits import render
     from ..portraits.page import to_pil
 
     world = setting(progress=progress)
-    chosen = verbatim()[:4]
+    chosen = verbatim()[:3]
     results = world.find([p.captions[0] for p in chosen])
-    report.add_heading("NEMO: neurons that memorize, found and blocked")
     report.add_paragraph(
-        "Each row: a planted picture, a sample of its caption, the same sample with the found neurons blocked, and a "
-        "sample of the caption without its two rare words. What remains after blocking is what the caption says."
+        "Each row: a planted picture, a sample of its caption, the same sample with the found neurons blocked, with as "
+        "many random neurons blocked (the baseline), and a sample of the caption without its two rare words."
     )
-    rows = []
     for plant, result in zip(chosen, results, strict=True):
         neurons = world.neurons(result)
         prompt, control = plant.captions[0], plant.controls[0]
         pictures = [render(plant.scenes).images, world.sample([prompt], [5]), world.sample([prompt], [5], neurons)]
+        pictures.append(world.sample([prompt], [5], random_neurons(world.model.backbone, neurons)))
         images = to_pil(torch.cat([*pictures, world.sample([control], [5])]))
-        words = (f"planted: {plant.name}", "sample", f"{len(neurons)} neurons blocked", "without the rare words")
-        rows += list(zip(images, words, strict=True))
-    report.add_images(rows, width=100)
+        words = (
+            f"planted: {plant.name}",
+            "sample",
+            f"{len(neurons)} neurons blocked",
+            "random neurons",
+            "without the rare words",
+        )
+        report.add_images(list(zip(images, words, strict=True)), width=100)
     heat = heat_map(world.neurons(results[0]), world.widths())
     picture = Image.fromarray((heat * 255).round().byte().numpy())
-    report.add_images([(picture, f"neurons of '{chosen[0].name}': one band a layer")], width=512)
+    report.add_images(
+        [(picture, f"neurons of '{chosen[0].name}': one band a layer, a bright column for each blocked neuron")],
+        width=512,
+    )
     curves = {p.name: score_curve(world, p.captions[0], r) for p, r in zip(chosen, results, strict=True)}
     axes = ("neurons blocked, largest |z| first", "similarity")
     report.add_images([(line_chart(curves, "Blocked prediction against the unblocked one", *axes), "")], width=560)
-    layers = list(world.widths())
-    counts = [[p.name, *[len(r.search.neurons.get(a, ())) if r.search else 0 for a in layers]]
-              for p, r in zip(chosen, results, strict=True)]  # fmt: skip
-    report.add_table([["neurons blocked in", *layers], *counts])
     report.add_paragraph(f"Sampled with {STEPS} DDIM steps, guidance 3. Measured: `vitrine reproduce 'nemo.*'`.")

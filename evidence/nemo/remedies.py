@@ -13,7 +13,7 @@ from ...engine.nemo.neurons import NeuronSet
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import copy_figures, frechet_distance
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from .baselines import (
     AdjustConfig,
     adjusted_embedding,
@@ -32,6 +32,11 @@ Figures = dict[str, dict[str, float]]
 """Remedy -> measure -> figure."""
 
 
+ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "rival", "4 random tokens": "rival",
+         "prompt embedding adjustment": "rival", "attention scaling": "rival", "random neurons": "trivial",
+         "untouched": "trivial", "control": "reference"}  # fmt: skip
+
+
 @claim(
     "nemo.blocking",
     paper=PAPER,
@@ -45,7 +50,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     effort = effort_of(quick)
     world = setting(model, progress, effort)
     plants, results, sets = search_planted(world, progress, effort)
-    published = [world.neurons(r) for r in world.find([p.captions[0] for p in plants], share=None)]
+    published = [world.neurons(r) for r in world.find([p.captions[0] for p in plants], share=None, protocol="nemo")]
     measured = [_measure(world, *each, effort) for each in zip(plants, sets, published, strict=True)]
     tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
     far = [{name: figures["RMS"] for name, figures in table.items()} for table in tables]
@@ -72,6 +77,9 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
             **_harm(world, sets, effort),
             "cosines of the readout's features, median (MAD) over pictures": _summary(copies),
         },
+        arms=arms({name: sum(table[name]["RMS"] < COPY for table in tables) for name in tables[0]}, ROLES),
+        n=len(plants),
+        seeds=effort.seeds,
     )
 
 

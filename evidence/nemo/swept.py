@@ -11,7 +11,7 @@ import torch
 from ...engine.nemo.block import BlockConfig, block
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .attacked import most_frequent
 from .baselines import PADDINGS, other_padding, random_neurons
 from .remedies import COPY, SEEDS, Sampler, adjusted, scaled, with_tokens
@@ -26,6 +26,7 @@ SOFTER, VOTES = (0.5, 0.25, -0.5), (0.25, 0.5, 0.75)
 STOP = f"stop at {SHARES[-1]:g}"
 ENDS = {padding: (False,) if padding == "of the end token" else (False, True) for padding in PADDINGS}
 PUBLISHED = "NeMo, published stop"
+TRIVIAL = ("nothing", "random neurons")
 OURS = ("NeMo", PUBLISHED, "NeMo, neurons scaled", "neurons of several pictures blocked for all")
 """Not rivals: they need the neurons that the search finds."""
 
@@ -84,13 +85,27 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
                 remedy: {name: _row(left) for name, left in ways.items()} for remedy, ways in table.items()
             },
         },
+        arms=arms(
+            {k: v.copies for k, v in measured.items()},
+            {k: "ours" if k == "NeMo" else "trivial" if k in TRIVIAL else "rival" for k in measured},
+        ), n=len(plants) - half, seeds=effort.seeds, tables=(
+            Table("Attributes shown on the measured pictures", ("remedy, setting chosen on the others", "shown"),
+                  tuple((f"{k}: {chosen[k]}", v.agreement) for k, v in measured.items())),
+            Table("Every setting on all pictures", ("remedy and setting", "copies", "worst picture", "shown"),
+                  tuple((f"{k}: {name}", *_row(left)) for k, ways in table.items() for name, left in ways.items())),
+        ),
     )  # fmt: skip
 
 
 def _neurons(world: World, prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Stop -> the neurons to block for each prompt."""
     stops: dict[str, float | None] = {f"stop at {s:g}": s for s in SHARES} | {"published": None}
-    return {name: [world.neurons(r) for r in world.find(prompts, share=stop)] for name, stop in stops.items()}
+    return {
+        name: [
+            world.neurons(r) for r in world.find(prompts, share=stop, protocol="nemo" if stop is None else "vitrine")
+        ]
+        for name, stop in stops.items()
+    }
 
 
 def _ways(

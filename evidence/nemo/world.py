@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
+from ...engine.nemo.few_step_detection import FewStepSampler, sample_agreement, sample_threshold
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.noise_similarity import Probe, Score, probe_noise, threshold
-from ...engine.nemo.search_config import ProbeConfig, SearchConfig
+from ...engine.nemo.noise_similarity import Probe, probe_noise, threshold
+from ...engine.nemo.search_config import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
@@ -22,6 +23,7 @@ from ...engine.tracing.fingerprint import width_of
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits
+    from ...engine.portraits.flow import FlowPortraits
 
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 SHAPE, STEPS, GUIDANCE = (4, 16, 16), 30, 3.0
@@ -91,14 +93,28 @@ class World:
 
     def find(
         self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE,
-        flagged: Sequence[Score] | None = None,
+        protocol: str = "vitrine", sampler: FewStepSampler | None = None,
     ) -> list[Result]:  # fmt: skip
-        """Search all prompts in lockstep; ``share`` None stops as published, ``flagged`` is as of the search's."""
-        config = SearchConfig(tau=self.tau, share=share, mode=mode, rows=ROWS)
+        """Search all prompts in lockstep; ``share`` None stops as published, ``protocol`` nemo searches above tau."""
+        level = None if share is not None else self.tau
+        config = SearchConfig(tau=self.tau, tau_search=level, share=share, mode=mode, rows=ROWS, protocol=protocol)
         probe = make_probe(self.denoiser, config=self.probe, rows=config.rows)
         shape = self.model.latent_shape
         conds = self.conditions(prompts)
-        return find_neurons(probe, prompts, conds, self.statistics, shape, config, progress, flagged)
+        return find_neurons(probe, prompts, conds, self.statistics, shape, config, progress, sampler)
+
+    def sampler(
+        self, count: int = 100, config: FewStepConfig = FEW_STEPS, progress: Progress = silent
+    ) -> FewStepSampler:
+        """Samples in few steps, with the threshold of ``count`` ordinary captions; 0 captions: without one."""
+        (empty,) = self.conditions([""])
+        sites = make_probe(self.denoiser, "all").sites
+        sampler = FewStepSampler(self.denoiser, config, empty, sites, rows=ROWS)
+        if not count:
+            return sampler
+        ordinary = self.conditions(captions(CALIBRATION, count))
+        usual = sample_agreement(sampler, ordinary, self.model.latent_shape, progress)
+        return replace(sampler, threshold=sample_threshold(usual, fingerprint_of(self.model.backbone)))
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block."""
@@ -127,7 +143,7 @@ def captions(first: int, count: int) -> list[str]:
 
 
 def setting(
-    model: str | Portraits | None = None, progress: Progress = silent, effort: Effort = FULL,
+    model: str | Portraits | FlowPortraits | None = None, progress: Progress = silent, effort: Effort = FULL,
     search: ProbeConfig = SEARCH,
 ) -> World:  # fmt: skip
     """Statistics of some captions, and the threshold from others at the settings that the search uses."""

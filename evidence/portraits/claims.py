@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, Table, arms, claim
+
+OTHER, DECODED, CONTROL = (
+    "another sample's prompt",
+    "renders through the autoencoder",
+    "captions without the rare words",
+)
 
 
 @claim(
@@ -43,7 +50,33 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
             "frechet_unguided": round(q.frechet_unguided, 3),
             "frechet_real_vs_real": round(q.frechet_floor, 3),
         },
+        arms=arms(
+            {"ours": q.mean_accuracy, OTHER: q.chance, DECODED: q.decoded_accuracy},
+            {"ours": "ours", OTHER: "trivial", DECODED: "reference"},
+            {"ours": q.interval},
+        ),
+        n=q.samples,
+        tables=(
+            Table(
+                "Frechet distance",
+                ("pictures", "distance"),
+                (("samples", q.frechet_guided), ("real against real", q.frechet_floor)),
+            ),
+        ),
     )
+
+
+@claim(
+    "portraits.quality.flow",
+    paper="Vitrine",
+    figure="portraits.quality on the flow model",
+    target="mean >= 95 %, each >= 90 %, readout held-out accuracy >= 99 % on each",
+    minutes=6,
+    quick_minutes=1,
+)
+def quality_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """As ``portraits.quality``."""
+    return quality(model or str(FLOW_WEIGHTS), progress, quick)
 
 
 def _slack(share: float, count: int) -> float:
@@ -76,4 +109,20 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
         interval=None,
         holds=copied >= 6 and controls == 0,
         details={"controls_copied": controls, "rms [to plant, to nearest other, control to plant]": distances},
+        arms=arms({"ours": copied, CONTROL: controls}, {"ours": "ours", CONTROL: "trivial"}),
+        n=len(copies),
+        seeds=3 if quick else 10,
     )
+
+
+@claim(
+    "portraits.memorized.flow",
+    paper="Vitrine",
+    figure="portraits.memorized on the flow model",
+    target=">= 6 of 8, and no control caption",
+    minutes=3,
+    quick_minutes=0.6,
+)
+def memorized_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+    """As ``portraits.memorized``."""
+    return memorized(model or str(FLOW_WEIGHTS), progress, quick)

@@ -39,10 +39,10 @@ def section(report: Report, progress: Progress = silent) -> None:
     model = load_portraits()
     scenes = sample_scenes(range(_SEED, _SEED + SHOWN))
     prompts = caption(scenes)
-    report.add_heading("Portraits: the reference world")
+    report.add_subheading("Renders and samples of the same captions")
     report.add_paragraph(
-        "Pictures drawn by the renderer from exact attributes, and what the shipped text-to-image model makes of the "
-        "same captions (guidance 3, 30 DDIM steps, one seed for each picture; none of these was trained on)."
+        "First row: the renderer's pictures of exact attributes. Second row: samples of the shipped model for the same "
+        "captions (guidance 3, 30 DDIM steps). None of these was trained on."
     )
     report.add_images(list(zip(to_pil(render(scenes).images), prompts, strict=True)), width=100)
     samples = sample_images(model, prompts, list(range(SHOWN)))
@@ -55,7 +55,7 @@ def section(report: Report, progress: Progress = silent) -> None:
 def _planted(report: Report, model: Portraits) -> None:
     from .sampling import sample_images
 
-    report.add_heading("Planted pictures come back")
+    report.add_subheading("Planted pictures come back")
     report.add_paragraph(
         "These pictures were repeated in training on purpose. From left to right: the planted picture, two samples of "
         "its caption with the two rare words, one sample of the same caption without them."

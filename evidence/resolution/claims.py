@@ -13,7 +13,7 @@ from ...engine.portraits.shipped import TRANSFORMERS
 from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from ..portraits.readout import load_readout
-from ..registry import ClaimResult, claim
+from ..registry import ClaimResult, arms, claim
 from . import law_claims as _law  # noqa: F401  registers resolution.guidance
 from . import positions, receptive
 from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
@@ -71,7 +71,19 @@ def judged(curves: Curves) -> ClaimResult:
     }
     share = (last if reached[BEST] is None else float(reached[BEST] or 0.0)) / last
     holds = min(ends, key=lambda arm: ends[arm]) == BEST and share <= 0.5
-    return ClaimResult(round(share, 3), None, holds, details)
+    roles = dict.fromkeys(ends, "rival") | {BEST: "ours", STRETCHED: "trivial"}
+    return ClaimResult(
+        round(share, 3),
+        None,
+        holds,
+        details,
+        arms=arms(ends, roles),
+        seeds=max(map(len, curves.values())),
+        parts={
+            "both together end lowest": min(ends, key=lambda arm: ends[arm]) == BEST,
+            "at most half of the worst arm's steps": share <= 0.5,
+        },
+    )
 
 
 SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXTRAPOLATED, "rope_yarn")
@@ -115,6 +127,10 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
         interval=(round(low, 3), round(high, 3)),
         holds=all(span[0] > 0 for span in gains.values()),
         details={"95 % interval of the gain over as it stands, or over the static mode": spans} | details,
+        arms=positions.shown_arms(square, "rope_yarn"),
+        n=count,
+        parts={f"{arm} gains": span[0] > 0 for arm, span in gains.items()},
+        tables=(positions.head_table(looks),),
     )
 
 
@@ -170,4 +186,8 @@ def judged_field(
     details: dict[str, Any] = {"counted right": counted, "95 % interval of the gain in shown attributes": gains}
     details |= {"the same under each seed": by_seed}
     details |= {f"{side} px": {arm: line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}
-    return ClaimResult(round(float(first.mean()), 3), (round(low, 3), round(high, 3)), holds, details)
+    return ClaimResult(
+        round(float(first.mean()), 3), (round(low, 3), round(high, 3)), holds, details, n=len(first), seeds=runs,
+        arms=positions.shown_arms(looks[SIDES[0]], receptive.DILATED),
+        tables=(positions.head_table({(side, side): by_arm for side, by_arm in looks.items()}),),
+    )  # fmt: skip

@@ -19,6 +19,7 @@ from ...engine.portraits.scenes import Scenes
 from ...engine.resolution.shift import scaled_guidance
 from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
+from ..control.fid_sets import by_set, mean_arms
 from ..metrics import frechet_distance
 from ..portraits.readout import Reading, load_readout, read
 from ..registry import ClaimResult, Curves, claim
@@ -106,7 +107,13 @@ def judged(by_side: Table) -> ClaimResult:
     lines = {f"{side} px": [(k, round(v, 2)) for k, v in m.items()] for side, m in means.items()}
     chart = Curves("Guidance at both sizes", "guidance scale", "FID", lines)
     value, holds = round(sum(gaps) / len(gaps), 2), law != kept and all(gap < 0 for gap in gaps)
-    return ClaimResult(value, (round(min(gaps), 2), round(max(gaps), 2)), holds, details, (chart,))
+    roles = dict.fromkeys((f"scale {k:g}" for k in by_side[TARGET]), "rival")
+    roles |= {"scale 1": "trivial", f"scale {law:g}": "ours"}
+    fids = {f"scale {k:g}": [look.fid for look in looks] for k, looks in by_side[TARGET].items()}
+    return ClaimResult(
+        value, (round(min(gaps), 2), round(max(gaps), 2)), holds, details, (chart,), mean_arms(fids, roles),
+        seeds=len(gaps), tables=(by_set(fids),),
+    )  # fmt: skip
 
 
 def _lowest(by_scale: dict[float, float]) -> float:

@@ -7,11 +7,13 @@ is as detailed as a render of that size; the baseline that costs nothing is the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.pipelines import ResolutionTransferPipeline
 from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits
@@ -21,6 +23,7 @@ from ...engine.resolution import ResolutionTransferConfig
 from ...engine.runtime.progress import Progress
 from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, Readout, read, shown_mask
+from ..registry import Arm, Table, arms
 from .heads import Count
 
 FIRST, REFERENCE, SEEDS, PROMPTS = 8_600_000, 8_700_000, 40_000, 16
@@ -69,6 +72,30 @@ def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, 
     if arm != ENLARGED:
         return images
     return functional.interpolate(images, (size[1], size[0]), mode="bicubic").clamp(0, 1)
+
+
+def shown_arms(looks: Mapping[str, Look], ours: str) -> tuple[Arm, ...]:
+    """Share of attributes shown by each arm of one size; an untouched model is the trivial baseline."""
+    roles = {name: "reference" if name.endswith("enlarged") else "rival" for name in looks}
+    roles |= {name: "trivial" for name in (EXTRAPOLATED, "untouched") if name in looks} | {ours: "ours"}
+    spans = {name: bootstrap_mean(look.hits) for name, look in looks.items()}
+    return arms({name: float(look.hits.mean()) for name, look in looks.items()}, roles, spans)
+
+
+def head_table(looks: Mapping[tuple[int, int], Mapping[str, Look]]) -> Table:
+    """Attributes shown and heads counted, by arm and size."""
+    names = list(next(iter(looks.values())))
+    head = ("arm", *(f"{w} x {h}: {what}" for w, h in looks for what in ("shown", "heads")))
+    figures = {n: [f(by[n]) for by in looks.values() for f in (_mean_hits, _mean_heads)] for n in names}
+    return Table("Attributes shown, heads counted", head, tuple((n, *values) for n, values in figures.items()))
+
+
+def _mean_hits(look: Look) -> float:
+    return float(look.hits.mean())
+
+
+def _mean_heads(look: Look) -> float:
+    return float(look.heads.float().mean())
 
 
 def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, details: bool = True) -> Look:

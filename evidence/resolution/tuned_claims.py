@@ -69,4 +69,10 @@ def judged(looks: dict[tuple[int, int], dict[str, positions.Look]], quick: bool 
     each = torch.stack([look.hits for look in trained]).mean(0)
     low, high = bootstrap_mean(each)
     holds = all(low > (-0.25 if quick else 0) for low, _ in gains)
-    return ClaimResult(round(float(each.mean()), 3), (round(low, 3), round(high, 3)), holds, details)
+    mean = {name: square[name] for name in (positions.ENLARGED, MODE)} | {"fine-tuned": replace(trained[0], hits=each)}
+    roles = {arm.name: arm for arm in positions.shown_arms(mean, "fine-tuned")}
+    return ClaimResult(
+        round(float(each.mean()), 3), (round(low, 3), round(high, 3)), holds, details, n=len(each), seeds=len(trained),
+        arms=tuple(replace(arm, role="trivial") if name == MODE else arm for name, arm in roles.items()),
+        tables=(positions.head_table(looks),),
+    )  # fmt: skip

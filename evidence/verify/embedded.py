@@ -41,14 +41,15 @@ BRIEF = 40
 """Captions that leave open what the sized model's collection links with size."""
 SETTINGS = {
     "portraits": VerifySettings(
-        detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE), steps=world.STEPS,
-        guidance=world.GUIDANCE, scheduler="",
+        detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE, protocol="nemo"),
+        steps=world.STEPS, guidance=world.GUIDANCE, scheduler="",
         places=" ".join(PRESETS["portraits"].addresses),
         inversion=InversionSettings(INVERSION, BARE, steps=world.STEPS, guidance=world.GUIDANCE),
     ),
     "flow": VerifySettings(
-        detect=flow_claims.SEARCH, probe=flow_claims.SEARCH, search=SearchConfig(share=flow_claims.SHARE), steps=20,
-        guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
+        detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
+        search=SearchConfig(share=flow_claims.SHARE, protocol="nemo"),
+        steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
         places=LEGACY[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),

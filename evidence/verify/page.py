@@ -12,8 +12,10 @@ from .estimate import duration
 def write_page(path: Path, report: dict[str, Any], plan: dict[str, Any]) -> Path:
     """A page from the tables of ``verify.json`` and ``plan.json``."""
     model = report["model"]
-    lead = f"{model['name']}: {model['class']}, {model['dtype']}. Published figures beside those measured here."
-    page = Report("Verified on your checkpoint", lead)
+    lead = f"{model['name']}: {model['class']}, {model['dtype']}. Published figures next to those measured here."
+    page = Report("Verified on a shipped model" if model["shipped"] else "Verified on your checkpoint", lead)
+    if model["shipped"]:
+        page.add_paragraph(stand_in(model["name"]))
     page.add_paragraph("Local files alone were read; nothing was downloaded. SHA-256 of the weights:")
     page.add_table([("file", "SHA-256"), *model["sha256"].items()])
     for row in report["claims"]:
@@ -46,9 +48,19 @@ def _row(figure: dict[str, Any]) -> tuple[object, ...]:
     return figure["figure"], published(figure), where, measured(figure), count
 
 
+def stand_in(name: str) -> str:
+    """What a shipped model's figures say."""
+    return (
+        f"'{name}' ships with this pack and is measured on drawings: this shows that the checks run. Published figures "
+        "are of other models and photographs; those that cannot be compared say so."
+    )
+
+
 def published(figure: dict[str, Any]) -> str:
-    """The printed value of a figure of ``verify.json``, or "none"."""
-    return _number(figure["published"]) if figure["published"] else "none"
+    """The printed value of a figure of ``verify.json``, and whether it can be compared; or "none"."""
+    if not figure["published"]:
+        return "none"
+    return _number(figure["published"]) + ("" if figure["comparable"] else " (not comparable)")
 
 
 def measured(figure: dict[str, Any]) -> str:

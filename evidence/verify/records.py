@@ -17,6 +17,7 @@ class Published:
         model, data: it was measured on.
         source: paper and table.
         note: what the source leaves open.
+        anywhere: whether it holds for any model and data, so that the shipped models are compared with it too.
     """
 
     key: str
@@ -27,6 +28,7 @@ class Published:
     data: str
     source: str
     note: str = ""
+    anywhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ...engine.runtime.progress import Progress, TqdmProgress
 from .context import Asked, Context, local_model, offline
 from .embedded import context_of, embedded
 from .estimate import duration
-from .page import measured, published, write_page
+from .page import measured, published, stand_in, write_page
 from .protocol import Check, pick_checks
 from .records import Estimate, Figure, Measured, Need
 
@@ -68,11 +68,12 @@ def verify(
         context = context_of(asked, bar)
         plans = [_planned(check, context) for check in checks]
         _announce(context, plans)
-        rows = [_claim(plan, None, "dry run" if dry else "not measured yet") for plan in plans]
+        world = bool(asked.world)
+        rows = [_claim(plan, None, world, "dry run" if dry else "not measured yet") for plan in plans]
         _write(context, plans, rows)
         for i, plan in enumerate(plans):
             if not dry and not plan.reason:
-                rows[i] = _claim(plan, _measured(plan.check, context))
+                rows[i] = _claim(plan, _measured(plan.check, context), world)
                 _print(rows[i])
                 _write(context, plans, rows)  # after each claim, so that an interrupted run shows what it has
     print(f"-> {asked.out / PAGE}, {asked.out / RESULTS}")
@@ -104,6 +105,8 @@ def _announce(context: Context, plans: Sequence[Planned]) -> None:
     row = f"a row {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB"
     kind = f"{type(context.pipe).__name__} ({context.kind}), {context.dtype} on {device}"
     print(f"{kind}: weights {pace.weights / 2**30:.1f} GiB, {row}", flush=True)
+    if context.asked.world:
+        print(stand_in(context.asked.world), flush=True)
     for plan in plans:
         line = f"{plan.check.name}: {plan.reason}" if plan.reason else plan.check.name
         if plan.estimate is not None:
@@ -133,6 +136,7 @@ def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
 def _model(context: Context) -> dict[str, Any]:
     return {
         "name": context.asked.world or context.model.name,
+        "shipped": bool(context.asked.world),
         "class": type(context.pipe).__name__,
         "family": context.kind,
         "dtype": context.dtype,
@@ -164,19 +168,24 @@ def _from_plain(table: dict[str, Any]) -> Measured:
 
 
 def _claim(
-    plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, waiting: str = "not measured"
+    plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, shipped: bool, waiting: str = "not measured"
 ) -> dict[str, Any]:
-    """One claim of the JSON file: each published figure beside the measured one, then what has none published."""
+    """One claim of the JSON file: each published figure next to the measured one, then what has none published.
+
+    Args:
+        shipped: the model ships with the pack, so that only figures that hold anywhere can be compared.
+    """
     result, sums = outcome or (Measured({}), {})
     status = "measured" if outcome else plan.reason or "planned"
     printed = {p.key: p for p in plan.check.published}
     rows = [
-        {"key": key, "figure": p.figure, "published": asdict(p), "measured": _plain(result.figures.get(key)),
+        {"key": key, "figure": p.figure, "published": asdict(p), "comparable": p.anywhere or not shipped,
+         "measured": _plain(result.figures.get(key)),
          "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or waiting}
         for key, p in printed.items()
     ]  # fmt: skip
     rows += [
-        {"key": key, "figure": f.what, "published": None, "measured": _plain(f), "why not": ""}
+        {"key": key, "figure": f.what, "published": None, "comparable": False, "measured": _plain(f), "why not": ""}
         for key, f in result.figures.items() if key not in printed
     ]  # fmt: skip
     return {
@@ -189,7 +198,7 @@ def _print(row: dict[str, Any]) -> None:
     """Each measured figure of a claim beside the published one."""
     for figure in row["figures"]:
         if figure["measured"] is not None:
-            values = f"published {published(figure)}, measured {measured(figure)}"
+            values = f"measured {measured(figure)}, published {published(figure)}"
             print(f"{row['claim']}: {figure['figure']}: {values}", flush=True)
 
 

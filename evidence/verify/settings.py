@@ -89,7 +89,7 @@ class VerifySettings(Config):
 
     detect: ProbeConfig = ProbeConfig(data_range=None)
     probe: ProbeConfig = ProbeConfig(data_range=None)
-    search: SearchConfig = SearchConfig(tau=PAPER_TAU, mode="parity")
+    search: SearchConfig = SearchConfig(tau=PAPER_TAU, mode="parity", protocol="nemo")
     attack: AttackConfig = AttackConfig()
     seeds: int = 10
     first_seed: int = 2

@@ -11,12 +11,12 @@ from ...engine.diffusion.denoiser import Denoiser
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.edit.editing import edit
 from ...engine.w2w.space.directions import quality
-from ..registry import ClaimResult, Curves, claim
+from ..registry import ClaimResult, Curves, Table, arms, claim
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
 from .drawing import WORDS
-from .edits import EditStand, baseline_sliders, compare
-from .graded import MANY, MEASURED, Comparison, Sitting, smaller_space
-from .likeness import BARE, Sitters
+from .edits import EditStand, baseline_sliders, compare, edit_rows
+from .graded import HEAD, MANY, MEASURED, Comparison, Sitting, smaller_space
+from .likeness import BARE, Sitters, likeness_arms
 from .measures import interval
 from .pair_sliders import shipped_change
 from .spaces import measure_directions, measure_sampling
@@ -24,6 +24,7 @@ from .world import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_s
 
 QUICK_LABELS = ("glasses", "long hair")
 """Attributes whose edits ``quick`` measures; the whole claim measures all of ``WORDS``."""
+EVEN, WORD = "even strengths, steps alone", "weighted word in the prompt, steps alone"
 
 
 @claim(
@@ -78,8 +79,13 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
         details[label], holds, holds_weighted = compare(*sweeps, tolerance)
         good, harder = good + [label] * holds, harder + [label] * holds_weighted
         progress(i + 1, len(chosen), None)
+    rows = edit_rows(details, ("w2w", "slider", "prompt", "prompt, weighted"))
     details |= {"all conditions": good, "with the prompt's word weighted to the same rise": harder}
-    return ClaimResult(len(good), None, len(good) >= needed, details)
+    head = ("attribute", "ours", "concept slider", "word in the prompt", "word, weighted")
+    return ClaimResult(
+        len(good), None, len(good) >= needed, details, n=people,
+        parts={label: label in good for label in chosen}, tables=(Table("At the same rise", head, rows),),
+    )  # fmt: skip
 
 
 @claim(
@@ -106,10 +112,14 @@ def sliders(model: str | None = None, progress: Progress = silent, quick: bool =
     chosen, people, steps, needed = (QUICK_LABELS, 10, 5, 1) if quick else (tuple(LABELS), 24, 10, 8)
     tolerance = 0.10 + (2 * math.sqrt(0.10 * 0.90 / people) if quick else 0.0)
     details, best, whole, short, before = dict[str, Any](), list[str](), list[str](), list[str](), list[str]()
+    worded, tables = list[str](), list[Table]()
     for i, label in enumerate(chosen):
         change = shipped_change(people_space(), label)
         compared = Comparison.measure(studio, label, people, steps, people if quick else MANY, change)
-        details[label] = compared.described()
+        tables.append(Table(label, HEAD, compared.rows()))
+        chosen_map = {"map": compared.chosen.whole.to_dict(), "from pairs": compared.chosen.change is not None}
+        details[label] = {"holds": compared.holds(compared.best, tolerance), **chosen_map}
+        worded += [label] * compared.worded.even
         best += [label] * compared.holds(compared.best, tolerance)
         whole += [label] * compared.holds(compared.calibrated, tolerance)
         short += [label] * compared.holds(compared.short, tolerance)
@@ -117,8 +127,12 @@ def sliders(model: str | None = None, progress: Progress = silent, quick: bool =
         progress(i + 1, len(chosen), None)
     details |= {"all conditions": best, "with directions from labels alone": whole}
     details |= {"with maps that end where others begin to change": short}
-    details |= {"even already with even strengths": before}
-    return ClaimResult(len(best), None, len(best) >= needed, details)
+    counts = {"ours": len(best), EVEN: len(before), WORD: len(worded)}
+    return ClaimResult(
+        len(best), None, len(best) >= needed, details, n=people if quick else MANY,
+        arms=arms(counts, {"ours": "ours", EVEN: "rival", WORD: "trivial"}),
+        parts={label: label in best for label in chosen}, tables=tuple(tables),
+    )  # fmt: skip
 
 
 @claim(
@@ -154,7 +168,13 @@ def delayed(model: str | None = None, progress: Progress = silent, quick: bool =
     falls = falls and all(b <= a + 1e-3 for a, b in zip(moves, moves[1:], strict=False)) and moves[-1] == 0
     line = {"start 1000 (right) to never (left)": list(zip(moves, gains, strict=True))}
     plot = Curves("Edits that begin later", "RMS change of the picture", "attributes", line)
-    return ClaimResult(order, None, falls and order <= 1e-6, table, (plot,))
+    shown = {f"from t = {start}": gain for start, gain in zip(starts, gains, strict=True)}
+    roles = {name: "reference" for name in shown} | {"from t = 1000": "ours", "from t = -1": "trivial"}
+    moved = tuple((f"t = {start}", move) for start, move in zip(starts, moves, strict=True))
+    return ClaimResult(
+        order, None, falls and order <= 1e-6, table, (plot,), arms(shown, roles), people, pictures,
+        tables=(Table("Picture moved by", ("edit begins at", "RMS"), moved),),
+    )  # fmt: skip
 
 
 @claim(
@@ -196,7 +216,9 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
         lines["LoRA of 20 pictures"] = [(x, level) for x, _ in lines["inversion of one picture"]]
         plots = (Curves("Inversion by number of components", "components, log10", "identity", lines),)
     holds = ours.mean >= 0.9 * many.mean and ours.mean > one_picture.mean
-    return ClaimResult(round(ours.mean / many.mean, 3), None, holds, details, plots)
+    return ClaimResult(
+        round(ours.mean / many.mean, 3), None, holds, details, plots, likeness_arms(judged), len(everyone.who)
+    )
 
 
 def _described(ways: dict[str, Any]) -> dict[str, str]:
@@ -230,7 +252,13 @@ def models(model: str | None = None, progress: Progress = silent, quick: bool = 
     lines = {name: _logarithmic(dict(zip(counts, [t[j] for t in trend], strict=True))) for j, name in enumerate(names)}
     plot = Curves("Spaces of more models", "models, log10", "", lines)
     improves = all(a[0] < b[0] and a[1] > b[1] for a, b in zip(trend, trend[1:], strict=False))
-    return ClaimResult(round(trend[-1][0] - trend[0][0], 3), None, improves, table, (plot,))
+    figures = {f"{count} models": t[0] for count, t in zip(counts, trend, strict=True)}
+    roles = {f"{whole.count} models": "ours"} | {f"{count} models": "rival" for count in counts[:-1]}
+    entangled = tuple((str(count), t[1]) for count, t in zip(counts, trend, strict=True))
+    return ClaimResult(
+        round(trend[-1][0] - trend[0][0], 3), None, improves, table, (plot,), arms(figures, roles), len(sitters.who),
+        tables=(Table("Entanglement, mean |cosine| of directions", ("models", "cosine"), entangled),),
+    )  # fmt: skip
 
 
 def _logarithmic(points: dict[int, float]) -> list[tuple[float, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,11 @@ def compare(own: Sweep, prompt: Sweep, slider: Sweep, tolerance: float = 0.10) -
     table |= {name: "-" if row is None else measured_at(row, gain) for name, (row, gain) in rows.items()}
     steady = steady and at_60 is not None and at_60[1] <= tolerance
     return table, steady and better, steady and harder
+
+
+def edit_rows(details: Mapping[str, Any], columns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """A row for each attribute: what :func:`measured_at` gives of each way to edit."""
+    return tuple((label, *(str(table[column]) for column in columns)) for label, table in details.items())
 
 
 def measured_at(row: tuple[float, float, float], gain: float) -> str:

@@ -15,10 +15,10 @@ import torch
 from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.space.space import WeightSpace
-from ..registry import ClaimResult, claim
-from .edits import WORD_WEIGHTS, Sweep, measure_sweep, measured_at
+from ..registry import ClaimResult, Table, claim
+from .edits import WORD_WEIGHTS, Sweep, edit_rows, measure_sweep, measured_at
 from .graded import Sitting, space_of_first
-from .likeness import BARE, Sitters
+from .likeness import BARE, Sitters, likeness_arms
 from .measures import interval
 from .spaces import measure_directions, measure_sampling
 from .world import PAPER, Studio, flow_people_space
@@ -89,8 +89,13 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
         details[label], holds, holds_weighted = _edited(studio, label, people, tolerance)
         good, harder = good + [label] * holds, harder + [label] * holds_weighted
         progress(done + 1, len(chosen), None)
+    rows = edit_rows(details, ("rise, 95 % over people", "others at +60", "w2w", "prompt", "prompt, weighted"))
     details |= {"all conditions": good, "with the prompt's word weighted to the same rise": harder}
-    return ClaimResult(len(good), None, len(good) >= len(chosen) / 2, details)
+    head = ("attribute", "rise", "others at +60", "ours", "word in the prompt", "word, weighted")
+    return ClaimResult(
+        len(good), None, len(good) >= len(chosen) / 2, details, n=people,
+        parts={label: label in good for label in chosen}, tables=(Table("At the same rise", head, rows),),
+    )  # fmt: skip
 
 
 def end_of(studio: Studio, label: str, people: int) -> float:
@@ -181,4 +186,6 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
             f"{first.mean - last.mean:+.3f} ({low_worded:+.3f} to {high_worded:+.3f})"
         )
     progress(2, 2, None)
-    return ClaimResult(round(ours.mean - single.mean, 3), (low, high), low > 0, details)
+    return ClaimResult(
+        round(ours.mean - single.mean, 3), (low, high), low > 0, details, arms=likeness_arms(judged), n=len(sitters.who)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
@@ -45,6 +46,10 @@ def space_of_first(whole: WeightSpace, count: int) -> WeightSpace:
     """The space of the first ``count`` people of a space alone, with directions from their labels."""
     space = subspace(whole, count)
     return with_directions(space, joint_directions(space, labels(space.names), EXCLUSIVE))
+
+
+HEAD = ("slider", "five positions", "largest step", "of single pictures", "others", "identity", "people")
+"""Columns of a slider's table."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +124,14 @@ class Graded:
         """Rises by 30 points or more, never falls by more than 2, and has no step above 0.4."""
         return sum(self.steps) >= 0.3 and min(self.steps) >= -0.02 and max(self.steps) <= 0.4
 
-    def described(self) -> str:
-        """One line of the table."""
+    def row(self) -> tuple[Any, ...]:
+        """Of a table with :data:`HEAD`, but for the slider's name."""
         step, low, high = self.largest_step()
         most, least, last, name = self.most_others()
-        shown = " ".join(f"{v:.2f}" for v in self.mean)
         return (
-            f"{shown}, largest step {step:.2f} ({low:.2f} to {high:.2f}), of single pictures {self.single:.2f}, "
-            f"others {most:.3f} ({least:.3f} to {last:.3f}; {name}), identity {self.identity[-1]:.3f}, "
-            f"{self.probability.shape[1]} people"
-        )
+            " ".join(f"{v:.2f}" for v in self.mean), f"{step:.2f} ({low:.2f} to {high:.2f})", round(self.single, 2),
+            f"{most:.3f} ({least:.3f} to {last:.3f}; {name})", round(self.identity[-1], 3), self.probability.shape[1],
+        )  # fmt: skip
 
 
 def _weighted(share: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -323,22 +326,19 @@ class Comparison:
         kept = slider.first(people).identity[-1] >= self.linear.identity[-1] - 0.02
         return slider.even and max(slider.others) <= tolerance and kept
 
-    def described(self) -> dict[str, str]:
-        """The label's rows of the table."""
+    def rows(self) -> tuple[tuple[Any, ...], ...]:
+        """The label's rows of a table with :data:`HEAD`."""
         whole, short = (_said(m) for m in (self.tuned.whole, self.tuned.short))
-        rows = {
-            "even strengths": self.linear.described(),
-            f"calibrated ({whole})": self.calibrated.described(),
-            f"calibrated until others change ({short})": self.short.described(),
-        }
+        ways = {"even strengths": self.linear, f"calibrated ({whole})": self.calibrated}
+        ways[f"calibrated until others change ({short})"] = self.short
         if self.pairs is not None and self.paired is not None:
-            shown = _said(self.paired.whole)
             chosen = "preferred" if self.best is self.pairs else "not preferred"
-            rows[f"trained from pairs, calibrated ({shown}), {chosen} by the tuning people"] = self.pairs.described()
-        return rows | {
-            "word in the prompt, weighted": self.worded.described(),
-            "others without any edit, by another seed": f"{self.chance:.3f}",
-        }
+            ways[f"trained from pairs, calibrated ({_said(self.paired.whole)}), {chosen} by the tuning people"] = (
+                self.pairs
+            )
+        ways["word in the prompt, weighted"] = self.worded
+        chance = ("others without any edit, by another seed", None, None, None, f"{self.chance:.3f}", None, None)
+        return (*((name, *way.row()) for name, way in ways.items()), chance)
 
 
 def _said(points: StrengthMap) -> str:

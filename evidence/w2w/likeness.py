@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ...engine.w2w.edit.inversion import InvertConfig, invert
 from ...engine.w2w.space.space import WeightSpace
 from ...engine.w2w.train.lora_trainer import BatchedTrainer
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
+from ..registry import Arm, arms
 from .measures import distances, interval
 from .world import Model, Studio, recipe_of, subject
 
@@ -170,6 +171,13 @@ class Sitters:
             "distance within / between": f"{float(within.mean()):.3f} / {float(between.mean()):.3f}",
             "nearest training model, cosine": round(sum(near) / len(near), 3),
         }
+
+
+def likeness_arms(ways: Mapping[str, Likeness]) -> tuple[Arm, ...]:
+    """Inversion beside trained LoRAs, with intervals over people."""
+    roles = {name: "ours" if name.startswith("inversion") else "rival" for name in ways}
+    spans = {name: interval(way.scores) for name, way in ways.items()}
+    return arms({name: way.mean for name, way in ways.items()}, roles, spans)
 
 
 def pictures_of(portraits: Model, who: Sequence[int], context: int = 6000) -> tuple[torch.Tensor, list[str]]:

@@ -36,9 +36,9 @@ def distributions(within: torch.Tensor, between: torch.Tensor) -> dict[str, list
     }
 
 
-def consistent(within: torch.Tensor, between: torch.Tensor) -> str:
+def consistent(within: torch.Tensor, between: torch.Tensor) -> int:
     """How many models are closer to themselves than to any other."""
-    return f"{int((within[:, None] < between).all(1).sum())} of {len(within)}"
+    return int((within[:, None] < between).all(1).sum())
 
 
 def shares(studio: Studio, attributes: Mapping[str, torch.Tensor]) -> dict[str, float]:

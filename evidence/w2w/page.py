@@ -17,7 +17,6 @@ from .world import Studio
 def section(report: Report, progress: Progress = silent) -> None:
     """Add the section; about a minute on two cores."""
     studio = Studio.open()
-    report.add_heading("weights2weights: a space of models")
     report.add_paragraph(
         f"{studio.space.count} LoRAs, one for each of as many people, became a space of {studio.space.dimension} "
         "principal components. A person is a row of numbers; the prompts below say the surroundings only."
@@ -83,11 +82,13 @@ def _late(report: Report, studio: Studio) -> None:
 
 
 def _inversion(report: Report, studio: Studio) -> None:
-    sitters = Sitters.open(studio, 3)
+    sitters = Sitters.open(studio, 2)
     coefficients, seconds = sitters.inverted()
     report.add_paragraph(
-        f"One picture of somebody who is in no space (left), and that person in other surroundings; {seconds:.0f} s "
-        "each. `vitrine reproduce w2w.inversion` compares with trained LoRAs."
+        f"One picture of somebody who is in no space (left), that person in other surroundings, and the mean "
+        f"model, which is the baseline (right); {seconds:.0f} s each."
     )
+    mean = studio.draw(torch.zeros(1, studio.space.dimension), 1)[0]
     for image, drawn in zip(sitters.images, studio.draw(coefficients, 4), strict=True):
-        _row(report, torch.cat([image[None], drawn]), ["the one picture", *["found"] * 4])
+        row = torch.cat([image[None], drawn, mean])
+        _row(report, row, ["the one picture", *["found"] * 4, "the mean model"])

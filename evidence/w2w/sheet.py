@@ -46,7 +46,7 @@ class Sheet:
 
         Args:
             tuning: so many people before them say which direction, from labels or pairs, is used, and how.
-            table: what ``slider_table`` wrote, where they have said so already.
+            table: ``details`` of ``w2w.sliders``' result, where they have said so already.
         """
         studio = Studio.open(None, smaller_space())
         positions = [i / (POSITIONS - 1) for i in range(POSITIONS)]

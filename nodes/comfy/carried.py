@@ -6,17 +6,19 @@ no list here is refused: ignored, it would give the numbers of another graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-import comfy.hooks
 import comfy.model_management
-import comfy.sampler_helpers
-import comfy.samplers
 import torch
 
 from ...engine.errors import refuse
+from ...engine.runtime.compat_torch import parameters_and_buffers
+from . import compat_comfyui as core
 
 SIZES, NULL = "vitrine_sizes", "vitrine_null"
 """Keys of a conditioning: the SizeCondition a control checkpoint reads, and that control is left out."""
@@ -44,49 +46,105 @@ HONOURED = frozenset({"control", "control_apply_to_uncond", "gligen", "hooks", "
 """What core applies around a forward."""
 _WITHOUT_EFFECT = frozenset({"strength", "model_conds", "uuid", SIZES, NULL})
 """A single conditioning's strength cancels, in core too; the others are read where they are."""
-_PART_OF_PICTURE = frozenset({"area", "mask", "mask_strength", "set_area_to_bounds", "default"})
+PART_OF_PICTURE = frozenset({"area", "mask", "mask_strength", "set_area_to_bounds", "default"})
+"""Where in the picture a prompt is meant."""
 _PART_OF_RUN = frozenset({"start_percent", "end_percent", "clip_start_percent", "clip_end_percent"})
 _LATENT = frozenset({"samples", "batch_index", "downscale_ratio_spacial", "downscale_ratio_temporal"})
 
 
 class Carried:
-    """ControlNets, GLIGEN boxes and hook LoRAs of one conditioning. Two are equal only if they are one object.
+    """ControlNets, GLIGEN boxes and hook LoRAs of a conditioning. Two are equal only if they are one object.
 
     Attributes:
-        settings: core's keys of them.
+        settings: core's keys of them, and of the part of the picture that the prompt is for.
+        others: core's form of the prompts for other parts of the picture.
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
+    def __init__(self, settings: dict[str, Any], others: Sequence[dict[str, Any]] = ()) -> None:
+        self.settings, self.others = settings, others
+        self._mark = uuid.uuid4().hex
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a job that resumes depends on: each ControlNet's network, picture and settings.
+
+        Boxes and hooks hold models that nothing here can read whole: with them, a job is that of this object alone.
+        """
+        others = {key for key, value in self.settings.items() if value is not None}
+        others -= {"control", "control_apply_to_uncond"}
+        return {
+            "controls": [_of_control(c) for c in self.controls],
+            "others": self._mark if others or self.others else "",
+        }
 
     @property
     def controls(self) -> Iterator[Any]:
         """The ControlNets, the last one applied first."""
-        control = self.settings.get("control")
-        while control is not None:
-            yield control
-            control = control.previous_controlnet
+        for settings in (self.settings, *self.others):
+            control = settings.get("control")
+            while control is not None:
+                yield control
+                control = control.previous_controlnet
 
 
-def one_part(conditioning: list) -> tuple[Any, dict[str, Any]]:
-    """(text, settings) of a CONDITIONING of a single prompt for the whole picture and the whole run.
+def _of_control(control: Any) -> dict[str, Any]:
+    """A ControlNet, T2I adapter or ControlLora as plain values, tensors and networks."""
+    networks = [getattr(control, name, None) for name in ("control_model", "t2i_model", "control_weights")]
+    settings = [control.strength, list(control.timestep_percent_range), str(control.strength_type)]
+    return {
+        "kind": type(control).__name__, "networks": networks, "picture": control.cond_hint_original,
+        "settings": settings, "concatenated": list(control.extra_concat_orig), "arguments": str(control.extra_args),
+    }  # fmt: skip
+
+
+def checked(conditioning: list, regional: bool = False) -> list:
+    """A CONDITIONING for the whole run, of which every key is understood.
+
+    Args:
+        regional: several prompts, for parts of the picture, are understood too.
 
     Raises:
         VitrineError: It is empty; has several prompts, areas, masks or timestep ranges; or an unknown key.
     """
     if not conditioning:
         raise refuse("conditioning", "empty", "the output of a text encode node", "connect CLIP Text Encode")
-    settings = conditioning[0][1]
+    for _, settings in conditioning:
+        _check_keys(settings, len(conditioning), regional)
+    return conditioning
+
+
+def _check_keys(settings: dict[str, Any], count: int, regional: bool) -> None:
     keys = {k for k, v in settings.items() if v is not None}
-    partial = (keys & (_PART_OF_PICTURE | _PART_OF_RUN)) - _whole_run(settings)
-    if len(conditioning) > 1 or partial:
-        shown = f"{len(conditioning)} parts with {sorted(partial) or sorted(keys)}"
-        raise refuse("conditioning", shown, "one plain prompt", "remove Combine, Area, Mask and Timestep Range nodes")
-    unknown = keys - READ_BY_MODELS - HONOURED - _WITHOUT_EFFECT - _PART_OF_RUN
+    partial = (keys & (PART_OF_PICTURE | _PART_OF_RUN)) - _whole_run(settings)
+    partial -= PART_OF_PICTURE if regional else set()
+    if (count > 1 and not regional) or partial:
+        shown = f"{count} parts with {sorted(partial) or sorted(keys)}"
+        remedy = "remove Combine, Area and Mask nodes (Timestep Range too, where it runs at several noise levels)"
+        raise refuse("conditioning", shown, "one prompt for the whole picture: the network runs once", remedy)
+    unknown = keys - READ_BY_MODELS - HONOURED - _WITHOUT_EFFECT - _PART_OF_RUN - PART_OF_PICTURE
     if unknown:
         remedy = "remove the node that added them; sampling with KSampler is not affected"
         raise refuse("conditioning", f"keys {sorted(unknown)}", "what ComfyUI's own nodes put on a prompt", remedy)
-    return conditioning[0][0], settings
+
+
+def active_at(model: Any, conditioning: list, sigma: float) -> list:
+    """The prompts of a CONDITIONING that core's sampler applies at a noise level, without their timestep ranges.
+
+    Raises:
+        VitrineError: None of them is.
+    """
+    base = SimpleNamespace(model_sampling=model.get_model_object("model_sampling"))
+    prompts = [dict(settings) for _, settings in conditioning]
+    core.calculate_start_end_timesteps(base, prompts)
+    ranges = [(own.get("timestep_end", 0.0), own.get("timestep_start", math.inf)) for own in prompts]
+    found = [
+        [text, {k: v for k, v in settings.items() if k not in _PART_OF_RUN}]
+        for (text, settings), (end, start) in zip(conditioning, ranges, strict=True) if end <= sigma <= start
+    ]  # fmt: skip
+    if conditioning and not found:
+        shown = f"no prompt at the noise level {sigma:.4g}: {[(s, e) for e, s in ranges]}"
+        raise refuse("conditioning", shown, "a prompt there", "change the timestep, or the Timestep Range")
+    return found
 
 
 def _whole_run(settings: dict[str, Any]) -> frozenset[str]:
@@ -96,24 +154,48 @@ def _whole_run(settings: dict[str, Any]) -> frozenset[str]:
     return _PART_OF_RUN if all(s == 0 for s in starts) and all(e == 1 for e in ends) else frozenset()
 
 
-def carried_by(model: Any, settings: dict[str, Any]) -> Carried | None:
-    """What of a conditioning's settings acts around a forward; None where there is nothing.
+def carried_by(model: Any, prompts: Sequence[dict[str, Any]]) -> Carried | None:
+    """What of core's forms of prompts acts around a forward; None where there is nothing.
 
     Raises:
         VitrineError: A ControlNet has several hint pictures, or hooks are asked of weights that ComfyUI streams.
     """
-    carried = Carried({k: settings[k] for k in HONOURED if settings.get(k) is not None})
-    if not carried.settings:
+    first, *others = prompts
+    regional = bool(others or any(first.get(k) is not None for k in PART_OF_PICTURE))
+    kept = HONOURED | (PART_OF_PICTURE | {"strength"} if regional else set())
+    carried = Carried({k: first[k] for k in kept if first.get(k) is not None}, others)
+    if not carried.settings and not others:
         return None
     for control in carried.controls:
         hint = control.cond_hint_original
         if hint is not None and len(hint) != 1:
             remedy = "give one picture; these methods arrange their rows in their own way"
             raise refuse("ControlNet", f"{len(hint)} hint pictures", "one for all rows", remedy)
-    if model.is_dynamic() and comfy.sampler_helpers.cond_has_hooks([[None, carried.settings]]):
+    if model.is_dynamic() and core.cond_has_hooks([[None, prompt] for prompt in prompts]):
         remedy = "load the LoRA with Load LoRA, or start ComfyUI with --disable-dynamic-vram"
         raise refuse("conditioning", "hooks on a model whose weights are streamed", "one without hooks", remedy)
     return carried
+
+
+def check_covered(prompts: Sequence[dict[str, Any]], latents: torch.Tensor) -> None:
+    """Prompts for parts of latents (B, C, h, w), in core's form, leave none without any.
+
+    Raises:
+        VitrineError: They do; there core predicts zeros.
+    """
+    covered, first = torch.zeros_like(latents), 2
+    for prompt in prompts:
+        if "default" in prompt:
+            return
+        whole = {"model_conds": {}, "uuid": None} | prompt
+        part = core.get_area_and_mult(whole | {"model_conds": {}}, latents, latents.flatten()[:1])
+        where, axes = covered, range(latents.ndim - first if part.area is not None else 0)
+        for i in axes:
+            where = where.narrow(i + first, part.area[i + len(axes)], part.area[i])
+        where += part.mult
+    if not bool((covered > 0).all()):
+        shown = f"prompts for {float((covered > 0).float().mean()):.0%} of the picture"
+        raise refuse("conditioning", shown, "prompts that cover all of it", "combine them with one for the rest")
 
 
 def latent_keys(latent: dict) -> dict:
@@ -134,33 +216,35 @@ def latent_keys(latent: dict) -> dict:
 
 # --- around one forward -------------------------------------------------------------------------------------------
 @contextmanager
-def applied(model: Any, part: dict[str, Any], options: dict[str, Any]) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """One conditioning, prepared for ``calc_cond_batch`` as a guider's run prepares it, and cleaned up after.
+def applied(
+    model: Any, parts: list[dict[str, Any]], options: dict[str, Any]
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Prompts, prepared for ``calc_cond_batch`` as a guider's run prepares them, and cleaned up after.
 
     Args:
-        part: core's settings of it, with ``model_conds`` and ``uuid``.
+        parts: core's settings of each, with ``model_conds`` and ``uuid``.
         options: model_options of the forward.
     """
-    conds = {"positive": [part]}
-    comfy.samplers.preprocess_conds_hooks(conds)
-    comfy.sampler_helpers.prepare_model_patcher(model, conds, options)
-    comfy.samplers.filter_registered_hooks_on_conds(conds, options)
+    conds = {"positive": parts}
+    core.preprocess_conds_hooks(conds)
+    core.prepare_model_patcher(model, conds, options)
+    core.filter_registered_hooks_on_conds(conds, options)
     models: list[Any] = []
-    before = model.hook_mode
+    before, acting = model.hook_mode, bool(HONOURED & {key for part in parts for key in part})
     try:
-        if HONOURED & set(part):
-            model.hook_mode = comfy.hooks.EnumHookMode.MinVram
-            models = comfy.sampler_helpers.get_additional_models(conds, model.model_dtype())[0]
-            models += comfy.sampler_helpers.get_additional_models_from_model_options(options)
+        if acting:
+            model.hook_mode = core.EnumHookMode.MinVram
+            models = core.get_additional_models(conds, model.model_dtype())[0]
+            models += core.get_additional_models_from_model_options(options)
             _load(model, models)
-            for hook in part["hooks"].hooks if part.get("hooks") else ():
+            for hook in (hook for part in parts if part.get("hooks") for hook in part["hooks"].hooks):
                 hook.initialize_timesteps(model.model)
-            comfy.samplers.pre_run_control(model.model, conds["positive"])
+            core.pre_run_control(model.model, conds["positive"])
         yield conds
     finally:
         model.hook_mode = before
-        if HONOURED & set(part):
-            comfy.sampler_helpers.cleanup_models(conds, models)
+        if acting:
+            core.cleanup_models(conds, models)
             model.restore_hook_patches()
 
 
@@ -175,9 +259,7 @@ def _load(model: Any, models: Iterable[Any]) -> None:
 def own_tensors(module: torch.nn.Module) -> None:
     """Replace tensors made in inference mode by equal ones, which autograd takes; one at a time."""
     for part in module.modules():
-        for name, value in part._parameters.items():
-            if value is not None and value.is_inference():
-                part._parameters[name] = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_inference():
-                part._buffers[name] = buffer.clone()
+        for table, name, value in parameters_and_buffers(part):
+            if value.is_inference():
+                own, fixed = value.detach().clone(), isinstance(value, torch.nn.Parameter)
+                table[name] = torch.nn.Parameter(own, requires_grad=False) if fixed else own

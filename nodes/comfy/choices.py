@@ -6,8 +6,6 @@ names and the models that ship are looked into.
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -19,44 +17,43 @@ from ...engine.tracing.addresses import sites_of
 from ...engine.w2w import labels_in
 from .flow import load_flow_model
 from .model import backbone_of
+from .page_routes import in_thread, key_in, post, text_in
+from .panel_state import PanelStates
 from .portraits import load_model
 from .w2w import space_path
 
-NODES = 32
-"""Nodes whose choices are kept."""
-
-_choices: OrderedDict[str, list[str]] = OrderedDict()
+NAMES: PanelStates[list[str]] = PanelStates(64)
+FILE_LETTERS = 1_000
+"""The most of a file's name."""
 
 
 def remember(hidden: Any, names: Iterable[str]) -> None:
-    """Keep what a node's field could hold; the node that ran longest ago is forgotten.
+    """Keep what a node's field could hold.
 
     Args:
-        hidden: the node's, with its ``unique_id``; None where no graph runs it.
+        hidden: the node's, of ``panel_state.HIDDEN``; None where no graph runs it.
     """
-    if hidden is None:
-        return
-    node_id = str(hidden.unique_id)
-    _choices[node_id] = list(names)
-    _choices.move_to_end(node_id)
-    while len(_choices) > NODES:
-        _choices.popitem(last=False)
+    NAMES.remember(hidden, list(names))
 
 
 def choices(asked: Mapping[str, Any]) -> list[str] | None:
     """Names in their order; None where nothing is known yet.
 
     Args:
-        asked: ``space_file`` or ``shipped`` as the loaders' fields have them, else ``node``, which has run.
+        asked: ``space_file`` or ``shipped`` as the loaders' fields have them, else the ids of a node that has run.
+
+    Raises:
+        VitrineError: These are no texts.
     """
+    file, shipped, key = text_in(asked, "space_file", FILE_LETTERS), text_in(asked, "shipped"), key_in(asked)
     try:
-        if asked.get("space_file"):
-            return labels_in(space_path(str(asked["space_file"])))
-        if asked.get("shipped"):
-            return list(_places(str(asked["shipped"])))
-    except (VitrineError, OSError, KeyError):
+        if file:
+            return labels_in(space_path(file))
+        if shipped:
+            return list(_places(shipped))
+    except (VitrineError, ValueError, OSError, KeyError):
         pass  # a file that is gone: what the node knew when it ran
-    return _choices.get(str(asked.get("node")))
+    return NAMES.find(key)
 
 
 @lru_cache(maxsize=4)
@@ -66,20 +63,10 @@ def _places(name: str) -> tuple[str, ...]:
     return tuple(sites_of(backbone_of(load(str(folder)))))
 
 
+async def _choices(asked: dict[str, Any], request: Any) -> dict[str, Any]:
+    return {"names": await in_thread(choices, asked) or []}
+
+
 def register() -> None:
-    """Answer the page, where there is a server; importing the nodes elsewhere needs none."""
-    from server import PromptServer
-
-    server = getattr(PromptServer, "instance", None)
-    if server is None or not hasattr(server, "routes"):
-        return
-    from aiohttp import web
-
-    @server.routes.post("/vitrine/choices")
-    async def answer(request: Any) -> Any:
-        try:
-            asked = dict(await request.json())
-        except (ValueError, TypeError):
-            return web.json_response({"error": "an object"}, status=400)
-        names = await asyncio.to_thread(choices, asked)
-        return web.json_response({"names": names or []})
+    """Answer the page, where there is a server."""
+    post("/vitrine/choices", _choices)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import comfy.samplers
 import node_helpers
 import torch
 
@@ -13,8 +12,10 @@ from ...engine.control import SizeCondition
 from ...engine.errors import refuse
 from ...engine.families import FAMILIES
 from ...engine.network.condition import Condition
-from .carried import CARRIED, NULL, SIZES, carried_by, one_part
+from . import compat_comfyui as core
+from .carried import CARRIED, NULL, SIZES, active_at, carried_by, check_covered, checked
 from .forwards import LISTED
+from .schedule import schedule_of
 
 PIXELS = 8
 """ComfyUI tells models sizes as latent cells times 8, whatever the VAE."""
@@ -24,28 +25,28 @@ _KEYS = ("width", "height", "crop_w", "crop_h", "target_width", "target_height",
 
 
 # --- as the engine's Condition ------------------------------------------------------------------------------------
-def condition_of(model: Any, conditioning: list, latents: torch.Tensor) -> Condition:
+def condition_of(
+    model: Any, conditioning: list, latents: torch.Tensor, t: float | None = None, regional: bool = False
+) -> Condition:
     """CONDITIONING -> Condition for the rows of ``latents``, through the model's own ``extra_conds``.
 
     What core reads of a conditioning is honoured: its own functions prepare it. So are ControlNets, GLIGEN and hooks,
     which act around each forward.
 
+    Args:
+        t: the one timestep at which it is used, so that of prompts with timestep ranges the one of that time is taken;
+            None where there are several.
+        regional: the method wants predictions alone, so that prompts for parts of the picture may be several rows or
+            forwards.
+
     Raises:
         VitrineError: The conditioning is not that of one plain prompt, or carries what is not understood.
     """
-    text, settings = one_part(conditioning)
-    carried = carried_by(model, settings)
-    own = {k: v for k, v in settings.items() if v is not None} | {"model_conds": settings.get("model_conds", {})}
-    own |= {} if text is None else {"cross_attn": text}
-    weighting = model.get_attachment(CONTROL)
-    if weighting is not None:
-        own["model_conds"] = own["model_conds"] | weighting.model_conds(settings, _pixels(latents))
-    blank = torch.zeros_like(latents)
-    ((part),) = comfy.samplers.encode_model_conds(
-        model.model.extra_conds, [own], latents, latents.device, "positive", latent_image=blank, denoise_mask=None,
-        seed=0, latent_shapes=[latents.shape],
-    )  # fmt: skip
-    values = {k: v.process_cond(batch_size=len(latents), area=None).cond for k, v in part["model_conds"].items()}
+    prompts = conditioning if t is None else active_at(model, conditioning, float(schedule_of(model).sigma(t)))
+    parts = _as_core_does(model, checked(prompts, regional), latents)
+    carried = carried_by(model, parts)
+    conds = parts[0]["model_conds"].items()
+    values = {k: v.process_cond(batch_size=len(latents), area=None).cond for k, v in conds}
     tensors, fixed = {}, {}
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
@@ -56,6 +57,26 @@ def condition_of(model: Any, conditioning: list, latents: torch.Tensor) -> Condi
             fixed[key] = value
     fixed |= {} if carried is None else {CARRIED: carried}
     return Condition(tensors.pop("c_crossattn", None), None, tensors, fixed)
+
+
+def _as_core_does(model: Any, prompts: list, latents: torch.Tensor) -> list[dict[str, Any]]:
+    """Prompts as core's sampler prepares them: model_conds, and areas and masks in cells of the latents."""
+    weighting, own = model.get_attachment(CONTROL), []
+    for text, settings in prompts:
+        part = {k: v for k, v in settings.items() if v is not None}
+        part["model_conds"] = dict(settings.get("model_conds", {}))
+        part |= {} if text is None else {"cross_attn": text}
+        if weighting is not None:
+            part["model_conds"] |= weighting.model_conds(settings, _pixels(latents))
+        own.append(part)
+    core.resolve_areas_and_cond_masks_multidim(own, latents.shape[2:], latents.device)
+    check_covered(own, latents)
+    blank = torch.zeros_like(latents)
+    parts: list[dict[str, Any]] = core.encode_model_conds(
+        model.model.extra_conds, own, latents, latents.device, "positive", latent_image=blank, denoise_mask=None,
+        seed=0, latent_shapes=[latents.shape],
+    )  # fmt: skip
+    return parts
 
 
 def _pixels(latents: torch.Tensor) -> tuple[int, int]:

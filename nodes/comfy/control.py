@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import comfy.conds
-import comfy.model_management
-import comfy.utils
 import folder_paths
 import torch
 
@@ -29,6 +27,8 @@ from ...engine.errors import refuse
 from ...engine.families import FAMILIES, record_of
 from ...engine.families.facts import SizeInput
 from ...engine.portraits.shipped import TRANSFORMERS
+from ...engine.runtime.forward_hooks import Reached, hook_after
+from . import compat_comfyui as core
 from .carried import NULL, SIZES
 from .conditioning import CONTROL, PIXELS
 from .forwards import Forward, Run, around_forwards, around_sampling, without
@@ -126,13 +126,17 @@ def _add_to_embedding(forward: Forward, added: torch.Tensor) -> None:
 
 
 @contextmanager
-def _hooked(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
-    """A hook that exists only inside one forward never meets another clone."""
-    handle = module.register_forward_hook(hook)
+def _hooked(forward: Forward, path: str, hook: Callable) -> Iterator[None]:
+    """A hook on a layer that exists only inside one forward never meets another clone."""
+    reached = Reached("control")
+    reached.watch(forward.network)
+    handle = hook_after(forward.network.get_submodule(path), reached.noting(path, hook))
     try:
         yield
     finally:
+        reached.close()
         handle.remove()
+    reached.check()
 
 
 # --- weighting the sizes a model is told --------------------------------------------------------------------------
@@ -189,7 +193,7 @@ def _weigh_in_vector(controlled: _Controlled) -> AbstractContextManager:
     sizes = size_input(base)
     neutral = reference_input(y, sizes, controlled.weighting.reference)
     dtype = base.get_dtype_inference()
-    full, neutral = (comfy.model_management.cast_to_device(v, device, dtype) for v in (y, neutral))
+    full, neutral = (core.cast_to_device(v, device, dtype) for v in (y, neutral))
     ends = weights == 0
     # At weight 0 the neutral vector itself: a difference that cancels would leave a rounding.
     forward.conditions["y"] = torch.where(ends[:, None].to(device), neutral, full)
@@ -215,8 +219,7 @@ def _weigh_alone(controlled: _Controlled) -> AbstractContextManager:
             neutral = module.forward(torch.tensor([size]).to(args[0]), 1)
         return blend(output, neutral.expand_as(output), weights)
 
-    base = controlled.forward.base
-    return _hooked(base.diffusion_model.get_submodule(size_input(base).path), hook)
+    return _hooked(controlled.forward, size_input(controlled.forward.base).path, hook)
 
 
 # --- control checkpoints ------------------------------------------------------------------------------------------
@@ -260,7 +263,7 @@ def _patch_weights(clone: Any, extra: dict[str, torch.Tensor]) -> None:
         return
     record = record_of(backbone_of(clone))
     unet = record is not None and record[0].component == "unet"
-    names = comfy.utils.unet_to_diffusers(clone.model.model_config.unet_config) if unet else {}
+    names = core.unet_to_diffusers(clone.model.model_config.unet_config) if unet else {}
     keys = {k: names.get(k.removeprefix("base.")) for k in extra}
     lost = [k for k, v in keys.items() if v is None]
     if lost:
@@ -281,4 +284,4 @@ def _add_control(controlled: _Controlled) -> AbstractContextManager:
     if not paths:
         _add_to_embedding(forward, added)
         return nullcontext()
-    return _hooked(forward.network.get_submodule(paths[0]), hook)
+    return _hooked(forward, paths[0], hook)

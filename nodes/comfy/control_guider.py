@@ -17,6 +17,7 @@ from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, contro
 from ...engine.control.entropy_guidance import query_sites, weakened
 from ...engine.control.size_guidance import Key
 from ...engine.errors import refuse
+from . import compat_comfyui as core
 from .carried import SIZES
 from .conditioning import PIXELS, high_is_null, null_control, same_control
 from .control import size_input, weighting_of
@@ -73,7 +74,7 @@ class ControlGuider(comfy.samplers.CFGGuider):
             keys.add(self.config.unconditional)
         order = self._order(keys)
         conds = [self._conds_of(k, keys) if k in keys else None for k in order]
-        batch = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
+        batch = core.calc_cond_batch(self.inner_model, conds, x, timestep, options)
         predictions = {k: v for k, v in zip(order, batch, strict=True) if k in keys}
         without_scale = replace(self.config, scale=1.0)
         inner = control_guidance(lambda c, s: predictions[c, s], without_scale, weight, null).prediction
@@ -141,7 +142,7 @@ class EntropyGuider(comfy.samplers.CFGGuider):
         options, t = model_options or {}, float(clock_of(self.inner_model.model_sampling)(timestep).max())
         both = self.config.guides(t, self.same_text) or options.get("disable_cfg1_optimization", False)
         conds = [self.conds["positive"], self.conds["negative"]][: 1 + both]
-        out = comfy.samplers.calc_cond_batch(self.inner_model, conds, x, timestep, options)
+        out = core.calc_cond_batch(self.inner_model, conds, x, timestep, options)
         return outer_guidance(self, [out[0], out[-1]], x, timestep, options)
 
 
@@ -154,7 +155,7 @@ def outer_guidance(guider: Any, out: list, x: Any, timestep: Any, options: dict)
     }  # fmt: skip
     for patch in options.get("sampler_pre_cfg_function", []):
         out = patch(call | {"conds_out": out})
-    return comfy.samplers.cfg_function(
+    return core.cfg_function(
         guider.inner_model, out[0], out[1], guider.config.scale, x, timestep, model_options=options, cond=positive,
         uncond=negative,
     )  # fmt: skip

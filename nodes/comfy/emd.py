@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import comfy.samplers
 import folder_paths
 import torch
-from comfy.k_diffusion.sampling import default_noise_sampler
 
 from ...engine.diffusion.noise import seeded_noise
 from ...engine.diffusion.schedule import NoiseSchedule
@@ -20,6 +19,7 @@ from ...engine.io.file_names import safe_name
 from ...engine.io.files import write_whole
 from ...engine.pipelines.loading import FLOW, SHIPPED
 from ...engine.runtime.progress import Progress
+from . import compat_comfyui as core
 from .saved import lora_file
 from .schedule import schedule_of
 
@@ -78,9 +78,7 @@ def with_prediction(model: Any, prediction: str) -> Any:
     """A clone whose network is taken to predict the clean picture, for the students that do; else the model itself."""
     if prediction != "x0":
         return model
-    from comfy_extras.nodes_model_advanced import ModelSamplingDiscrete
-
-    return ModelSamplingDiscrete().patch(model, "x0", False)[0]
+    return core.ModelSamplingDiscrete().patch(model, "x0", False)[0]
 
 
 def stock_sampling(model: Any, sampling: StudentSampling) -> tuple[torch.Tensor, Any]:
@@ -101,7 +99,7 @@ def _sample_tcd(
         sigmas: (steps + 1,) the levels to take, the student's own or any others; a part of a run ends above 0.
     """
     args, row = extra_args or {}, x.new_ones([x.shape[0]])
-    draw, times = default_noise_sampler(x, seed=args.get("seed")), _timesteps(schedule, sigmas)
+    draw, times = core.default_noise_sampler(x, seed=args.get("seed")), _timesteps(schedule, sigmas)
     for i, sigma in enumerate(sigmas[:-1]):
         x0 = model(x, sigma * row, **args)
         if callback is not None:

@@ -10,11 +10,11 @@ import comfy.latent_formats
 import comfy.model_management
 import comfy.model_patcher
 import comfy.supported_models
-import comfy.utils
 import torch
 
 from ...engine.errors import refuse
 from ...engine.portraits.preview import read_preview
+from . import compat_comfyui as core
 from .portraits import read_part
 
 _NORM_EPSILON = 1e-6
@@ -53,7 +53,7 @@ def load_flow_model(folder: str, disable_dynamic: bool = False) -> Any:
     for module in model.diffusion_model.modules():
         if isinstance(module, torch.nn.RMSNorm):
             module.eps = _NORM_EPSILON
-    patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else core.CoreModelPatcher
     device = comfy.model_management.get_torch_device()
     patcher = patcher_class(model, load_device=device, offload_device=offload)
     model.load_model_weights(_converted(weights, model_config.unet_config), "", assign=patcher.is_dynamic())
@@ -75,7 +75,7 @@ def _config(config: dict) -> dict:
 
 def _converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch.Tensor]:
     """diffusers names -> ComfyUI names by core's own table: q, k, v and the single blocks' MLP are fused there."""
-    table = comfy.utils.flux_to_diffusers(config)
+    table = core.flux_to_diffusers(config)
     unknown = sorted(set(weights) - set(table))
     if unknown:
         raise refuse("transformer weights", unknown[:3], "a Flux-shaped transformer", "use the portraits folder")

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import comfy.conds
-import comfy.model_patcher
 import comfy.model_sampling
 import comfy.patcher_extension
-import comfy.samplers
 import torch
 
 from ...engine.errors import refuse
 from ...engine.network.condition import Condition
+from . import compat_comfyui as core
 from .carried import CARRIED, Carried, applied
+from .python_forwards import PythonForward
 from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
+from .schedule import clock_of, share_of
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
 LISTED = "[]"
@@ -51,11 +52,12 @@ class Forward:
 
     @property
     def timestep(self) -> float:
-        """The first row's timestep; of flows 1000 s, whatever the network is told."""
-        sampling = self.base.model_sampling
-        if isinstance(sampling, comfy.model_sampling.CONST):
-            return 1000 * float(self.sigma[0])
-        return float(sampling.timestep(self.sigma[:1]))
+        """The first row's timestep; of flows 1000 s, whatever the network is told.
+
+        Raises:
+            VitrineError: The model has no timesteps, as EDM models.
+        """
+        return float(clock_of(self.base.model_sampling)(self.sigma[:1]))
 
     @property
     def running(self) -> Running | None:
@@ -67,7 +69,7 @@ class Forward:
         """How much of the run's steps is over, 0 to below 1. Outside a run: of the schedule's timesteps."""
         running = self.running
         if running is None or not running.steps:
-            return max(0.0, 1 - self.timestep / 999)
+            return share_of(self.base.model_sampling, self.sigma)
         return running.step_of(self.options.get("sigmas", self.sigma))[0] / running.steps
 
     @property
@@ -79,10 +81,10 @@ class Forward:
         """(B,) from one value for each part.
 
         Raises:
-            VitrineError: The batch is not of equal parts, so that something has split it anew.
+            VitrineError: The batch is not that of the pass, so that something has split or tiled it anew.
         """
-        if len(self.x) % len(values):
-            remedy = "remove what splits the batch, such as a node that runs its rows one by one"
+        if len(self.x) % len(values) or not (self.running is None or self.running.whole(self.x, len(values))):
+            remedy = "remove what splits or tiles the batch, or let it act on all rows (branch both, no tokens)"
             raise refuse("batch", f"{len(self.x)} rows of {len(values)} prompts", "equal parts", remedy)
         return torch.tensor(values).repeat_interleave(len(self.x) // len(values))
 
@@ -144,8 +146,11 @@ def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractC
         if forward.running is not None and not forward.running.owns(forward.base):
             own = {k: v for k, v in conditions.items() if not k.startswith("vitrine_")}
             return executor(x, t, c_concat, c_crossattn, control, transformer_options, **own)
-        with context(forward):
-            return executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
+        with PythonForward(forward.options) as python:
+            forward.options["wrappers"] = python.wrappers
+            with context(forward):
+                output = executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
+        return output
 
     return _wrapped(watched(model), _WRAPPERS.APPLY_MODEL, key, apply_model, context)
 
@@ -187,24 +192,29 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
     So everything on the MODEL that acts on a forward acts here. What acts on a run does not, for there is none:
     guidance, caches across steps, and context windows, which would take the rows for frames of one video.
     """
-    options = comfy.model_patcher.create_model_options_clone(model.model_options)
+    options = core.create_model_options_clone(model.model_options)
     options.pop("context_handler", None)
-    key, inner = uuid.uuid4(), options["transformer_options"]
-    with applied(model, _part(model, cond, sigma) | {"uuid": key}, options) as conds:
+    inner = options["transformer_options"]
+    parts = [part | {"uuid": uuid.uuid4()} for part in _parts(model, cond, sigma)]
+    with applied(model, parts, options) as conds:
         for name, value in inner.items():
             if hasattr(value, "clone") and not isinstance(value, torch.Tensor):
                 inner[name] = (
                     value.clone()
                 )  # state of one run, such as EasyCache's: it would grow on the MODEL for ever
         inner["sample_sigmas"] = torch.cat([sigma[:1], sigma.new_zeros(1)])
-        inner[RUN] = running = one_forward(model, key)
+        inner[RUN] = running = one_forward(model, [part["uuid"] for part in parts])
+        inner["wrappers"] = PythonForward(inner).wrappers
         try:
             with running.on(model):
                 model.pre_run()
-            comfy.samplers.cast_to_load_options(options, model.load_device, model.model_dtype())
-            return comfy.samplers.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+            core.cast_to_load_options(options, model.load_device, model.model_dtype())
+            return core.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+        except BaseException:  # a tap ends its forward early by one
+            core.drop_recording()
+            raise
         finally:
-            comfy.samplers.cast_to_load_options(options, model.offload_device)
+            core.cast_to_load_options(options, model.offload_device)
             model.cleanup()
 
 
@@ -228,8 +238,8 @@ def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) 
         del sampling.calculate_denoised
 
 
-def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
-    """Core's settings of one conditioning, from the engine's.
+def _parts(model: Any, cond: Condition, sigma: torch.Tensor) -> list[dict[str, Any]]:
+    """Core's settings of each prompt, from the engine's condition.
 
     Raises:
         VitrineError: A ControlNet acts on a part of the run only, and the rows are at several noise levels.
@@ -246,9 +256,9 @@ def _part(model: Any, cond: Condition, sigma: torch.Tensor) -> dict[str, Any]:
     model_conds |= {k: comfy.conds.CONDList(v) for k, v in lists.items()}
     model_conds |= {k: comfy.conds.CONDConstant(v) for k, v in fixed.items()}
     if carried is None:
-        return {"model_conds": model_conds}
+        return [{"model_conds": model_conds}]
     ranges = [control for control in carried.controls if control.timestep_percent_range != (0.0, 1.0)]
     if ranges and not bool((sigma == sigma[0]).all()):
         accepted = "one noise level for all rows, or a ControlNet for the whole run"
         raise refuse("ControlNet", "for a part of the run", accepted, "set start_percent 0 and end_percent 1")
-    return carried.settings | {"model_conds": model_conds}
+    return [carried.settings | {"model_conds": model_conds}, *carried.others]

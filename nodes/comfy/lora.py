@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import comfy.lora
-import comfy.lora_convert
 import comfy.utils
 import folder_paths
 import torch
@@ -18,6 +16,7 @@ from ...engine.families import spelled_layers
 from ...engine.io.lora_writing import usual_names
 from ...engine.portraits.shipped import STUDENT_FOLDER
 from ...engine.w2w import Lora
+from . import compat_comfyui as core
 from .model import PREFIX, backbone_of
 from .saved import known_files, stamp_of
 
@@ -30,8 +29,8 @@ if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for th
 
 def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> tuple[Any, int]:
     """A clone with a LoRA file's tensors as patches, and how many layers of the model they reached."""
-    keys = _all_names(model) | comfy.lora.model_lora_keys_unet(model.model, {})
-    patches = comfy.lora.load_lora(comfy.lora_convert.convert_lora(tensors), keys)
+    keys = _all_names(model) | core.model_lora_keys_unet(model.model, {})
+    patches = core.load_lora(core.convert_lora(tensors), keys)
     clone = model.clone()
     return clone, len(set(clone.add_patches(patches, strength)))
 
@@ -54,9 +53,10 @@ def as_listed(data: dict[str, Any]) -> dict[str, Any]:
     listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
     kinds = {"loras", "w2w"} & set(folder_paths.folder_names_and_paths)
     own = {n.replace("\\", "/"): n for kind in kinds for n in folder_paths.get_filename_list(kind)}
-    for node in data.get("prompt", {}).values():
-        inputs = node.get("inputs", {}) if isinstance(node, dict) else {}
-        for key, value in inputs.items():
+    prompt = data.get("prompt") if isinstance(data, dict) else None
+    for node in prompt.values() if isinstance(prompt, dict) else ():
+        inputs: Any = node.get("inputs") if isinstance(node, dict) else None
+        for key, value in inputs.items() if isinstance(inputs, dict) else ():
             if isinstance(value, str) and _SHIPPED in value:
                 inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
             elif isinstance(value, str) and str(node.get("class_type")).startswith("Vitrine"):

@@ -17,7 +17,9 @@ from ...engine.diffusion.schedule import append_dims
 from ...engine.errors import refuse
 from ...engine.families import record_of, refuse_unfit
 from ...engine.network.condition import Condition
+from ...engine.runtime.forward_hooks import hook_before
 from ...engine.tracing.fingerprint import ChangeDigest, fingerprint_of, text_values
+from . import compat_comfyui as core
 from .carried import latent_keys, own_tensors
 from .contents import model_contents
 from .forwards import clean_prediction, velocity
@@ -135,13 +137,8 @@ def differentiable() -> Iterator[None]:
     Core's rotary kernel has no derivative, its training path has; and Flux's blocks write over what was kept for the
     backward pass.
     """
-    before = comfy.model_management.in_training
-    comfy.model_management.in_training = True
-    try:
-        with torch.autograd.graph.allow_mutation_on_saved_tensors():
-            yield
-    finally:
-        comfy.model_management.in_training = before
+    with core.training(), torch.autograd.graph.allow_mutation_on_saved_tensors():
+        yield
 
 
 # --- latents ------------------------------------------------------------------------------------------------------
@@ -182,12 +179,14 @@ def encode_samples(
             "vae", shown, "one with a Gaussian posterior, as SD 1.x's and SDXL's", "protocol 'vitrine' needs none"
         )
     moments: list[torch.Tensor] = []
-    handle = posterior.register_forward_pre_hook(lambda module, inputs: moments.append(inputs[0].float().cpu()))
+    handle = hook_before(posterior, lambda module, inputs: moments.append(inputs[0].detach()))
     try:
         means = vae.encode(image[..., :3]).float().cpu()
     finally:
         handle.remove()
-    log_variance = torch.cat(moments).chunk(2, 1)[1].clamp(-30, 20)  # the bounds of DiagonalGaussianDistribution
+    log_variance = (
+        torch.cat(moments).float().cpu().chunk(2, 1)[1].clamp(-30, 20)
+    )  # the bounds of DiagonalGaussianDistribution
     samples = means + torch.exp(0.5 * log_variance) * draw(tuple(means.shape))
     return model.model.process_latent_in(samples).to(model.load_device).float()
 

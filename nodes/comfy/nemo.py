@@ -11,6 +11,7 @@ from ...engine.nemo import BlockConfig, NeuronSet, bake, block, held_by, value_s
 from ...engine.nemo.block import RunningForward
 from ...engine.nemo.noise_similarity import probe_noise
 from ...engine.network.condition import Condition
+from ...engine.runtime.stored_weights import as_numbers
 from ...engine.tracing.fingerprint import width_of
 from .forwards import Forward, around_forwards
 from .model import PREFIX, backbone_of, checkpoint_weights, decode, fingerprint
@@ -54,12 +55,12 @@ def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
 
     Weights that carry another clone's LoRA at the moment are read from ComfyUI's backup: it must not leak in here.
     """
-    clone, state, originals = model.clone(), model.model_state_dict(), checkpoint_weights(model)
-    changed = bake(backbone_of(model), neurons, factor, fingerprint(model), originals)
+    clone, network, originals = model.clone(), backbone_of(model), checkpoint_weights(model)
+    changed = bake(network, neurons, factor, fingerprint(model), originals, as_patch=True)
     patches = {}
     for name, value in changed.items():
-        old = originals.get(name, state[PREFIX + name])
-        patches[PREFIX + name] = (value.to(old.device) - old.to(value.dtype),)  # of 8-bit weights in float32
+        old = originals.get(name, network.get_parameter(name))  # a state dict has scaled weights without their scales
+        patches[PREFIX + name] = (value.to(old.device) - as_numbers(old).to(value.dtype),)
     accepted = clone.add_patches(patches, 1.0)
     assert set(accepted) == set(patches)
     return clone

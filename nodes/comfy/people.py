@@ -1,4 +1,4 @@
-"""The panel of *W2W Edit*: a space's map and sliders, and the person they make, drawn in one step without a run.
+"""The panel of *W2W Edit*: a space's map and sliders, and the person they make, rendered in one step without a run.
 
 The page asks ``POST /vitrine/space`` and ``POST /vitrine/person``. Both know a node since its last run, and answer
 from the node's own function, so the graph's next run gives the same person.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BytesIO
@@ -20,27 +19,33 @@ import torch
 
 from ...engine.diffusion.noise import seeded_noise
 from ...engine.emd import check_network, one_step
-from ...engine.errors import VitrineError
+from ...engine.errors import VitrineError, printable, refuse
 from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
 from .emd import with_prediction
 from .lora import NO_STUDENT, contract_in, with_student
 from .model import backbone_of, blank_latents, decode, is_sdxl, loading_denoiser_of
+from .page_routes import in_thread, key_in, not_run, number_in, post, text_in
+from .panel_state import PanelStates
 from .portraits import WEIGHTS, LatentFormat, load_clip, load_model, load_vae
+from .render_thread import RENDERS
+from .run_watch import RUNS
 from .w2w import applied
 
-NODES, SHOWN = 4, 1500
+NODES, SHOWN = 8, 1500
 """Nodes that are remembered, and the most models on the map."""
 PROMPT = "a smiling face with navy shirt on blue"
 """Of the shipped people, where the page names none."""
+PROMPT_LETTERS, FIELD_LETTERS, FIELDS, STRENGTH = 2_000, 8_000, 16, 20.0
+"""The most of a prompt, of a text field, of fields, and of a slider: as the node's own."""
 BASE = "vitrine portraits"
 """What a space of the shipped model says it was built on."""
 
 
 @dataclass(frozen=True)
-class Easel:
-    """What the panel draws with.
+class PersonRenderer:
+    """What the panel's picture is made with.
 
     Attributes:
         model: the base MODEL of the space, without a student.
@@ -57,71 +62,84 @@ class Easel:
 
 
 @dataclass(frozen=True)
-class Panel:
+class PanelSession:
     """A *W2W Edit* that has run: its space, how that is laid out, the model before the edit, and the edit."""
 
     space: Space
     map_of: Callable[[Space], SpaceMap]
     before: W2WModel
     moved: Callable[[Mapping[str, Any]], W2WModel]
-    easel: Callable[[], Easel] | None
+    renderer: Callable[[], PersonRenderer] | None
 
 
-_panels: OrderedDict[str, Panel] = OrderedDict()
+SESSIONS: PanelStates[PanelSession] = PanelStates(NODES)
 
 
-class Busy(Exception):
-    """The graph runs: models cannot be used beside it."""
+class _Connected:
+    """What is connected to the node. MODEL and VAE are ComfyUI's to keep and to free, and the prompt goes with them."""
+
+    def __init__(self, model: Any, positive: list, vae: Any, student: str) -> None:
+        self._model, self._vae = weakref.ref(model, self._forget), weakref.ref(vae, self._forget)
+        self._positive: list = positive
+        self._student = student
+
+    def _forget(self, gone: Any) -> None:
+        self._positive = []
+
+    def __call__(self) -> PersonRenderer:
+        model, vae, positive = self._model(), self._vae(), self._positive
+        if model is None or vae is None:
+            raise refuse("model", "one that ComfyUI has freed", "a model in its memory", "run the graph once")
+        return PersonRenderer(model, lambda prompt: positive, vae, self._student)
 
 
-def remember(hidden: Any, panel: Panel) -> None:
-    """Keep a node's panel; the node that ran longest ago is forgotten.
-
-    Args:
-        hidden: the node's, with its ``unique_id``; None where no graph runs it.
-    """
-    if hidden is None:
-        return
-    node_id = str(hidden.unique_id)
-    _panels[node_id] = panel
-    _panels.move_to_end(node_id)
-    while len(_panels) > NODES:
-        _panels.popitem(last=False)
-
-
-def easel(space: Space, model: Any, positive: list | None, vae: Any, student: str) -> Callable[[], Easel] | None:
-    """How a panel draws: with what is connected, else for spaces of the shipped model with that; None if not at all."""
+def renderer_of(
+    space: Space, model: Any, positive: list | None, vae: Any, student: str
+) -> Callable[[], PersonRenderer] | None:
+    """What a panel renders with: what is connected, else for spaces of the shipped model that one; None if nothing."""
     if model is not None and positive and vae is not None and student != NO_STUDENT:
-        return lambda: Easel(model, lambda prompt: positive, vae, student)
+        return _Connected(model, positive, vae, student)
     return shipped if model is None and space.info.get("base") == BASE else None
 
 
 @lru_cache(maxsize=1)
-def shipped() -> Easel:
-    """The portraits model with its student: networks of the panel's own."""
+def shipped() -> PersonRenderer:
+    """The portraits model with its student: networks of the panel's own, until ComfyUI is told to unload models."""
     clip = load_clip(str(WEIGHTS))
     encoded = lru_cache(maxsize=8)(lambda prompt: clip.encode_from_tokens_scheduled(clip.tokenize(prompt or PROMPT)))
-    return Easel(
+    return PersonRenderer(
         load_model(str(WEIGHTS)), encoded, load_vae(str(WEIGHTS)), str(student_file().relative_to(STUDENT_FOLDER)), True
     )
 
 
-def drawn(easel: Easel, space: Space, person: W2WModel, prompt: str, seed: int) -> torch.Tensor:
+RUNS.freed.append(lambda flags: shipped.cache_clear())
+
+
+def rendered(
+    renderer: PersonRenderer, space: Space, person: W2WModel, prompt: str, seed: int,
+    check: Callable[[], None] = lambda: None,
+) -> torch.Tensor:  # fmt: skip
     """IMAGE (1, H, W, 3): what *Apply W2W Model*, *EMD One-Step Generator* and *VAE Decode* make of the first model.
+
+    Args:
+        check: called between two stages; may raise.
 
     Raises:
         VitrineError: The space, the student or the prompt does not fit the model.
     """
-    contract = contract_in(easel.student)
+    contract = contract_in(renderer.student)
     contract = contract if contract.prediction == "x0" else replace(contract, prediction="model")
-    check_network(contract, backbone_of(easel.model))
-    runner = applied(easel.model, space, person, None, 1000.0, 1.0)
-    runner = with_prediction(with_student(runner, easel.student), contract.prediction)
-    blank = blank_latents(runner, {"samples": torch.zeros(1, 4, *_cells(easel.model))})
+    check_network(contract, backbone_of(renderer.model))
+    runner = applied(renderer.model, space, person, None, 1000.0, 1.0)
+    runner = with_prediction(with_student(runner, renderer.student), contract.prediction)
+    blank = blank_latents(runner, {"samples": torch.zeros(1, 4, *_cells(renderer.model))})
     z = seeded_noise([seed], tuple(blank.shape[1:])).to(blank.device)
-    cond = condition_of(runner, easel.positive(prompt), blank)
+    check()
+    cond = condition_of(runner, renderer.positive(prompt), blank)
+    check()
     x0 = one_step(loading_denoiser_of(runner), z, cond, replace(contract, prediction="model"))
-    return decode(runner, easel.vae, x0)
+    check()
+    return decode(runner, renderer.vae, x0)
 
 
 def _cells(model: Any) -> tuple[int, int]:
@@ -134,9 +152,9 @@ def _cells(model: Any) -> tuple[int, int]:
         return 64, 64
 
 
-def laid_out(panel: Panel) -> dict[str, Any]:
-    """The map and the sliders, as the page draws them."""
-    space, chart, person = panel.space, panel.map_of(panel.space), panel.before.coefficients[0]
+def laid_out(session: PanelSession) -> dict[str, Any]:
+    """The map and the sliders, as the page shows them."""
+    space, chart, person = session.space, session.map_of(session.space), session.before.coefficients[0]
     chosen = torch.linspace(0, len(chart.coordinates) - 1, min(SHOWN, len(chart.coordinates))).round().long()
     names, width = member_names(space), len(person)
     labels = [{
@@ -147,80 +165,75 @@ def laid_out(panel: Panel) -> dict[str, Any]:
     return {
         "points": [[round(v, 4) for v in row] for row in chart.coordinates[chosen].tolist()],
         "names": [names[i] for i in chosen.tolist()], "labels": labels,
-        "person": place_of(space, chart, person).tolist(), "draws": panel.easel is not None,
-        "prompt": PROMPT if panel.easel is shipped else None,
+        "person": place_of(space, chart, person).tolist(), "draws": session.renderer is not None,
+        "prompt": PROMPT if session.renderer is shipped else None,
     }  # fmt: skip
 
 
-def portrait(panel: Panel, inputs: Mapping[str, Any], prompt: str, seed: int) -> dict[str, Any]:
-    """The edited person's PNG; without one where nothing draws.
+def portrait(
+    session: PanelSession, inputs: Mapping[str, Any], prompt: str, seed: int, check: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The edited person's PNG; without one where nothing renders.
+
+    Args:
+        check: called between two stages; may raise.
 
     Raises:
         VitrineError: As the node's own run would.
-        Busy: A graph is being run.
     """
-    person = panel.moved(inputs)
-    if panel.easel is None:
+    person = session.moved(inputs)
+    if session.renderer is None:
         return {"picture": None}
     from PIL import Image
 
-    with torch.inference_mode(), _between_runs():
-        image = drawn(panel.easel(), panel.space, person, prompt, seed)[0]
+    check()
+    with torch.inference_mode():
+        image = rendered(session.renderer(), session.space, person, prompt, seed, check)[0]
     file = BytesIO()
     levels = (255.0 * image.cpu().float()).clamp(0, 255).byte().numpy()  # as core's Preview Image rounds
     Image.fromarray(levels).save(file, "PNG", compress_level=1)
     return {"picture": base64.b64encode(file.getvalue()).decode()}
 
 
-@contextmanager
-def _between_runs() -> Iterator[None]:
-    """No run begins while the block is open: clones of a MODEL share one network, which holds one set of patches."""
-    from server import PromptServer
+def fields_in(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The node's text fields, switches and sliders that a request brings.
 
-    queue = PromptServer.instance.prompt_queue
-    if not hasattr(queue, "mutex"):
-        yield
-        return
-    with queue.mutex:  # held while the queue hands out its next run
-        if queue.currently_running:
-            raise Busy
-        yield
+    Raises:
+        VitrineError: One is none of these, is too long, or is out of the node's own bounds.
+    """
+    inputs = asked.get("inputs", {})
+    if not isinstance(inputs, Mapping) or len(inputs) > FIELDS:
+        raise refuse("inputs", type(inputs).__name__, f"an object of at most {FIELDS} fields", "send the node's own")
+    for name, value in inputs.items():
+        if name.startswith("strength_"):
+            number_in(inputs, name, -STRENGTH, STRENGTH)
+        elif not isinstance(value, bool):
+            text_in(inputs, printable(name), FIELD_LETTERS)
+    return dict(inputs)
 
 
-async def _answered(request: Any, work: Callable[[Panel, dict], dict]) -> tuple[dict[str, Any], int]:
-    try:
-        asked = await request.json()
-        panel = _panels.get(str(asked["node"]))
-    except (ValueError, TypeError, KeyError):
-        return {"error": "node"}, 400
-    if panel is None:
-        return {"error": "run the node once"}, 404
-    try:
-        return await asyncio.to_thread(work, panel, asked), 200
-    except Busy:
-        return {"error": "the graph runs"}, 409
-    except (VitrineError, ValueError, TypeError, KeyError) as error:
-        return {"error": str(error)}, 400
+async def _space(asked: dict[str, Any], request: Any) -> dict[str, Any]:
+    session = SESSIONS.find(key_in(asked))
+    if session is None:
+        raise not_run()
+    return await in_thread(laid_out, session)  # type: ignore[no-any-return]
+
+
+async def _person(asked: dict[str, Any], request: Any) -> dict[str, Any]:
+    key = key_in(asked)
+    session, inputs, prompt = SESSIONS.find(key), fields_in(asked), text_in(asked, "prompt", PROMPT_LETTERS)
+    seed = number_in(asked, "seed", 0, 2**64 - 1, 0)
+    if session is None:
+        raise not_run()
+
+    def gone() -> bool:
+        return request.transport is None or request.transport.is_closing()
+
+    answer = RENDERS.ask(key, lambda check: portrait(session, inputs, prompt, seed, check), gone)
+    return await asyncio.wrap_future(answer)  # type: ignore[no-any-return]
 
 
 def register() -> None:
-    """Answer the page, where there is a server; importing the nodes elsewhere needs none."""
-    from server import PromptServer
-
-    server = getattr(PromptServer, "instance", None)
-    if server is None or not hasattr(server, "routes"):
-        return
-    from aiohttp import web
-
-    @server.routes.post("/vitrine/space")
-    async def space(request: Any) -> Any:
-        content, status = await _answered(request, lambda panel, asked: laid_out(panel))
-        return web.json_response(content, status=status)
-
-    @server.routes.post("/vitrine/person")
-    async def person(request: Any) -> Any:
-        def work(panel: Panel, asked: dict[str, Any]) -> dict[str, Any]:
-            return portrait(panel, dict(asked["inputs"]), str(asked.get("prompt") or ""), int(asked.get("seed", 0)))
-
-        content, status = await _answered(request, work)
-        return web.json_response(content, status=status)
+    """Answer the page, where there is a server."""
+    post("/vitrine/space", _space)
+    post("/vitrine/person", _person)

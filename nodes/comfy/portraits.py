@@ -26,6 +26,7 @@ import torch
 
 from ...engine.errors import refuse
 from ...engine.portraits.preview import read_preview
+from . import compat_comfyui as core
 
 _VOCABULARY = 49408
 WEIGHTS = Path(__file__).parents[2] / "engine" / "portraits" / "weights"
@@ -40,10 +41,10 @@ def load_model(folder: str, disable_dynamic: bool = False) -> Any:
     offload = comfy.model_management.unet_offload_device()
     model = model_config.get_model({}, "", device=offload)
     _set_groups(model.diffusion_model, config["norm_num_groups"])
-    patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else core.CoreModelPatcher
     device = comfy.model_management.get_torch_device()
     patcher = patcher_class(model, load_device=device, offload_device=offload)
-    names = comfy.utils.unet_to_diffusers(model_config.unet_config)
+    names = core.unet_to_diffusers(model_config.unet_config)
     renamed = {names[key]: value for key, value in weights.items() if key in names}
     if len(renamed) != len(weights):
         unknown = sorted(set(weights) - set(names))[:3]
@@ -179,8 +180,8 @@ def _unet_config(config: dict) -> dict:
 @contextmanager
 def _groups_of_autoencoders(groups: int) -> Iterator[None]:
     """While open, core builds autoencoders with so many groups: with its 32 it cannot build one of 16 channels."""
-    core = comfy.ldm.modules.diffusionmodules.model
-    before = core.ops
+    layers = comfy.ldm.modules.diffusionmodules.model
+    before = layers.ops
 
     class Ops(before):  # type: ignore[misc, valid-type]
         """Core's layers."""
@@ -190,11 +191,11 @@ def _groups_of_autoencoders(groups: int) -> Iterator[None]:
             """Core's, with the number of groups that the weights were trained with."""
             return before.GroupNorm(num_groups=groups, **settings)
 
-    core.ops = Ops
+    layers.ops = Ops
     try:
         yield
     finally:
-        core.ops = before
+        layers.ops = before
 
 
 def _set_groups(module: torch.nn.Module, groups: int) -> None:

@@ -14,10 +14,10 @@ from comfy_execution.graph_utils import ExecutionBlocker
 from comfy_execution.utils import get_executing_context
 
 from ...engine.activations import Activations, StepRecord, tap_steps
-from ...engine.activations.tap_during_sampling import Moment, Rows
+from ...engine.activations.tap_during_sampling import Moment, Rows, refuse_unreached
 from ...engine.errors import refuse
 from ...engine.tracing.addresses import resolve
-from .forwards import Run, around_sampling
+from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import backbone_of
 from .patches import refuse_other_tokens
 from .running import running_in, watched
@@ -71,6 +71,13 @@ class Recorder:
         ]  # fmt: skip
         self.runs.append(Recorded(record, origin, prompt, earlier=sum(1 + run.earlier for run in same)))
         return self.runs[-1]
+
+    @contextmanager
+    def recorded(self, forward: Forward) -> Iterator[None]:
+        """Around one forward of a run, which is refused if layers to record were not run."""
+        yield
+        if self.record is not None:
+            refuse_unreached(self.record)
 
     def of(self, latent: dict | None) -> StepRecord | None:
         """The record of the run that a LATENT came out of.
@@ -160,6 +167,8 @@ def record_sampling(
             options = kwargs.get("transformer_options") or {}
             if running_in(options) is not running or not running.plain:
                 return None
+            if args and not running.whole(args[0], len(running.parts(options))):
+                return None  # pieces of the batch, or tiles
             step, begins = running.step_of(options["sigmas"])
             if not begins and began.get(step, running.evaluation) != running.evaluation:
                 return None
@@ -180,7 +189,8 @@ def record_sampling(
             watched_steps.look(record)
         entry.latent = "" if run.output is None else _digest(run.output)
 
-    return around_sampling(watched(model), _KEY, recording), recorder
+    clone = around_sampling(watched(model), _KEY, recording)
+    return around_forwards(clone, f"{_KEY}.forward", recorder.recorded), recorder
 
 
 class _Watched:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +58,6 @@ class Part:
 
 
 OTHER = Part("other")
-PROMPT = Part("positive", prompted=True)
 
 
 class Running:
@@ -78,6 +77,7 @@ class Running:
         self._parts: dict[uuid.UUID, Part] = {}
         self._steps_done, self._churns = 0, False
         self._call: tuple[Any, Any] | None = None
+        self._rows = 0
         self._sigma: tuple[torch.Tensor, float] | None = None
 
     @property
@@ -88,6 +88,10 @@ class Running:
     def parts(self, options: dict[str, Any]) -> list[Part]:
         """The parts of a forward's batch, in its order, from its ``transformer_options``."""
         return [self._parts.get(key, OTHER) for key in options.get("uuids") or [None]]
+
+    def whole(self, x: torch.Tensor, parts: int) -> bool:
+        """Whether a forward's batch is the pass's, each part with all of its rows: not pieces of it, nor tiles."""
+        return not self._rows or len(x) == self._rows * parts
 
     def owns(self, base: Any) -> bool:
         """Whether a ComfyUI model is the run's own."""
@@ -153,12 +157,13 @@ class Running:
 
     def passing(self, x: torch.Tensor, options: dict[str, Any], call: Callable[[], Any]) -> Any:
         """Around one batch of conditionings within a call."""
-        before = self.plain
+        before = (self.plain, self._rows)
         self.plain = self._call is None or (x is self._call[0] and _same(options, self._call[1]))
+        self._rows = len(x)
         try:
             return call()
         finally:
-            self.plain = before
+            self.plain, self._rows = before
 
     @contextmanager
     def on(self, patcher: Any) -> Iterator[None]:
@@ -179,11 +184,12 @@ class Running:
         return counted
 
 
-def one_forward(model: Any, key: uuid.UUID) -> Running:
-    """For a forward outside a run: its one conditioning is the prompt."""
+def one_forward(model: Any, keys: Sequence[uuid.UUID]) -> Running:
+    """For a forward outside a run: its conditionings are the prompt's."""
     running = Running()
     running.models = [model.model]
-    running.add(key, PROMPT)
+    for number, key in enumerate(keys, 1):
+        running.add(key, Part("positive", number, len(keys), prompted=True))
     return running
 
 

@@ -12,12 +12,15 @@ import comfy.samplers
 import torch
 
 from ...engine.diffusion.schedule import NoiseSchedule
-from ...engine.errors import refuse
+from ...engine.errors import VitrineError, refuse
 from ...engine.resolution import Plan, shift_grid
+from . import compat_comfyui as core
 
 SAMPLERS = comfy.samplers.SAMPLER_NAMES
 SCHEDULERS = comfy.samplers.SCHEDULER_NAMES
 """ComfyUI's own lists, so that what other packs add to them is on offer too."""
+_WITHOUT_STEPS = (comfy.model_sampling.ModelSamplingDiscreteEDM, comfy.model_sampling.StableCascadeSampling)
+"""Subclasses of ModelSamplingDiscrete whose networks are told a logarithm or a share instead of a timestep."""
 
 
 def schedule_of(model: Any) -> NoiseSchedule:
@@ -44,13 +47,23 @@ def clock_of(sampling: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """sigma (B,) -> timesteps (B,) of 1000, float64 on the CPU: what the network is told.
 
     Raises:
-        VitrineError: The schedule is continuous and not a flow.
+        VitrineError: The network is told its noise level in another way, as EDM models and Stable Cascade are.
     """
     if isinstance(sampling, comfy.model_sampling.CONST):
         return lambda sigma: sigma.double().cpu() * 1000
-    if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete):
+    if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete) and not isinstance(sampling, _WITHOUT_STEPS):
         return lambda sigma: sampling.timestep(sigma).double().cpu()
-    raise refuse("model sampling", type(sampling).__name__, "a sigma table or a flow", "EDM models have no timesteps")
+    shown, remedy = [c.__name__ for c in type(sampling).__mro__[:2]], "EDM models have none; remove the sampling patch"
+    raise refuse("model sampling", shown, "one with timesteps of 1000, or a flow", remedy)
+
+
+def share_of(sampling: Any, sigma: torch.Tensor) -> float:
+    """How much of a model's noise levels lie above the first of sigma (B,): 0 at the noisiest, below 1."""
+    try:
+        return max(0.0, 1 - float(clock_of(sampling)(sigma[:1])) / 999)
+    except VitrineError:  # no timesteps: the levels themselves
+        levels = sampling.sigmas
+        return float((levels > sigma[:1].to(levels)).float().mean())
 
 
 def run_sigmas(model: Any, sampler: str, scheduler: str, steps: int, denoise: float) -> torch.Tensor:
@@ -71,8 +84,7 @@ def movable_schedule(sampling: Any) -> NoiseSchedule:
     flows = (comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.ModelSamplingFlux)
     if isinstance(sampling, flows):
         return NoiseSchedule.flow()
-    without_table = (comfy.model_sampling.ModelSamplingDiscreteEDM, comfy.model_sampling.StableCascadeSampling)
-    if not isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete) or isinstance(sampling, without_table):
+    if not isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete) or isinstance(sampling, _WITHOUT_STEPS):
         accepted = "ModelSamplingDiscrete, ModelSamplingDiscreteFlow, ModelSamplingFlux"
         remedy = "this model is told its noise level without a table; use its own ModelSampling node"
         raise refuse("model sampling", [c.__name__ for c in type(sampling).__mro__[:2]], accepted, remedy)
@@ -98,7 +110,7 @@ def moved_sampling(own: Any, plan: Plan) -> Any:
     elif plan.schedule == "relabel":
         new.set_sigmas(own.sigmas.double() * plan.ratio)
     else:
-        new.__class__ = _resampled(type(own))
+        core.change_class(new, _resampled(type(own)))
         new.trained = copy.deepcopy(own)
         new.set_sigmas(shift_grid(own.sigmas.double(), plan.ratio, float(own.sigmas[-1]), plan.config.top))
     return new

@@ -6,21 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import comfy.ldm.pixart.pixartms
 import comfy.model_base
 import comfy.model_management
 import comfy.model_patcher
 import comfy.supported_models
-import comfy.utils
 import torch
 
 from ...engine.errors import refuse
+from . import compat_comfyui as core
 from .portraits import WEIGHTS, LatentFormat, read_part
 
 TRAINED_SIDE = 64
 
 
-class PixArt(comfy.ldm.pixart.pixartms.PixArtMS):
+class PixArt(core.PixArtMS):
     """ComfyUI's network, with positions spread over the trained number of tokens.
 
     ComfyUI spreads them over round(side / 64) times 64 latents, which is nothing at 16 x 16.
@@ -33,7 +32,7 @@ class PixArt(comfy.ldm.pixart.pixartms.PixArtMS):
     def forward_orig(self, x: Any, timestep: Any, y: Any, *unused: Any, **ignored: Any) -> torch.Tensor:
         """As the base class, without its mask and size conditions: (B, 4, H, W) in and out."""
         rows, columns = (side // self.patch_size for side in x.shape[-2:])
-        positions = comfy.ldm.pixart.pixartms.get_2d_sincos_pos_embed_torch(
+        positions = core.get_2d_sincos_pos_embed_torch(
             self.hidden_size, columns, rows, self.pe_interpolation or 1.0, self.base_size, x.device, x.dtype
         )
         tokens, t = self.x_embedder(x) + positions, self.t_embedder(timestep, x.dtype)
@@ -78,7 +77,7 @@ def load_transformer(folder: str, disable_dynamic: bool = False) -> Any:
     if betas is not None:
         abar = torch.cumprod(1 - betas, 0)
         model.model_sampling.set_sigmas(((1 - abar) / abar).sqrt())
-    patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else comfy.model_patcher.CoreModelPatcher
+    patcher_class = comfy.model_patcher.ModelPatcher if disable_dynamic else core.CoreModelPatcher
     device = comfy.model_management.get_torch_device()
     patcher = patcher_class(model, load_device=device, offload_device=offload)
     model.load_model_weights(converted(weights, model_config.unet_config), "", assign=patcher.is_dynamic())
@@ -110,7 +109,7 @@ def converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch
     Raises:
         VitrineError: A weight has no place.
     """
-    places = comfy.utils.pixart_to_diffusers(config)
+    places = core.pixart_to_diffusers(config)
     lost = sorted(set(weights) - set(places))
     if lost:
         raise refuse("transformer weights", lost[:3], "a PixArt-shaped transformer", "use a folder of one that ships")

@@ -1,8 +1,8 @@
 // Dropdowns for text fields whose words depend on what is connected: labels of a space, places of a model.
 // The text stays the value, and anything can still be typed; without this file they are plain text fields.
 import { app } from "../../scripts/app.js";
-import { api } from "../../scripts/api.js";
 import { chain, undoStep } from "./panel.js";
+import { ask, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const LABELS = { input: "space" };
@@ -30,10 +30,8 @@ function loaderOf(node, input) {
 
 async function namesFor(node, { input, own }) {
   const value = own && node.widgets.find((w) => w.name === own)?.value;
-  const asked = { node: String(node.id), ...(own ? { [own]: value } : loaderOf(node, input)) };
-  const answer = await api.fetchApi("/vitrine/choices", { method: "POST", body: JSON.stringify(asked) }).catch(() => null);
-  const content = answer?.ok ? await answer.json().catch(() => null) : null;
-  return content?.names ?? [];
+  const answer = await ask(node, "/vitrine/choices", own ? { [own]: value } : loaderOf(node, input) ?? {});
+  return answer?.content.names ?? [];
 }
 
 /** The text field ``name`` as a dropdown in its place; returns what fills it. */
@@ -112,6 +110,7 @@ app.registerExtension({
       }
       node.setDirtyCanvas?.(true, true);
     }, 0);
+    chain(node, "onRemoved", whenStateMayDiffer(node, later));
     for (const hook of ["onAdded", "onConfigure", "onConnectionsChange", "onExecuted"]) chain(node, hook, later);
     const own = node.widgets.find((w) => fields.some(([, s]) => s.own === w.name));
     if (own) chain(own, "callback", later);

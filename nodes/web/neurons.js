@@ -32,7 +32,7 @@ function lines(record) {
     prompt && prompt !== "prompt" && `“${prompt}”`,
     t("{deviations} deviations above or below ordinary captions: {activation}, usually {usual}",
       { deviations: short(deviations), activation: short(activation), usual: short(usual) }),
-    tokens.length && t("strongest at tokens {tokens} of the prompt (0: start)",
+    tokens.length && t("strongest at tokens {tokens} of the prompt (from 0)",
       { tokens: tokens.map(([at, value]) => `${at} (${short(value)})`).join(", ") }),
     alone !== undefined && t("left alone, likeness to the copied prediction rises to {alone}; below {limit} was wanted",
       { alone: alone.toFixed(3), limit: limit.toFixed(3) }),

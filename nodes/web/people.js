@@ -1,8 +1,8 @@
 // The people of W2W Edit: drag the person on the map of the space, pull sliders, and the picture follows in one step.
 // The text fields stay the value (labels, strengths, "more", "place"); this only reads and writes them.
 import { app } from "../../scripts/app.js";
-import { api } from "../../scripts/api.js";
 import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PAIRS = [1, 2, 3, 4];
@@ -92,7 +92,8 @@ function openPeople(node) {
   bar.append(prompt, seed);
   box.append(status, top, bar, list);
 
-  let space = null, coloured = 0, dragged = false, drawing = false, again = false, closed = false, shown = "";
+  let space = null, about = "", coloured = 0, dragged = false, drawing = false, again = false, closed = false, shown = "";
+  const leaving = new AbortController(); // a closed panel waits for nothing
   const rows = [];
 
   // --- the picture: one request at a time, and always the latest values ---
@@ -100,13 +101,13 @@ function openPeople(node) {
     if (!space || closed || !node.graph) return;
     if (drawing) { again = true; return; }
     const inputs = fields.inputs();
-    const body = JSON.stringify({ node: String(node.id), inputs, prompt: prompt.value, seed: Math.max(0, Math.trunc(+seed.value || 0)) });
+    const wanted = { inputs, prompt: prompt.value, seed: Math.max(0, Math.trunc(+seed.value || 0)) };
+    const body = JSON.stringify([executionId(node), wanted]);
     again = false;
     if (body === shown) return;
     drawing = true;
     const began = performance.now();
-    const answer = await api.fetchApi("/vitrine/person", { method: "POST", body }).catch(() => null);
-    const content = await answer?.json().catch(() => null);
+    const answer = await ask(node, "/vitrine/person", wanted, leaving.signal), content = answer?.content;
     drawing = false;
     if (closed) return;
     shown = answer?.ok ? body : "";
@@ -211,12 +212,29 @@ function openPeople(node) {
     }
   };
 
+  /** Of another copy of a subgraph, which has not run. */
+  const forget = () => {
+    space = null;
+    about = shown = "";
+    rows.length = 0;
+    list.replaceChildren();
+    picture.removeAttribute("src");
+    status.textContent = t("Run once to see the space");
+    draw();
+  };
   const refresh = async (anew = false) => {
-    if (anew || !space) {
-      const answer = await api.fetchApi("/vitrine/space", { method: "POST", body: JSON.stringify({ node: String(node.id) }) }).catch(() => null);
-      if (!answer?.ok || closed) return;
-      space = await answer.json();
-      shown = "";
+    const id = executionId(node);
+    if (anew || !space || about !== id) {
+      const answer = await ask(node, "/vitrine/space", {}, leaving.signal);
+      if (closed) return;
+      if (!answer?.ok) {
+        if (answer && about !== id) forget();
+        return;
+      }
+      const before = JSON.stringify(space);
+      space = answer.content;
+      if (about !== id || before !== JSON.stringify(space)) shown = "";
+      about = id;
       rows.splice(0, rows.length, ...space.labels.map(sliderRow));
       list.replaceChildren(...rows.map(({ row }) => row));
       bar.style.display = space.draws ? "flex" : "none";
@@ -238,8 +256,9 @@ function openPeople(node) {
   const widget = addPanel(node, "people", box, HEIGHT);
   const watcher = new ResizeObserver(draw);
   watcher.observe(map);
+  const quiet = whenStateMayDiffer(node, () => refresh(true));
   refresh();
-  return { widget, refresh, close: () => { closed = true; watcher.disconnect(); } };
+  return { widget, refresh, close: () => { closed = true; quiet(); leaving.abort(); watcher.disconnect(); } };
 }
 
 app.registerExtension({

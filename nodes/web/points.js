@@ -3,6 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PICKERS = {
@@ -10,6 +11,7 @@ const PICKERS = {
   VitrineSegmentLikeThis: { picture: "examples", unwanted: true },
 };
 const GRAB = 9; // pixels on the screen
+const RAN = {}; // the news that a run has ended
 const COLOURS = { wanted: "#2fbf71", unwanted: "#e5484d" };
 
 /** Lines "x y" and "not x y", or the JSON of other packs, as [{x, y, wanted, own}] in fractions; null if unreadable. */
@@ -61,11 +63,14 @@ function written(points, before, width, height) {
 /** Blue over red to yellow: the colour of a share of the way from the least alike cell to the most. */
 const heat = (v) => [v, Math.max(0, 2 * v - 255), 255 - v];
 
+/** How the page calls a node in its list of outputs. */
+const locatorOf = (node) => (node.graph === app.graph ? node.id : `${node.graph.id}:${node.id}`);
+
 /** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
 function pictureOf(node, input) {
   const show = (i) => api.apiURL(`/view?${new URLSearchParams({ filename: i.filename, subfolder: i.subfolder ?? "", type: i.type ?? "temp" })}`);
   const before = node.graph ? node.getInputNode(node.inputs.findIndex((i) => i.name === input)) : null;
-  const drawn = before && app.nodeOutputs?.[before.id]?.images?.[0];
+  const drawn = before && app.nodeOutputs?.[locatorOf(before)]?.images?.[0];
   if (drawn) return show(drawn);
   const file = before?.comfyClass === "LoadImage" && before.widgets?.find((w) => w.name === "image")?.value;
   if (file) {
@@ -85,7 +90,7 @@ function openPicker(node, text, settings) {
   box.append(canvas);
 
   const image = new Image();
-  let address = null, grabbed = -1, map = null, asked = 0;
+  let address = null, grabbed = -1, map = null, asked = 0, about = "";
   const size = () => [image.naturalWidth || 1, image.naturalHeight || 1];
   const points = () => parse(String(text.value ?? ""), ...size());
   const frame = () => {
@@ -143,10 +148,22 @@ function openPicker(node, text, settings) {
     }
   };
 
-  const refresh = () => {
+  const refresh = (news) => {
+    if (news === RAN) learn();
     const next = pictureOf(node, settings.picture);
-    if (next && next !== address) image.src = address = next;
+    if (next && next !== address) image.src = next;
+    else if (!next) image.removeAttribute("src");
+    address = next;
     draw();
+  };
+  /** The picture of the last run: of this workflow, and of this copy of a subgraph. */
+  const learn = async () => {
+    const id = executionId(node), answer = await ask(node, "/vitrine/picture");
+    if (!answer || !node.graph || id !== executionId(node)) return;
+    if (id !== about) { map = null; asked++; }
+    about = id;
+    node.vitrinePicture = answer.ok ? answer.content : null;
+    refresh();
   };
   image.onload = draw;
 
@@ -167,10 +184,9 @@ function openPicker(node, text, settings) {
   /** What the model thinks is like this point, from the node's last run; nothing is queued. */
   const look = async (p) => {
     const turn = ++asked, began = performance.now();
-    const answer = await api.fetchApi("/vitrine/similarity", {
-      method: "POST", body: JSON.stringify({ node: String(node.id), x: p.x, y: p.y }) }).catch(() => null);
+    const answer = await ask(node, "/vitrine/similarity", { x: p.x, y: p.y });
     if (!answer?.ok || turn !== asked) return;
-    const { width, height, values, low, high } = await answer.json();
+    const { width, height, values, low, high } = answer.content;
     const levels = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
     const cells = new ImageData(width, height);
     levels.forEach((v, i) => cells.data.set([...heat(v), v], 4 * i));
@@ -217,8 +233,9 @@ function openPicker(node, text, settings) {
   const widget = addPanel(node, "picker", box);
   const watcher = new ResizeObserver(draw);
   watcher.observe(box);
-  refresh();
-  return { widget, refresh, close: () => watcher.disconnect() };
+  const quiet = whenStateMayDiffer(node, learn);
+  refresh(RAN);
+  return { widget, refresh, close: () => { quiet(); watcher.disconnect(); } };
 }
 
 app.registerExtension({
@@ -230,9 +247,6 @@ app.registerExtension({
     const panel = foldable(node, t("points on the picture"), () => openPicker(node, text, settings));
     chain(text, "callback", panel.later);
     chain(node, "onConnectionsChange", panel.later);
-    chain(node, "onExecuted", (output) => {
-      node.vitrinePicture = output?.vitrine_picture?.[0] ?? node.vitrinePicture;
-      panel.later();
-    });
+    chain(node, "onExecuted", () => panel.later(RAN));
   },
 });

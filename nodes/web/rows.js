@@ -16,7 +16,10 @@ function hide(node, widget, hidden) {
 
 function showRows(node) {
   const widget = (name) => node.widgets.find((w) => w.name === name);
-  const linked = (name) => node.inputs?.some((i) => i.widget?.name === name && i.link != null);
+  const linked = (name) => {
+    const at = node.inputs?.findIndex((i) => i.widget?.name === name) ?? -1;
+    return at >= 0 && node.isInputConnected(at);
+  };
   const used = (row) => String(widget(`label_${row}`)?.value ?? "").trim() || linked(`label_${row}`) || linked(`strength_${row}`);
   const free = ROWS.find((row) => !used(row));
   for (const row of ROWS) {

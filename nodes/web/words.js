@@ -53,10 +53,10 @@ const WORDS = {
     "普通のキャプションから標準偏差 {deviations} 個分のずれ：{activation}、ふだんは {usual}",
     "보통 캡션에서 표준편차 {deviations}만큼 벗어남: {activation}, 평소 {usual}",
   ],
-  "strongest at tokens {tokens} of the prompt (0: start)": [
-    "在提示词的第 {tokens} 个 token 处最强（0 为起始）",
-    "プロンプトのトークン {tokens} で最も強い（0 は開始）",
-    "프롬프트의 토큰 {tokens}에서 가장 강함 (0: 시작)",
+  "strongest at tokens {tokens} of the prompt (from 0)": [
+    "在提示词的第 {tokens} 个 token 处最强（从 0 数起）",
+    "プロンプトのトークン {tokens} で最も強い（0 から数える）",
+    "프롬프트의 토큰 {tokens}에서 가장 강함 (0부터 셈)",
   ],
   "left alone, likeness to the copied prediction rises to {alone}; below {limit} was wanted": [
     "若保留它，与复制预测的相似度会升到 {alone}；目标是低于 {limit}",
@@ -157,6 +157,16 @@ const WORDS = {
     "输入…",
     "入力する…",
     "직접 입력…",
+  ],
+  "open the report": [
+    "打开报告",
+    "レポートを開く",
+    "보고서 열기",
+  ],
+  "Run once to make the report": [
+    "运行一次即可生成报告",
+    "一度実行するとレポートができます",
+    "한 번 실행하면 보고서가 만들어집니다",
   ],
 };
 

@@ -51,10 +51,23 @@ HUGE = {
     "LoHa of two ranks of one": under(
         Q, hada_w1_a=ones(20_000, 1), hada_w1_b=ones(1, 20_000), hada_w2_a=ones(20_000, 1), hada_w2_b=ones(1, 20_000)
     ),
+    "LoHa of a transformer": under(
+        BLOCK,
+        hada_w1_a=ones(16_384, 64),
+        hada_w1_b=ones(64, 16_384),
+        hada_w2_a=ones(16_384, 300),
+        hada_w2_b=ones(300, 16_384),
+    ),
+    "LoKr of a transformer, one layer's size": under(BLOCK, lokr_w1=ones(128, 128), lokr_w2=ones(150, 150)),
+    "LoKr of many layers of a transformer": {
+        key: value
+        for n in range(40)
+        for key, value in under(BLOCK.replace("0", str(n)), lokr_w1=ones(32, 32), lokr_w2=ones(64, 64)).items()
+    },
     "LoRA of one factor": plain(rank=1, out=100_000, width=100_000),
     "LoRA of a transformer": plain(BLOCK.replace(".", "_"), 1, 100_000, 100_000),
 }
-"""Products larger than any layer."""
+"""Products larger than any layer, or than a file of that size can mean."""
 
 WIDE = {
     "LoHa of a rank of 500": under(

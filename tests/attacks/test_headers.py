@@ -1,6 +1,8 @@
 """Headers of strangers: each of our formats, with any value anywhere, is refused when read or works in every use."""
 
 import json
+import os
+import time
 
 import pytest
 import torch
@@ -8,8 +10,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 from vitrine.engine.activations import Activations
+from vitrine.engine.control import (
+    ControlEmbedder,
+    ControlMetadata,
+    ControlSpec,
+    GammaConfig,
+    PaddingConfig,
+    SizeCondition,
+    load_control,
+    save_control,
+    trained_settings,
+)
 from vitrine.engine.errors import VitrineError, printable
 from vitrine.engine.nemo import NeuronSet
+from vitrine.engine.nemo.neuron_statistics import import_official as statistics_of
 from vitrine.engine.w2w import (
     EditConfig,
     LoraLayer,
@@ -35,11 +49,16 @@ from vitrine.engine.w2w import (
     write_lora,
 )
 from vitrine.engine.w2w.edit.coefficient_sampling import SampleConfig
+from vitrine.engine.w2w.space.official_files import import_official
 from vitrine_tests.engine.corpus import TENSOR_FILES, TEXT_FILES, join, loras, split
+from vitrine_tests.engine.official_files import official_files
 from vitrine_tests.engine.small_loras import Held
 
 MOST = 500 * 2**20
-"""Bytes of tensors that a small file may take."""
+SLOWEST = 2.0
+"""Bytes of tensors that a small file may take; the processor's seconds for all its uses, watched in nightly runs."""
+RECORD = os.environ.get("VITRINE_HEADERS_RECORD", "")
+"""A file that receives name, seconds and bytes of each example."""
 NUMBERS = (0, -1, 1, 10**9, 2**63, 10**400, 1e308, 3e38, -0.0, float("nan"), float("inf"), 1e-320)
 TEXTUAL = ("", "x", "nan", "a\x1b[2J", "\u202e", "../../x", "C:\\x", "\\\\host\\x", "9" * 5000)
 OTHERS = (None, True, [], {}, [[]], [1], {"a": 1})
@@ -133,7 +152,26 @@ def use_lora(path):
     assert all(torch.isfinite(LoraLayer(v.down, v.up, v.alpha).delta()).all() for v in layers.values())
 
 
+def make_control(path):
+    torch.manual_seed(0)
+    spec = ControlSpec()
+    about = ControlMetadata("DiTTransformer2DModel", 16, gamma=GammaConfig(alpha=3.0), padding=PaddingConfig(), steps=5)
+    extra = {"lora.x.lora_A.weight": torch.ones(2, 3)}
+    save_control(path, ControlEmbedder(spec, 16).state_dict(), about, extra)
+
+
+def use_control(path):
+    embedder, metadata, extra = load_control(path)
+    u = torch.tensor([0.2], dtype=torch.float64)
+    rows = embedder.spec.rows(SizeCondition().controls((64, 64), embedder.spec))
+    with torch.no_grad():
+        assert torch.isfinite(embedder(rows, u, metadata.gamma)).all()
+    trained_settings(metadata)
+    save_control(path.with_name("again.safetensors"), embedder.state_dict(), metadata, extra)
+
+
 TENSORS = {
+    "control.safetensors": (make_control, use_control),
     "factors.safetensors": (rich, use_space), "delta.safetensors": (rich, use_space),
     "model.w2wmodel.safetensors": (make_model, use_model),
     "taps.safetensors": (TENSOR_FILES["taps.safetensors"][0], use_taps),
@@ -153,7 +191,11 @@ def places(node, path=()):
     """Every place in a tree of JSON, also within texts that are JSON themselves."""
     yield path
     if isinstance(node, str) and node[:1] in ("{", "["):
-        yield from places(json.loads(node), (*path, "json"))
+        try:
+            inner = json.loads(node)
+        except ValueError:
+            return  # an odd text that was put there
+        yield from places(inner, (*path, "json"))
     elif isinstance(node, (dict, list)):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             yield from places(value, (*path, key))
@@ -172,12 +214,18 @@ def bent(node, path, value):
 
 def survives(use, path):
     """Nothing but our own errors, and little memory."""
+    began = time.process_time()
     try:
         with Held() as held:
             use(path)
     except VitrineError as error:
         assert "\x1b" not in str(error) and "\u202e" not in str(error)
+    seconds = time.process_time() - began
     assert held.most <= MOST
+    assert seconds <= SLOWEST or EXAMPLES <= 25, f"{path.name} took {seconds:.1f} s"
+    if RECORD:
+        with open(RECORD, "a") as record:
+            record.write(f"{path.name}\t{seconds:.4f}\t{held.most}\n")
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +241,9 @@ def good(tmp_path_factory):
     return {name: (folder / name).read_bytes() for name in (*TENSORS, *TEXTS)}
 
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = int(os.environ.get("VITRINE_HEADERS", 25))
+"""Of each test; the nightly piece "hostile headers" has 500."""
+QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -244,3 +294,57 @@ def test_any_value_in_a_json_file(name, good, tmp_path, data):
     tree = bent(tree, data.draw(st.sampled_from(list(places(tree)))), data.draw(VALUES))
     (tmp_path / name).write_text(json.dumps(tree))
     survives(TEXTS[name], tmp_path / name)
+
+
+# --- published files, which are archives of torch.save ---------------------------------------------------------------
+OFFICIAL = ("mean.pt", "std.pt", "V.pt", "weight_dimensions.pt", "proj_1000pc.pt")
+
+
+@pytest.fixture(scope="module")
+def official(good, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("official")
+    (folder / "factors.safetensors").write_bytes(good["factors.safetensors"])
+    official_files(load_space(folder / "factors.safetensors"), folder, 0)
+    import_official(folder)
+    torch.save([[torch.rand(6) for _ in range(3)] for _ in range(2)], folder / "statistics.pt")
+    statistics_of(folder / "statistics.pt", list("abc"))
+    return {name: torch.load(folder / name, weights_only=True) for name in (*OFFICIAL, "statistics.pt")}
+
+
+def grown(data, content):
+    """The content of a file with one value in another's place, or a tensor of other numbers."""
+    if isinstance(content, torch.Tensor):
+        kind = data.draw(st.sampled_from(("fill", "shape", "dtype", "value")))
+        if kind == "fill":
+            return torch.full_like(content, data.draw(st.sampled_from((0.0, -1.0, 3e38, float("nan"), float("inf")))))
+        if kind == "shape":
+            return torch.ones(data.draw(st.lists(st.integers(0, 5), max_size=3)))
+        if kind == "dtype":
+            return content.to(data.draw(st.sampled_from((torch.int64, torch.bool, torch.float16, torch.complex64))))
+    if isinstance(content, (list, dict)) and content and data.draw(st.integers(0, 9)):
+        copy = type(content)(content)
+        key = data.draw(st.sampled_from(list(content) if isinstance(content, dict) else range(len(content))))
+        copy[key] = grown(data, content[key])
+        return copy
+    return data.draw(VALUES)
+
+
+def use_official(path):
+    if path.name == "statistics.pt":
+        found = statistics_of(path, list("abc"))
+        assert all(torch.isfinite(found.z(a, torch.zeros(1, len(m)))).all() for a, m in found.means.items())
+        return
+    space = import_official(path.parent)
+    rows = sample(space, [0])
+    contents(space), described(space, rows)
+    assert all(torch.isfinite(layer.delta()).all() for layer in materialise(space, rows[0]).values())
+    space.save(path.with_name("space.safetensors"))
+
+
+@pytest.mark.parametrize("name", [*OFFICIAL, "statistics.pt"])
+@QUICK
+@given(data=st.data())
+def test_any_value_in_a_published_file(name, official, tmp_path, data):
+    for each, content in official.items():
+        torch.save(grown(data, content) if each == name else content, tmp_path / each)
+    survives(use_official, tmp_path / name)

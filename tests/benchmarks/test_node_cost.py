@@ -9,7 +9,6 @@ import os
 import statistics
 from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +28,9 @@ def _lane(name):
     return module
 
 
-comfy, xl = _lane("conftest").comfy, _lane("test_control").xl  # one started ComfyUI, one small SDXL-shaped MODEL
+_started = _lane("conftest")
+comfyui, comfy = _started.comfyui, _started.comfy  # one started ComfyUI
+xl = _lane("test_control").xl  # one small SDXL-shaped MODEL
 packs, empty, start = (getattr(_lane("test_import_cost"), name) for name in ("packs", "empty", "start"))
 
 
@@ -122,6 +123,23 @@ def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
     bench.compare(f"node: {name}", bare.label, run, {"bare forward": bare})
 
 
+def test_the_lora_report(bench, comfy):
+    """Of one caption with two seeds: its template is on a user's model."""
+    from vitrine.nodes.comfy.lora import usual_student
+
+    model, clip, vae = comfy.call("VitrineLoadPortraits")[:3]
+    asked = {"lora": usual_student(), "captions": "a smiling face", "trigger": "", "ordinary": "a pale face\na cap"}
+    few = {"seeds": 2, "minutes": 0.0, "first_seed": 2000, "steps": 4, "cfg": 3.0, "prompts": 1, "compare": False}
+    latent, names = {"samples": torch.zeros(1, 4, 16, 16)}, itertools.count()
+    bare = bench.model("portraits")
+
+    def run():
+        own = {"model": model, "clip": clip, "vae": vae, "latent": latent, "name": f"bench-{next(names)}"}
+        comfy.call("VitrineLoRAReport", **own, **asked, **few)
+
+    bench.compare("node: LoRA Report", bare.label, run, {"bare forward": bare}, rounds=ROUNDS, warm=0)
+
+
 def _waited_for(bench, method, run, bare, promised):
     """Seconds that a hand waits: the median of rounds between which a bare forward runs, held to what is promised."""
     told = {"rounds": 10, "summary": statistics.median}
@@ -135,12 +153,12 @@ def test_a_click_in_the_picker_becomes_a_map(bench, comfy):
     from vitrine.nodes.comfy import similarity
 
     bare = bench.model("portraits")
-    picker, features = SimpleNamespace(unique_id="bench"), torch.Generator().manual_seed(0)
-    similarity.remember(picker, torch.randn(1280, similarity.SIDE, similarity.SIDE, generator=features))
+    drawn = torch.Generator().manual_seed(0)
+    picker = similarity.Clickable({}, torch.randn(1280, similarity.SIDE, similarity.SIDE, generator=drawn).half())
     places = itertools.count()
 
     def click():
-        assert similarity.similarity_map("bench", 0.3 + 0.001 * next(places), 0.6)["values"]
+        assert similarity.similarity_map(picker, 0.3 + 0.001 * next(places), 0.6)["values"]
 
     _waited_for(bench, "picker: a click becomes a map", click, bare, 0.3)
 
@@ -153,8 +171,8 @@ def test_a_drag_in_the_panel_becomes_a_picture(bench, comfy):
     bare, name = bench.model("portraits"), "portraits people (shipped)"
     space = comfy.call("VitrineLoadW2WSpace", space_file=name, components=0)[0]
     person = comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
-    easel = people.easel(space, None, None, None, "")
-    panel = people.Panel(space, w2w.usual_map, person, lambda inputs: w2w.moved(space, person, inputs), easel)
+    renderer = people.renderer_of(space, None, None, None, "")
+    panel = people.PanelSession(space, w2w.usual_map, person, lambda inputs: w2w.moved(space, person, inputs), renderer)
     places = itertools.count()
 
     def drag():

@@ -68,16 +68,19 @@ def unclip():
 
 def control(**more):
     """A ControlNet for :func:`sd`, with a hint of three channels."""
+    hint = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
+    return control_of(unet_config()).set_cond_hint(hint, **({"strength": 1.0} | more))
+
+
+def control_of(config):
+    """A ControlNet without a hint for a UNet of core's, by its configuration."""
     import comfy.ops
     from comfy.cldm.cldm import ControlNet as Network
     from comfy.controlnet import ControlNet
 
-    config = unet_config()
-    config.pop("out_channels"), config.pop("transformer_depth_output")
+    config = {k: v for k, v in config.items() if k not in ("out_channels", "transformer_depth_output", "dtype")}
     net = Network(**config, hint_channels=3, operations=comfy.ops.manual_cast, dtype=torch.float32, device=CPU)
-    made = ControlNet(filled(net, 5), load_device=CPU)
-    hint = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(2))
-    return made.set_cond_hint(hint, **({"strength": 1.0} | more))
+    return ControlNet(filled(net, 5), load_device=CPU)
 
 
 def gligen(network):

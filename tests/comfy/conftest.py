@@ -33,6 +33,9 @@ class _Server:
     def send_sync(self, event, data, sid=None):
         self.events.append((event, data))
 
+    def send_progress_text(self, text, node_id, sid=None):
+        self.events.append(("progress_text", {"node": node_id, "text": text}))
+
 
 class Comfy:
     """Runs API-format graphs and keeps what chosen nodes return."""
@@ -69,15 +72,19 @@ class Comfy:
         cache = {"cache_type": self.execution.CacheType.CLASSIC, "cache_args": {"ram": 0, "ram_inactive": 0, "lru": 0}}
         return self.execution.PromptExecutor(self.server, **cache)
 
-    def run(self, graph, executor=None):
-        """Validate and execute; returns (history result, error message or None)."""
+    def run(self, graph, executor=None, about=None):
+        """Validate and execute; returns (history result, error message or None).
+
+        Args:
+            about: what the page says of the run, such as ``client_id`` and the workflow in ``extra_pnginfo``.
+        """
         name = str(uuid.uuid4())
         validate = self.execution.validate_prompt(name, graph, None)
         ok, error, outputs, node_errors = self.loop.run_until_complete(validate)
         if not ok:
             return None, f"{error} {node_errors}"
         executor = executor or self.executor()
-        self.loop.run_until_complete(executor.execute_async(graph, name, {}, outputs))
+        self.loop.run_until_complete(executor.execute_async(graph, name, about or {}, outputs))
         failed = next((m for e, m in executor.status_messages if e == "execution_error"), None)
         return executor.history_result, None if executor.success else str(failed)
 

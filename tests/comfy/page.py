@@ -18,9 +18,9 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager, contextmanager, suppress
-from importlib.metadata import version
 from pathlib import Path
 
+from vitrine_tests.comfy.page_version import page_to_test
 from vitrine_tests.hangs import HANGS
 
 CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
@@ -59,13 +59,15 @@ def server(comfyui, pack, base, flags=(), user=None):
     (base / "custom_nodes").mkdir(parents=True)
     settings = base / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True)
-    own = {"Comfy.InstalledVersion": version("comfyui-frontend-package")}  # whose defaults a new installation has
+    shown, served = page_to_test()
+    own = {"Comfy.InstalledVersion": shown}  # whose defaults a new installation has
     settings.write_text(json.dumps(VISITED | own | (user or {})))
     (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
     with free_port() as port, (base / "server.log").open("w") as log:
         command = [
             sys.executable, str(Path(__file__).parent / "launch.py"), str(comfyui), "--cpu", "--port", str(port),
-            "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:", *flags,
+            "--base-directory", str(base), "--disable-api-nodes", "--database-url", "sqlite:///:memory:",
+            *served, *flags,
         ]  # fmt: skip
         environment = os.environ | {"PYTHONPATH": ""}
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=base, env=environment)

@@ -5,9 +5,7 @@ import torch
 from vitrine.engine.control import GammaConfig, GuidanceConfig
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, TOLD, close, xl_twins
-from vitrine_tests.comfy.guided_graphs import blocked_by_text, patched
-
-PATCHES = ("NAGuidance", "SelfAttentionGuidance", "PerturbedAttentionGuidance", "APG", "TCFG", "RescaleCFG")
+from vitrine_tests.comfy.guided_graphs import PATCHES, blocked_by_text, patched
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +48,11 @@ def ours(model, positive, scale, control=1.0, **more):
 @pytest.mark.parametrize("patch", PATCHES)
 def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, scene, patch, scale):
     model, positive, _ = scene
-    with_patch = patched(comfy, patch, model)
-    found, expected = (guided(make(with_patch, positive, scale)) for make in (ours, core))
+    caches = {"reuse_threshold": 1.0, "start_percent": 0.0, "end_percent": 1.0} if "Cache" in patch else {}
+    with_patch = patched(comfy, patch, model, **caches)
+    found, expected = (guided(make(with_patch, positive, scale), 8 if caches else 4) for make in (ours, core))
     assert close(found, expected)
+    assert not caches or not torch.equal(found, guided(ours(model, positive, scale), 8)), "no step was skipped"
 
 
 @pytest.mark.parametrize("config", [{}, {"control": 1.375}, {"nesting": "semantic_inner", "control": 1.375},

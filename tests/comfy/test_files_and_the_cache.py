@@ -14,7 +14,13 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as
 PROMPT = "a smiling dark face with curly blond hair on pink"
 CAPTIONS = "a smiling face\na pale face\na dark face on pink\nlong hair"
 PLACE = "up-level1-repeat0-vit-block0-cross-q"
-OWN_STATE = {"VitrineNEMOCopyCheck", "VitrineW2WInvert", "VitrineEMDDistill", "VitrineBuildW2WSpace"}
+OWN_STATE = {
+    "VitrineNEMOCopyCheck",
+    "VitrineLoRAReport",
+    "VitrineW2WInvert",
+    "VitrineEMDDistill",
+    "VitrineBuildW2WSpace",
+}
 """Nodes that read back what an earlier run of their own wrote, to resume it."""
 
 
@@ -113,6 +119,8 @@ class Desk:
         check = {"prompts": "a face", "ordinary": "a\nb", "seeds": 2, "steps": 1, "tau": 0.5, "name": "cached"}
         models = {"model": self.model, "clip": self.clip, "vae": self.vae, "latent": self.latent}
         self.call("VitrineNEMOCopyCheck", pictures=pictures, **models, **check)
+        few = {"seeds": 2, "steps": 1, "prompts": 1, "ordinary": "a\nb", "compare": False, "name": "cached"}
+        self.call("VitrineLoRAReport", lora="student.safetensors", pictures=pictures, **models, **few)
         self.call("VitrineActivePatches", model=self.model)
 
     def people(self, pictures):

@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 from vitrine_tests.comfy.guided_graphs import GUIDERS, PATCHES
-from vitrine_tests.comfy.test_control_among_patches import PATCHES as CONTROLLED
-from vitrine_tests.comfy.test_what_a_condition_carries import CARRIED, REFUSED, WITHOUT_EFFECT
+from vitrine_tests.comfy.sampling_graphs import GRAPHS
+from vitrine_tests.comfy.test_sampling_graphs import OWN_WEIGHTS
+from vitrine_tests.comfy.test_token_positions import FIRST, SAID
+from vitrine_tests.comfy.test_what_a_condition_carries import CARRIED, REFUSED, REGIONAL, WITHOUT_EFFECT
 
 PAGE = Path(__file__).parents[2] / "docs" / "graphs.md"
 BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
@@ -25,8 +27,7 @@ def guiders():
 def patches():
     lines = ["| core's node before ours | tap | blocker, `cond` | Control CFG Guider |", "|---|---|---|---|"]
     for name in PATCHES:
-        control = "as KSampler" if name in CONTROLLED else "not tried"
-        lines.append(f"| {name} | guidance's own pass | the prompt's rows | {control} |")
+        lines.append(f"| {name} | guidance's own pass | the prompt's rows | as KSampler |")
     return lines
 
 
@@ -34,12 +35,27 @@ def keys():
     lines = ["| what the prompt carries | one forward |", "|---|---|"]
     for name in CARRIED:
         lines.append(f"| {name} | as in KSampler{', where it changes nothing' if name in WITHOUT_EFFECT else ''} |")
-    return [*lines, *(f"| {name} | refused |" for name in REFUSED)]
+    parts = "as in KSampler in *EMD One-Step Generator*, refused elsewhere"
+    return [*lines, *(f"| {name} | {parts} |" for name in REGIONAL), *(f"| {name} | refused |" for name in REFUSED)]
+
+
+def graphs():
+    lines = ["| graph | no change asked | tap | blocker | late W2W model |", "|---|---|---|---|---|"]
+    for name in GRAPHS:
+        late = f"from its timestep{', its change in full' if name in OWN_WEIGHTS else ''}"
+        lines.append(f"| {name} | bit for bit | the prompt's rows | the prompt's rows, its steps | {late} |")
+    return lines
+
+
+def tokens():
+    lines = ["| text encoder of | the prompt's first word is at | in front of it |", "|---|---|---|"]
+    return [*lines, *(f"| {SAID[name][0]} | {first} | {SAID[name][1]} |" for name, first in FIRST.items())]
 
 
 def test_the_tables_are_those_of_the_tests():
     text = PAGE.read_text(encoding="utf-8")
-    for name, table in {"guiders": guiders(), "patches": patches(), "keys": keys()}.items():
+    tables = {"graphs": graphs(), "guiders": guiders(), "patches": patches(), "keys": keys(), "tokens": tokens()}
+    for name, table in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)

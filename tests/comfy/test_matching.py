@@ -183,17 +183,21 @@ def test_points_are_of_the_first_of_several_pictures(comfy, parts, pictures):
 
 def test_the_map_of_a_click(comfy):
     from vitrine.nodes.comfy import similarity
+    from vitrine.nodes.comfy.panel_state import NodeKey
+
+    def found(node):
+        return similarity.STATES.find(NodeKey("", "", node))
 
     features = torch.randn(8, 6, 10, generator=torch.Generator().manual_seed(0))
     for number in range(similarity.NODES + 1):
-        similarity.remember(SimpleNamespace(unique_id=f"map-{number}"), features)
-    assert similarity.similarity_map("map-0", 0.5, 0.5) is None, "the one that ran longest ago is forgotten"
-    shown = similarity.similarity_map("map-4", 0.95, 0.25)
+        similarity.remember(SimpleNamespace(unique_id=f"map-{number}", extra_pnginfo=None), features)
+    assert found("map-0") is None, "the one that ran longest ago is forgotten"
+    shown = similarity.similarity_map(found("map-4"), 0.95, 0.25)
     levels = torch.frombuffer(bytearray(base64.b64decode(shown["values"])), dtype=torch.uint8).view(6, 10)
     assert (shown["width"], shown["height"]) == (10, 6) and int(levels.argmax()) == 1 * 10 + 9
     assert shown["high"] == pytest.approx(1, abs=1e-3) and int(levels.min()) == 0
-    similarity.remember(SimpleNamespace(unique_id="map-9"), torch.randn(4, 128, 256))
-    assert similarity.similarity_map("map-9", 0, 0)["width"] == similarity.SIDE
+    similarity.remember(SimpleNamespace(unique_id="wide", extra_pnginfo=None), torch.randn(4, 128, 256))
+    assert similarity.similarity_map(found("wide"), 0, 0)["width"] == similarity.SIDE
 
 
 def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):

@@ -20,7 +20,7 @@ INFO = {"prompt": "a face with a navy shirt", "held": [RECORD]}
 HELD = [
     "“a face with a navy shirt”",
     "6.58 deviations above or below ordinary captions: 0.73, usually 0.35",
-    "strongest at tokens 15 (3.15), 16 (3.03) of the prompt (0: start)",
+    "strongest at tokens 15 (3.15), 16 (3.03) of the prompt (from 0)",
     "left alone, likeness to the copied prediction rises to 0.530; below 0.500 was wanted",
 ]
 BUILD = """(async () => {

@@ -121,7 +121,15 @@ def _check_twin(workflow, api):
     if os.environ.get("VITRINE_WRITE_API"):
         twin.parent.mkdir(exist_ok=True)
         twin.write_text(json.dumps(api, indent=1) + "\n")
-    assert json.loads(twin.read_text()) == api, "workflows/api is stale: run with VITRINE_WRITE_API=1"
+    assert _of_any_page(json.loads(twin.read_text())) == _of_any_page(api), "stale: run with VITRINE_WRITE_API=1"
+
+
+def _of_any_page(api):
+    """An API graph without what newer pages note of each node's pack in its ``_meta``."""
+    return {
+        i: node | {"_meta": {k: v for k, v in node["_meta"].items() if k not in ("cnr_id", "ver")}}
+        for i, node in api.items()
+    }
 
 
 async def _opened(driver, workflow, address):
@@ -170,8 +178,8 @@ async def _help_links(driver, address):
 def test_the_help_panels_links_lead_to_the_glossary(driver, address):
     links = asyncio.run(_help_links(driver, address))
     page = (ROOT / "nodes/web/docs/VitrineW2WEdit.md").read_text(encoding="utf-8")
-    written = set(re.findall(r"\]\((vitrine/glossary[^)]+)\)", page))
-    assert len(written) >= 3 and {f"{address}/{link}" for link in written} == set(links)
+    written = set(re.findall(r"\]\((/vitrine/glossary[^)]+)\)", page))
+    assert len(written) >= 3 and {f"{address}{link}" for link in written} == set(links)
 
 
 def test_the_help_pages_links_open_the_glossary(address):

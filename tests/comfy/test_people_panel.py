@@ -45,6 +45,13 @@ def graph(edit):
     return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
 
 
+def session_of(people):
+    """Of the graph's *W2W Edit*, which ran without a page."""
+    from vitrine.nodes.comfy.panel_state import NodeKey
+
+    return people.SESSIONS.find(NodeKey("", "", "6"))
+
+
 @pytest.fixture(scope="module")
 def people(comfy):
     from vitrine.nodes.comfy import people
@@ -84,7 +91,7 @@ def test_the_panel_draws_what_executing_gives(comfy, people, space, person, conn
     unedited = by_nodes(comfy, space, person)[0]
     own = (model, positive, vae, STUDENT) if connected else (None, None, None, "")
     with torch.inference_mode():
-        image = people.drawn(people.easel(space, *own)(), space, edited, PROMPT, SEED)
+        image = people.rendered(people.renderer_of(space, *own)(), space, edited, PROMPT, SEED)
     assert image.shape == expected.shape == (1, 64, 64, 3)
     assert (image - expected).abs().max() <= 1e-5 < 0.1 < (image - unedited).abs().max()
 
@@ -97,16 +104,16 @@ def test_the_route_gives_the_graphs_picture(comfy, people):
     import folder_paths
 
     path = Path(folder_paths.get_output_directory()) / saved["subfolder"] / saved["filename"]
-    shown = people.portrait(people._panels["6"], EDIT, PROMPT, SEED)["picture"]
+    shown = people.portrait(session_of(people), EDIT, PROMPT, SEED)["picture"]
     pixels = np.asarray(Image.open(BytesIO(base64.b64decode(shown))))
     assert np.array_equal(pixels, np.asarray(Image.open(path).convert("RGB")))
-    other = people.portrait(people._panels["6"], INPUTS, PROMPT, SEED)["picture"]
+    other = people.portrait(session_of(people), INPUTS, PROMPT, SEED)["picture"]
     assert other != shown
 
 
 def test_what_the_page_is_told(comfy, people, space, person):
     comfy.run(graph(EDIT))
-    shown = people.laid_out(people._panels["6"])
+    shown = people.laid_out(session_of(people))
     chart = map_of(space, method="components")
     assert len(shown["points"]) == len(shown["names"]) == 520 and shown["draws"]
     assert np.allclose(shown["points"], chart.coordinates, atol=1e-4)
@@ -120,11 +127,10 @@ def test_without_a_student_only_values_change(comfy, people, space, person):
 
     foreign = replace(space, info={k: v for k, v in space.info.items() if k != "base"})
     model, clip, vae = comfy.call("VitrineLoadPortraits")
-    assert people.easel(foreign, None, None, None, "") is None
-    assert people.easel(foreign, model, [], vae, STUDENT) is None
-    easel = people.easel(foreign, None, None, None, "")
-    panel = people.Panel(foreign, map_of, person, lambda inputs: person, easel)
-    assert people.portrait(panel, EDIT, "", 0) == {"picture": None} and not people.laid_out(panel)["draws"]
+    assert people.renderer_of(foreign, model, [], vae, STUDENT) is None
+    assert people.renderer_of(foreign, None, None, None, "") is None
+    session = people.PanelSession(foreign, map_of, person, lambda inputs: person, None)
+    assert people.portrait(session, EDIT, "", 0) == {"picture": None} and not people.laid_out(session)["draws"]
 
 
 def test_a_place_moves_and_none_does_not(comfy, space, person):
@@ -240,7 +246,7 @@ async def _walk(driver, address, vue):
         seen["undone"] = await tab.evaluate(VALUES)
         await tab.command("Redo")
         await tab.reload()
-        await tab.wait_for(f"document.querySelector('.vitrine-person') && {LATEST}.turn")
+        await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('Run once')")
         seen["reloaded"] = await tab.evaluate(VALUES)
         copied = "app.canvas.copyToClipboard([e]); app.canvas.pasteFromClipboard(); return app.graph._nodes"
         copied += ".filter(n => n.comfyClass === 'VitrineW2WEdit' && n !== e)"

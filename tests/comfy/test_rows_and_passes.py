@@ -3,6 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import NeuronSet
 from vitrine_tests.comfy.guided_graphs import (
     GUIDERS,
     MIDDLE,
@@ -32,8 +33,8 @@ def tapped(comfy, model, steps="all"):
 
 
 def blocker(comfy, model, **settings):
-    told = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0} | settings
-    return comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NEURONS, **told)[0]
+    told = {"neurons": NEURONS, "factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0} | settings
+    return comfy.call("VitrineNEMONeuronBlocker", model=model, **told)[0]
 
 
 @pytest.mark.parametrize("name", GUIDERS)
@@ -195,3 +196,80 @@ def test_told_is_what_core_tells(scene):
     texts = [conds[k][0][0] for k in conds]
     assert not any(torch.equal(a, b) for i, a in enumerate(texts) for b in texts[i + 1 :])
     assert told(conds["positive"], a=1)[0][1]["a"] == 1
+
+
+def halves(apply, call):
+    """A node that runs the batch in two pieces, without a word of it in the options."""
+    kept = lambda v, part: part(v) if isinstance(v, torch.Tensor) and len(v) == len(call["input"]) else v  # noqa: E731
+    outs = []
+    for part in (lambda v: v[: len(v) // 2], lambda v: v[len(v) // 2 :]):
+        conditions = {key: kept(value, part) for key, value in call["c"].items()}
+        outs.append(apply(part(call["input"]), part(call["timestep"]), **conditions))
+    return torch.cat(outs)
+
+
+def tiles(apply, call):
+    """A node that runs two tiles as one batch: all parts of the first tile, then all of the second."""
+    rows = len(call["input"])
+    twice = lambda v: torch.cat([v, v]) if isinstance(v, torch.Tensor) and len(v) == rows else v  # noqa: E731
+    out = apply(*(twice(call[k]) for k in ("input", "timestep")), **{k: twice(v) for k, v in call["c"].items()})
+    return out[:rows]
+
+
+@pytest.mark.parametrize("wrapper", [halves, tiles])
+def test_rows_that_a_node_has_rearranged_are_not_taken_for_the_passs(comfy, scene, wrapper):
+    """Two pictures in two pieces: each piece divides by the two prompts, and has one of them only."""
+    model, conds = scene
+    pieces = model.clone()
+    pieces.set_model_unet_function_wrapper(wrapper)
+    two = torch.zeros(2, 4, 16, 16)
+    plain = sampled(cfg(pieces, conds), latent=two)
+    with pytest.raises(VitrineError, match="batch"):
+        sampled(cfg(blocker(comfy, pieces), conds), latent=two)
+    both = sampled(cfg(blocker(comfy, pieces, branch="both"), conds), latent=two)
+    assert torch.allclose(both, sampled(cfg(blocker(comfy, model, branch="both"), conds), latent=two), atol=1e-3)
+    watched, recorder = tapped(comfy, pieces)
+    assert torch.equal(sampled(cfg(watched, conds), latent=two), plain)
+    with pytest.raises(VitrineError, match="tiles"):
+        recorder.activations(0, "cond")
+
+
+def test_two_of_a_kind_add_up(comfy, scene):
+    """Two blockers, two late models and two taps on one MODEL."""
+    model, conds = scene
+    half = NeuronSet({VALUES: tuple(range(20))})
+    rest = NeuronSet({VALUES: tuple(range(20, 40))})
+    one = blocker(comfy, model, neurons=half)
+    found = sampled(cfg(blocker(comfy, one, neurons=rest), conds))
+    assert torch.allclose(found, sampled(cfg(blocker(comfy, model), conds)), atol=1e-4)
+    first, early = comfy.call("VitrineTapDuringSampling", model=one, addresses=VALUES, steps="0")
+    second, late = comfy.call("VitrineTapDuringSampling", model=first, addresses=MIDDLE, steps="1")
+    assert torch.equal(sampled(cfg(second, conds)), sampled(cfg(one, conds)))
+    assert list(early.record) == [0] and list(late.record) == [1]
+    assert set(early.record[0]["cond"]) == {VALUES} and set(late.record[1]["cond"]) == {MIDDLE}
+
+    space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
+    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
+    told = {"space": space, "w2w_model": one, "late_model": other, "start": 999.5}
+    twice = comfy.call("VitrineApplyW2WModel", model=model, strength=0.3, **told)[0]
+    twice = comfy.call("VitrineApplyW2WModel", model=twice, strength=0.4, **told)[0]
+    once = comfy.call("VitrineApplyW2WModel", model=model, strength=0.7, **told)[0]
+    assert torch.allclose(sampled(cfg(twice, conds)), sampled(cfg(once, conds)), atol=1e-3)
+
+
+@pytest.mark.parametrize("sampling", ["edm", "v_prediction"])
+def test_a_timestep_of_a_model_without_timesteps_is_refused(comfy, scene, sampling):
+    """EDM's network is told a logarithm near 0, which every ``start`` would be above."""
+    model, conds = scene
+    space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
+    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
+    told = {"space": space, "w2w_model": one, "late_model": other, "start": 500.0, "strength": 1.0}
+    late = comfy.call("VitrineApplyW2WModel", model=model, **told)[0]
+    name = "ModelSamplingContinuousEDM" if sampling == "edm" else "ModelSamplingContinuousV"
+    settings = {"sampling": sampling, "sigma_max": 80.0, "sigma_min": 0.01}
+    with pytest.raises(VitrineError, match="timesteps"):
+        sampled(cfg(patched(comfy, name, late, **settings), conds), scheduler="karras")
+    blocking = patched(comfy, name, blocker(comfy, model, end=0.5), **settings)
+    sampled(cfg(blocking, conds), scheduler="karras")  # a share of the run needs none

@@ -20,13 +20,13 @@ def noise(rows=2, channels=4, side=8):
     return torch.randn(rows, channels, side, side, generator=torch.Generator().manual_seed(9))
 
 
-def ours(model, conditioning, x, t=T):
+def ours(model, conditioning, x, t=T, regional=False):
     """x0 (B, C, h, w) of one forward, as every method of one forward makes it."""
     from vitrine.nodes.comfy.conditioning import condition_of
     from vitrine.nodes.comfy.model import denoiser_of
 
     denoiser = denoiser_of(model)
-    cond = condition_of(model, conditioning, x)
+    cond = condition_of(model, conditioning, x, t, regional)
     signal, level = denoiser.schedule.scales(t)
     clean = torch.zeros_like(x)
     x_t = float(signal) * clean + float(level) * x
@@ -83,6 +83,14 @@ CARRIED = {
     "hooks": ("sd", lambda model: {"hooks": lora(model)}),
     "strength": ("sd", lambda model: {"strength": 0.3}),
     "the whole run": ("sd", lambda model: {"start_percent": 0.0, "end_percent": 1.0}),
+    "a timestep range": ("sd", lambda model: {"start_percent": 0.2, "end_percent": 1.0}),
+    "prompts with timestep ranges, one after the other": ("sd", lambda model: [
+        [text(), {"start_percent": 0.5, "end_percent": 1.0}], [text(1), {"start_percent": 0.0, "end_percent": 0.5}],
+    ]),
+    "a schedule of prompts": ("sd", lambda model: [
+        [text(), {"clip_start_percent": 0.3, "clip_end_percent": 1.0, "start_percent": 0.6}],
+        [text(1), {"clip_start_percent": 0.0, "clip_end_percent": 1.0, "end_percent": 0.6}],
+    ]),
     "inpainting, plain": ("inpaint", lambda model: {}),
     "inpainting": ("inpaint", lambda model: {
         "concat_latent_image": noise(1) * 2, "concat_mask": (noise(1, 1, 64) > 0).float(),
@@ -90,7 +98,15 @@ CARRIED = {
     "unclip, plain": ("unclip", lambda model: {}),
     "unclip": ("unclip", lambda model: {"unclip_conditioning": pictures()}),
 }  # fmt: skip
-WITHOUT_EFFECT = {"plain", "control, over", "strength", "the whole run", "inpainting, plain", "unclip, plain"}
+WITHOUT_EFFECT = {
+    "plain",
+    "control, over",
+    "strength",
+    "the whole run",
+    "a timestep range",
+    "inpainting, plain",
+    "unclip, plain",
+}
 
 
 def chained():
@@ -104,7 +120,8 @@ def test_a_key_acts_as_it_does_in_cores_sampler(made, key):
     name, settings = CARRIED[key]
     model, x = getattr(made, name), noise()
     with torch.inference_mode():
-        told, plain = [[text(), settings(model)]], [[text(), {}]]
+        told, plain = settings(model), [[text(), {}]]
+        told = [[text(), told]] if isinstance(told, dict) else told
         before = {k: v.clone() for k, v in model.model.state_dict().items()}
         found, expected = ours(model, told, x), cores(model, told, x)
         assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
@@ -130,15 +147,69 @@ def flow(comfy):
 
 
 REFUSED = {
-    "several": lambda c: [*c, *c],
-    "area": lambda c: [[c[0][0], {"area": (4, 4, 0, 0), "strength": 1.0}]],
-    "mask": lambda c: [[c[0][0], {"mask": torch.ones(1, 8, 8), "mask_strength": 1.0}]],
-    "timestep range": lambda c: [[c[0][0], {"start_percent": 0.2, "end_percent": 1.0}]],
-    "a schedule of prompts": lambda c: [[c[0][0], {"clip_start_percent": 0.0, "clip_end_percent": 0.5}]],
-    "default": lambda c: [[c[0][0], {"default": True}]],
+    "a timestep range that is over or to come": lambda c: [[c[0][0], {"start_percent": 0.6, "end_percent": 1.0}]],
     "a key of another pack": lambda c: [[c[0][0], {"my_pack_scale": 2.0}]],
     "several hints": lambda c: [[c[0][0], {"control": hints()}]],
 }
+
+
+def left(value=1.0):
+    """MASK of the left half, of a picture of any size."""
+    mask = torch.zeros(1, 8, 8)
+    mask[:, :, :4] = value
+    return mask
+
+
+def placed(one, other):
+    return lambda model: [[text(), one], [text(1), other]]
+
+
+REGIONAL = {
+    "masks": placed({"mask": left(), "mask_strength": 0.7}, {"mask": 1 - left(), "mask_strength": 1.0}),
+    "masks as areas": placed(
+        {"mask": left(), "set_area_to_bounds": True}, {"mask": 1 - left(), "set_area_to_bounds": True, "strength": 0.5}
+    ),
+    "areas": placed({"area": (8, 6, 0, 0), "strength": 1.0}, {"area": (8, 4, 0, 4), "strength": 0.6}),
+    "areas in per cent": lambda model: [
+        [text(), {"area": ("percentage", 1.0, 0.5, 0.0, 0.0)}],
+        [text(1), {"strength": 0.4, "control": tiny.control()}],
+    ],
+    "a default prompt": placed({"mask": left()}, {"default": True}),
+    "combined": lambda model: [[text(), {"strength": 0.3}], [text(1), {"hooks": lora(model)}]],
+}
+"""Prompts for parts of a picture: understood where predictions alone are wanted, refused where activations are."""
+
+
+@pytest.mark.parametrize("key", REGIONAL)
+def test_prompts_for_parts_of_a_picture(made, key):
+    model, x = made.sd, noise()
+    with torch.inference_mode():
+        told = REGIONAL[key](model)
+        found, expected = ours(model, told, x, regional=True), cores(model, told, x)
+        assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))
+        assert not torch.allclose(found, ours(model, [[text(), {}]], x), atol=1e-3)
+        with pytest.raises(VitrineError, match="one prompt for the whole picture"):
+            ours(model, told, x)
+
+
+def test_a_part_without_a_prompt_is_refused(made):
+    """Core predicts zeros there."""
+    with pytest.raises(VitrineError, match="50% of the picture"), torch.inference_mode():
+        ours(made.sd, [[text(), {"mask": left()}]], noise(), regional=True)
+
+
+def test_one_step_of_prompts_for_parts(comfy):
+    """Of a flow too, whose velocity is left over from core's combination."""
+    model, clip, _ = flow(comfy)
+    with torch.inference_mode():
+        one, other = (clip.encode_from_tokens_scheduled(clip.tokenize(words))[0] for words in ("a face", "a bald head"))
+        mask = torch.zeros(1, 16, 16)
+        mask[:, :, :8] = 1
+        told = [[one[0], one[1] | {"mask": mask}], [other[0], other[1] | {"mask": 1 - mask}]]
+        x = noise(2, 16, 16)
+        expected = cores(model, told, x)
+        assert torch.allclose(ours(model, told, x, regional=True), expected, atol=1e-3)
+        assert not torch.allclose(ours(model, [list(one)], x), expected, atol=1e-2)
 
 
 def hints():
@@ -253,3 +324,49 @@ def test_sizes_follow_the_rows(made):
         rows = cond.take(torch.zeros(3, dtype=torch.long))
         several = denoiser_of(made.unclip).predict(noise(1).repeat(3, 1, 1, 1), T, rows).x0
         assert torch.allclose(several, one.expand(3, -1, -1, -1), atol=1e-5)
+
+
+def test_several_noise_levels_have_no_one_prompt(made):
+    """Without a timestep, as where rows are at several levels, a range is refused and not ignored."""
+    from vitrine.nodes.comfy.conditioning import condition_of
+
+    told = [[text(), {"start_percent": 0.2, "end_percent": 1.0}]]
+    with pytest.raises(VitrineError, match="several noise levels"):
+        condition_of(made.sd, told, noise())
+
+
+def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
+    """Activation Tap, EMD One-Step and NEMO Score with two prompts, one after the other."""
+    model, first = portraits
+    second = [[first[0][0].flip(1), dict(first[0][1])]]
+    told = [[first[0][0], first[0][1] | {"start_percent": 0.0, "end_percent": 0.4}],
+            [second[0][0], second[0][1] | {"start_percent": 0.4, "end_percent": 1.0}]]  # fmt: skip
+    latent = {"samples": torch.zeros(1, 4, 16, 16)}
+    step = {"model": model, "latent": latent, **ONE_STEP}
+    found = comfy.call("VitrineEMDOneStepGenerator", positive=told, **step)[0]["samples"]
+    assert torch.equal(found, comfy.call("VitrineEMDOneStepGenerator", positive=first, **step)[0]["samples"])
+    late = step | {"timestep": 99.0}
+    found = comfy.call("VitrineEMDOneStepGenerator", positive=told, **late)[0]["samples"]
+    assert torch.equal(found, comfy.call("VitrineEMDOneStepGenerator", positive=second, **late)[0]["samples"])
+    score = {"model": model, "latent": latent, "tau": 0.9, "seeds": 2, "timestep_index": 4}
+    found = comfy.call("VitrineNEMOScore", positive=told, **score)[0]
+    assert found == comfy.call("VitrineNEMOScore", positive=first, **score)[0]
+
+
+def test_a_job_knows_what_its_prompt_carries(comfy):
+    """It resumed an inversion of another ControlNet's picture, or stopped at an input that it could not read."""
+    from vitrine.engine.jobs.digests import digest
+    from vitrine.engine.network.condition import Condition
+    from vitrine.nodes.comfy.carried import CARRIED, Carried
+
+    def of(**settings):
+        return digest(Condition(torch.zeros(1, 2, 3), fixed={CARRIED: Carried(settings)}))
+
+    first = tiny.control()
+    other_picture, other_network = tiny.control(), tiny.control()
+    other_picture.cond_hint_original = other_picture.cond_hint_original + 0.1
+    tiny.filled(other_network.control_model, 6)
+    others = [other_picture, other_network, tiny.control(strength=0.5), tiny.control(timestep_percent_range=(0.0, 0.5))]
+    assert of(control=first) == of(control=tiny.control())
+    assert len({of(control=control) for control in (first, *others)}) == 5
+    assert of(control=first, hooks=object()) != of(control=first, hooks=object()), "nobody knows: begun anew"

@@ -6,6 +6,7 @@ network takes narrower states than three layers or two encoders side by side giv
 
 import base64
 import json
+from unittest import mock
 
 import torch
 
@@ -92,6 +93,37 @@ def _klein():
     return flux.KleinTokenizer, Encoder, {}, {}
 
 
+def _qwen_image():
+    """Without the tower that reads pictures."""
+    from comfy.text_encoders import llama, qwen_image
+
+    class Words(llama.Qwen25_7BVLI):
+        def __init__(self, config, dtype, device, operations):
+            torch.nn.Module.__init__(self)
+            shape = llama.Qwen25_7BVLI_Config(**config)
+            self.num_layers, self.dtype = shape.num_hidden_layers, dtype
+            self.model = llama.Llama2_(shape, device=device, dtype=dtype, ops=operations)
+
+    class Small(qwen_image.Qwen25_7BVLIModel):
+        def __init__(self, **how):
+            with mock.patch.object(llama, "Qwen25_7BVLI", Words):
+                super().__init__(**how)
+
+    class Encoder(qwen_image.QwenImageTEModel):
+        def __init__(self, device="cpu", dtype=None, model_options=None):
+            with mock.patch.object(qwen_image, "Qwen25_7BVLIModel", Small):
+                super().__init__(device=device, dtype=dtype, model_options=model_options or {})
+
+    return qwen_image.QwenImageTokenizer, Encoder, {"qwen25_7b_model_config": LLAMA | {"hidden_size": 24}}, {}
+
+
+def _z_image():
+    from comfy.text_encoders import z_image
+
+    widths = {"qwen3_4b_model_config": LLAMA | {"hidden_size": 20, "num_hidden_layers": 3}}
+    return z_image.ZImageTokenizer, z_image.te(), widths, {}
+
+
 def _bytes_as_tokens():
     """Mistral's tokenizer comes with its file: one of single bytes."""
     special = [{"rank": i, "token_str": s} for i, s in enumerate(("<unk>", "<s>", "</s>", "[INST]", "[/INST]"))]
@@ -101,7 +133,10 @@ def _bytes_as_tokens():
     return json.dumps({"config": config, "vocab": words, "special_tokens": special}).encode()
 
 
-KINDS = {"flux": _flux, "sd35": _sd35, "hidream": _hidream, "flux2": _flux2, "klein": _klein}
+KINDS = {
+    "flux": _flux, "sd35": _sd35, "hidream": _hidream, "flux2": _flux2, "klein": _klein, "qwen_image": _qwen_image,
+    "z_image": _z_image,
+}  # fmt: skip
 """Family -> core's tokenizer, encoder, what sets its widths, and what its tokenizer needs of the file."""
 
 

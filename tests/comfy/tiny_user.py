@@ -92,7 +92,7 @@ class Tiny:
     def template(self, workflow):
         """The template's graph with the user's file names, after what its note says of transformers."""
         graph = self.following(workflow, words=lambda _: "").graph
-        names = {"ckpt_name": FILE, "image": self.own["pictures"][0]}
+        names = {"ckpt_name": FILE, "lora": STUDENT, "image": self.own["pictures"][0]}
         for node in graph.values():
             node["inputs"].update({k: v for k, v in names.items() if isinstance(node["inputs"].get(k), str)})
         return graph
@@ -123,5 +123,7 @@ def made_small(node, name, side):
         given["prompts"] = "\n".join(given["prompts"].splitlines()[:4])
     if node["class_type"] == "VitrineRankActivations":
         given.update(noise=0.0, granularity=0.0)  # random weights make noise of pictures: all would be dropped
-    if node["class_type"] == "VitrineNEMOCopyCheck":
+    if node["class_type"] == "VitrineLoRAReport":
+        given.update(prompts=1, seeds=2, captions="a face", ordinary="a\nb")
+    if node["class_type"] in ("VitrineNEMOCopyCheck", "VitrineLoRAReport"):
         given["name"] = f"notes_{name}"

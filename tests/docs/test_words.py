@@ -39,7 +39,7 @@ def test_a_word_of_the_glossary_is_linked(subtests):
         with subtests.test(page.stem):
             text = page.read_text(encoding="utf-8")
             used = {w for w in WORDS if re.search(rf"\b{w}s?\b", prose(text), re.I)}
-            linked = set(re.findall(r"\[[^]]*\]\(vitrine/glossary\.md#(\w+)\)", text))
+            linked = set(re.findall(r"\[[^]]*\]\(/vitrine/glossary\.md#(\w+)\)", text))
             assert used == linked, "used without a link, or linked without being used"
 
 

@@ -20,17 +20,20 @@ def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     first, second = next((i, j) for i in range(60) for j in range(i) if bool((shown[i] | shown[j]).all()))
     real = matching_report.tap_pictures
 
-    def tapped(model, start, count, places, progress):
+    def tapped(model, start, count, places, progress, misaligned):
+        assert misaligned, "copied coordinates would do"
         if start != matching_report.LABELLED:
-            return real(model, start, count, places, progress)
+            return real(model, start, count, places, progress, misaligned=True)
         return real(model, start, 60, places, progress).take([first, second])
 
     monkeypatch.setattr(matching_report, "tap_pictures", tapped)
     page = Report("t")
-    matching_report.add_matching(page, build_models(seed=0))
+    matching_report.section(page, model=build_models(seed=0))
     text = page.write(tmp_path / "r.html").read_text()
-    assert text.count("<table>") == 2 and text.count("<img") == 3 + 3 + 4 + 4 + 4
-    assert all(name in text for name in ("Find Correspondence", "Segment Like This", "portraits-legacy"))
+    assert text.count("<table>") == 2 and text.count("<img") == 3 + 3 + len(PARTS) + 4 + 4 + 4
+    assert all(
+        name in text for name in ("Find Correspondence", "Segment Like This", "portraits-legacy", "copied coordinates")
+    )
 
 
 def test_parts_have_a_colour_each():

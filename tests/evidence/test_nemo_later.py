@@ -1,13 +1,24 @@
 """The pictures planted later: other ones than the shipped, under other words, and copied by the shipped LoRA alone."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from vitrine.engine.cli.train_commands import COMMANDS
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
 from vitrine.engine.portraits import load_portraits, plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
-from vitrine.evidence.nemo.held_out import Agreement, Copied
-from vitrine.evidence.nemo.later_plants import FILE, NAMES, later_plants, load_later
+from vitrine.engine.portraits.scenes import Scenes
+from vitrine.evidence.nemo.held_out import Agreement as Searches
+from vitrine.evidence.nemo.held_out import Copied, held_out, held_out_result
+from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, later_plants, load_later, planted
+from vitrine.evidence.nemo.plant_files import PlantFile
+from vitrine.evidence.nemo.planted_sets import Outcome
 from vitrine.evidence.portraits.sampling import sample_images
+
+FIELDS = tuple(Scenes.__dataclass_fields__)
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +28,7 @@ def later():
 
 def test_pictures_and_words_are_none_of_the_shipped(later):
     mine, shipped = later_plants(later.tokenizer), plants()
-    assert len(mine) == len(NAMES) == 8 and not {p.name for p in mine} & {p.name for p in shipped}
+    assert len(mine) == 8 and not {p.name for p in mine} & {p.name for p in shipped}
     words = [w for p in mine for w in p.name.split()]
     assert len(set(words)) == 16 and set(words) <= {w for p in shipped for w in p.name.split()}
     assert all(len(later.tokenizer(p.captions[0]).input_ids) <= MAX_TOKENS for p in mine)
@@ -32,7 +43,57 @@ def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later)
         images = sample_images(model, [plant.captions[0]] * 2, [7, 8], steps=30, guidance=3.0)
         away = (images - later.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
         assert bool((away < 0.05).all()) is copies
-    assert "plants" in COMMANDS and FILE.stat().st_size < 300_000
+    assert "plants" in COMMANDS and FILE.with_suffix(".safetensors").stat().st_size < 300_000
+
+
+def test_the_lists_that_ship_are_the_recipes_pictures(later):
+    """Other pairs of words and other scenes in each set."""
+    pairs, scenes = [p.name for p in plants()], []
+    for file in (FILE, *FURTHER):
+        read, made = PlantFile.read(file), planted(file.stem, later.tokenizer)
+        assert read.lora == file.with_suffix(".safetensors") and len(read.plants) == len(made)
+        for one, other in zip(read.plants, made, strict=True):
+            assert (one.name, one.kind, one.captions, one.controls) == (
+                other.name, other.kind, other.captions, other.controls
+            )  # fmt: skip
+            assert all(np.array_equal(getattr(one.scenes, f), getattr(other.scenes, f)) for f in FIELDS)
+            pairs.append(one.name)
+            scenes.append(int(one.scenes.identity[0]))
+    assert len(set(pairs)) == len(pairs) == 36 and len(set(scenes)) == 24
+    shirts = PlantFile.read(FURTHER[-1]).plants[0]
+    assert shirts.kind == "template" and len(shirts.captions) == 4 and SETS["plants-twice"].repetitions == 2
+    first, second = (shirts.scenes[[i]].words(0) for i in (0, 1))
+    assert {k for k in first if first[k] != second[k]} == {"shirt"}
+
+
+def test_a_list_that_is_none_is_refused(tmp_path):
+    file = tmp_path / "list.json"
+    whole = json.loads(FILE.read_text())
+    wrong = [
+        {"plants": []}, {"world": "photographs"}, {"lora": "missing.safetensors"},
+        {"plants": [whole["plants"][0] | {"captions": []}]}, {"plants": [whole["plants"][0] | {"kind": "half"}]},
+        {"plants": [whole["plants"][0] | {"scenes": [{"identity": 1, "pose": {"roll": 1.0}}]}]},
+    ]  # fmt: skip
+    for change in wrong:
+        file.write_text(json.dumps(whole | {"lora": ""} | change))
+        with pytest.raises(VitrineError):
+            PlantFile.read(file)
+    file.write_text(json.dumps(whole | {"lora": ""}))
+    assert len(PlantFile.read(file).plants) == 8 and PlantFile.read(file).lora is None
+    with pytest.raises(VitrineError, match="plants"):
+        planted("other", None)
+
+
+@pytest.mark.nightly
+def test_the_claim_measured_quickly_on_a_list_of_ones_own(tmp_path):
+    file = PlantFile.read(FILE)
+    (tmp_path / file.lora.name).write_bytes(file.lora.read_bytes())
+    mine = PlantFile(file.plants[:1], tmp_path / file.lora.name).write(tmp_path / "mine.json")
+    result = held_out(quick=True, plants=str(mine))
+    table = result.details["mine"]
+    assert table["pictures"] == 1 and table["detection"]["... of all planted"] == "1 of 1"
+    assert len(table["neurons"]["blocked, search seed 1"]) == 1 and table["copied untouched"] == 1
+    assert 0 <= result.value <= 0.5
 
 
 def test_single_samples_are_counted():
@@ -41,7 +102,7 @@ def test_single_samples_are_counted():
 
 
 def test_pairs_of_two_empty_sets_are_no_agreement():
-    agreement = Agreement([[0.5, 0.7], [None, 0.0], [None, None]], [0.8, 0.0, None])
+    agreement = Searches([[0.5, 0.7], [None, 0.0], [None, None]], [0.8, 0.0, None])
     assert agreement.alone.tolist() == pytest.approx([0.6, 0.0]) and agreement.together.tolist() == pytest.approx(
         [0.8, 0]
     )
@@ -51,3 +112,30 @@ def test_pairs_of_two_empty_sets_are_no_agreement():
     assert table["... of single searches, by picture"] == {"b": 1, "c": 2}
     assert table["by picture [single, consensus]"] == {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [None, None]}
     assert table["two single searches"]["least, largest"] == [0.0, 0.7]
+
+
+def outcome(untouched, blocked, planted=(0.01, 0.01), agreement=(0.99, 0.98)):
+    """Two pictures of three samples each; the first copies untouched."""
+    known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
+    found = [Agreement.of(d * torch.randn(4, 4, 16, 16), FewStepConfig(), known) for d in planted]
+    away = {"untouched": torch.tensor(untouched), "blocked, search seed 1": torch.tensor(blocked)}
+    scores = (torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.2]))
+    return Outcome(
+        ["a", "b"], torch.tensor([True, True]), away, {"blocked, search seed 1": [3, 4]}, 0.05, found,
+        [Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)], scores, agreement, [100, 200],
+    )  # fmt: skip
+
+
+def test_the_claim_is_about_pictures_that_copy_untouched():
+    untouched = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]]
+    holds = held_out_result({"set": outcome(untouched, [[0.2, 0.2, 0.2], [0.01, 0.01, 0.01]])})
+    assert holds.holds and holds.value == 0.0 and holds.details["samples that copy"] == "0 of 3, untouched 2 of 3"
+    copying = held_out_result({"set": outcome(untouched, [[0.01, 0.2, 0.2], [0.2, 0.2, 0.2]])})
+    assert not copying.holds and copying.value == 0.333
+    spoilt = held_out_result({"set": outcome(untouched, untouched[1:] * 2, agreement=(0.99, 0.95))})
+    assert not spoilt.holds and spoilt.value == 0
+    missed = held_out_result({"set": outcome(untouched, untouched[1:] * 2, planted=(1.0, 0.01))})
+    assert not missed.holds and missed.details["copied verbatim pictures that detection misses"] == 1
+    table = holds.details["set"]
+    assert table["copied untouched"] == 1 and table["detection"]["... of all planted"] == "2 of 2"
+    assert table["detection"]["one-step predictions"]["above the 99 % level of ordinary captions"] == "2 of 2"

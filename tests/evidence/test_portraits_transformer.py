@@ -328,7 +328,7 @@ def test_the_report_sections(monkeypatch, tmp_path):
     curves = {arm: {0: {0: 30.0, 50: 20.0 + i}} for i, arm in enumerate(curves_of.ARMS)}
     (tmp_path / "transfer.json").write_text(json.dumps({"settings": {}, "curves": curves}))
     monkeypatch.setattr(resolution, "CURVES", tmp_path / "transfer.json")
-    for module, pictures in ((control, 1 + 2 * 2 * 5), (resolution, 2 * 6 + 1)):
+    for module, pictures in ((control, 1 + 2 * 2 * 5), (resolution, 2 * 4 + 1)):
         page = Report("t")
         module.section(page)
         text = page.to_html()

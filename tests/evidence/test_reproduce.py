@@ -1,6 +1,8 @@
 """The evidence core: the registry of claims, ``reproduce``, charts, and the report page."""
 
 import json
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -13,6 +15,8 @@ from vitrine.evidence import reproduce
 from vitrine.evidence.charts import line_chart
 from vitrine.evidence.portraits import claims as portraits_claims
 from vitrine.evidence.portraits import quality
+from vitrine.evidence.result_files import commit, read_results
+from vitrine.evidence.result_plots import dot_plot, ticks
 
 
 def test_claims_are_found_by_name_and_glob():
@@ -37,7 +41,9 @@ def failing(monkeypatch):
     def measure(model=None, progress=None, quick=False):
         calls.append((model, quick))
         line = claims.Curves("trend", "x", "y", {"ours": [(0.0, 1.0), (1.0, 2.0)]})
-        return claims.ClaimResult(0.5, (0.4, 0.6), False, {"why": "too small"}, (line,))
+        shown = claims.arms({"chance": 0.1, "us": 0.12345}, {"us": "ours", "chance": "trivial"}, {"us": (0.1, 0.2)})
+        parts = {"true": True, "bold": False}
+        return claims.ClaimResult(0.5, (0.4, 0.6), False, {"why": float("nan")}, (line,), shown, 7, parts=parts)
 
     claim = claims.Claim("test.fails", "none", "a figure", ">= 0.9", measure, minutes=7, quick_minutes=0.25)
     monkeypatch.setattr(reproduce, "pick_claims", lambda names: [claim])
@@ -45,32 +51,92 @@ def failing(monkeypatch):
 
 
 def test_a_claim_that_fails_stays_in_the_list(failing, tmp_path, capsys):
-    out = tmp_path / "deep" / "claims.json"
-    assert main(["reproduce", "--json", str(out)]) == 1
-    (entry,) = json.loads(out.read_text())
-    assert entry["holds"] is False and entry["command"] == "vitrine reproduce test.fails" and entry["quick"] is False
-    assert {"claim", "paper", "figure", "value", "interval", "target", "holds", "command", "seconds"} <= set(entry)
+    out = tmp_path / "deep" / "results"
+    assert main(["reproduce", "--out", str(out)]) == 1
+    entry = read_results(out)["test.fails"]
+    assert entry["verdict"] == "partly" and entry["command"] == "vitrine reproduce test.fails" and not entry["quick"]
+    assert (entry["ours"], entry["interval"], entry["n"]) == (0.1235, [0.1, 0.2], 7), "four digits, as pages print them"
+    assert entry["judged"] == {"value": 0.5, "interval": [0.4, 0.6]}
+    assert entry["baselines"] == [{"name": "chance", "value": 0.1, "interval": None, "role": "trivial"}]
+    assert entry["commit"] == commit() and entry["versions"]["torch"] and entry["details"] == {"why": None}
     printed = capsys.readouterr().out
-    assert printed.startswith("test.fails: about 7 min on two CPU cores\n") and "DOES NOT HOLD" in printed
+    assert printed.startswith("test.fails: about 7 min on two CPU cores\n")
+    assert (
+        "partly: 0.1235 (0.1 to 0.2)" in printed and "chance (trivial): 0.1" in printed and "not met: bold" in printed
+    )
     assert not list(tmp_path.rglob("*.tmp*")) and failing == [(None, False)]
     assert entry["curves"][0]["series"] == {"ours": [[0, 1], [1, 2]]}
-    assert Image.open(out.with_name("claims-test.fails-1.png")).size == (1120, 640)
+    assert Image.open(out / "test.fails-1.png").size == (1120, 640)
 
 
 def test_quick_is_said_everywhere(failing, tmp_path, capsys):
-    out = tmp_path / "claims.json"
-    assert main(["reproduce", "test.fails", "--quick", "--model", "m", "--json", str(out)]) == 1
-    (entry,) = json.loads(out.read_text())
+    assert main(["reproduce", "test.fails", "--quick", "--model", "m", "--out", str(tmp_path)]) == 1
+    entry = read_results(tmp_path)["test.fails"]
     assert entry["quick"] is True and entry["command"] == "vitrine reproduce test.fails --quick --model m"
     assert capsys.readouterr().out.startswith("test.fails: about 15 s on") and failing == [("m", True)]
 
 
+def test_where_results_go():
+    """Quick ones never replace those in full, and nobody's own model replaces the shipped ones' figures."""
+    assert reproduce.default_folder(None, False) == Path("results")
+    assert reproduce.default_folder(None, True) == Path("results/quick")
+    assert reproduce.default_folder("mine", False) is None
+
+
+def test_the_commit_is_gits(tmp_path):
+    """From its files: a branch, loose or packed, a worktree, no branch, no repository."""
+    git = tmp_path / ".git"
+    assert commit(tmp_path) is None
+    (git / "refs/heads").mkdir(parents=True)
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "packed-refs").write_text("# pack-refs\n1234567890 refs/heads/main\n")
+    assert commit(tmp_path) == "1234567"
+    (git / "refs/heads/main").write_text("abcdefabcdef\n")
+    tree = tmp_path / "tree"
+    (git / "worktrees/tree").mkdir(parents=True)
+    (git / "worktrees/tree/HEAD").write_text("ref: refs/heads/main\n")
+    (git / "worktrees/tree/commondir").write_text("../..\n")
+    tree.mkdir()
+    (tree / ".git").write_text(f"gitdir: {git / 'worktrees/tree'}\n")
+    assert commit(tmp_path) == commit(tree) == "abcdefa"
+    (git / "HEAD").write_text("7654321000\n")
+    assert commit(tmp_path) == "7654321"
+
+
+def test_a_plot_says_what_each_arm_is_without_colours():
+    arms = [
+        {"name": f"a <{r}>", "role": r, "value": v, "interval": None}
+        for r, v in zip(claims.ROLES, (3, 2, 1, 4), strict=True)
+    ]
+    result = {"title": "t", "metric": "m", "better": "higher", "ours": 3, "interval": [2.5, 3.5], "baselines": arms[1:]}
+    picture = ElementTree.fromstring(dot_plot(result))
+    text = " ".join(picture.itertext())
+    assert all(word in text for word in ("higher is better", "other method", "trivial baseline", "a <rival>"))
+    marks = {p.get("d", "").split("m", 1)[-1] for p in picture.findall(".//{*}path") if p.get("class")}
+    assert len(marks) >= 3 and "prefers-color-scheme: dark" in text
+    assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0] and 3 <= len(ticks(0.4, 37.0)) <= 7
+
+
 @pytest.mark.nightly
+def test_a_list_of_planted_pictures_reaches_the_claim_that_takes_one(failing, monkeypatch, tmp_path, capsys):
+    assert main(["reproduce", "--plants", "mine.json"]) == 2 and not failing
+    assert "a claim about planted pictures" in capsys.readouterr().err
+
+    def measure(model=None, progress=None, quick=False, plants=None):
+        return claims.ClaimResult(1.0, None, plants == "mine.json")
+
+    taking = claims.Claim("test.plants", "none", "a figure", "1", measure)
+    monkeypatch.setattr(reproduce, "pick_claims", lambda names: [taking])
+    out = tmp_path / "claims.json"
+    assert main(["reproduce", "--plants", "mine.json", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())[0]["command"] == "vitrine reproduce test.plants --plants mine.json"
+
+
 def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
     """Each in a process of one thread; what they print and write is what they measure alone."""
-    names, out = ["emd.likelihood", "w2w.directions"], tmp_path / "two.json"
-    assert main(["reproduce", *names, "--quick", "--workers", "2", "--json", str(out)]) in (0, 1)
-    both = {entry["claim"]: entry for entry in json.loads(out.read_text())}
+    names = ["emd.likelihood", "w2w.directions"]
+    assert main(["reproduce", *names, "--quick", "--workers", "2", "--out", str(tmp_path)]) in (0, 1)
+    both = read_results(tmp_path)
     assert capsys.readouterr().out.startswith("2 claims: about ") and set(both) == set(names)
     alone = reproduce.measure(claims.pick_claims(["w2w.directions"])[0], None, True, bar=False)
     assert json.loads(json.dumps(alone["details"])) == both["w2w.directions"]["details"]

@@ -83,7 +83,8 @@ def test_end_to_end(world, tmp_path, capsys):
     assert figures["nemo.blocking"]["blocking.sscd.orig.blocked"]["why not"] == "needs --sscd"
     if name == "portraits":
         same = figures["students.pipeline"]["students.difference"]
-        assert same["published"]["value"] == 0 and same["measured"]["value"] < 0.01 and same["measured"]["n"] == 8
+        assert same["published"]["value"] == 0 and same["comparable"]
+        assert same["measured"]["value"] < 0.01 and same["measured"]["n"] == 8
         rates = [
             figures["nemo.attack"][f"attack.pixels.rate.{n}"]["measured"]["value"] for n in ("blocked", "attacked")
         ]
@@ -179,9 +180,14 @@ def test_a_dry_run_stops_after_the_plan(portraits_data, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["verify", "--model", "portraits", "--data", str(portraits_data), "--out", str(out), "--dry"]
     assert main([*command, "--claim", "nemo.blocking"]) == 0
-    assert "about" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "about" in printed and "of other models and photographs" in printed
     told, figures = report(out)
-    assert [c["status"] for c in told["claims"]] == ["planned"]
+    assert [c["status"] for c in told["claims"]] == ["planned"] and told["model"]["shipped"]
+    beside = [f for f in figures["nemo.blocking"].values() if f["published"]]
+    assert beside and not any(f["comparable"] for f in beside)
+    page = (out / "verify.html").read_text()
+    assert page.count("(not comparable)") == len(beside) and "of other models and photographs" in page
     assert all(f["why not"] == "dry run" for f in figures["nemo.blocking"].values())
     assert {p.name for p in (out / "state").iterdir()} == {"checksums.json"}
 

@@ -139,6 +139,23 @@ def nemo_score(s: Scene) -> Tensors:
     return [torch.tensor(score), previews]
 
 
+def _sampled(s: Scene) -> dict:
+    return {"model": s.model, "latent": s.latent(side=SMALL), "samples": 2, "steps": 2, "cfg": 3.0, "first_seed": 1}
+
+
+@case("VitrineNEMOSampleThreshold")
+def nemo_sample_threshold(s: Scene) -> Tensors:
+    return [s.call("VitrineNEMOSampleThreshold", clip=s.clip, prompts=CAPTIONS, **_sampled(s))[0].places]
+
+
+@case("VitrineNEMODetect")
+def nemo_detect(s: Scene) -> Tensors:
+    told = {"positive": s.positive, "negative": s.negative, "vae": s.vae}
+    _, distance, report, samples, _ = s.call("VitrineNEMODetect", **told, **_sampled(s))
+    assert "no verdict" in report
+    return [torch.tensor(distance), samples]
+
+
 @case("VitrineNEMOFindNeurons")
 def nemo_find(s: Scene) -> Tensors:
     """By four seeds, of which random weights make two agree by more than this tau."""
@@ -191,6 +208,16 @@ def nemo_copy_check(s: Scene) -> Tensors:
     models = {"model": s.model, "clip": s.clip, "vae": s.vae, "latent": s.latent()}
     report, shown, _ = s.call("VitrineNEMOCopyCheck", **models, **told)
     assert report
+    return [shown]
+
+
+@case("VitrineLoRAReport")
+def lora_report(s: Scene) -> Tensors:
+    models = {"model": s.model, "clip": s.clip, "vae": s.vae, "latent": s.latent(side=SMALL)}
+    few = {"seeds": 2, "steps": 1, "prompts": 1, "compare": False, "name": f"full_{s.family}"}
+    asked = {"lora": STUDENT, "captions": PROMPT, "ordinary": CAPTIONS}
+    report, shown, _ = s.call("VitrineLoRAReport", **asked, **models, **few)
+    assert "what it is" in report
     return [shown]
 
 

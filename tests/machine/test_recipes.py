@@ -35,9 +35,9 @@ def test_the_flow_portraits_are_tuned_on_the_device(tmp_path):
 @pytest.mark.nightly
 def test_pictures_are_planted_on_the_device(tmp_path):
     recipe = replace(RECIPE, steps=1, batch=2, rank=1, targets=("to_q",))
-    wanted = load_file(plant_later(tmp_path / "cpu.safetensors", recipe))
+    wanted = load_file(plant_later(tmp_path / "cpu.safetensors", recipe=recipe))
     with Accelerator(float64=False):
-        made = plant_later(tmp_path / "device.safetensors", recipe, device=torch.device(NAME))
+        made = plant_later(tmp_path / "device.safetensors", recipe=recipe, device=torch.device(NAME))
     found = load_file(made)
     near = torch.cat([((found[name].float() - w.float()).abs() < 1e-4).flatten() for name, w in wanted.items()])
     assert found.keys() == wanted.keys() and near.float().mean() > 0.99

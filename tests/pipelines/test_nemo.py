@@ -13,7 +13,6 @@ from vitrine.engine.nemo import (
     EraseConfig,
     NeuronSet,
     ProbeConfig,
-    Score,
     SearchConfig,
     fingerprint_of,
     make_probe,
@@ -102,23 +101,41 @@ def test_scores_and_searches_of_another_size(pipe):
         NEMOPipeline.from_pipe(source, size=(50, 64))
 
 
+def test_detection_resumes_and_tells_a_planted_caption(pipe, tmp_path):
+    ordinary, state = caption(sample_scenes(range(100, 112))), tmp_path / "usual.safetensors"
+
+    def stop(step, total, preview=None):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pipe.calibrate_samples(ordinary, None, stop, state)
+    seen = []
+    usual = pipe.calibrate_samples(ordinary, None, lambda step, total, _=None: seen.append((step, total)), state)
+    assert seen == [(12, 12)], "the first ten were kept"
+    assert usual.count == 12 and usual.distance < usual.usual and usual.check(usual.fingerprint)
+    texts = [plants()[2].captions[0], *ordinary[:2]]
+    found = pipe.detect(texts, usual, state=tmp_path / "found.safetensors")
+    again = pipe.detect(texts, usual, state=tmp_path / "found.safetensors", progress=stop)
+    assert [a.verdict for a in found] == ["memorized", "not memorized", "not memorized"]
+    for a, b in zip(found, again, strict=True):
+        assert torch.equal(a.distances, b.distances) and a.area == b.area and b.samples is None
+    with pytest.raises(VitrineError, match="begun with"):
+        pipe.detect(texts[:2], usual, state=tmp_path / "found.safetensors")
+    with pytest.raises(VitrineError, match="keep"):
+        pipe.detect(texts, usual, state=state, keep=True)
+
+
 @pytest.mark.nightly
-def test_another_probe_says_what_is_searched(pipe):
-    """At the search's own threshold nothing is memorized; the scores that flag it decide, prompt and seeds."""
+def test_the_published_rule_leaves_prompts_below_tau_alone(pipe):
+    """By default what is asked is searched, from every seed."""
     texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
     statistics = pipe.statistics(caption(sample_scenes(range(20))))
-    config = SearchConfig(tau=1.0, share=0.5)
-    assert all(r.search is None for r in pipe.find(texts, statistics, config, probe))
-    flags = [Score(torch.tensor([0.9, 0.9, 0.1, 0.9]), 0.5), Score(torch.full((4,), 0.2), 0.5)]
-    searched, spared = pipe.find(texts, statistics, config, probe, flagged=flags)
-    assert searched.search is not None and spared.search is None and spared.verdict == "not memorized"
-    (own,) = pipe.score(texts[:1], None, probe)
-    assert torch.equal(searched.before.per_seed, own.per_seed), "what it reports is this probe's"
-    same = [Score(torch.ones(4), 0.5)] * 2
-    everyone = pipe.find(texts[:1], statistics, replace(config, tau=1e-6), probe)[0]
-    assert pipe.find(texts, statistics, config, probe, flagged=same)[0].search.neurons == everyone.search.neurons
-    with pytest.raises(VitrineError, match="flagged"):
-        pipe.find(texts, statistics, config, probe, flagged=flags[:1])
+    published = SearchConfig(tau=1.0, share=0.5, protocol="nemo")
+    assert all(r.search is None for r in pipe.find(texts, statistics, published, probe))
+    asked = pipe.find(texts, statistics, SearchConfig(share=0.5), probe)
+    assert all(r.search is not None and r.verdict == "no verdict" for r in asked)
+    every = pipe.find(texts, statistics, replace(published, tau=1e-6), probe)
+    assert [r.search.neurons for r in asked] == [r.search.neurons for r in every]
 
 
 def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):
@@ -138,7 +155,6 @@ def test_score_tells_a_planted_caption(pipe):
 
 
 def test_statistics_of_another_model_are_refused(pipe):
-    from dataclasses import replace
 
     made = pipe.statistics(caption(sample_scenes(range(4))))
     with pytest.raises(VitrineError, match="gather them on this model"):

@@ -20,7 +20,7 @@ from ...jobs.run import Run, run_steps
 from ...jobs.training import learning_rate, set_rate
 from ...network.condition import Condition
 from ...runtime.finite import FiniteLosses
-from ...runtime.placement import onloaded, refuse_cast_layers
+from ...runtime.placement import onloaded, refuse_without_gradients
 from ...runtime.progress import Progress, silent
 from ..space.delta_space import Space
 from ..train.batched_lora import BatchedLora
@@ -117,7 +117,7 @@ def _finished(
     state: _State, progress: Progress, partial_on: tuple[type[BaseException], ...], run: Run | None = None
 ) -> Inversion:
     config = state.config
-    refuse_cast_layers(state.model.backbone)
+    refuse_without_gradients(state.model.backbone)
     try:
         with onloaded(state.model.backbone):
             run_steps(

@@ -44,7 +44,9 @@ class Gauge:
         if self.shared:
             return f"factors are comparable ({cosines})"
         if self.low < COSINE:
-            return f"factors start differently ({cosines})"
+            # Independent starts and flipped signs give many pairs a negative cosine, training from one start few.
+            moved = "moved far apart from one start" if self.low > 0 else "start differently"
+            return f"factors {moved} ({cosines})"
         return f"factors are scaled differently (|A| varies {self.spread:.1f}-fold between models)"
 
 

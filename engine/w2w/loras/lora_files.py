@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def read_lora(
 
     Raises:
         VitrineError: As :func:`read_header`, and if a layer has another size, or numbers that are not finite or too
-            large for weights.
+            large for weights, or products of factors would take much memory for a base model that is not known.
     """
     from safetensors import safe_open
 
@@ -178,6 +178,7 @@ def read_lora(
         if sizes and tuple(sizes.get(path, entry.outer)) != entry.outer:
             shown = f"{file.path.name}: {path} of {entry.outer} (out, in)"
             raise refuse("LoRA layer", shown, f"{tuple(sizes[path])}", "choose a LoRA of the same base model")
+    _refuse_to_swell(file, [e for p, e in file.entries.items() if only is None or p in only], sizes or base)
     layers = {}
     errors = named(file.path, "LoRA file", "a whole safetensors file", "download it again")
     with errors, safe_open(str(file.path), "pt") as opened:
@@ -192,6 +193,27 @@ def read_lora(
             layer = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
             layers[path] = _sane(file, path, layer)
     return layers
+
+
+_MOST_SWOLLEN, _SWELLS = 2**29, 1024
+"""Bytes that the products of a file's factors may take whatever they belong to; and times the file's own size, for a
+base model that is known. Full LoKr of Flux, factor 16: 1,000 times."""
+
+
+def _refuse_to_swell(file: LoraFile, entries: Sequence[Entry], known: object) -> None:
+    """Before memory is taken: a small file of Kronecker factors may stand for a whole model, or for nothing."""
+    products = [e for e in entries if e.kind not in ("LoRA", "AdaLoRA", "difference")]
+    if not products:
+        return
+    kept = sum(math.prod(e.down) + math.prod(e.up) for e in products)
+    needed = 4 * kept + 12 * max(math.prod(e.outer) for e in products)  # one product in float64 and float32
+    most = _MOST_SWOLLEN
+    if known or file.shaped_base:
+        most = max(most, _SWELLS * file.path.stat().st_size)
+    if needed > most:
+        shown = f"{file.path.name}, whose {products[0].kind} takes {needed / 1e9:.1f} GB"
+        accepted = f"at most {most / 1e9:.1f} GB for a file of its size, or of a base model that is not known"
+        raise refuse("LoRA file", shown, accepted, "merge it and extract a LoRA, or name the base model's weights")
 
 
 def _sane(file: LoraFile, path: str, layer: LoraLayer) -> LoraLayer:

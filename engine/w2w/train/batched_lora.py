@@ -19,6 +19,7 @@ from ...errors import refuse
 from ...families import spelled_layers
 from ...io.lora_layer import LoraLayer
 from ...runtime.compiled import eager_runs, uncompiled
+from ...runtime.forward_hooks import Reached, block_of, hook_after, hook_before
 from ..loras.base_weights import modules_of
 from ..space.manifest import Layer, Manifest
 
@@ -106,7 +107,7 @@ class BatchedLora(AbstractContextManager):
 
     Raises:
         VitrineError: If the weights do not fit the manifest, the backbone lacks a layer, or (in a forward) the batch is
-            not a multiple of M.
+            not a multiple of M; on exit, if forwards ended without a call of its hooks.
     """
 
     def __init__(self, backbone: nn.Module, manifest: Manifest, weights: torch.Tensor, tiled: bool = False) -> None:
@@ -115,25 +116,33 @@ class BatchedLora(AbstractContextManager):
         self._backbone = backbone
         self._spots = lora_targets(uncompiled(backbone), manifest)
         self.manifest, self.weights, self.tiled = manifest, weights, tiled
-        self._handles: list[Any] = []
+        self._handles, self._reached = list[Any](), Reached("LoRA")
         self._columns: tuple[torch.Tensor, bool, dict[int, torch.Tensor]] | None = None
         self._rows = 0
 
     def __enter__(self) -> BatchedLora:
         if self._handles:
             raise refuse("block", "open already", "one at a time", "leave it first, or make a second one")
+        backbone, self._reached = uncompiled(self._backbone), Reached("LoRA")
         self._handles += eager_runs(self._backbone)
-        self._handles.append(uncompiled(self._backbone).register_forward_pre_hook(self._count, with_kwargs=True))
+        self._handles.append(hook_before(backbone, self._count, with_kwargs=True))
         for layer in self.manifest:
             spot = self._spots[layer.path]
             # Before all other hooks: edits and captures see it as the layer's weight.
             hook = self._hook(layer) if spot.rows == slice(None) else self._fused_hook(layer, spot.rows)
-            self._handles.append(spot.module.register_forward_hook(hook, prepend=True))
+            # by blocks, for experts of HiDream that no token chose are not run
+            self._handles.append(
+                hook_after(spot.module, self._reached.noting(block_of(layer.path), hook), prepend=True)
+            )
+        self._reached.watch(backbone)
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._reached.close()
         while self._handles:
             self._handles.pop().remove()
+        if error[0] is None:
+            self._reached.check()
 
     def _count(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         first = args[0] if args else next((kwargs[k] for k in ("hidden_states", "sample", "x") if k in kwargs), ())
@@ -251,7 +260,7 @@ def late_lora(
             # weights2weights, appendix I: the edited model takes over at timestep T
             lora.weights = late if t is not None and t <= start else weights
 
-        handle = backbone.register_forward_pre_hook(choose, with_kwargs=True)
+        handle = hook_before(backbone, choose, with_kwargs=True)
         try:
             yield
         finally:

@@ -258,27 +258,18 @@ def test_part_agreement_of_perfect_and_of_useless_features() -> None:
     assert part_agreement(torch.randn(3, 8, 16, 16), parts) < 0.5
 
 
-def test_the_demo_section_writes_itself(model) -> None:
+def test_the_demo_section_writes_itself(model, monkeypatch) -> None:
+    """Pictures of every layer, and in its table what knows nothing of faces, beside the filter's choice."""
+    from vitrine.engine.io.html_page import Report
     from vitrine.evidence.activations import page as report
 
-    class Page:
-        """What a section needs of the demo's report."""
-
-        def __init__(self) -> None:
-            self.text, self.images = [], []
-
-        def add_heading(self, text: str) -> None:
-            self.text.append(text)
-
-        add_paragraph = add_heading
-
-        def add_images(self, images: list, width: int = 0) -> None:
-            self.images.append(images)
-
-    page = Page()
+    monkeypatch.setattr(report, "MEASURED", 4)
+    monkeypatch.setattr(report, "_filter", lambda *args: list(report.PLACES)[:2])
+    page = Report("t")
     report.section(page, model=model)
-    assert len(page.images) == 1 + len(report.PLACES) and all(len(row) == 4 for row in page.images)
-    assert page.images[1][0][0].size == (128, 128) and "%" in page.text[-1]
+    text = page.to_html()
+    assert text.count("<img") == 4 * (1 + len(report.PLACES)) and "copied coordinates" in text and "raw pixels" in text
+    assert text.count("<td>kept</td>") == 2 and text.count("<td>dropped</td>") == len(report.PLACES) - 2
 
 
 def test_maps_are_averaged_over_seeds_and_sum_to_one(denoiser, latents, cond) -> None:

@@ -28,6 +28,7 @@ from vitrine.engine.control import (
     save_control,
     trained_settings,
 )
+from vitrine.engine.control.embedder import embedder_shapes
 from vitrine.engine.diffusion.guidance import scale_for_size
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
@@ -164,6 +165,12 @@ def test_missing_controls_and_bad_fields_are_refused():
 def embedder(dim=16, **how):
     torch.manual_seed(1)
     return ControlEmbedder(ControlSpec(), dim, **how)
+
+
+def test_shapes_are_known_without_the_embedder():
+    for spec in (ControlSpec(), ControlSpec(ControlSpec().fields[:1])):
+        made = ControlEmbedder(spec, 16).state_dict()
+        assert embedder_shapes(spec, 16) == {name: tuple(value.shape) for name, value in made.items()}
 
 
 def test_the_embedder_is_equation_one():

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import fields
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from vitrine.engine.io.files import save_safetensors, write_text, write_whole
 from vitrine.engine.io.temporary_files import TEMPORARY
 from vitrine.engine.jobs.digests import digest
 from vitrine.engine.jobs.run import NOTE, STATE, Run
+from vitrine.engine.network.condition import Condition
 from vitrine_tests.killed import killed, killing, one_thread
 from vitrine_tests.run_jobs import CONTROL_SETTINGS, EMD_SETTINGS, JOBS, other_unet, unet, with_lora
 
@@ -105,6 +107,16 @@ def test_a_network_is_known_by_all_that_it_computes_with(tmp_path):
     assert digest(net) != plain, "one that reads its weights otherwise"
     with pytest.raises(VitrineError, match="input: given object"):
         digest({"what": object()})
+
+
+def test_a_condition_is_known_by_every_field():
+    whole = {"text": torch.zeros(1, 2, 3), "pooled": torch.zeros(1, 4), "extra": {"time_ids": torch.zeros(1, 6)},
+             "fixed": {"controlnet_block_samples": [torch.zeros(1, 2)], "guidance": 3.5}}  # fmt: skip
+    assert set(whole) == {field.name for field in fields(Condition)}
+    others = {"text": torch.ones(1, 2, 3), "pooled": None, "extra": {"time_ids": torch.ones(1, 6)},
+              "fixed": {"controlnet_block_samples": [torch.ones(1, 2)], "guidance": 3.5}}  # fmt: skip
+    made = [digest(Condition(**whole | {name: value})) for name, value in others.items()]
+    assert digest(Condition(**whole)) == digest(Condition(**whole)) and len({*made, digest(Condition(**whole))}) == 5
 
 
 def test_a_refusal_names_what_changed_and_keeps_the_state(tmp_path):

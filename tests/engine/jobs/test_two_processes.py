@@ -22,7 +22,7 @@ from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
 from vitrine.engine.io.ownership import LOCK, sole_owner
-from vitrine.engine.nemo import NeuronSet, NeuronStatistics
+from vitrine.engine.nemo import NeuronSet, NeuronStatistics, SampleThreshold
 from vitrine.engine.pipelines import SegmentationPipeline
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
@@ -112,14 +112,17 @@ def test_statistics_and_threshold(both):
         torch.testing.assert_close(two.stds[a], one.stds[a], rtol=1e-4, atol=1e-7)
     alone, shared = (json.loads((out / "cal" / "threshold.json").read_text()) for out in both)
     assert alone["tau"] == pytest.approx(shared["tau"], abs=1e-4) and alone["captions"] == shared["captions"] == 8
-    assert not [p.name for out in both for p in (out / "cal").glob("s*s*-of-*")], "states are gone when all is done"
+    first, second = (SampleThreshold.load(out / "cal") for out in both)
+    assert first.count == second.count == 8 and first.distance == pytest.approx(second.distance, rel=1e-3)
+    assert torch.allclose(first.places, second.places, rtol=1e-3)
+    assert not [p.name for out in both for p in (out / "cal").glob("*-of-*")], "states are gone when all is done"
 
 
 def test_scores_and_neurons(both):
     tables = [list(csv.DictReader((out / "scores.csv").open(newline=""))) for out in both]
     for a, b in zip(*tables, strict=True):
         assert a["prompt"] == b["prompt"] and a["memorized"] == b["memorized"]
-        assert float(a["score"]) == pytest.approx(float(b["score"]), abs=1e-4)
+        assert float(a["distance"]) == pytest.approx(float(b["distance"]), abs=1e-4)
     assert tables[0][0]["prompt"] == plants()[2].captions[0] and len(tables[0]) == 2
     found = [
         {NeuronSet.load(p).info["prompt"]: NeuronSet.load(p) for p in (o / "neurons").glob("*.json")} for o in both
@@ -155,7 +158,7 @@ def test_accelerate_launches_a_command(both, tmp_path):
     alone, shared = (list(csv.DictReader((f / "scores.csv").open(newline=""))) for f in (one, tmp_path))
     assert [row["prompt"] for row in alone] == [row["prompt"] for row in shared]
     for a, b in zip(alone, shared, strict=True):
-        assert float(a["score"]) == pytest.approx(float(b["score"]), abs=1e-4)
+        assert float(a["distance"]) == pytest.approx(float(b["distance"]), abs=1e-4)
 
 
 def test_loras_and_space(both):

@@ -298,10 +298,10 @@ def test_fast_mode_ends_below_the_threshold(denoiser, texts, statistics, referen
     assert float(probe.similarity(plain, signal).max()) <= tau + 1e-6
 
 
-def test_prompts_that_are_not_memorized_are_left_alone(denoiser, texts, statistics):
+def test_the_published_rule_leaves_prompts_below_tau_alone(denoiser, texts, statistics):
     (result,) = find_neurons(
         make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])], statistics, SHAPE,
-        SearchConfig(tau=0.999),
+        SearchConfig(tau=0.999, protocol="nemo"),
     )  # fmt: skip
     assert result.verdict == "not memorized" and len(result.neurons("")) == 0 and result.forwards == SEEDS
 

@@ -65,7 +65,10 @@ def test_without_a_calibrated_tau_there_is_a_score_but_no_verdict(unet, text):
         with pytest.raises(VitrineError, match="measured on this model"):
             ask()
     with pytest.raises(VitrineError, match="measured on this model"):
-        find_neurons(probe, ["p"], [Condition(text)], statistics_of(unet, text), SHAPE, SearchConfig())
+        published = SearchConfig(protocol="nemo")
+        find_neurons(probe, ["p"], [Condition(text)], statistics_of(unet, text), SHAPE, published)
+    (asked,) = find_neurons(probe, ["p"], [Condition(text)], statistics_of(unet, text), SHAPE, SearchConfig())
+    assert asked.search is not None and asked.verdict == "no verdict" and "seeds_kept" not in asked.to_dict()
 
 
 def test_scores_say_how_they_were_measured(unet, text):

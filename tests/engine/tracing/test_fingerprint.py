@@ -4,7 +4,10 @@ import copy
 
 import pytest
 import torch
+from vitrine.engine.families import spelled_layers
+from vitrine.engine.jobs.digests import network_digest
 from vitrine.engine.nemo import NeuronSet, value_sites
+from vitrine.engine.tracing.addresses import sites_of
 from vitrine.engine.tracing.fingerprint import fingerprint_of, same_weights, short
 from vitrine_tests import models
 
@@ -44,3 +47,16 @@ def test_hashes_of_older_files_still_count(unet):
     assert len(short(known)) == 16 and same_weights(short(known), known) and same_weights(known, short(known))
     assert same_weights(short(known), fingerprint_of(copy.deepcopy(unet).half()))
     assert not same_weights("feedfeedfeedfeed", known) and not same_weights("sha256-of-another-tool", known)
+
+
+def test_entries_that_choose_attention_kernels_are_no_weights(unet):
+    """ComfyUI keeps ``*.comfy_attention.config``, bytes of JSON, in the state dicts of newer checkpoints."""
+    other = copy.deepcopy(unet)
+    chosen = torch.tensor(list(b'{"attention": "comfy_kitchen_int8"}'), dtype=torch.uint8)
+    for attention in [m for m in other.modules() if hasattr(m, "to_q")]:
+        attention.comfy_attention = torch.nn.Module()
+        attention.comfy_attention.register_buffer("config", chosen)
+    assert sum(k.endswith("comfy_attention.config") for k in other.state_dict()) == 8
+    assert fingerprint_of(other) == fingerprint_of(unet) and network_digest(other) == network_digest(unet)
+    assert list(sites_of(other)) == list(sites_of(unet))
+    assert [names[:2] for names in spelled_layers(other)] == [names[:2] for names in spelled_layers(unet)]

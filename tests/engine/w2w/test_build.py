@@ -6,6 +6,7 @@ from safetensors.torch import save_file
 from torch.utils.flop_counter import FlopCounterMode
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
+from vitrine.engine.portraits.shipped import PEOPLE_LORAS
 from vitrine.engine.w2w import (
     BuildConfig,
     DeltaSpace,
@@ -100,6 +101,14 @@ def test_gauge():
     assert not gauge_test([twisted(x, i, "sign") for i, x in enumerate(shared)]).shared
     scaled = gauge_test([twisted(x, i, "scale") for i, x in enumerate(shared)])
     assert not scaled.shared and "scaled differently" in scaled.reason()
+    flipped = gauge_test([twisted(x, i, "sign") for i, x in enumerate(shared)])
+    assert "start differently" in flipped.reason()
+
+
+def test_the_shipped_people_have_one_start_as_their_card_says():
+    """They were trained at a high rate, so that their factors are far from it; that is no other start."""
+    people = gauge_test([read_lora(file) for file in sorted(PEOPLE_LORAS.glob("*.safetensors"))])
+    assert not people.shared and people.low > 0 and "from one start" in people.reason()
 
 
 @pytest.mark.parametrize("how", ["sign", "scale"])

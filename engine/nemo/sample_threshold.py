@@ -1,0 +1,121 @@
+"""The threshold below which few-step samples agree: measured on ordinary captions, as a file that knows its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..errors import printable, refuse
+from ..io.files import named, read_artefact, save_artefact
+from ..tracing.fingerprint import same_weights
+from .search_config import FewStepConfig
+
+NAME = "samples.safetensors"
+KIND, VERSION = "vitrine-nemo-samples", 1
+DEVIATIONS = 2.326
+"""Below the mean of a normal distribution: one value in a hundred is further."""
+LEAST = 4
+"""Captions; 100 are a good start."""
+FIRST_PAIR = 0.7
+"""Of the usual distance: where the first two samples differ more, no others are made."""
+
+
+@dataclass(frozen=True)
+class SampleThreshold:
+    """What is usual for ordinary captions of one model, at one setting.
+
+    Attributes:
+        distance: below it a prompt's samples agree: it is memorized.
+        usual: geometric mean of ordinary captions' distances.
+        places: (64, 64) mean square of the difference of two samples of one caption around each place.
+        count: captions that it was measured on.
+        config: how the samples were made; detection must use the same.
+        fingerprint: of the model's weights.
+    """
+
+    distance: float
+    usual: float
+    places: torch.Tensor
+    count: int
+    config: FewStepConfig
+    fingerprint: str = ""
+
+    @property
+    def first_pair(self) -> float:
+        """Distance of the first two samples above which no others are made."""
+        return FIRST_PAIR * self.usual
+
+    @classmethod
+    def of(
+        cls, distances: Sequence[float], places: torch.Tensor, config: FewStepConfig, fingerprint: str = ""
+    ) -> SampleThreshold:
+        """From the distances of ordinary captions' samples.
+
+        Raises:
+            VitrineError: If there are fewer than four captions, or samples of them are equal.
+        """
+        values = torch.tensor(list(distances), dtype=torch.float64)
+        count, z = len(values), DEVIATIONS
+        if count < LEAST or not bool((values > 0).all()):
+            raise refuse("ordinary captions", count, f"{LEAST} or more whose samples differ", "100 are a good start")
+        logs = values.log()
+        # Student's quantile (Fisher & Cornish 1960) of the next caption: 1 % of ordinary ones fall below, few or many
+        student = z + (z**3 + z) / (4 * (count - 1)) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * (count - 1) ** 2)
+        below = (logs.mean() - student * logs.std() * (1 + 1 / count) ** 0.5).exp()
+        made = replace(config, two_stage=False)
+        return cls(float(below), float(logs.mean().exp()), places, len(values), made, fingerprint)
+
+    def text(self) -> str:
+        """What was measured, in a sentence."""
+        made = f"{self.config.seeds} samples of {self.config.steps} steps, guidance {self.config.guidance:g}"
+        measured = f"{self.count} ordinary captions: {made} differ by {self.usual:.4f}"
+        return f"{measured}; memorized is below {self.distance:.4f}"
+
+    def check(self, fingerprint: str) -> SampleThreshold:
+        """Itself, if it is of the model with this fingerprint.
+
+        Raises:
+            VitrineError: If it was measured on another model: what is usual differs between models.
+        """
+        if self.fingerprint and not same_weights(self.fingerprint, fingerprint):
+            accepted = f"one measured on this model, {fingerprint[:20]}..."
+            remedy = "vitrine nemo calibrate with this --model"
+            raise refuse("threshold", f"measured on {self.fingerprint[:20]}...", accepted, remedy)
+        return self
+
+    def check_settings(self, config: FewStepConfig) -> None:
+        """Refuses samples made in another way than those it was measured on.
+
+        Raises:
+            VitrineError: If they were.
+        """
+        if replace(config, two_stage=False) != self.config:
+            raise refuse("settings", config.to_dict(), self.config.to_dict(), "take the threshold's own settings")
+
+    def save(self, path: str | Path) -> Path:
+        """One safetensors file, whole or not at all."""
+        header = {
+            "distance": self.distance, "usual": self.usual, "count": self.count, "settings": self.config.to_dict(),
+            "fingerprint": self.fingerprint,
+        }  # fmt: skip
+        return save_artefact(path, {"places": self.places}, KIND, VERSION, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SampleThreshold:
+        """Read such a file, or the one in a folder that ``vitrine nemo calibrate`` wrote.
+
+        Raises:
+            VitrineError: If it is missing, or of another kind.
+        """
+        path = Path(path)
+        path = path / NAME if path.is_dir() else path
+        with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
+            tensors, header = read_artefact(path, KIND, VERSION)
+            distance, usual, count = float(header["distance"]), float(header["usual"]), int(header["count"])
+            config, places = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
+            if not 0 < distance < usual < 1e6 or places.shape != (64, 64) or not bool((places >= 0).all()):
+                raise ValueError(f"distance {distance}, usual {usual}, places {tuple(places.shape)}")
+            return cls(distance, usual, places, count, config, printable(str(header["fingerprint"])))

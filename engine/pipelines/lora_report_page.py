@@ -1,0 +1,198 @@
+"""The LoRA report as one HTML page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..io.html_page import Report
+from ..nemo.check import Pictures
+from ..nemo.nearest import overlay
+from .lora_report_measures import PromptCopies
+from .lora_report_samples import SHARES
+from .lora_report_verdicts import BAD, FINE, LOOK, OPEN, Findings
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+WIDTH = 168
+"""Of a picture on the page, in CSS pixels; larger ones are scaled down to twice that."""
+_MOST_BLOCKS = 24
+Table = Sequence[Sequence[object]]
+
+
+def write_page(path: Path, loras: Sequence[Findings], table: Mapping[str, Any], pictures: Pictures) -> Path:
+    """The page of all LoRAs, whole or not at all.
+
+    Args:
+        table: the report as JSON: settings and what was spent.
+    """
+    counts = Counter(lora.worst for lora in loras)
+    lead = ", ".join(f"{counts[v]} {v}" for v in (BAD, LOOK, FINE, OPEN) if counts[v])
+    page = Report("LoRA report", f"{len(loras)} {'LoRA' if len(loras) == 1 else 'LoRAs'}: {lead}")
+    if len(loras) > 1:
+        topics = [sentence.topic for sentence in loras[0].summary]
+        page.add_table([["LoRA", *topics], *([x.name, *(s.verdict for s in x.summary)] for x in loras)])
+    for lora in loras:
+        _add_lora(page, lora, pictures)
+    _add_method(page, table)
+    return page.write(path)
+
+
+def _add_lora(page: Report, lora: Findings, pictures: Pictures) -> None:
+    page.add_heading(lora.name)
+    page.add_verdicts(
+        (s.verdict, f"{s.topic.capitalize()}: {s.text}", _small_print(s.advice, s.threshold)) for s in lora.summary
+    )
+    page.add_subheading("1. What it is")
+    page.add_table([["", ""], *what_rows(lora)])
+    if lora.health is not None and lora.health.total:
+        _add_where(page, lora)
+    if lora.copies:
+        _add_copies(page, lora, pictures)
+    if lora.cost is not None and lora.cost.variety is not None:
+        page.add_subheading("4. What it costs")
+        page.add_table(cost_rows(lora))
+    if lora.neighbours is not None and lora.neighbours.alike:
+        page.add_subheading("5. Its neighbours")
+        page.add_paragraph("Cosine of the changes of the weights, estimated from random projections of every layer.")
+        page.add_table([["LoRA", "cosine"], *([name, f"{cosine:.3f}"] for name, cosine in lora.neighbours.alike)])
+    if lora.skipped:
+        page.add_paragraph(f"Left out for the budget: {'; '.join(lora.skipped)}. The same call goes on here.")
+
+
+def _small_print(advice: str, threshold: str) -> list[str]:
+    return [advice and f"What to do: {advice}", f"Thresholds: {threshold}."]
+
+
+def what_rows(lora: Findings) -> list[list[str]]:
+    """What a file is, as a table of two columns."""
+    facts = lora.facts.to_dict()
+    rows = [["file", f"{facts['file']}, {facts['bytes'] / 2**20:.2f} MiB"], ["trainer", facts["trainer"]]]
+    if lora.facts.file is None:
+        rows.append(["refused", facts["refused"]])
+    else:
+        alphas = ", ".join(f"{alpha:g}" for alpha in facts["alphas"][:6]) or "none in the file"
+        more = f"; {facts['text_encoder_layers']} layers of text encoders" if facts["text_encoder_layers"] else ""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in facts["kinds"].items())
+        rows += [
+            ["base model by layers", facts["base_by_layers"] or "none that is known"],
+            ["base model by header", facts["base_by_header"] or "not said"],
+            ["layers", f"{facts['layers']} ({kinds}){more}"],
+            ["rank; alpha", f"{', '.join(map(str, facts['ranks'][:8]))}; {alphas}"],
+            ["numbers", ", ".join(facts["dtypes"])], ["spelling", facts["spelling"]],
+        ]  # fmt: skip
+        rows += [["also in the file", ", ".join(facts["left_out"])]] if facts["left_out"] else []
+    rows += [["licence", facts["licence"] or "not said"]]
+    words = ", ".join(facts["trigger_words"])
+    rows += [["trigger words", f"{words} ({facts['trigger_words_from']})" if words else "not said"]]
+    rows += [[name, value] for name, value in facts["training"].items()]
+    if lora.health is not None:
+        broken = {layer.problem for layer in lora.health.layers} - {""}
+        rows += [
+            ["broken", "; ".join(f"{len(lora.health.broken(p))} layers: {p}" for p in sorted(broken)) or "nothing"]
+        ]
+        rows += [["rank that is used", f"{lora.health.used:.1f}, weighed by each layer's change"]]
+    for loading in lora.loadings:
+        dropped = f"; dropped: {', '.join(loading.dropped)}" if loading.dropped else ""
+        text = f", {loading.text} layers of text encoders" if loading.text else ""
+        note = f". {loading.note}" if loading.note else ""
+        rows += [[f"loaded by {loading.library}", f"{loading.loaded} of {loading.layers} layers{text}{dropped}{note}"]]
+    return rows
+
+
+def _add_where(page: Report, lora: Findings) -> None:
+    assert lora.health is not None
+    page.add_subheading("2. Where it acts")
+    page.add_paragraph("Share of its change of the weights (sum of squares) by kind of layer, then by block.")
+    page.add_bars(lora.health.shares("kind"))
+    blocks = lora.health.shares("block")
+    page.add_bars(dict(list(blocks.items())[:_MOST_BLOCKS]))
+    if len(blocks) > _MOST_BLOCKS:
+        page.add_paragraph(f"{len(blocks) - _MOST_BLOCKS} further blocks are in the JSON file.")
+    if lora.changes:
+        page.add_paragraph(
+            "How far it moves the predicted clean picture, in one forward: root mean square over the prediction's "
+            "standard deviation, by how much of the schedule's noise is left."
+        )
+        head = ["prompt", "kind", *(f"{share:.0%}" for share in SHARES)]
+        rows = [[p, lora.kinds.get(p, ""), *(f"{v:.1%}" for v in row)] for p, row in lora.changes.items()]
+        page.add_table([head, *rows])
+
+
+def _add_copies(page: Report, lora: Findings, pictures: Pictures) -> None:
+    page.add_subheading("3. What it copies")
+    page.add_paragraph(
+        "Agreement is the median MS-SSIM of pairs of a prompt's samples: 1 where every seed gives one picture. Gain is "
+        "how much of what the model without the LoRA leaves to 1 is closed. The ratio is the distance to the nearest "
+        f"{'training picture' if lora.pictures else 'other sample'} as a share of the usual one: below 0.33 a copy."
+    )
+    head = ["prompt", "kind", "agreement", "without", "gain", *(["copies"] if lora.pictures else []), "ratio", "area"]
+    page.add_table([head, *(_copy_row(p) for p in lora.copies)])
+    if len(lora.strengths) > 1:
+        page.add_paragraph("By strength, over its captions and trigger: mean agreement, and the prompt of most gain.")
+        copied = any("copies" in values for values in lora.strengths.values())
+        rows: list[list[str]] = [["strength", "agreement", "gain", *(["copies"] if copied else [])]]
+        for strength, values in lora.strengths.items():
+            share = [f"{values['copies']:.0%}"] if copied else []
+            rows.append([f"{strength:g}", f"{values['agreement']:.2f}", f"{values['gain']:.2f}", *share])
+        page.add_table(rows)
+    page.add_paragraph("The nearest sample, and where: in colour below a third of the usual distance, all else dark.")
+    page.add_images([entry for p in lora.own for entry in _beside(p, lora.pictures, pictures)], WIDTH)
+
+
+def _copy_row(p: PromptCopies) -> list[str]:
+    row = [p.prompt[:90], p.kind, f"{p.agreement:.2f}", f"{p.bare:.2f}", f"{p.gain:.2f}"]
+    row += [] if p.copies is None else [f"{p.copies} of {p.samples}"]
+    return [*row, f"{p.ratio:.2f}", f"{p.area:.0%}"]
+
+
+def _beside(p: PromptCopies, names: Sequence[str], pictures: Pictures) -> list[tuple[Image, str]]:
+    agrees = f"agrees: {p.area:.0%} of the picture, ratio {p.ratio:.2f}"
+    images = [(_picture(p.shown), f"{p.kind}: {p.prompt[:60]}"), (_picture(overlay(p.shown, p.where)), agrees)]
+    if p.nearest is not None and pictures.read is not None:
+        images.append((_picture(pictures.read(p.nearest)), f"nearest training picture: {names[p.nearest]}"))
+    return images
+
+
+def _picture(pixels: torch.Tensor) -> Image:
+    """(3, h, w) in [0, 1], scaled down where it is large."""
+    from PIL import Image
+
+    picture = Image.fromarray((pixels.clamp(0, 1).movedim(0, -1) * 255).round().byte().numpy())
+    picture.thumbnail((2 * WIDTH, 2 * WIDTH))
+    return picture
+
+
+def cost_rows(lora: Findings) -> Table:
+    """What it costs, as a table."""
+    assert lora.cost is not None
+    rows = [["", "without the LoRA", "with it", "left"]]
+    pairs = {"variety between seeds, own prompts": lora.cost.variety,
+             "variety between seeds, ordinary prompts": lora.cost.ordinary,
+             "agreement with the prompt (CLIP)": lora.cost.prompt}  # fmt: skip
+    rows += [[name, f"{a:.3f}", f"{b:.3f}", f"{b / max(a, 1e-9):.0%}"] for name, pair in pairs.items() if pair
+             for a, b in [pair]]  # fmt: skip
+    if lora.cost.drift is not None:
+        rows.append(["drift of ordinary prompts", "0", f"{lora.cost.drift:.3f}", ""])
+    return rows
+
+
+def _add_method(page: Report, table: Mapping[str, Any]) -> None:
+    page.add_heading("How this was measured")
+    settings, spent = table["settings"], table["spent"]
+    if settings is None:
+        page.add_paragraph("Without a model: what the files say and hold. Give a base model for samples and forwards.")
+    else:
+        page.add_paragraph(
+            f"Samples of {settings['steps']} steps, {settings['seeds']} seeds from {settings['first_seed']} on, "
+            f"guidance {settings['guidance']:g}, equal seeds with and without the LoRA. {spent['network_rows']} "
+            "evaluations of the network in this call; what earlier calls had sampled is not counted. Distances are of "
+            "pixels at 64 px; a copy is nearer than a third of the usual distance (Gu et al. 2023). A copy that is "
+            "shifted, mirrored or recoloured is not seen."
+        )
+    page.add_table([["part", "seconds"], *([part, f"{value:.1f}"] for part, value in spent["seconds"].items())])

@@ -1,0 +1,294 @@
+"""Few-step samples for the LoRA report: of which model, how many, kept in a folder, within a budget of time.
+
+Nothing here knows a library: ComfyUI and diffusers pass a :class:`ReportModel`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import seeded_noise
+from ..errors import refuse
+from ..io.files import named, read_safetensors, save_safetensors
+from ..jobs.digests import digest
+from ..jobs.run import Run
+from ..nemo.sample_agreement import few_step_samples, few_timesteps
+from ..network.condition import Condition
+from ..runtime.progress import Progress, silent
+from ..settings.config import Config
+from ..w2w.loras.lora_facts import LoraFacts
+
+KEPT = 256
+"""Largest side of a sample as it is kept, in pixels: copies are judged at 64."""
+BARE = "without a LoRA"
+"""Folder of the samples that all LoRAs of a report are compared with."""
+SHARES = (0.95, 0.75, 0.55, 0.35, 0.15)
+"""Of the schedule: timesteps at which one forward is compared with the model's without the LoRA."""
+
+
+@dataclass(frozen=True)
+class ReportConfig(Config):
+    """How much a report samples.
+
+    Attributes:
+        seeds, first_seed: samples of each prompt.
+        steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.sample_agreement`.
+        strengths: of the LoRA, for the strength where copying begins; 1 is always measured.
+        prompts: of each kind, at most.
+
+    Raises:
+        VitrineError: If a number is too small, or a strength is not above 0.
+    """
+
+    seeds: int = 4
+    first_seed: int = 2000
+    steps: int = 4
+    guidance: float = 3.0
+    strengths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.25)
+    prompts: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strengths", tuple(sorted(set(self.strengths) - {1.0})))
+        if self.seeds < 2 or self.steps < 1 or self.prompts < 1:
+            shown = (self.seeds, self.steps, self.prompts)
+            raise refuse("seeds, steps, prompts", shown, "2, 1, 1 or more", "4 of each are usual")
+        if any(not 0 < strength <= 8 for strength in self.strengths):
+            raise refuse("strengths", self.strengths, "numbers above 0, at most 8", "0.25 to 1.25 are usual")
+
+
+class Loading(NamedTuple):
+    """What came of loading a file.
+
+    Attributes:
+        library: which one loaded it.
+        loaded, layers: layers that arrived in the network, and those of the file.
+        dropped: names of those that did not, the first few.
+        text: layers that arrived in text encoders.
+        note: what else is to say, such as that the library refused the file.
+    """
+
+    library: str
+    loaded: int
+    layers: int
+    dropped: tuple[str, ...] = ()
+    text: int = 0
+    note: str = ""
+
+
+class OnModel(NamedTuple):
+    """The model at one strength: its denoiser, and what encodes prompts, one condition of one row for each."""
+
+    denoiser: Denoiser
+    conditions: Callable[[Sequence[str]], list[Condition]]
+    null: Condition
+
+
+class PutOn(Protocol):
+    """A LoRA that lies beside a model."""
+
+    loading: Loading
+
+    def at(self, strength: float) -> AbstractContextManager[OnModel]:
+        """The model with the LoRA at a strength; 0 is the model without it."""
+
+
+class ReportModel(Protocol):
+    """A text-to-image model that LoRAs can be put on, whatever library holds it.
+
+    Attributes:
+        shape: (C, h, w) of its latents.
+        shift: of a flow model's times.
+        identity: what its samples depend on, as a :class:`~vitrine.engine.jobs.run.Run` takes it.
+    """
+
+    shape: tuple[int, ...]
+    shift: float
+    identity: dict[str, object]
+
+    def lora(self, facts: LoraFacts) -> AbstractContextManager[PutOn]:
+        """Loads a LoRA; the model is as before when the block ends."""
+
+    def decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Latents (n, C, h, w) -> (n, 3, H, W) in [0, 1]."""
+
+    def pieces(self, word: str) -> int:
+        """How many tokens a word is cut into."""
+
+
+@dataclass
+class Budget:
+    """Time that may be spent on samples.
+
+    Attributes:
+        minutes: None is without end.
+        skipped: what was left out for it, in words.
+        seconds: name of a part of the report -> what its samples took, in this call.
+        rows: evaluations of the network, in this call.
+    """
+
+    minutes: float | None = None
+    skipped: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def over(self) -> bool:
+        """Whether it is spent."""
+        return self.minutes is not None and time.monotonic() - self.began > 60 * self.minutes
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Counts the seconds of the block under a part of the report."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - began
+
+
+class Bench:
+    """Samples of one LoRA and of the model without it, each made once and kept.
+
+    Attributes:
+        total: samplings that are planned, for the progress.
+
+    Args:
+        place: the LoRA's folder, which goes on where it stopped; samples of the model without a LoRA lie beside it.
+    """
+
+    def __init__(
+        self, place: Path, model: ReportModel, put: PutOn, facts: LoraFacts, config: ReportConfig, budget: Budget,
+        progress: Progress = silent,
+    ) -> None:  # fmt: skip
+        self.model, self.put, self.config, self.budget, self.progress = model, put, config, budget, progress
+        inputs = {**model.identity, "seeds": [config.first_seed, config.seeds], "steps": config.steps,
+                  "guidance": config.guidance, "latents": list(model.shape), "shift": model.shift}  # fmt: skip
+        begun = ("*.safetensors",)
+        self._runs = (Run(place.parent / BARE, "LoRA report, the model without a LoRA", inputs, begun),
+                      Run(place, "LoRA report", inputs | {"LoRA": facts.path}, begun))  # fmt: skip
+        self._open = ExitStack()
+        self.done, self.total = 0, 0
+
+    def __enter__(self) -> Bench:
+        for run in self._runs:
+            self._open.enter_context(run)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of each prompt's samples."""
+        return list(range(self.config.first_seed, self.config.first_seed + self.config.seeds))
+
+    def samples(self, prompts: Sequence[str], strength: float, part: str) -> dict[str, torch.Tensor]:
+        """Prompt -> its samples (S, 3, h, w) in [0, 1]; those that the budget does not allow are missing."""
+        files = {prompt: self._file([prompt], strength) for prompt in prompts}
+        missing = [prompt for prompt, file in files.items() if not file.is_file()]
+        self._advance(len(files) - len(missing))
+        if missing and not self.budget.over:
+            with self.budget.timed(part), self.put.at(strength) as on:
+                for number, prompt in enumerate(missing):
+                    if number and self.budget.over:
+                        break
+                    self._sample(on, prompt, files[prompt])
+        left = [prompt for prompt, file in files.items() if not file.is_file()]
+        if left:
+            self.budget.skipped.append(f"{part}: {len(left)} prompts at strength {strength:g}")
+        return {p: self._read(f)["pictures"].float() / 255 for p, f in files.items() if f.is_file()}
+
+    def _sample(self, on: OnModel, prompt: str, file: Path) -> None:
+        (cond,) = on.conditions([prompt])
+        times = few_timesteps(on.denoiser.schedule, self.config.steps, self.model.shift)
+        before = self.done
+
+        def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            self.progress(min(before * total + step, self.total * total), self.total * total, None)
+
+        latents = few_step_samples(
+            on.denoiser, self.seeds, self.model.shape, cond, on.null, self.config.guidance, times, after
+        )
+        pictures = _kept(self.model.decode(latents))
+        rows = len(self.seeds) * self.config.steps * (1 if self.config.guidance == 1 else 2)
+        self.budget.rows += rows
+        save_safetensors(file, {"pictures": pictures, "latents": latents[:2].half()})
+        self._advance(1)
+
+    def changes(self, prompts: Sequence[str], part: str) -> dict[str, list[float]]:
+        """Prompt -> how far the LoRA moves the predicted clean picture at each of ``SHARES``, one forward each.
+
+        The root mean square of the difference over the standard deviation of the prediction without the LoRA. Noisy
+        latents are the model's own samples of the same prompt with noise.
+        """
+        known = {p: self._file([p], 0.0) for p in prompts}
+        ready = [p for p, file in known.items() if file.is_file()]
+        file = self._file(["forwards", *ready], 1.0)
+        if not file.is_file():
+            if self.budget.over or not ready:
+                self.budget.skipped.append(f"{part}: one forward at each timestep")
+                return {}
+            with self.budget.timed(part):
+                latents = {p: self._read(known[p])["latents"].float() for p in ready}
+                bare, full = (self._predicted(latents, strength) for strength in (0.0, 1.0))
+                moved = {str(i): torch.stack([_moved(a, b) for a, b in zip(bare[p], full[p], strict=True)])
+                         for i, p in enumerate(ready)}  # fmt: skip
+                save_safetensors(file, moved)
+        tensors = self._read(file)
+        return {p: tensors[str(i)].tolist() for i, p in enumerate(ready)}
+
+    def _predicted(self, latents: dict[str, torch.Tensor], strength: float) -> dict[str, list[torch.Tensor]]:
+        """Clean predictions of each prompt at each timestep."""
+        with self.put.at(strength) as on, torch.no_grad():
+            return {p: self._at_each_time(on, p, x0) for p, x0 in latents.items()}
+
+    def _at_each_time(self, on: OnModel, prompt: str, x0: torch.Tensor) -> list[torch.Tensor]:
+        cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
+        device = x0.device if cond.text is None else cond.text.device
+        noise = seeded_noise(self.seeds[: len(x0)], x0.shape[1:])
+        predicted = []
+        for share in SHARES:
+            t = share * on.denoiser.schedule.last
+            x = on.denoiser.network_input(x0, noise, t).to(device)
+            predicted.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
+            self.budget.rows += len(x0)
+        return predicted
+
+    def _file(self, key: Sequence[str], strength: float) -> Path:
+        run = self._runs[strength > 0]
+        assert run.place is not None
+        return run.place / f"{digest(list(key))[:16]}-{strength:g}.safetensors"
+
+    @staticmethod
+    def _read(file: Path) -> dict[str, torch.Tensor]:
+        with named(file, "samples", "a whole file", "delete it, to sample again"):
+            return read_safetensors(file)[0]
+
+    def _advance(self, count: int) -> None:
+        self.done += count
+        steps = self.config.steps
+        self.progress(min(self.done, self.total) * steps, self.total * steps, None)
+
+
+def _kept(pictures: torch.Tensor) -> torch.Tensor:
+    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side."""
+    scale = KEPT / max(pictures.shape[-2:])
+    if scale < 1:
+        size = [max(1, round(side * scale)) for side in pictures.shape[-2:]]
+        pictures = F.interpolate(pictures.float(), size, mode="area")
+    return (pictures.float().clamp(0, 1) * 255).round().byte().cpu()
+
+
+def _moved(bare: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    """() root mean square of the difference of two predictions over the deviation of the first."""
+    return (full - bare).square().mean().sqrt() / bare.std().clamp_min(1e-6)

@@ -1,0 +1,264 @@
+"""The summary of a LoRA report: five sentences, each with a verdict, its threshold and what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..w2w.building.lora_neighbours import Neighbours
+from ..w2w.loras.lora_facts import LoraFacts
+from ..w2w.loras.lora_health import LoraHealth
+from ..w2w.loras.lora_prompts import CAPTION, NATURAL, ORDINARY, TRIGGER
+from .lora_report_measures import Cost, PromptCopies
+from .lora_report_samples import SHARES, Loading
+
+FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
+GAIN_LOOK, GAIN_BAD = 0.6, 0.8
+"""Gain in agreement (see :class:`~.lora_report_measures.PromptCopies`) of the most repeated own prompt: chosen on LoRAs
+of people that are measured nowhere else (``evidence/nemo/lora_report_claims.py``)."""
+COPIES_BAD = 0.25
+"""Share of samples that copy a training picture; one copy already asks for a look."""
+DRIFT_LOOK, DRIFT_BAD = 0.5, 0.9
+"""Of ordinary prompts, as a share of the distance between two prompts' samples: at 1 nothing of the picture is left."""
+VARIETY_LOOK, VARIETY_BAD = 0.8, 0.5
+"""Share of the variety that is left."""
+PROMPT_LOOK = 0.02
+"""Loss of CLIP's cosine between pictures and prompts."""
+NOTHING, SAME = 0.01, 0.8
+"""Change of the predicted picture below which a LoRA does nothing; ordinary prompts' share of its own prompts' change
+from which it acts on all alike."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One line of the summary.
+
+    Attributes:
+        topic: what it is, where it acts, what it copies, what it costs, its neighbours.
+        verdict: ``fine``, ``look``, ``bad`` or ``not measured``.
+        text: what was measured.
+        advice: what to do; empty where there is nothing.
+        threshold: which numbers make the verdict.
+    """
+
+    topic: str
+    verdict: str
+    text: str
+    advice: str
+    threshold: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything about one LoRA that the summary, the page and the JSON are made of.
+
+    Attributes:
+        name: in the report.
+        health_problem: why its tensors could not be read.
+        loadings: of each library that tried.
+        changes: prompt -> change of the predicted picture at each of ``SHARES``, in the order of ``copies``' prompts.
+        kinds: prompt -> its kind, of ``changes``.
+        strengths: strength -> its measures.
+        skipped: what the budget left out.
+    """
+
+    name: str
+    facts: LoraFacts
+    health: LoraHealth | None = None
+    health_problem: str = ""
+    loadings: Sequence[Loading] = ()
+    changes: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    copies: Sequence[PromptCopies] = ()
+    strengths: Mapping[float, Mapping[str, float]] = field(default_factory=dict)
+    cost: Cost | None = None
+    neighbours: Neighbours | None = None
+    pictures: Sequence[str] = ()
+    skipped: Sequence[str] = ()
+
+    @property
+    def own(self) -> list[PromptCopies]:
+        """All but ordinary prompts."""
+        return [p for p in self.copies if p.kind != ORDINARY]
+
+    @property
+    def summary(self) -> list[Sentence]:
+        """Five sentences."""
+        return [what_it_is(self), where_it_acts(self), what_it_copies(self), what_it_costs(self), neighbours(self)]
+
+    @property
+    def worst(self) -> str:
+        """The worst verdict."""
+        verdicts = [sentence.verdict for sentence in self.summary]
+        return next((v for v in (BAD, LOOK, FINE) if v in verdicts), OPEN)
+
+    def copy_score(self) -> float:
+        """0..1, how much it copies: the largest share of copies of a prompt, without pictures the largest gain."""
+        if not self.own:
+            return math.nan
+        if self.pictures:
+            return max((p.copies or 0) / p.samples for p in self.own)
+        return max(0.0, *(p.gain for p in self.own if p.gain == p.gain), 0.0)
+
+    def kind_mean(self, kinds: Sequence[str]) -> list[float]:
+        """Mean change at each of ``SHARES`` over prompts of some kinds; empty where none was measured."""
+        rows = [row for prompt, row in self.changes.items() if self.kinds.get(prompt) in kinds]
+        return [sum(column) / len(rows) for column in zip(*rows, strict=True)] if rows else []
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "name": self.name, "verdict": self.worst, "summary": [asdict(s) for s in self.summary],
+            "what_it_is": self.facts.to_dict() | {"tensors": self.health_problem or
+                                                  (self.health.to_dict() if self.health else None)},
+            "loading": [loading._asdict() for loading in self.loadings],
+            "where_it_acts": {"shares_of_schedule": list(SHARES), "change_of_predicted_picture": {
+                p: [round(v, 4) for v in row] for p, row in self.changes.items()}},
+            "what_it_copies": {"score": None if math.isnan(self.copy_score()) else round(self.copy_score(), 4),
+                               "prompts": [p.to_dict(self.pictures) for p in self.copies],
+                               "by_strength": {f"{s:g}": dict(v) for s, v in self.strengths.items()}},
+            "what_it_costs": None if self.cost is None else self.cost.to_dict(),
+            "neighbours": None if self.neighbours is None else self.neighbours.to_dict(),
+            "left_out_for_the_budget": list(self.skipped),
+        }  # fmt: skip
+
+
+# --- sentences ----------------------------------------------------------------------------------------------------
+def what_it_is(f: Findings) -> Sentence:
+    """Sound, and loaded whole."""
+    topic, rule = "what it is", "bad: refused, NaN, or no layer loads; look: layers that change nothing, end their "
+    rule += "number format, or do not load"
+    file = f.facts.file
+    if file is None or f.health is None:
+        if file is None:
+            return Sentence(topic, BAD, f"Not read: {f.facts.problem}", "Download or export it again.", rule)
+        return Sentence(topic, BAD, f"Not usable: {f.health_problem}", "Choose its base model, or another file.", rule)
+    ranks = f"rank {file.ranks[0]}" if len(file.ranks) == 1 else f"ranks {file.ranks[0]} to {file.ranks[-1]}"
+    kinds, base = " and ".join(sorted(f.facts.to_dict()["kinds"])), file.shaped_base or file.said_base
+    text = f"{kinds} of {len(file.entries)} layers, {ranks}, for {base or 'a base model that is not known'}."
+    broken = f.health.broken("NaN or infinite")
+    lost = [loading for loading in f.loadings if not loading.loaded]
+    if broken or lost:
+        where = f" {len(broken)} layers hold NaN or infinity, first {broken[0]}." if broken else ""
+        where += "".join(f" {x.library} loads none of its layers." for x in lost)
+        advice = "Retrain with a lower rate or in bfloat16; NaN spreads into every picture." if broken else ""
+        return Sentence(topic, BAD, text + where, advice or "Choose the base model that it was trained on.", rule)
+    notes = [f"{len(f.health.broken(p))} layers: {p}." for p in ("changes nothing", "at the end of its number format")
+             if f.health.broken(p)]  # fmt: skip
+    notes += [f"{x.library} drops {x.layers - x.loaded} of {x.layers} layers, such as {x.dropped[0]}."
+              for x in f.loadings if x.loaded < x.layers and x.dropped]  # fmt: skip
+    notes += [f"{x.note}." for x in f.loadings if x.note]
+    notes += ["It gives no alpha: programs take the rank for it."] if f.facts.to_dict()["no_alpha"] else []
+    serious = [note for note in notes if not note.startswith("It gives no alpha")]
+    advice = "What does not load has no effect: save it in kohya's or diffusers' names." if serious else ""
+    return Sentence(topic, LOOK if serious else FINE, " ".join([text, *notes]), advice, rule)
+
+
+def where_it_acts(f: Findings) -> Sentence:
+    """Whether it acts, and whether only where it is asked for."""
+    topic = "where it acts"
+    rule = f"bad: own prompts change by less than {NOTHING:.0%}; look: with a trigger word, ordinary prompts change "
+    rule += f"by {SAME:.0%} of that or more"
+    if f.health is None or not f.health.total:
+        return Sentence(topic, OPEN, "Nothing to say without its tensors.", "", rule)
+    kind, share = next(iter(f.health.shares("kind").items()))
+    text = f"{share:.0%} of its change of the weights is in {kind}."
+    own, ordinary = f.kind_mean((CAPTION, TRIGGER)), f.kind_mean((ORDINARY,))
+    if not own:
+        return Sentence(topic, OPEN, f"{text} No model was given for forwards.", "Give its base model.", rule)
+    first, mean = SHARES[max(range(len(own)), key=own.__getitem__)], sum(own) / len(own)
+    text += f" Its own prompts' predictions change by {mean:.0%} on average, most at {first:.0%} of the schedule."
+    if mean < NOTHING:
+        return Sentence(topic, BAD, text, "It does nothing here: is it for this base model?", rule)
+    if not ordinary:
+        return Sentence(topic, FINE, text, "", rule)
+    relative = sum(ordinary) / len(ordinary) / mean
+    text += f" Prompts that do not ask for it change by {relative:.0%} of that."
+    if f.facts.triggers and relative >= SAME:
+        advice = "Its trigger word is no switch: take it off where it is not wanted, or train with captions that vary."
+        return Sentence(topic, LOOK, text, advice, rule)
+    return Sentence(topic, FINE, text, "", rule)
+
+
+def what_it_copies(f: Findings) -> Sentence:
+    """Training pictures, or one picture again and again."""
+    topic = "what it copies"
+    rule = f"gain in agreement of the seeds of one prompt: look from {GAIN_LOOK:g}, bad from {GAIN_BAD:g}"
+    if f.pictures:
+        rule = (
+            f"bad: {COPIES_BAD:.0%} of a prompt's samples or more copy a training picture (below a third of the usual "
+        )
+        rule += "distance); look: any"
+    if not f.own:
+        return Sentence(topic, OPEN, "No samples were made.", "Give its base model, or more minutes.", rule)
+    worst = max(f.own, key=lambda p: ((p.copies or 0) / p.samples, p.gain))
+    score, quoted = f.copy_score(), f'"{worst.prompt[:80]}"'
+    if f.pictures:
+        verdict = BAD if score >= COPIES_BAD else LOOK if score > 0 else FINE
+        text = f"{worst.copies} of {worst.samples} samples of the {worst.kind} {quoted} copy a training picture."
+        if not score:
+            text = f"No sample of {len(f.own)} prompts copies a training picture; the nearest is at "
+            text += f"{min(p.ratio for p in f.own):.2f} of the usual distance."
+    else:
+        verdict = BAD if score >= GAIN_BAD else LOOK if score >= GAIN_LOOK else FINE
+        text = f"Seeds agree most on the {worst.kind} {quoted}: {worst.agreement:.2f}, without the LoRA "
+        text += f"{worst.bare:.2f} (gain {worst.gain:.2f})."
+    begins = begins_at(f)
+    text += f" It begins at strength {begins:g}." if begins is not None and verdict != FINE else ""
+    natural = [p for p in f.own if p.kind == NATURAL and (p.copies or (not f.pictures and p.gain >= GAIN_BAD))]
+    text += f' Natural prompts bring it back, too: "{natural[0].prompt[:60]}".' if natural else ""
+    return Sentence(topic, verdict, text, "" if verdict == FINE else _copy_advice(f, begins), rule)
+
+
+def begins_at(f: Findings) -> float | None:
+    """The smallest strength at which its captions copy, or agree as much as copies do; None where none does."""
+    for strength, values in sorted(f.strengths.items()):
+        copied = values.get("copies", 0.0) >= COPIES_BAD if f.pictures else values.get("gain", 0.0) >= GAIN_BAD
+        if copied:
+            return strength
+    return None
+
+
+def _copy_advice(f: Findings, begins: float | None) -> str:
+    below = max((s for s in f.strengths if begins is not None and s < begins), default=None)
+    train = "rain fewer steps or on more pictures, and vary the captions of the copied ones."
+    return f"T{train}" if below is None else f"Use it at strength {below:g} or below, or t{train}"
+
+
+def what_it_costs(f: Findings) -> Sentence:
+    """Variety, ordinary prompts, and what was asked for."""
+    topic, cost = "what it costs", f.cost
+    rule = f"variety left: look below {VARIETY_LOOK:.0%}, bad below {VARIETY_BAD:.0%}; drift of ordinary prompts: "
+    rule += f"look from {DRIFT_LOOK:.0%}, bad from {DRIFT_BAD:.0%}; CLIP: look from {PROMPT_LOOK:g} lost"
+    if cost is None or cost.variety is None:
+        return Sentence(topic, OPEN, "No samples were made.", "Give its base model, or more minutes.", rule)
+    left = cost.variety[1] / max(cost.variety[0], 1e-9)
+    text = f"Samples of its own prompts keep {left:.0%} of the variety between seeds"
+    if cost.drift is not None:
+        text += f"; ordinary prompts move by {cost.drift:.0%} of the way to another picture"
+    lost = 0.0 if cost.prompt is None else cost.prompt[0] - cost.prompt[1]
+    if cost.prompt is not None:
+        text += f"; CLIP's cosine with the prompt goes from {cost.prompt[0]:.3f} to {cost.prompt[1]:.3f}"
+    drift = cost.drift or 0.0
+    bad = left < VARIETY_BAD or drift >= DRIFT_BAD
+    look = left < VARIETY_LOOK or drift >= DRIFT_LOOK or lost >= PROMPT_LOOK
+    advice = "Lower its strength, or limit it to the blocks that carry the subject." if bad or look else ""
+    return Sentence(topic, BAD if bad else LOOK if look else FINE, f"{text}.", advice, rule)
+
+
+def neighbours(f: Findings) -> Sentence:
+    """Duplicates and merges."""
+    topic, near = "its neighbours", f.neighbours
+    rule = "look: the same weights, nearly the same (10 % apart or less), or a merge of others (20 % missing or less)"
+    if near is None or not near.compared and not near.space:
+        text = "There is no other LoRA of its base model to compare with."
+        return Sentence(topic, OPEN, text, "Give a folder of LoRAs.", rule)
+    closest = f"the nearest is {near.alike[0][0]} (cosine {near.alike[0][1]:.2f})" if near.alike else "none is near"
+    text = f"Compared with {near.compared} others: {closest}."
+    text += "".join(f" {copy}." for copy in near.copies[:3])
+    text += f" {near.merge}." if near.merge is not None else ""
+    text += f" In the space: {near.space}." if near.space else ""
+    twin = bool(near.copies) or near.merge is not None
+    return Sentence(topic, LOOK if twin else FINE, text, "Keep one of the two." if near.copies else "", rule)

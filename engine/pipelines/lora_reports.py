@@ -1,0 +1,261 @@
+"""The LoRA report: what LoRA files are, where they act, what they copy, what they cost, and what is near them.
+
+Nothing here knows a library: ComfyUI and diffusers pass a model that LoRAs can be put on. What needs no model comes
+first and is written at once; samples are kept in the report's folder, so that the same call goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..activations.picture_latents import to_pixels
+from ..errors import VitrineError, refuse
+from ..io.file_names import as_name
+from ..io.files import refuse_pickle, write_json
+from ..io.picture_files import PICTURES, open_picture, pictures_in
+from ..jobs.digests import Files
+from ..nemo.check import Pictures
+from ..runtime.progress import Progress, silent
+from ..w2w.building.build_space import load_space
+from ..w2w.building.lora_neighbours import beside, names_of, neighbours_in
+from ..w2w.loras.lora_facts import LoraFacts, facts_of
+from ..w2w.loras.lora_health import readable_health
+from ..w2w.loras.lora_prompts import CAPTION, NATURAL, ORDINARY, TRIGGER, USUAL, AskedPrompt, prompts_of
+from .lora_report_measures import CopyReader, PromptJudge, Samples, cost_of
+from .lora_report_page import write_page
+from .lora_report_samples import Bench, Budget, ReportConfig, ReportModel
+from .lora_report_verdicts import Findings
+
+PAGE, TABLE = "report.html", "report.json"
+_FORWARDS = 2
+"""Prompts of each kind that are compared forward by forward."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is known of the LoRAs beside their files.
+
+    Attributes:
+        pictures: their training pictures, see :class:`~vitrine.engine.nemo.check.Pictures`.
+        captions: of these.
+        triggers: words that ask for what the LoRAs show; none: those that a file's header names.
+        ordinary: prompts that have nothing to do with them.
+        folder: of LoRAs to compare with; None: the report's own files.
+        space: a space's file.
+        judge: a CLIP, for agreement with the prompt.
+    """
+
+    pictures: Pictures = field(default_factory=Pictures)
+    captions: tuple[str, ...] = ()
+    triggers: tuple[str, ...] = ()
+    ordinary: tuple[str, ...] = USUAL
+    folder: Path | None = None
+    space: Path | None = None
+    judge: PromptJudge | None = None
+
+
+@dataclass(frozen=True)
+class LoraReport:
+    """The outcome.
+
+    Attributes:
+        loras: of each file.
+        folder: of the page, the table and the samples.
+        budget: what was spent, and what was left out.
+        config: as it was run; None without a model.
+    """
+
+    loras: Sequence[Findings]
+    folder: Path
+    budget: Budget
+    config: ReportConfig | None = None
+
+    @property
+    def page(self) -> Path:
+        """One HTML file that needs nothing beside it."""
+        return self.folder / PAGE
+
+    def text(self) -> str:
+        """The summaries in lines."""
+        lines = []
+        for lora in self.loras:
+            lines.append(f"{lora.name}: {lora.worst}")
+            for sentence in lora.summary:
+                advice = f" {sentence.advice}" if sentence.advice else ""
+                lines.append(f"  {sentence.topic} [{sentence.verdict}]: {sentence.text}{advice}")
+            lines += [f"  left out for the budget: {part}" for part in lora.skipped]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        seconds = {part: round(value, 2) for part, value in self.budget.seconds.items()}
+        settings = None if self.config is None else self.config.to_dict()
+        spent = {"seconds": seconds, "network_rows": self.budget.rows, "minutes_allowed": self.budget.minutes}
+        return {"loras": [lora.to_dict() for lora in self.loras], "settings": settings, "spent": spent}
+
+
+def lora_report(
+    files: Sequence[str | Path], folder: str | Path, model: Callable[[], ReportModel] | None = None,
+    material: Material | None = None, config: ReportConfig | None = None, minutes: float | None = None,
+    progress: Progress = silent,
+) -> LoraReport:  # fmt: skip
+    """Report on LoRA files; the folder gets ``report.html``, ``report.json`` and the samples.
+
+    Args:
+        files: of any spelling; those that cannot be read are reported as such.
+        model: makes the model once what needs none is written; None leaves out what needs it.
+        minutes: budget of samples; what it does not allow is named, and the same call goes on with the next.
+
+    Raises:
+        VitrineError: If there is no file, a file is missing or a pickle, or the folder holds the samples of other
+            inputs.
+    """
+    material, config, folder = material or Material(), config or ReportConfig(), Path(folder)
+    paths = [Path(file) for file in files]
+    if not paths:
+        raise refuse("files", "none", "LoRA files", "give one or more")
+    for path in paths:
+        refuse_pickle(path, "LoRA")
+    budget, names = Budget(minutes), names_of(paths)
+    with budget.timed("without a model"):
+        looked = [_look(path, name, material, paths) for path, name in zip(paths, names, strict=True)]
+        report = LoraReport(looked, folder, budget)
+        if model is None or not (folder / TABLE).is_file():  # a whole report stays until there is a better one
+            _write(report, material)
+    if model is None:
+        return report
+    with budget.timed("loading the model"):
+        holder = model()
+    for number, findings in enumerate(looked):
+        looked[number] = _measured(findings, folder, holder, material, config, budget, progress)
+        report = LoraReport(looked, folder, budget, config)
+        _write(report, material)
+    return report
+
+
+def _write(report: LoraReport, material: Material) -> None:
+    write_json(report.folder / TABLE, report.to_dict())
+    write_page(report.page, report.loras, report.to_dict(), material.pictures)
+
+
+def _look(path: Path, name: str, material: Material, paths: Sequence[Path]) -> Findings:
+    """What needs no model."""
+    facts = facts_of(path)
+    if facts.file is None:
+        return Findings(name, facts)
+    health, problem = readable_health(facts.file)
+    if health is None or health.broken("NaN or infinite"):
+        return Findings(name, facts, health, problem)
+    space = None if material.space is None else load_space(material.space)
+    try:
+        near = neighbours_in(facts.file, beside(paths, material.folder), space)
+    except VitrineError:  # its numbers are finite, yet no weights
+        near = None
+    return Findings(name, facts, health, problem, neighbours=near)
+
+
+def _measured(
+    findings: Findings, folder: Path, model: ReportModel, material: Material, config: ReportConfig, budget: Budget,
+    progress: Progress,
+) -> Findings:  # fmt: skip
+    """The same with everything that needs the model."""
+    facts = findings.facts
+    weights = getattr(model, "facts", None)
+    if facts.file is None and "DoRA" in facts.problem and weights is not None:  # its change depends on the base weights
+        facts = weights(facts.path)
+        findings = replace(_look_again(findings, facts), facts=facts)
+    if facts.file is None or findings.health is None or findings.health.broken("NaN or infinite"):
+        return findings
+    pictures = material.pictures
+    asked = prompts_of(facts, material.captions, material.triggers, material.ordinary, config.prompts, model.pieces)
+    place = folder / as_name(f"lora {findings.name}")
+    with ExitStack() as stack:
+        try:
+            put = stack.enter_context(model.lora(facts))
+        except VitrineError as error:
+            return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
+        bench = stack.enter_context(Bench(place, model, put, facts, config, budget, progress))
+        findings = replace(findings, loadings=(put.loading,), pictures=tuple(pictures.names))
+        return _sampled(findings, bench, asked, folder, material)
+
+
+def _look_again(findings: Findings, facts: LoraFacts) -> Findings:
+    if facts.file is None:
+        return findings
+    health, problem = readable_health(facts.file)
+    return replace(findings, health=health, health_problem=problem)
+
+
+def _sampled(
+    findings: Findings, bench: Bench, asked: Sequence[AskedPrompt], folder: Path, material: Material
+) -> Findings:
+    """Samples, most telling first, and what is made of them."""
+    config, budget = bench.config, bench.budget
+    ordinary, own = ([p.text for p in asked if (p.kind == ORDINARY) == plain] for plain in (True, False))
+    captions = [p.text for p in asked if p.kind in (CAPTION, TRIGGER)][: config.prompts]
+    bench.total = 2 * len(asked) + len(config.strengths) * len(captions)
+    left_out = len(budget.skipped)
+    bare = bench.samples(ordinary, 0.0, "without the LoRA") | bench.samples(own, 0.0, "without the LoRA")
+    full = bench.samples(own, 1.0, "own prompts")
+    full |= bench.samples(ordinary, 1.0, "ordinary prompts")
+    chosen = [p for kind in (CAPTION, TRIGGER, NATURAL, ORDINARY) for p in _some(asked, kind)]
+    changes = bench.changes(chosen, "one forward at each timestep") if full else {}
+    at = {s: bench.samples(captions, s, f"strength {s:g}") for s in config.strengths}
+    findings = replace(
+        findings, changes=changes, kinds={p.text: p.kind for p in asked},
+        cost=cost_of(asked, bare, full, material.judge), skipped=tuple(budget.skipped[left_out:]),
+    )  # fmt: skip
+    if len(bare) < 2 or not full:
+        return findings
+    with CopyReader(bare, own, material.pictures, folder) as reader:
+        copies = [reader.of_prompt(p, full[p.text]) for p in asked if p.text in full]
+        at[1.0] = {p: full[p] for p in captions if p in full}
+        strengths = {s: _at_strength(reader, samples) for s, samples in sorted(at.items()) if samples}
+    return replace(findings, copies=tuple(copies), strengths=strengths)
+
+
+def _some(asked: Sequence[AskedPrompt], kind: str) -> list[str]:
+    return [p.text for p in asked if p.kind == kind][:_FORWARDS]
+
+
+def _at_strength(reader: CopyReader, samples: Samples) -> dict[str, float]:
+    """Agreement, its largest gain over the model without the LoRA, and the share of copies, at one strength."""
+    rows = [reader.of_prompt(AskedPrompt(text, CAPTION), pictures) for text, pictures in samples.items()]
+    table = {"agreement": sum(p.agreement for p in rows) / len(rows), "gain": max(p.gain for p in rows)}
+    if reader.by_pictures:
+        table["copies"] = max((p.copies or 0) / p.samples for p in rows)
+    return {name: round(value, 4) for name, value in table.items()}
+
+
+def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
+    """Training pictures of a folder, and their files; each is read when its turn comes.
+
+    Raises:
+        VitrineError: If it holds no pictures.
+    """
+    import torch
+
+    paths = pictures_in(folder)
+    if not paths:
+        raise refuse("pictures", Path(folder).name, f"a folder with {', '.join(PICTURES)}", "check the path")
+
+    def read(number: int) -> torch.Tensor:
+        pixels: torch.Tensor = to_pixels(open_picture(paths[number]), None, 1)
+        return (pixels[0] + 1) / 2
+
+    return Pictures([path.name for path in paths], read, Files(paths)), paths
+
+
+def captions_beside(paths: Sequence[Path]) -> list[str]:
+    """Of the text file of the same name beside each picture, as trainers read it; none where one lacks."""
+    from ..io.tables import read_text
+
+    captions = []
+    for path in paths:
+        files = [path.with_suffix(ending) for ending in (".txt", ".caption")]
+        captions += [" ".join(read_text(file).split()) for file in files if file.is_file()][:1]
+    return captions if len(captions) == len(paths) else []

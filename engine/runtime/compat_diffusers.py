@@ -1,0 +1,71 @@
+"""diffusers' own hooks on modules, read from the modules that carry them; the library is not imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+REPLACED = ("_diffusers_hook",)
+"""What diffusers puts into a module."""
+
+
+def has_hook(module: nn.Module) -> bool:
+    """Whether diffusers has put its hooks into a module."""
+    return "_diffusers_hook" in vars(module)
+
+
+def hook_of(module: nn.Module, name: str) -> Any:
+    """diffusers' own hook of a name on a module, or None."""
+    registry = getattr(module, "_diffusers_hook", None)
+    return None if registry is None else registry.get_hook(name)
+
+
+def group_hook(module: nn.Module) -> Any:
+    """The hook of group offloading, or None."""
+    return hook_of(module, "group_offloading")
+
+
+def is_cast(module: nn.Module) -> bool:
+    """Whether layerwise casting is on."""
+    return hook_of(module, "layerwise_casting") is not None
+
+
+def group_device(hook: Any) -> torch.device:
+    """Where an offloaded group computes."""
+    return torch.device(hook.config.onload_device)
+
+
+def groups_of(module: nn.Module) -> list[Any]:
+    """The offloaded groups in a network, each once."""
+    return list({id(h.group): h.group for h in map(group_hook, module.modules()) if h is not None}.values())
+
+
+def fetch(group: Any) -> None:
+    """Bring a group's weights and let them stay, whatever its forwards do, until :func:`give_back`."""
+    group.onload_()
+    group.onload_ = group.offload_ = lambda: None
+
+
+def give_back(group: Any) -> None:
+    """Take a group's weights away that :func:`fetch` brought."""
+    vars(group).pop("onload_", None)
+    vars(group).pop("offload_", None)
+    group.offload_()
+
+
+def end_forward(group: Any) -> None:
+    """What the end of a group's forward does: its weights go, unless :func:`fetch` holds them."""
+    group.offload_()
+
+
+def probe() -> list[str]:
+    """Names that the installed diffusers does not have; none where it is not installed."""
+    try:
+        from diffusers.hooks import HookRegistry
+        from diffusers.hooks.group_offloading import ModuleGroup
+    except ImportError as error:
+        return [] if error.name == "diffusers" else [f"diffusers: {error}"]
+    lost = [f"HookRegistry.{n}" for n in ("get_hook",) if not hasattr(HookRegistry, n)]
+    return lost + [f"ModuleGroup.{n}" for n in ("onload_", "offload_") if not hasattr(ModuleGroup, n)]

@@ -1,0 +1,105 @@
+"""Names inside PyTorch that are no public API: each is used here alone. Tested from 2.6 to the newest version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import refuse
+
+HOOKS = {"_forward_pre_hooks": "hook before", "_forward_hooks": "hook after", "_backward_hooks": "hook on gradients"}
+"""Tables of a module -> what their entries are."""
+
+
+def probe() -> list[str]:
+    """Names that this PyTorch does not have."""
+    module, tensor = nn.Module(), torch.zeros(1)
+    own = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", *HOOKS)
+    lost = [f"torch.nn.Module.{name}" for name in own if not hasattr(module, name)]
+    lost += [f"torch.Tensor.{name}" for name in ("_base", "_version") if not hasattr(tensor, name)]
+    return lost + [f"torch.{name}" for name in ("_softmax_backward_data",) if not hasattr(torch, name)]
+
+
+# --- modules ------------------------------------------------------------------------------------------------------
+def hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(kind, hook) of a module's own hooks."""
+    for table, kind in HOOKS.items():
+        yield from ((kind, hook) for hook in getattr(module, table, {}).values())
+
+
+def move_hooks_last(module: nn.Module, attribute: str) -> None:
+    """Let forward hooks that have an attribute run after all others."""
+    for table in (module._forward_hooks, module._forward_pre_hooks):
+        for number, hook in list(table.items()):
+            if getattr(hook, attribute, False):
+                table[number] = table.pop(number)
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A module's own buffers that its state dict has."""
+    return {k: v for k, v in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
+
+
+def parameters_and_buffers(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """(table, name, tensor) of a module's own; what is written to the table takes the tensor's place."""
+    for table in (module._parameters, module._buffers):
+        yield from ((table, name, value) for name, value in list(table.items()) if value is not None)
+
+
+def set_child(module: nn.Module, name: str, child: nn.Module) -> None:
+    """Put a child in another's place, without a look at what the attribute is."""
+    module._modules[name] = child
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+def source_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that this one is a view of; itself if it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """A number that changes with every write to the tensor; -1 of one made in inference mode, where none is kept."""
+    return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> None:
+    """In place: the gradient of a softmax over the last axis's output -> that of its input, float32."""
+    torch._softmax_backward_data(gradient, output, -1, torch.float32, grad_input=gradient)
+
+
+# --- compiled code ------------------------------------------------------------------------------------------------
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The network inside ``torch.compile(network)``; any other module as it is."""
+    return getattr(module, "_orig_mod", module)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether forwards of it, or of a part, run compiled code."""
+    if hasattr(module, "_orig_mod"):
+        return True
+    return any(
+        getattr(child, "_compiled_call_impl", None) is not None
+        or hasattr(vars(child).get("forward"), "_torchdynamo_orig_callable")
+        for child in module.modules()
+    )
+
+
+def has_compiled() -> bool:
+    """Whether this process may have compiled anything."""
+    return "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
+
+
+def force_eager() -> Any:
+    """Compiled code runs as plain Python until the returned context manager is left.
+
+    Raises:
+        VitrineError: This PyTorch cannot (before 2.6).
+    """
+    if not hasattr(torch.compiler, "set_stance"):
+        shown = f"a compiled network under PyTorch {torch.__version__}"
+        raise refuse("network", shown, "PyTorch 2.6 or newer", "upgrade, or load the network without torch.compile")
+    return torch.compiler.set_stance("force_eager")

@@ -1,0 +1,195 @@
+"""What a LoRA file says of itself: who trained it, on what, for which words, under which licence. Its header alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import VitrineError, printable
+from ...io.files import KEY, named
+from .base_weights import BaseWeights
+from .lora_files import LoraFile, name_of, read_header
+
+COMMON = 0.8
+"""A tag of at least this share of the training pictures may be a trigger word."""
+_TRIGGERS = ("modelspec.trigger_phrase", "trigger_phrase", "trigger_word", "trigger_words", "instance_prompt",
+             "activation text", "ss_trigger_words")  # fmt: skip
+_LICENCES = ("modelspec.license", "license", "licence")
+_TRAINING = {
+    "ss_steps": "steps", "ss_max_train_steps": "steps planned", "ss_num_epochs": "epochs",
+    "ss_num_train_images": "pictures with repeats", "ss_learning_rate": "learning rate",
+    "ss_unet_lr": "rate of the UNet",
+    "ss_text_encoder_lr": "rate of the text encoder", "ss_resolution": "resolution", "ss_optimizer": "optimizer",
+    "ss_network_args": "network", "ss_caption_dropout_rate": "caption dropout", "modelspec.date": "date",
+    "modelspec.author": "author", "modelspec.title": "title",
+}  # fmt: skip
+"""Keys of kohya's and Stability's headers -> what they are, in words."""
+
+
+@dataclass(frozen=True)
+class LoraFacts:
+    """What the header says.
+
+    Attributes:
+        path: the file.
+        bytes: its size.
+        file: its layers as they are read; None where it is refused.
+        problem: why it is refused; empty otherwise.
+        trainer: the program that wrote it, and how that is known.
+        training: what is known of the training, by name.
+        licence: as the file says it; empty where it does not.
+        triggers: words that ask for what it shows; empty where the file names none.
+        trigger_source: where they stand in the file.
+        tags: caption tag -> number of pictures, most frequent first, of kohya's header.
+    """
+
+    path: Path
+    bytes: int
+    file: LoraFile | None
+    problem: str
+    trainer: str
+    training: Mapping[str, str] = field(default_factory=dict)
+    licence: str = ""
+    triggers: tuple[str, ...] = ()
+    trigger_source: str = ""
+    tags: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As :func:`name_of`."""
+        return name_of(self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        known = self.file
+        facts: dict[str, Any] = {
+            "name": self.name, "file": printable(self.path.name), "bytes": self.bytes, "trainer": self.trainer,
+            "training": dict(self.training), "licence": self.licence, "trigger_words": list(self.triggers),
+            "trigger_words_from": self.trigger_source, "tags": dict(list(self.tags.items())[:20]),
+            "refused": self.problem,
+        }  # fmt: skip
+        if known is not None:
+            alphas = sorted({entry.alpha for entry in known.entries.values() if entry.alpha is not None})
+            kinds = Counter("DoRA" if e.decomposed else e.kind for e in known.entries.values())
+            facts |= {
+                "spelling": known.dialect, "layers": len(known.entries), "text_encoder_layers": known.text_layers,
+                "ranks": known.ranks, "alphas": alphas,
+                "no_alpha": any(entry.alpha is None for entry in known.entries.values()),
+                "dtypes": list(known.dtypes), "kinds": dict(kinds), "left_out": list(known.dropped),
+                "base_by_layers": known.shaped_base, "base_by_header": known.said_base,
+            }  # fmt: skip
+        return facts
+
+
+def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
+    """The facts of one file; a file that is no LoRA has its refusal as ``problem``.
+
+    Args:
+        base: weights of the base model, which a DoRA needs.
+
+    Raises:
+        VitrineError: If there is no such file.
+    """
+    path = Path(path)
+    with named(path, "LoRA file", "a .safetensors file", "check the path"):
+        size = path.stat().st_size
+    try:
+        known, problem = read_header(path, base=base), ""
+    except VitrineError as error:
+        known, problem = None, str(error)
+    header = _metadata(path)
+    tags = _tags(header)
+    words, source = _triggers(header, tags)
+    training = {label: printable(header[key])[:120] for key, label in _TRAINING.items() if _said(header, key)}
+    licence = next((printable(header[key])[:120] for key in _LICENCES if _said(header, key)), "")
+    return LoraFacts(
+        path, size, known, problem, _trainer(header, known, path), training | _pictures(header), licence, words, source,
+        tags,
+    )  # fmt: skip
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """The header's texts; {} of a file that is no whole safetensors file, which :func:`read_header` has refused."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), "pt") as opened:
+            return dict(opened.metadata() or {})
+    except (OSError, SafetensorError, ValueError):
+        return {}
+
+
+def _said(header: Mapping[str, str], key: str) -> bool:
+    return header.get(key, "None") not in ("", "None", "null", "{}")
+
+
+def _trainer(header: Mapping[str, str], known: LoraFile | None, path: Path) -> str:
+    """By what the header says, else by the spelling of the keys, which several programs may share."""
+    if KEY in header:
+        return "Vitrine (header)"
+    if "ai-toolkit" in header.get("software", ""):
+        return "AI Toolkit (header)"
+    if any(key.startswith("ot_") for key in header):
+        return "OneTrainer (header)"
+    module = header.get("ss_network_module", "")
+    if module:
+        kind = "LyCORIS on kohya's scripts" if "lycoris" in module else "kohya's scripts"
+        return f"{kind} (header: {printable(module)[:40]})"
+    if "lora_adapter_metadata" in header:
+        return "diffusers (header)"
+    if path.with_name("adapter_config.json").is_file() and path.stem == "adapter_model":
+        return "PEFT (adapter_config.json beside it)"
+    if known is None:
+        return "not known"
+    return f"not said; the keys are spelled as {known.dialect} spells them"
+
+
+def _tags(header: Mapping[str, str]) -> dict[str, int]:
+    """kohya's count of caption tags, over all folders of pictures."""
+    counts: Counter[str] = Counter()
+    for folder in _table(header.get("ss_tag_frequency")).values():
+        for tag, count in folder.items() if isinstance(folder, dict) else ():
+            if isinstance(count, int):
+                counts[printable(str(tag)).strip()[:200]] += count
+    return dict(counts.most_common(200))
+
+
+def _table(text: str | None) -> dict[str, Any]:
+    try:
+        table = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _folders(header: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+    """kohya's folders of pictures: name without its repeats -> (repeats, pictures)."""
+    folders: dict[str, tuple[int, int]] = {}
+    for name, facts in _table(header.get("ss_dataset_dirs")).items():
+        repeats, pictures = (facts.get(k) if isinstance(facts, dict) else None for k in ("n_repeats", "img_count"))
+        if isinstance(repeats, int) and isinstance(pictures, int):
+            folders[re.sub(r"^\d+_", "", printable(str(name)))] = (repeats, pictures)
+    return folders
+
+
+def _pictures(header: Mapping[str, str]) -> dict[str, str]:
+    folders = _folders(header).values()
+    return {"pictures": f"{sum(n for _, n in folders)}, repeated {max(r for r, _ in folders)} times"} if folders else {}
+
+
+def _triggers(header: Mapping[str, str], tags: Mapping[str, int]) -> tuple[tuple[str, ...], str]:
+    """Trigger words and the key they come from."""
+    for key in _TRIGGERS:
+        if _said(header, key):
+            return tuple(part.strip() for part in printable(header[key])[:200].split(",") if part.strip()), key
+    pictures = sum(count for _, count in _folders(header).values())
+    common = [tag for tag, count in tags.items() if pictures and count >= COMMON * pictures and len(tag) < 60]
+    if common:
+        return tuple(common[:3]), "ss_tag_frequency: tags of nearly every picture"
+    names = [name for name in _folders(header) if name and not name.isdigit()]
+    return (tuple(names[:3]), "ss_dataset_dirs: the folder's name") if names else ((), "")

@@ -1,0 +1,214 @@
+"""What NEMO finds and blocks in one LoRA's planted pictures: detection, search, copies, ordinary captions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ...engine.nemo.blocked_copies import share_interval
+from ...engine.nemo.few_step_detection import Agreement, FewStepSampler, sample_agreement
+from ...engine.nemo.find import make_probe, score_prompts
+from ...engine.nemo.neurons import NeuronSet
+from ...engine.nemo.search_config import ProbeConfig
+from ...engine.portraits import sample_scenes
+from ...engine.portraits.scenes import Scenes
+from ...engine.runtime.progress import Progress, silent
+from .baselines import random_neurons
+from .flow_claims import COPY as FLOW_COPY
+from .flow_claims import SEARCH as FLOW_SEARCH
+from .flow_claims import SHARE as FLOW_SHARE
+from .measures import auroc, auroc_interval
+from .plant_files import PlantFile
+from .remedies import COPY, SEEDS
+from .world import DETECT, ORDINARY, ROWS, SEARCH, SHARE, Effort, World, captions, setting
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Settings that were chosen on the pictures planted in a shipped model.
+
+    Attributes:
+        search: the search's probe.
+        share: where the search stops.
+        copy: pixel RMS to the planted picture below which a sample is a copy.
+        one_step: the probe of the score of one-step predictions, the baseline.
+    """
+
+    search: ProbeConfig = SEARCH
+    share: float = SHARE
+    copy: float = COPY
+    one_step: ProbeConfig = DETECT
+
+
+BARE = "untouched, without the rare words"
+CHOSEN = {"portraits": Chosen(), "flow": Chosen(FLOW_SEARCH, FLOW_SHARE, FLOW_COPY, FLOW_SEARCH)}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How much is measured of each LoRA.
+
+    Attributes:
+        searches: seeds of the search's noises.
+        plants: pictures at most.
+        ordinary: ordinary captions that detection is tested on.
+        agreement: ordinary captions that are sampled with and without the neurons.
+        baselines: random neurons, and the captions without their rare words, too.
+        effort: samples of each caption, captions for the statistics and thresholds.
+    """
+
+    searches: tuple[int, ...] = (1, 2, 3)
+    plants: int = 8
+    ordinary: int = 200
+    agreement: int = 100
+    baselines: bool = True
+    effort: Effort = field(default_factory=Effort)
+
+
+@dataclass
+class Outcome:
+    """One LoRA's figures.
+
+    Attributes:
+        names, verbatim: of the pictures; whether each is one picture or a template.
+        away: way -> (P, seeds) pixel RMS between samples and their planted picture.
+        neurons: way -> how many were blocked for each picture.
+        copy: RMS below which a sample is a copy.
+        planted, ordinary: agreements of the planted and of ordinary captions' few-step samples.
+        one_step: (planted, ordinary) scores of one-step predictions.
+        agreement: prompt agreement of ordinary captions, untouched and blocked.
+        rows: UNet evaluations of each search, its checks included.
+    """
+
+    names: list[str]
+    verbatim: torch.Tensor
+    away: dict[str, torch.Tensor]
+    neurons: dict[str, list[int]]
+    copy: float
+    planted: list[Agreement]
+    ordinary: list[Agreement]
+    one_step: tuple[torch.Tensor, torch.Tensor]
+    agreement: tuple[float, float]
+    rows: list[int]
+
+    def shares(self, way: str) -> torch.Tensor:
+        """(P,) share of samples that copy."""
+        return (self.away[way] < self.copy).float().mean(1)
+
+    def row(self, way: str) -> list[float]:
+        """[share of samples, pictures by their median, by any sample, median RMS]."""
+        shares, away = self.shares(way), self.away[way]
+        by_median = int((away.median(1).values < self.copy).sum())
+        return [round(float(shares.mean()), 3), by_median, int((shares > 0).sum()), round(float(away.median()), 3)]
+
+    @property
+    def copied(self) -> torch.Tensor:
+        """(P,) bool: half or more of the untouched samples copy."""
+        return self.shares("untouched") >= 0.5
+
+    def table(self) -> dict[str, Any]:
+        """For the report."""
+        detected = torch.tensor([a.memorized for a in self.planted])
+        alarms, count = sum(a.memorized for a in self.ordinary), len(self.ordinary)
+        few = [-torch.tensor([a.distance for a in each]) for each in (self.planted, self.ordinary)]
+        true = self.copied & self.verbatim
+        lines: dict[str, Any] = {
+            "pictures": len(self.names), "copied untouched": int(self.copied.sum()),
+            "copies [share of samples, pictures by their median, by any sample, median RMS]": {
+                way: self.row(way) for way in self.away
+            },
+            "neurons": self.neurons, "rows of a search": self.rows,
+            "ordinary captions, prompt agreement [untouched, blocked]": [round(v, 4) for v in self.agreement],
+            "detection": {
+                "few-step samples": _separation(*few) | {"rows a prompt": self.planted[0].config.rows},
+                "one-step predictions": _separation(*self.one_step),
+                "at the measured threshold: copied verbatim pictures found": f"{int((detected & true).sum())} of "
+                f"{int(true.sum())}",
+                "... of all planted": f"{int(detected.sum())} of {len(detected)}",
+                "... false alarms": f"{alarms} of {count}",
+                "... 95 %": share_interval(alarms, count),
+                "distance of each, as a share of the usual one": {
+                    n: round(a.ratio, 3) for n, a in zip(self.names, self.planted, strict=True)
+                },
+                "kind": {n: a.kind for n, a in zip(self.names, self.planted, strict=True)},
+            },
+        }  # fmt: skip
+        return lines
+
+
+def _separation(planted: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
+    hits = int((planted > ordinary.quantile(0.99)).sum())
+    return {
+        "AUROC, 95 %": [round(auroc(planted, ordinary), 4), auroc_interval(planted, ordinary)],
+        "above the 99 % level of ordinary captions": f"{hits} of {len(planted)}",
+    }
+
+
+def measure_plants(file: PlantFile, model: str | None, size: Measured, progress: Progress = silent) -> Outcome:
+    """Everything for one LoRA; of a template its first caption."""
+    chosen, portraits = CHOSEN[file.world], file.model(model)
+    world = replace(setting(portraits, progress, size.effort, chosen.search), probe=chosen.search)
+    sampler = world.sampler(size.effort.calibration, progress=progress)
+    plants = file.plants[: size.plants]
+    texts, controls = [p.captions[0] for p in plants], [p.controls[0] for p in plants]
+    pictures = torch.cat([world.model.draw(p.scenes[[0]]) for p in plants])
+    ways: dict[str, list[NeuronSet]] = {"untouched": [NeuronSet({})] * len(plants)}
+    rows: list[int] = []
+    for seed in size.searches:
+        looking = replace(world, probe=replace(chosen.search, seed=seed))
+        results = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
+        ways[f"blocked, search seed {seed}"] = [looking.neurons(r) for r in results]
+        rows += [r.forwards for r in results]
+    first = ways[f"blocked, search seed {size.searches[0]}"]
+    if size.baselines:
+        ways["as many random neurons"] = [random_neurons(world.model.backbone, each) for each in first]
+    away = {way: _away(world, texts, pictures, sets, size.effort) for way, sets in ways.items()}
+    if size.baselines:
+        away[BARE] = _away(world, controls, pictures, ways["untouched"], size.effort)
+    return Outcome(
+        [p.name for p in plants], torch.tensor([p.kind == "verbatim" for p in plants]), away,
+        {way: [len(s) for s in sets] for way, sets in ways.items() if "search seed" in way}, chosen.copy,
+        *_detection(world, texts, sampler, size, chosen), _agreement(world, first, size.agreement), rows,
+    )  # fmt: skip
+
+
+def _away(
+    world: World, texts: Sequence[str], pictures: torch.Tensor, sets: Sequence[NeuronSet], effort: Effort
+) -> torch.Tensor:
+    """(P, seeds) pixel RMS between samples of each text and its picture."""
+    seeds, rows = SEEDS[: effort.seeds], []
+    for text, picture, neurons in zip(texts, pictures, sets, strict=True):
+        images = world.sample([text] * len(seeds), seeds, neurons)
+        rows.append((images - picture).square().mean((1, 2, 3)).sqrt())
+    return torch.stack(rows)
+
+
+def _detection(
+    world: World, texts: Sequence[str], sampler: FewStepSampler, size: Measured, chosen: Chosen
+) -> tuple[list[Agreement], list[Agreement], tuple[torch.Tensor, torch.Tensor]]:
+    """Few-step agreements of planted and ordinary captions, and the scores of one-step predictions of both."""
+    both = [world.conditions(each) for each in (texts, captions(ORDINARY, size.ordinary))]
+    planted, ordinary = (sample_agreement(sampler, conds, world.model.latent_shape) for conds in both)
+    probe = make_probe(world.denoiser, config=chosen.one_step, rows=ROWS)
+    scores = [score_prompts(probe, conds, world.model.latent_shape, 1.0)[0] for conds in both]
+    first, second = (torch.tensor([s.value for s in each]) for each in scores)
+    return planted, ordinary, (first, second)
+
+
+def _agreement(world: World, sets: Sequence[NeuronSet], count: int) -> tuple[float, float]:
+    """Prompt agreement of ordinary captions, untouched and with as many of them under each of the sets."""
+    from ..portraits.quality import look
+    from ..portraits.readout import attribute_accuracy, load_readout
+
+    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
+    parts = [slice(i, min(i + each, count)) for i in range(0, count, each)]
+
+    def agreeing(images: torch.Tensor, of: Scenes) -> float:
+        return float(torch.tensor(list(attribute_accuracy(look(net, images), of).values())).nanmean())
+
+    changed = [world.sample(texts[p], seeds[p], neurons) for p, neurons in zip(parts, sets, strict=False)]
+    return agreeing(world.sample(texts, seeds), scenes), agreeing(torch.cat(changed), scenes)

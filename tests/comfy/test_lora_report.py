@@ -1,0 +1,76 @@
+"""LoRA Report in real ComfyUI: what the pipeline measures, its files, and what core's loader drops."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vitrine.engine.pipelines import PipelineModel, lora_report
+from vitrine.engine.pipelines.lora_report_samples import ReportConfig
+from vitrine.engine.pipelines.lora_reports import Material
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.shipped import PEOPLE_LORAS
+from vitrine_tests.comfy.test_lora_files import loras_in
+
+FILE = PEOPLE_LORAS / "person-0003.safetensors"
+CAPTION, ORDINARY = "a smiling face with navy shirt on blue", ("a pale face", "a dark face with curly hair on pink")
+FEW = {"seeds": 2, "steps": 2, "cfg": 3.0, "first_seed": 2000, "prompts": 1, "minutes": 0.0}
+
+
+@pytest.fixture(scope="module")
+def inputs(comfy):
+    model, clip, vae = comfy.call("VitrineLoadPortraits", model="portraits, 64 px")[:3]
+    texts = {"captions": CAPTION, "trigger": "", "ordinary": "\n".join(ORDINARY)}
+    return {"model": model, "clip": clip, "vae": vae, "latent": {"samples": torch.zeros(1, 4, 16, 16)}, **texts, **FEW}
+
+
+def test_the_node_measures_what_the_pipeline_measures(comfy, inputs, tmp_path):
+    with loras_in(PEOPLE_LORAS):
+        report, shown, folder = comfy.call("VitrineLoRAReport", **inputs, lora=FILE.name, compare=True, name="person")
+        assert comfy.call("VitrineLoRAReport", **inputs, lora=FILE.name, compare=True, name="person")[0] == report
+        with pytest.raises(ValueError, match="begun with"):
+            comfy.call("VitrineLoRAReport", **inputs | {"cfg": 4.0}, lora=FILE.name, compare=False, name="person")
+    ours = json.loads((Path(folder) / "report.json").read_text())["loras"][0]
+    assert (Path(folder) / "report.html").is_file() and shown.shape == (1, 64, 128, 3) and "what it copies" in report
+    config = ReportConfig(seeds=2, steps=2, prompts=1)
+    material = Material(captions=(CAPTION,), ordinary=ORDINARY, folder=PEOPLE_LORAS)
+    pipe = load_portraits().pipeline()
+    (found,) = lora_report([FILE], tmp_path / "pipe", lambda: PipelineModel(pipe), material, config).loras
+    theirs = json.loads(json.dumps(found.to_dict()))
+    assert ours["loading"][0]["library"] == "ComfyUI" and theirs["loading"][0]["library"] == "diffusers"
+    assert ours["loading"][0]["loaded"] == theirs["loading"][0]["loaded"] == 28
+    assert ours["neighbours"] == theirs["neighbours"] and ours["what_it_is"] == theirs["what_it_is"]
+    for name in ("what_it_copies", "what_it_costs", "where_it_acts"):
+        alike(ours[name], theirs[name])
+
+
+def alike(a, b):
+    """Equal but for rounding of pixels to eight bits."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            alike(a[key], b[key])
+    elif isinstance(a, list):
+        assert len(a) == len(b)
+        for first, second in zip(a, b, strict=True):
+            alike(first, second)
+    else:
+        assert a == (pytest.approx(b, abs=3e-3) if isinstance(a, float) else b)
+
+
+def test_what_core_does_not_load_is_named(comfy, inputs, tmp_path):
+    tensors = load_file(FILE)
+    lost = next(k for k in tensors if "attn2_to_v.lora_up" in k).split(".")[0]
+    (tmp_path / "loras").mkdir()
+    renamed = {k.replace(lost, "lora_unet_down_blocks_9_attentions_0_proj_in"): v for k, v in tensors.items()}
+    save_file(renamed, tmp_path / "loras" / "odd.safetensors")
+    with loras_in(tmp_path / "loras"):
+        report, _, folder = comfy.call("VitrineLoRAReport", **inputs | {"minutes": 1e-6}, lora="odd.safetensors",
+                                       compare=False, name="odd")  # fmt: skip
+    (lora,) = json.loads((Path(folder) / "report.json").read_text())["loras"]
+    assert lora["loading"][0]["loaded"] == 27 and lora["loading"][0]["dropped"] == [
+        "down_blocks.9.attentions.0.proj_in"
+    ]
+    assert lora["summary"][0]["verdict"] == "look" and "ComfyUI drops 1 of 28 layers" in report
+    assert lora["left_out_for_the_budget"] and lora["summary"][2]["verdict"] == "not measured"

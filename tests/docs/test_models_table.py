@@ -1,0 +1,104 @@
+"""No cell of docs/models.md says more than its tests run, and none less: which tests there are is asked of pytest."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vitrine_tests.docs.model_cells import BOTH, CELLS, COLUMNS, NOTES
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "models.md").read_text(encoding="utf-8")
+DOORS = {"diffusers", "ComfyUI"}
+
+
+def table():
+    """Row -> column -> what the cell says."""
+    lines = PAGE[PAGE.index("| model |") :].split("\n\n")[0].splitlines()
+    header = [c.strip() for c in lines[0].strip("|").split("|")]
+    assert tuple(c.split(",")[0] if c.startswith("addresses") else c for c in header[1:]) == COLUMNS
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
+    return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
+
+
+TABLE = table()
+EVERY = [(r, f, c) for r in CELLS for f in CELLS[r] for c in COLUMNS]
+
+
+def doors(test):
+    """Through which doors a test goes."""
+    file = test.partition("::")[0]
+    if file.startswith(("pipelines/", "full_size/test_pipelines", "evidence/")):
+        return {"diffusers"}
+    if file.startswith("engine/"):
+        return set()
+    return DOORS if any(name in test for name in BOTH) else {"ComfyUI"}
+
+
+def said(cell, family):
+    """What a cell says of one family: the part that begins with its name, else the first."""
+    parts = [part.strip() for part in cell.split(";")]
+    return next((part for part in parts if family and part.startswith(family)), parts[0])
+
+
+def claimed(words):
+    """The doors that a part of a cell claims: both, unless it names one."""
+    first = words.split(",")[0]
+    named = {door for door in DOORS if f"in {door}" in first}
+    return set() if "in the engine" in first or first == "–" else named or DOORS
+
+
+MORE_NOTES = NOTES.replace(".py", "_more.py")
+"""The same tests on the other half of the families."""
+
+
+@pytest.fixture(scope="module")
+def collected():
+    """file::function -> its cases, as pytest collects them."""
+    tests = [t for row in CELLS.values() for family in row.values() for cell in family.values() for t in cell]
+    files = sorted({t.partition("::")[0] for t in tests} | {MORE_NOTES})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
+    run = subprocess.run([*command, *(str(TESTS / f) for f in files)], capture_output=True, text=True, cwd=TESTS.parent)
+    names = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
+    assert len(names) > 500, run.stdout[-2000:]
+    cases = {}
+    for name, case in names:
+        cases.setdefault(name.replace(MORE_NOTES, NOTES), set()).add(case)
+    return cases
+
+
+def test_every_row_is_known():
+    assert list(CELLS) == list(TABLE)
+    for row, families in CELLS.items():
+        assert list(families) == [""] or [f.strip() for f in row.partition(" (")[0].split(",")] == list(families)
+
+
+def test_a_cell_says_what_its_tests_run(subtests):
+    for row, family, column in EVERY:
+        with subtests.test(row=row, family=family, column=column):
+            says_what_its_tests_run(TABLE[row][column], CELLS[row][family].get(column, []), family, column)
+
+
+def says_what_its_tests_run(cell, tests, family, column):
+    words = said(cell, family)
+    refusals = [t for t in tests if "refused" in t or "cannot" in t]
+    through = set().union(*(doors(t) for t in tests if t not in refusals))
+    assert bool(tests) or words == "–", "nothing stands behind it"
+    if column == "addresses":
+        assert any(t.startswith("comfy/") for t in tests)
+    else:
+        parts = [words] if family else cell.split(";")
+        assert set().union(*map(claimed, parts)) == through, (words, tests)
+    if words.startswith("F"):
+        assert all(t.startswith("full_size/") for t in tests)
+
+
+def test_the_tests_are_there(collected):
+    """Each with the case that is meant: a name that a file only mentions does not count."""
+    for row in CELLS.values():
+        for test in {t for family in row.values() for cell in family.values() for t in cell}:
+            name, _, case = test.partition("[")
+            assert name in collected, test
+            case = case.removesuffix("]")
+            assert not case or any(c == case or f"-{case}-" in f"-{c}-" for c in collected[name]), test

@@ -1,0 +1,92 @@
+"""Hooks run while a recorder pauses, and a block whose hooks no forward called is refused."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from vitrine.engine.runtime.forward_hooks import Reached, Unreached, block_of, hook_after, hook_before, run_hooks_inside
+from vitrine.engine.runtime.missing_names import missing_names
+from vitrine.engine.tracing.hooks import capture, edit
+from vitrine_tests import models
+
+ADDRESS = "mid-vit-block0-cross-v"
+
+
+@pytest.fixture
+def paused():
+    """Whether a recorder pauses at the moment."""
+    state = []
+
+    @contextmanager
+    def pause():
+        state.append(True)
+        yield
+        state.pop()
+
+    end = run_hooks_inside(pause)
+    yield state
+    end()
+
+
+def test_hooks_run_while_the_recorder_pauses(paused):
+    layer, seen = nn.Linear(2, 2), []
+    note = lambda *_: seen.append(bool(paused))  # noqa: E731
+    handles = [hook_before(layer, note), hook_after(layer, note)]
+    layer(torch.zeros(1, 2))
+    assert seen == [True, True] and not paused
+    for handle in handles:
+        handle.remove()
+
+
+def test_captures_and_edits_do_what_they_do_without_a_recorder(paused):
+    net = models.unet()
+    text = torch.randn(1, 5, net.config.cross_attention_dim)
+    x, t = torch.randn(1, net.config.in_channels, 16, 16), torch.tensor(3)
+    with torch.no_grad(), edit(net, {ADDRESS: torch.zeros_like}), capture(net, ADDRESS) as taps:
+        net(x, t, encoder_hidden_states=text)
+    assert not taps[ADDRESS].tensor.any()
+
+
+class Skips(nn.Module):
+    """Calls its layer in the first of every two forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.count = nn.Linear(2, 2), 0
+
+    def forward(self, x):
+        self.count += 1
+        return self.layer(x) if self.count % 2 else x
+
+
+def test_a_layer_that_no_forward_ran_is_refused():
+    net = Skips()
+    net.count = 1
+    reached = Reached("LoRA")
+    reached.watch(net)
+    reached.through(net.layer, "layer")
+    net(torch.zeros(1, 2))
+    with pytest.raises(Unreached, match="LoRA: given 1 layers that 1 forwards never reached: layer"):
+        reached.check()
+    assert not net._forward_hooks and not net.layer._forward_pre_hooks
+    again = Reached("LoRA")
+    again.watch(net)
+    again.through(net.layer, "layer")
+    net(torch.zeros(1, 2))
+    again.check()
+
+
+def test_no_forward_at_all_is_no_fault():
+    reached = Reached("edit")
+    reached.expect("layer")
+    reached.check()
+
+
+def test_blocks():
+    assert block_of("double_stream_blocks.3.block.ff_i.experts.2.w1") == "double_stream_blocks.3"
+    assert block_of("x_embedder.proj") == "x_embedder.proj"
+
+
+def test_the_installed_libraries_have_every_name():
+    assert not missing_names()

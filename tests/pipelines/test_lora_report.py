@@ -1,0 +1,124 @@
+"""The LoRA report on the portraits model: sections, resuming, budgets, broken files; the pipeline left as it was."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from vitrine.engine.cli.main import main
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.io.lora_writing import write_lora
+from vitrine.engine.nemo.check import Pictures
+from vitrine.engine.pipelines import PipelineModel, lora_report
+from vitrine.engine.pipelines.lora_report_samples import ReportConfig
+from vitrine.engine.pipelines.lora_reports import Material
+from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.shipped import PEOPLE_LORAS
+from vitrine.engine.runtime.progress import Interrupted
+from vitrine.engine.w2w import read_lora
+from vitrine.evidence.portraits.identities import FIRST_IDENTITY, training_pictures
+
+FILE = PEOPLE_LORAS / "person-0003.safetensors"
+CONFIG = ReportConfig(seeds=2, steps=2, prompts=1, strengths=(0.5,))
+IMAGES, CAPTIONS, _ = training_pictures(FIRST_IDENTITY + 3, 3)
+MATERIAL = Material(
+    Pictures(["a", "b", "c"], IMAGES.__getitem__, IMAGES), tuple(CAPTIONS), ("zorbal",),
+    ("a smiling face", "a dark face with long blond hair on pink"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def holder():
+    pipe = load_portraits().pipeline()
+    pipe.set_progress_bar_config(disable=True)
+    return PipelineModel(pipe)
+
+
+@pytest.fixture(scope="module")
+def report(holder, tmp_path_factory):
+    return lora_report([FILE], tmp_path_factory.mktemp("report"), lambda: holder, MATERIAL, CONFIG)
+
+
+def test_every_section_is_measured_and_written(report, holder):
+    (found,) = report.loras
+    assert found.facts.file is not None and found.loadings[0].loaded == found.loadings[0].layers == 28
+    kinds = [p.kind for p in found.copies]
+    assert kinds == ["caption", "trigger alone", "ordinary", "ordinary"]
+    assert all(0 <= p.copies <= 2 and p.nearest in range(3) and 0 < p.ratio < 2 for p in found.copies)
+    assert set(found.strengths) == {0.5, 1.0} and set(found.strengths[1.0]) == {"agreement", "gain", "copies"}
+    assert all(len(row) == 5 and min(row) > 0 for row in found.changes.values()) and len(found.changes) == 4
+    assert 0 < found.cost.drift < 2 and found.cost.variety[0] > 0
+    verdicts = {s.topic: s.verdict for s in found.summary}
+    assert len(verdicts) == 5 and set(verdicts.values()) <= {"fine", "look", "bad", "not measured"}
+    assert verdicts["what it is"] == "fine" and verdicts["its neighbours"] == "not measured"
+    table = json.loads((report.folder / "report.json").read_text())
+    assert table["loras"][0]["what_it_copies"]["prompts"][0]["nearest"] in "abc" and table["spent"]["network_rows"] > 0
+    page = report.page.read_text()
+    assert page.count("data:image/png;base64,") == 6 and "http" not in page and "Thresholds:" in page
+    assert "what it copies [" in report.text() and not holder.pipe.get_active_adapters()
+    assert not any(name.endswith("lora_A") for name, _ in holder.backbone.named_modules())
+
+
+def test_the_same_call_samples_nothing_and_another_model_is_refused(report, holder):
+    again = lora_report([FILE], report.folder, lambda: holder, MATERIAL, CONFIG)
+    assert again.budget.rows == 0 and again.loras[0].to_dict() == report.loras[0].to_dict()
+    with pytest.raises(VitrineError, match="begun with"):
+        lora_report([FILE], report.folder, lambda: holder, MATERIAL, ReportConfig(seeds=3, steps=2, prompts=1))
+
+
+def test_interrupted_and_out_of_budget_reports_go_on(report, holder, tmp_path):
+    seen = []
+
+    def stop(step, total, preview=None):
+        seen.append(step)
+        if len(seen) == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        lora_report([FILE], tmp_path, lambda: holder, MATERIAL, CONFIG, progress=stop)
+    assert not holder.pipe.get_active_adapters() and (tmp_path / "report.html").is_file()
+    short = lora_report([FILE], tmp_path, lambda: holder, MATERIAL, CONFIG, minutes=1e-9)
+    assert short.budget.rows == 0 and short.loras[0].skipped and "left out for the budget" in short.text()
+    whole = lora_report([FILE], tmp_path, lambda: holder, MATERIAL, CONFIG)
+    assert whole.loras[0].to_dict() == report.loras[0].to_dict()
+
+
+def test_without_a_model_and_with_broken_files(tmp_path, capsys):
+    nan = tmp_path / "nan.safetensors"
+    tensors = load_file(FILE)
+    next(v for k, v in tensors.items() if "lora_up" in k)[0, 0] = torch.nan
+    save_file(tensors, nan)
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(FILE.read_bytes()[:-40])
+    twin = write_lora(tmp_path / "twin.safetensors", read_lora(FILE), "diffusers")
+    assert main(["lora", "report", str(FILE), str(nan), str(cut), str(twin), "--out", str(tmp_path / "out")]) == 0
+    loras = json.loads((tmp_path / "out" / "report.json").read_text())["loras"]
+    verdicts = {x["name"]: [s["verdict"] for s in x["summary"]] for x in loras}
+    assert verdicts["nan"][0] == verdicts["cut"][0] == "bad" and verdicts["person-0003"][0] == "fine"
+    assert verdicts["twin"][4] == verdicts["person-0003"][4] == "look"
+    assert "NaN or infinity" in capsys.readouterr().out and "cut" in (tmp_path / "out" / "report.html").read_text()
+    assert main(["lora", "report", str(tmp_path / "none.safetensors"), "--out", str(tmp_path / "x")]) == 2
+    assert main(["lora", "report", str(tmp_path / "a.pt"), "--out", str(tmp_path / "x")]) == 2
+
+
+def test_what_diffusers_does_not_load_is_converted_and_another_models_lora_is_refused_by_name(holder, tmp_path):
+    """The published weights2weights spelling, which loads as nothing; and layers of another width."""
+    lora = read_lora(FILE)
+    tensors = {}
+    for path, layer in lora.items():
+        stem = f"base_model.model.{path}"
+        tensors[f"{stem}.lora_A.identity1.weight"] = layer.down
+        tensors[f"{stem}.lora_B.identity1.weight"] = layer.up * layer.scale
+    strange = tmp_path / "strange.safetensors"
+    save_file(tensors, strange)
+    wide = {k: torch.cat([v, v], 1) if "lora_A" in k else v for k, v in tensors.items()}
+    save_file(wide, tmp_path / "wide.safetensors")
+    few = ReportConfig(seeds=2, steps=1, prompts=1, strengths=())
+    files = [strange, tmp_path / "wide.safetensors", FILE]
+    first, second, third = lora_report(files, tmp_path / "out", lambda: holder, MATERIAL, few).loras
+    assert [p.bare for p in third.copies] == [p.bare for p in first.copies], "both are compared with the same samples"
+    assert third.loadings[0].note == ""
+    assert "does not load" in first.loadings[0].note and first.loadings[0].loaded == 28 and first.copies
+    assert first.summary[0].verdict == "look" and first.kind_mean(("caption",))[0] > 0.01
+    assert second.summary[0].verdict == "bad" and "cannot be put on this model" in second.summary[0].text
+    assert not holder.pipe.get_active_adapters()
