@@ -82,7 +82,11 @@ class EMDOneStepGenerator(io.ComfyNode):
             description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
             "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
-            search_aliases=["one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "SiD"],
+            search_aliases=[
+                "one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "SiD",
+                "draw in one step", "lightning", "hyper", "schnell", "sd turbo", "4 steps", "few steps", "speed",
+                "faster",
+            ],
             inputs=under_advanced(
                 ("timestep", "noise", "base_steps", "replaces"),
                 [
@@ -238,7 +242,10 @@ class EMDDistill(io.ComfyNode):
             category=CATEGORY,
             description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
             "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
-            search_aliases=["train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training"],
+            search_aliases=[
+                "train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training",
+                "train turbo", "make a model fast", "distill my model",
+            ],
             is_output_node=True,
             inputs=under_advanced(("batch", "rank", "K", "guidance", "timestep", "diff_instruct"), [
                 io.Combo.Input(

@@ -186,7 +186,10 @@ class NEMOScore(io.ComfyNode):
             display_name="NEMO Score",
             category=CATEGORY,
             description="Compares one-step predictions from several noises: a memorized prompt predicts one picture.",
-            search_aliases=["memorization score", "is this prompt memorized", "training data replication"],
+            search_aliases=[
+                "memorization score", "is this prompt memorized", "training data replication", "plagiarism",
+                "copyright", "duplicate", "is it copied",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model to question."),
@@ -236,7 +239,10 @@ class NEMOFindNeurons(io.ComfyNode):
             display_name="NEMO Find Neurons",
             category=CATEGORY,
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts.",
-            search_aliases=["localize memorization", "find memorization neurons", "nemo"],
+            search_aliases=[
+                "localize memorization", "find memorization neurons", "nemo", "memorized picture", "copied picture",
+                "find neurons", "stop copying", "training picture",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("mode", "scope"), [
                 io.Model.Input("model", tooltip="The model to search."),

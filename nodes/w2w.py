@@ -163,7 +163,10 @@ class W2WSample(io.ComfyNode):
             category=CATEGORY,
             description="Draws a new model of the space, for example a person who does not exist, the same in every "
             "picture. Tells which training models are nearest.",
-            search_aliases=["weights2weights", "new identity", "random person", "sample model", "random LoRA"],
+            search_aliases=[
+                "weights2weights", "new identity", "random person", "sample model", "random LoRA", "somebody new",
+                "random face", "new character",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
@@ -233,8 +236,12 @@ class W2WEdit(io.ComfyNode):
             category=CATEGORY,
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
             "Several sliders at once; their order does not matter.",
-            search_aliases=["weights2weights", "slider", "attribute", "edit identity", "concept slider"],
-            inputs=under_advanced(("calibrated",), [
+            search_aliases=[
+                "weights2weights", "slider", "attribute", "edit identity", "concept slider", "pull sliders",
+                "lora slider", "sliders", "age", "beard", "style slider", "face edit", "change face", "edit person",
+                "consistent character",
+            ],
+            inputs=under_advanced(("calibrated", "more", "place"), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
                 io.Boolean.Input("calibrated", default=False, optional=True,
@@ -258,6 +265,7 @@ class W2WEdit(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Where it stands now."),
             ],
             hidden=[io.Hidden.unique_id],
+            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
         )  # fmt: skip
 
     @classmethod
@@ -285,7 +293,10 @@ class W2WBlend(io.ComfyNode):
             display_name="W2W Blend",
             category=CATEGORY,
             description="A model between two of the same space: a child of two people.",
-            search_aliases=["weights2weights", "interpolate", "mix identities", "merge people"],
+            search_aliases=[
+                "weights2weights", "interpolate", "mix identities", "merge people", "mix lora", "merge lora",
+                "child of two people",
+            ],
             inputs=[
                 SPACE, MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
