@@ -235,7 +235,12 @@ class ActivationPicture(io.ComfyNode):
             category=CATEGORY,
             description="Three principal components of an activation as red, green and blue.",
             search_aliases=[
-                "PCA", "show activation", "feature picture", "heatmap", "visualize features", "attention heatmap",
+                "PCA",
+                "show activation",
+                "feature picture",
+                "heatmap",
+                "visualize features",
+                "attention heatmap",
                 "what the model sees",
             ],
             inputs=[

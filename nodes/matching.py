@@ -131,8 +131,16 @@ class SegmentLikeThis(io.ComfyNode):
             description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
             is_output_node=True,  # its masks show on it; nothing need be connected
             search_aliases=[
-                "few-shot segmentation", "mask propagation", "auto mask", "label propagation", "SAM", "object mask",
-                "remove background", "segment anything", "select object", "click to mask",
+                "few-shot segmentation",
+                "mask propagation",
+                "auto mask",
+                "label propagation",
+                "SAM",
+                "object mask",
+                "remove background",
+                "segment anything",
+                "select object",
+                "click to mask",
             ],
             inputs=under_advanced(
                 ("selection", "timestep", "seed", "ensemble", "hidden", "modulate", "discard", "protocol"),

@@ -187,8 +187,13 @@ class NEMOScore(io.ComfyNode):
             category=CATEGORY,
             description="Compares one-step predictions from several noises: a memorized prompt predicts one picture.",
             search_aliases=[
-                "memorization score", "is this prompt memorized", "training data replication", "plagiarism",
-                "copyright", "duplicate", "is it copied",
+                "memorization score",
+                "is this prompt memorized",
+                "training data replication",
+                "plagiarism",
+                "copyright",
+                "duplicate",
+                "is it copied",
             ],
             hidden=[io.Hidden.unique_id],
             inputs=[

@@ -84,7 +84,11 @@ class NEMOBake(io.ComfyNode):
             description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
             "layer would bring them back; Neuron Blocker is proof against that.",
             search_aliases=[
-                "prune neurons", "save unlearned model", "forget for good", "erase from model", "concept erasure",
+                "prune neurons",
+                "save unlearned model",
+                "forget for good",
+                "erase from model",
+                "concept erasure",
             ],
             inputs=[
                 io.Model.Input("model", tooltip="The model the neurons were found in."),

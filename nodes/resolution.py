@@ -101,7 +101,9 @@ class ResolutionTransferLoader(io.ComfyNode):
                 "draw at twice the size", "double heads", "two heads", "deep shrink", "DyPE", "YaRN", "2k", "4k",
                 "aspect ratio", "hires fix", "upscale without doubles", "any size",
             ],
-            inputs=under_advanced(("schedule", "pos_embed", "top", "align", "aspect", "guidance_law", "override", "metadata_from"), [
+            inputs=under_advanced((
+                "schedule", "pos_embed", "top", "align", "aspect", "guidance_law", "override", "metadata_from",
+            ), [
                 io.Model.Input(
                     "model", tooltip="Any model of Stable Diffusion's kind, or a flow model such as Flux and SD3."
                 ),

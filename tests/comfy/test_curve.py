@@ -11,7 +11,8 @@ COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
     const n = LiteGraph.createNode('VitrineApplyGammaSchedule'); n.pos = [300, 40]; app.graph.add(n)
     window.curve = n
-    const b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced'); b.callback(b.value, app.canvas, n)
+    const b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
+    b.callback(b.value, app.canvas, n)
 })()"""
 TEXT = "app.graph._nodes[0].widgets.find(w => w.name === 'points').value"
 OPEN = "document.querySelector('canvas.vitrine-curve')?.getBoundingClientRect().height > 150"

@@ -188,7 +188,8 @@ BUILD = """(async () => {
 })()"""
 EDITS = "app.graph._nodes.find(n => n.comfyClass === 'VitrineW2WEdit')"
 VALUES = f"Object.fromEntries({EDITS}.widgets.filter(w => w.serialize !== false).map(w => [w.name, w.value]))"
-PRESS = "(() => { const b = edit.widgets.find(w => w.type === 'button' && w.name !== 'advanced'); b.callback(b.value, app.canvas, edit) })()"
+PRESS = """(() => { const b = edit.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
+    b.callback(b.value, app.canvas, edit) })()"""
 LATEST = "document.querySelector('.vitrine-person').dataset"
 
 

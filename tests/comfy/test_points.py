@@ -43,7 +43,8 @@ NODES = {
     },
 }  # fmt: skip
 TEXT = "app.graph._nodes.find(n => n.comfyClass === 'NODE').widgets.find(w => w.name === 'points').value"
-PRESS = "(() => { const b = pick.widgets.find(w => w.type === 'button' && w.name !== 'advanced'); b.callback(b.value, app.canvas, pick) })()"
+PRESS = """(() => { const b = pick.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
+    b.callback(b.value, app.canvas, pick) })()"""
 
 
 class Mouse:
