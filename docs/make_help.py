@@ -62,9 +62,9 @@ def cuts() -> dict[str, list[Cut]]:
         "own_slider": [tiles(OWN, "Forty labels made a slider", 4)],
         "own_space": [tiles("Turn a folder of LoRAs into sliders", "Somebody new, with glasses", 4)],
         "neurons": [strip(COPIED, "Neurons found: one band a layer")],
-        "blocked": [tiles(COPIED, "One memorized picture, four times"), tiles(COPIED, "What the caption says")],
+        "blocked": [tiles(COPIED, "One memorized picture, four times"), tiles(COPIED, "With the neurons off")],
         "comes_back": [
-            tiles(COPIED, "What the caption says"), tiles(COPIED, "It comes back: blocking is not erasing"),
+            tiles(COPIED, "With the neurons off"), tiles(COPIED, "It comes back: blocking is not erasing"),
         ],
         "copies": [("Check a model for copies", pictures("Check a model for copies", COPY)[2])],
         "person": [tiles(PERSON, "The person", 4)],

@@ -69,7 +69,7 @@ FRAMES: dict[str, list[Frame]] = {
     "See what the model sees": [("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4)],
     "Stop the model copying a picture": [
         ("four seeds, one picture", "One memorized picture, four times", 0, 4),
-        ("neurons off", "What the caption says", 0, 4),
+        ("neurons off", "With the neurons off", 0, 4),
     ],
     "Turn a folder of LoRAs into sliders": [("in none of the files", "Somebody new, with glasses", 0, 4)],
 }  # fmt: skip

@@ -14,7 +14,7 @@ TILES: dict[str, tuple[str, Row, Row]] = {
     "edit": ("Pull sliders on a person", ("The person", 0, 4), ("Edited", 0, 4)),
     "forget": (
         "Stop the model copying a picture",
-        ("One memorized picture, four times", 0, 4), ("What the caption says", 0, 4),
+        ("One memorized picture, four times", 0, 4), ("With the neurons off", 0, 4),
     ),
     "hurry": ("Draw in one step", ("60 network calls a picture", 0, 4), ("One network call a picture", 0, 4)),
     "size": (

@@ -279,7 +279,7 @@ app.registerExtension({
   name: "vitrine.people",
   nodeCreated(node) {
     if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
-    const panel = foldable(node, t("people and sliders"), () => openPeople(node), 440);
+    const panel = foldable(node, t("people and sliders"), () => openPeople(node), 420);
     for (const name of SENT) {
       const widget = node.widgets.find((w) => w.name === name);
       if (widget) chain(widget, "callback", () => panel.later());
