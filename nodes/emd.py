@@ -32,7 +32,7 @@ from ..engine.io.tables import lines_of
 from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
 from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction
-from .comfy.lora import NO_STUDENT, contract_in, student_stamp, with_student
+from .comfy.lora import NO_STUDENT, contract_in, student_files, student_stamp, with_student
 from .comfy.model import (
     backbone_of,
     blank_latents,
@@ -125,6 +125,13 @@ class EMDOneStepGenerator(io.ComfyNode):
     def fingerprint_inputs(cls, student: str, **others: Any) -> str:
         """Runs again when the student's file has changed."""
         return student_stamp(student)
+
+    @classmethod
+    def validate_inputs(cls, student: str | None = None) -> bool | str:
+        """What to put where, said on the node while the rest of the graph runs."""
+        if student is None or student in student_files():
+            return True
+        return f"student: there is no {student}; put the LoRA into models/loras, press R in the page, and choose it"
 
     @classmethod
     def execute(

@@ -163,10 +163,7 @@ class W2WSample(io.ComfyNode):
             category=CATEGORY,
             description="Draws a new model of the space, for example a person who does not exist, the same in every "
             "picture. Tells which training models are nearest.",
-            search_aliases=[
-                "weights2weights", "new identity", "random person", "sample model", "random LoRA", "somebody new",
-                "random face", "new character",
-            ],
+            search_aliases=["weights2weights", "new identity", "random person", "random LoRA", "new character"],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
@@ -239,8 +236,7 @@ class W2WEdit(io.ComfyNode):
             "Several sliders at once; their order does not matter.",
             search_aliases=[
                 "weights2weights", "slider", "attribute", "edit identity", "concept slider", "pull sliders",
-                "lora slider", "sliders", "age", "beard", "style slider", "face edit", "change face", "edit person",
-                "consistent character",
+                "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
             ],
             inputs=under_advanced(("calibrated", "more", "place"), [
                 SPACE, MODEL, *pairs,
@@ -294,10 +290,7 @@ class W2WBlend(io.ComfyNode):
             display_name="W2W Blend",
             category=CATEGORY,
             description="A model between two of the same space: a child of two people.",
-            search_aliases=[
-                "weights2weights", "interpolate", "mix identities", "merge people", "mix lora", "merge lora",
-                "child of two people",
-            ],
+            search_aliases=["weights2weights", "interpolate", "mix identities", "merge people", "mix lora"],
             inputs=[
                 SPACE, MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
