@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 SEARCHES = {
-    "ActivationTap": ["what the model sees", "look inside", "interpret", "x-ray", "diffusion features", "visualize"],
+    "ActivationTap": ["what the model sees", "look inside", "interpret", "x-ray", "diffusion features"],
     "ActivationTap TapDuringSampling ActivationPicture": ["attention map", "heatmap", "see what the model sees"],
     "TapDuringSampling": ["record activations", "watch the sampler", "h-space"],
     "FindCorrespondence": ["find the same part", "landmarks", "point transfer", "track points", "click a point"],
@@ -18,8 +18,8 @@ SEARCHES = {
     "NEMONeuronBlocker": ["stop copying", "forget", "block neurons", "stop the model copying a picture"],
     "NEMONeuronBlocker NEMOBake": ["concept erasure", "unlearn"],
     "NEMOFindNeurons": ["find neurons", "memorized picture", "training picture"],
-    "NEMOCopyCheck NEMOScore NEMONeuronBlocker": ["copyright", "plagiarism", "duplicate"],
-    "NEMOCopyCheck": ["overtrained lora", "does my lora copy", "overfitting", "check lora"],
+    "NEMOCopyCheck NEMOScore NEMONeuronBlocker": ["copyright", "plagiarism"],
+    "NEMOCopyCheck": ["overtrained lora", "does my lora copy", "overfitting"],
     "EMDOneStepGenerator": ["one step", "draw in one step", "lightning", "schnell", "4 steps", "faster", "few steps"],
     "EMDDistill": ["train turbo", "distill my model"],
     "W2WEdit": ["pull sliders", "sliders", "edit person", "change face", "face edit"],

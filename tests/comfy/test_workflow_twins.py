@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vitrine_tests.templates import ALL, SHIPPED, plain_id, without_boxes
+from vitrine_tests.templates import ALL, SHIPPED, plain_id, plain_title, without_boxes
 
 pytestmark = pytest.mark.nightly
 
@@ -64,7 +64,7 @@ def twin(name):
     """The function of ``twins`` or ``twins_transformers`` that makes a workflow's pictures."""
     from vitrine_tests.comfy import twins, twins_transformers
 
-    name = re.sub(r"\W+", "_", name.lower())
+    name = re.sub(r"\W+", "_", plain_title(name).lower())
     return getattr(twins, name, None) or getattr(twins_transformers, name, None)
 
 
