@@ -27,11 +27,19 @@ def strip(title: str, row: str) -> Cut:
     return title, pictures(title, row)[0]
 
 
-PERSON, INSIDE, ONE_STEP = "Pull sliders on a person (demo)", "See what the model sees (demo)", "Draw in one step (demo)"
+PERSON, INSIDE, ONE_STEP = (
+    "Pull sliders on a person (demo)",
+    "See what the model sees (demo)",
+    "Draw in one step (demo)",
+)
 COPIED, SIZE = "Stop the model copying a picture (demo)", "Say how large a picture should look (demo)"
 FIND, OWN = "Find the same part (demo)", "Make your own slider, threshold and space (demo)"
 LATE, GUIDED = "Change a person halfway through (demo)", "Make a picture look small or large (demo)"
-LOOK, ENTROPY, LARGER = "Look inside a copied picture (demo)", "Guide without a negative prompt (demo)", "Draw at twice the size, transformer (demo)"
+LOOK, ENTROPY, LARGER = (
+    "Look inside a copied picture (demo)",
+    "Guide without a negative prompt (demo)",
+    "Draw at twice the size, transformer (demo)",
+)
 CALLS, CALL = "60 network calls a picture", "One network call a picture"
 COPY = "Sample, and what of it is copied"
 

@@ -39,8 +39,8 @@ FRAMES: dict[str, list[Frame]] = {
         *(("found", "The same points in other faces", k, 1) for k in (1, 3, 5)),
     ],
     "Make a picture look small or large (demo)": [
-        ("size guided by 1", "control 1", 0, 1),
-        ("told small, by 3", "control 3: blurrier, as a small original is", 0, 1),
+        ("as trained", "control 1", 0, 1),
+        ("made to look small", "control 3: blurrier, as a small original is", 0, 1),
     ],
     "Guide without a negative prompt (demo)": [
         ("no guidance", "No guidance", 0, 4), ("away from flat attention", "Away from flat attention", 0, 4),
@@ -54,7 +54,9 @@ FRAMES: dict[str, list[Frame]] = {
         ("inside, at step 10", "Inside, step 10 of 20", 0, 4),
         ("blocked", "Blocked: what the caption says", 0, 4),
     ],
-    "Make your own slider, threshold and space (demo)": [("forty labels made a slider", "Forty labels made a slider", 0, 4)],
+    "Make your own slider, threshold and space (demo)": [
+        ("forty labels made a slider", "Forty labels made a slider", 0, 4),
+    ],
     "Pull sliders on a person (demo)": [
         ("a person", "The person", 0, 4), ("sliders pulled", "Edited", 0, 4),
         ("the same person elsewhere", "The same person elsewhere", 0, 4),
@@ -66,7 +68,9 @@ FRAMES: dict[str, list[Frame]] = {
     "Say how large a picture should look (demo)": [
         ("told 16 pixels", "Power-cosine, told 16 px", 0, 1), ("told 256 pixels", "Power-cosine, told 256 px", 0, 1),
     ],
-    "See what the model sees (demo)": [("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4)],
+    "See what the model sees (demo)": [
+        ("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4),
+    ],
     "Stop the model copying a picture (demo)": [
         ("four seeds, one picture", "One memorized picture, four times", 0, 4),
         ("neurons off", "With the neurons off", 0, 4),
@@ -103,6 +107,11 @@ def frames(title: str) -> tuple[list[Image.Image], list[int]]:
     """Frames of a thumbnail, and the milliseconds each stands."""
     source = SAME_WAY.get(title, title)
     still = [frame(source, cut) for cut in FRAMES[source]]
+    if title in SAME_WAY:
+        for image in still:
+            ImageDraw.Draw(image).rectangle((0, 0, SIDE, 34), fill=(96, 58, 150))
+            place = {"anchor": "mm", "font": ImageFont.load_default(size=20)}
+            ImageDraw.Draw(image).text((SIDE // 2, 17), "your checkpoint", fill="white", **place)
     if len(still) == 1:
         return still, [REST]
     images, times = [], []
