@@ -27,11 +27,19 @@ def strip(title: str, row: str) -> Cut:
     return title, pictures(title, row)[0]
 
 
-PERSON, INSIDE, ONE_STEP = "Pull sliders on a person", "See what the model sees", "Draw in one step"
-COPIED, SIZE = "Stop the model copying a picture", "Say how large a picture should look"
-FIND, OWN = "Find the same part in every picture", "Make your own slider, threshold and space"
-LATE, GUIDED = "Change a person halfway through", "Guide the size apart from the prompt"
-LOOK, ENTROPY, LARGER = "Look inside a copied picture", "Guide without a negative prompt", "Leave the trained size"
+PERSON, INSIDE, ONE_STEP = (
+    "Pull sliders on a person (demo)",
+    "See what the model sees (demo)",
+    "Draw in one step (demo)",
+)
+COPIED, SIZE = "Stop the model copying a picture (demo)", "Say how large a picture should look (demo)"
+FIND, OWN = "Find the same part (demo)", "Make your own slider, threshold and space (demo)"
+LATE, GUIDED = "Change a person halfway through (demo)", "Make a picture look small or large (demo)"
+LOOK, ENTROPY, LARGER = (
+    "Look inside a copied picture (demo)",
+    "Guide without a negative prompt (demo)",
+    "Draw at twice the size, transformer (demo)",
+)
 CALLS, CALL = "60 network calls a picture", "One network call a picture"
 COPY = "Sample, and what of it is copied"
 
@@ -60,13 +68,13 @@ def cuts() -> dict[str, list[Cut]]:
         "late": [tiles(LATE, "The person"), tiles(LATE, "Edited from t = 700 on")],
         "child": [tiles(PERSON, "The person"), tiles(PERSON, "The child")],
         "own_slider": [tiles(OWN, "Forty labels made a slider", 4)],
-        "own_space": [tiles("Turn a folder of LoRAs into sliders", "Somebody new, with glasses", 4)],
+        "own_space": [tiles("Turn a folder of LoRAs into sliders (demo)", "Somebody new, with glasses", 4)],
         "neurons": [strip(COPIED, "Neurons found: one band a layer")],
-        "blocked": [tiles(COPIED, "One memorized picture, four times"), tiles(COPIED, "What the caption says")],
+        "blocked": [tiles(COPIED, "One memorized picture, four times"), tiles(COPIED, "With the neurons off")],
         "comes_back": [
-            tiles(COPIED, "What the caption says"), tiles(COPIED, "It comes back: blocking is not erasing"),
+            tiles(COPIED, "With the neurons off"), tiles(COPIED, "It comes back: blocking is not erasing"),
         ],
-        "copies": [("Check a model for copies", pictures("Check a model for copies", COPY)[2])],
+        "copies": [("Check a model for copies (demo)", pictures("Check a model for copies (demo)", COPY)[2])],
         "person": [tiles(PERSON, "The person", 4)],
         "portraits": [tiles(ONE_STEP, CALL, 4)],
         "found": [tiles(PERSON, "The same person elsewhere", 4)],

@@ -16,72 +16,76 @@ REST, FADE = 1500, 60
 Frame = tuple[str, str, int, int]
 """Caption, row of the sheet, the first of its squares, and how many: four as a square, else one."""
 FRAMES: dict[str, list[Frame]] = {
-    "Change a person halfway through": [
+    "Change a person halfway through (demo)": [
         ("the person", "The person", 0, 4), ("edited from the middle on", "Edited from t = 700 on", 0, 4),
     ],
-    "Check a model for copies": [
+    "Check a model for copies (demo)": [
         ("a sample", "Sample, and what of it is copied", 4, 1),
         ("what of it is copied", "Sample, and what of it is copied", 5, 1),
     ],
-    "Draw a person in one step": [
+    "Draw a person in one step (demo)": [
         ("forty network calls", "For comparison: 40 calls a picture", 0, 4),
         ("one network call", "One person, one call", 0, 4),
     ],
-    "Draw at twice the size": [
+    "Draw at twice the size (demo)": [
         ("twice the size, untouched", "256 px, untouched", 0, 1), ("positions fitted", "256 px, static", 0, 1),
     ],
-    "Draw in one step": [
+    "Draw in one step (demo)": [
         ("sixty network calls", "60 network calls a picture", 0, 4),
         ("one network call", "One network call a picture", 0, 4),
     ],
-    "Find the same part in every picture": [
+    "Find the same part (demo)": [
         ("click here", "The same points in other faces", 0, 1),
         *(("found", "The same points in other faces", k, 1) for k in (1, 3, 5)),
     ],
-    "Guide the size apart from the prompt": [
-        ("size guided by 1", "control 1", 0, 1),
-        ("told small, by 3", "control 3: blurrier, as a small original is", 0, 1),
+    "Make a picture look small or large (demo)": [
+        ("as trained", "control 1", 0, 1),
+        ("made to look small", "control 3: blurrier, as a small original is", 0, 1),
     ],
-    "Guide without a negative prompt": [
+    "Guide without a negative prompt (demo)": [
         ("no guidance", "No guidance", 0, 4), ("away from flat attention", "Away from flat attention", 0, 4),
     ],
-    "Leave the trained size": [
+    "Draw at twice the size, transformer (demo)": [
         ("twice the size, untouched", "128 px, positions run on", 0, 1),
         ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
     ],
-    "Look inside a copied picture": [
+    "Look inside a copied picture (demo)": [
         ("four seeds, one picture", "Untouched: one picture, four times", 0, 4),
         ("inside, at step 10", "Inside, step 10 of 20", 0, 4),
         ("blocked", "Blocked: what the caption says", 0, 4),
     ],
-    "Make your own slider, threshold and space": [("forty labels made a slider", "Forty labels made a slider", 0, 4)],
-    "Pull sliders on a person": [
+    "Make your own slider, threshold and space (demo)": [
+        ("forty labels made a slider", "Forty labels made a slider", 0, 4),
+    ],
+    "Pull sliders on a person (demo)": [
         ("a person", "The person", 0, 4), ("sliders pulled", "Edited", 0, 4),
         ("the same person elsewhere", "The same person elsewhere", 0, 4),
     ],
-    "Save and load what you found": [
+    "Reuse saved neurons, people and layers (demo)": [
         ("a person from a file", "A person from a file", 0, 4),
         ("activations, too", "From a file, no model needed", 0, 4),
     ],
-    "Say how large a picture should look": [
+    "Say how large a picture should look (demo)": [
         ("told 16 pixels", "Power-cosine, told 16 px", 0, 1), ("told 256 pixels", "Power-cosine, told 256 px", 0, 1),
     ],
-    "See what the model sees": [("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4)],
-    "Stop the model copying a picture": [
-        ("four seeds, one picture", "One memorized picture, four times", 0, 4),
-        ("neurons off", "What the caption says", 0, 4),
+    "See what the model sees (demo)": [
+        ("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4),
     ],
-    "Turn a folder of LoRAs into sliders": [("in none of the files", "Somebody new, with glasses", 0, 4)],
+    "Stop the model copying a picture (demo)": [
+        ("four seeds, one picture", "One memorized picture, four times", 0, 4),
+        ("neurons off", "With the neurons off", 0, 4),
+    ],
+    "Turn a folder of LoRAs into sliders (demo)": [("in none of the files", "Somebody new, with glasses", 0, 4)],
 }  # fmt: skip
 SAME_WAY = {
-    "Draw at twice the size with your model": "Draw at twice the size",
-    "Draw in one step with your model": "Draw in one step",
-    "Find the same part with your model": "Find the same part in every picture",
-    "Is my LoRA overfitted (your checkpoint)": "Check a model for copies",
-    "Say how large with your SDXL": "Say how large a picture should look",
-    "See what your model sees": "See what the model sees",
-    "Stop your model copying a picture": "Stop the model copying a picture",
-    "Turn your LoRAs into a space": "Turn a folder of LoRAs into sliders",
+    "Draw at twice the size (your checkpoint)": "Draw at twice the size (demo)",
+    "Draw in one step (your checkpoint)": "Draw in one step (demo)",
+    "Find the same part (your checkpoint)": "Find the same part (demo)",
+    "Is my LoRA overfitted (your checkpoint)": "Check a model for copies (demo)",
+    "Say how large a picture should look (your checkpoint)": "Say how large a picture should look (demo)",
+    "See what the model sees (your checkpoint)": "See what the model sees (demo)",
+    "Stop the model copying a picture (your checkpoint)": "Stop the model copying a picture (demo)",
+    "Turn a folder of LoRAs into sliders (your checkpoint)": "Turn a folder of LoRAs into sliders (demo)",
 }
 """Template on your model -> the one whose pictures it shows."""
 
@@ -104,6 +108,11 @@ def frames(title: str) -> tuple[list[Image.Image], list[int]]:
     """Frames of a thumbnail, and the milliseconds each stands."""
     source = SAME_WAY.get(title, title)
     still = [frame(source, cut) for cut in FRAMES[source]]
+    if title in SAME_WAY:
+        for image in still:
+            ImageDraw.Draw(image).rectangle((0, 0, SIDE, 34), fill=(96, 58, 150))
+            place = {"anchor": "mm", "font": ImageFont.load_default(size=20)}
+            ImageDraw.Draw(image).text((SIDE // 2, 17), "your checkpoint", fill="white", **place)
     if len(still) == 1:
         return still, [REST]
     images, times = [], []

@@ -6,19 +6,19 @@ from sheets import DOCS, crop, sheet, squares
 Row = tuple[str, int, int]
 """Row of a sheet, the first of its squares, and how many."""
 TILES: dict[str, tuple[str, Row, Row]] = {
-    "see": ("See what the model sees", ("The pictures", 0, 4), ("Second place", 0, 4)),
+    "see": ("See what the model sees (demo)", ("The pictures", 0, 4), ("Second place", 0, 4)),
     "find": (
-        "Find the same part in every picture",
+        "Find the same part (demo)",
         ("The same points in other faces", 0, 4), ("The same points in other faces", 4, 4),
     ),
-    "edit": ("Pull sliders on a person", ("The person", 0, 4), ("Edited", 0, 4)),
+    "edit": ("Pull sliders on a person (demo)", ("The person", 0, 4), ("Edited", 0, 4)),
     "forget": (
-        "Stop the model copying a picture",
-        ("One memorized picture, four times", 0, 4), ("What the caption says", 0, 4),
+        "Stop the model copying a picture (demo)",
+        ("One memorized picture, four times", 0, 4), ("With the neurons off", 0, 4),
     ),
-    "hurry": ("Draw in one step", ("60 network calls a picture", 0, 4), ("One network call a picture", 0, 4)),
+    "hurry": ("Draw in one step (demo)", ("60 network calls a picture", 0, 4), ("One network call a picture", 0, 4)),
     "size": (
-        "Say how large a picture should look",
+        "Say how large a picture should look (demo)",
         ("Power-cosine, told 16 px", 0, 3), ("Power-cosine, told 256 px", 0, 3),
     ),
 }  # fmt: skip

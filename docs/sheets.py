@@ -20,8 +20,8 @@ Box = tuple[int, int, int, int]
 
 
 def slug(title: str) -> str:
-    """File name of a template's sheet in docs/pictures."""
-    return re.sub(r"\W+", "_", title.lower())
+    """File name of a template's sheet in docs/pictures: without "(demo)" at its end."""
+    return re.sub(r"\W+", "_", re.sub(r" \([^)]*\)$", "", title).lower())
 
 
 @cache

@@ -51,7 +51,11 @@ class ActivationTap(io.ComfyNode):
             category=CATEGORY,
             description="Noises a picture to one timestep, runs the model once, and keeps what you ask for of its "
             "inside. The paper's message: which place you tap matters more than anything else (GDF, NeurIPS 2024).",
-            search_aliases=["features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention"],
+            search_aliases=[
+                "features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention",
+                "attention map", "heatmap", "visualize", "visualise", "interpret", "x-ray", "xray",
+                "see what the model sees", "look inside", "what the model sees",
+            ],
             inputs=under_advanced(("seed", "ensemble", "dtype", "modulate", "discard", "protocol"), [
                 io.Model.Input("model", tooltip="Any SD1.x, SD2.x, SDXL, PixArt, SD3 or Flux model, LoRAs included."),
                 io.Vae.Input("vae", tooltip="The model's VAE."),
@@ -117,7 +121,10 @@ class TapDuringSampling(io.ComfyNode):
             category=CATEGORY,
             description="Records activations at chosen steps while a sampler runs. Sample with the MODEL output, then "
             "read the recorder with Collect Taps. The picture that comes out is the same, bit for bit.",
-            search_aliases=["record activations", "activations while sampling", "hooks", "h-space"],
+            search_aliases=[
+                "record activations", "activations while sampling", "hooks", "h-space", "see what the model sees",
+                "attention map", "heatmap", "watch the sampler", "live preview of layers",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
                 io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
@@ -231,7 +238,15 @@ class ActivationPicture(io.ComfyNode):
             display_name="Activation Picture",
             category=CATEGORY,
             description="Three principal components of an activation as red, green and blue.",
-            search_aliases=["PCA", "show activation", "feature picture"],
+            search_aliases=[
+                "PCA",
+                "show activation",
+                "feature picture",
+                "heatmap",
+                "visualize features",
+                "attention heatmap",
+                "what the model sees",
+            ],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="From a tap."),
                 io.String.Input("address", default="", tooltip="Which place; empty: the first one."),

@@ -47,7 +47,10 @@ class ControlValues(io.ComfyNode):
             display_name="Control Values",
             category=CATEGORY,
             description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
-            search_aliases=["sdxl size conditioning", "micro conditioning", "original size crop target"],
+            search_aliases=[
+                "sdxl size conditioning", "micro conditioning", "original size crop target", "original size", "crop",
+                "blur", "sharp", "blurry",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("flip", "extra"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt; usually the positive one only."),

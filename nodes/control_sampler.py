@@ -85,7 +85,10 @@ class EntropyGuiderNode(io.ComfyNode):
             category=CATEGORY,
             description="Guides away from what the model would draw if it looked at everything alike; no negative "
             "prompt is needed.",
-            search_aliases=["ERG", "entropy rectifying guidance", "perturbed attention", "SEG", "PAG"],
+            search_aliases=[
+                "ERG", "entropy rectifying guidance", "perturbed attention", "SEG", "PAG", "no negative prompt",
+                "without negative prompt", "NAG", "guidance without cfg",
+            ],
             is_experimental=True,
             inputs=[
                 io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or PixArt: a network with plain queries."),
@@ -134,10 +137,13 @@ class ControlConditionedSampler(io.ComfyNode):
             display_name="Control-Conditioned Sampler",
             category=CATEGORY,
             description="Samples with size and crop weighted over the noise level; shows the weight of every step.",
-            search_aliases=["berrada", "size conditioned sampler", "sdxl size sampler", "ksampler control"],
+            search_aliases=[
+                "berrada", "size conditioned sampler", "sdxl size sampler", "ksampler control", "micro conditioning",
+                "original size", "sharp", "cropped heads",
+            ],
             inputs=under_advanced((
-                "nesting", "crop_left", "crop_top", "flip", "form", "clock", "reference", "reference_width",
-                "reference_height", "upscale", "negative_sizes",
+                "sampler_name", "scheduler", "denoise", "nesting", "crop_left", "crop_top", "flip", "form", "clock",
+                "reference", "reference_width", "reference_height", "upscale", "negative_sizes",
             ), [
                 io.Model.Input("model", tooltip="SDXL, PixArt told sizes, or one with a control checkpoint."),
                 io.Conditioning.Input("positive", tooltip="The prompt; this node tells it the sizes below."),

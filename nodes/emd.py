@@ -32,7 +32,7 @@ from ..engine.io.tables import lines_of
 from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
 from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction
-from .comfy.lora import NO_STUDENT, contract_in, student_stamp, with_student
+from .comfy.lora import NO_STUDENT, contract_in, student_files, student_stamp, with_student
 from .comfy.model import (
     backbone_of,
     blank_latents,
@@ -82,7 +82,25 @@ class EMDOneStepGenerator(io.ComfyNode):
             description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
             "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
-            search_aliases=["one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "SiD"],
+            search_aliases=[
+                "one step",
+                "EM distillation",
+                "DMD2",
+                "turbo",
+                "LCM",
+                "distilled",
+                "fast",
+                "SiD",
+                "draw in one step",
+                "lightning",
+                "hyper",
+                "schnell",
+                "sd turbo",
+                "4 steps",
+                "few steps",
+                "speed",
+                "faster",
+            ],
             inputs=under_advanced(
                 ("timestep", "noise", "base_steps", "replaces"),
                 [
@@ -107,6 +125,13 @@ class EMDOneStepGenerator(io.ComfyNode):
     def fingerprint_inputs(cls, student: str, **others: Any) -> str:
         """Runs again when the student's file has changed."""
         return student_stamp(student)
+
+    @classmethod
+    def validate_inputs(cls, student: str | None = None) -> bool | str:
+        """What to put where, said on the node while the rest of the graph runs."""
+        if student is None or student in student_files():
+            return True
+        return f"student: there is no {student}; put the LoRA into models/loras, press R in the page, and choose it"
 
     @classmethod
     def execute(
@@ -239,7 +264,10 @@ class EMDDistill(io.ComfyNode):
             category=CATEGORY,
             description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
             "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
-            search_aliases=["train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training"],
+            search_aliases=[
+                "train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training",
+                "train turbo", "make a model fast", "distill my model",
+            ],
             is_output_node=True,
             inputs=under_advanced(("batch", "rank", "K", "guidance", "timestep", "diff_instruct"), [
                 io.Combo.Input(

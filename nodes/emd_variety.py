@@ -25,7 +25,10 @@ class EMDVariety(io.ComfyNode):
             description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
             "different pictures they amount to, and how much of a reference they reach. Fast students often draw one "
             "picture for every seed.",
-            search_aliases=["diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds"],
+            search_aliases=[
+                "diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds", "all look the same",
+                "same face every seed",
+            ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[

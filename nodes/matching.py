@@ -67,7 +67,11 @@ class FindCorrespondence(io.ComfyNode):
             display_name="Find Correspondence",
             category=CATEGORY,
             description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
-            search_aliases=["point matching", "DIFT", "semantic correspondence", "keypoints"],
+            search_aliases=[
+                "point matching", "DIFT", "semantic correspondence", "keypoints", "find the same part", "landmarks",
+                "point transfer", "track points", "same point in another picture", "match pictures",
+                "pose landmarks", "click a point",
+            ],
             inputs=under_advanced((
                 "selection", "timestep", "seed", "ensemble", "softness", "modulate", "discard", "protocol",
             ), [
@@ -87,7 +91,7 @@ class FindCorrespondence(io.ComfyNode):
                 protocol_input(),
             ]),
             hidden=HIDDEN,
-            has_intermediate_output=True,
+            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
                 io.Image.Output(display_name="IMAGE", tooltip="Source and target with numbered points."),
@@ -126,7 +130,18 @@ class SegmentLikeThis(io.ComfyNode):
             category=CATEGORY,
             description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
             is_output_node=True,  # its masks show on it; nothing need be connected
-            search_aliases=["few-shot segmentation", "mask propagation", "auto mask", "label propagation"],
+            search_aliases=[
+                "few-shot segmentation",
+                "mask propagation",
+                "auto mask",
+                "label propagation",
+                "SAM",
+                "object mask",
+                "remove background",
+                "segment anything",
+                "select object",
+                "click to mask",
+            ],
             inputs=under_advanced(
                 ("selection", "timestep", "seed", "ensemble", "hidden", "modulate", "discard", "protocol"),
                 [

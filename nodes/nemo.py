@@ -180,7 +180,15 @@ class NEMOScore(io.ComfyNode):
             display_name="NEMO Score",
             category=CATEGORY,
             description="Compares one-step predictions from several noises: a memorized prompt predicts one picture.",
-            search_aliases=["memorization score", "is this prompt memorized", "training data replication"],
+            search_aliases=[
+                "memorization score",
+                "is this prompt memorized",
+                "training data replication",
+                "plagiarism",
+                "copyright",
+                "duplicate",
+                "is it copied",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The model to question."),

@@ -32,7 +32,11 @@ class NEMONeuronBlocker(io.ComfyNode):
             category=CATEGORY,
             description="Multiplies neurons by a factor while sampling: 0 blocks recall for the prompts they were "
             "found for. It does not erase a picture: an adversarial embedding can bring it back.",
-            search_aliases=["block neurons", "unlearn", "anti memorization", "nemo"],
+            search_aliases=[
+                "block neurons", "unlearn", "anti memorization", "nemo", "stop copying",
+                "stop the model copying a picture", "forget", "erase", "concept erasure", "copyright",
+                "remove memorized picture", "blocked neuron",
+            ],
             inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
@@ -81,7 +85,13 @@ class NEMOBake(io.ComfyNode):
             category=CATEGORY,
             description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
             "layer would bring them back; Neuron Blocker is proof against that.",
-            search_aliases=["prune neurons", "save unlearned model"],
+            search_aliases=[
+                "prune neurons",
+                "save unlearned model",
+                "forget for good",
+                "erase from model",
+                "concept erasure",
+            ],
             inputs=[
                 io.Model.Input("model", tooltip="The model the neurons were found in."),
                 NeuronsSocket.Input("neurons", tooltip="What to prune."),
@@ -110,6 +120,7 @@ class SaveNeurons(io.ComfyNode):
             search_aliases=["export neurons"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
+            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
             inputs=[
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons."),
                 io.String.Input("name", default="neurons", tooltip="File name without folder or ending."),

@@ -33,7 +33,10 @@ class NEMOCopyCheck(io.ComfyNode):
             category=CATEGORY,
             description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "
             "and of which training picture. Writes a page and a table.",
-            search_aliases=["memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo"],
+            search_aliases=[
+                "memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo", "copyright",
+                "duplicate", "plagiarism", "overtrained LoRA", "copied training pictures", "check lora",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("first_seed", "tau", "timestep_index", "name"), [
                 io.Model.Input("model", tooltip="The model to check, with its LoRA."),

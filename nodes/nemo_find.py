@@ -34,7 +34,10 @@ class NEMOFindNeurons(io.ComfyNode):
             category=CATEGORY,
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
             "a sample threshold, samples before and after say what it did.",
-            search_aliases=["localize memorization", "find memorization neurons", "nemo"],
+            search_aliases=[
+                "localize memorization", "find memorization neurons", "nemo", "memorized picture", "copied picture",
+                "find neurons", "stop copying", "training picture",
+            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("mode", "scope", "protocol"), [
                 io.Model.Input("model", tooltip="The model to search."),

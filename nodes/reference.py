@@ -31,7 +31,14 @@ class LoadPortraits(io.ComfyNode):
             category=CATEGORY,
             description="Tiny text-to-image models of cartoon portraits that ship with Vitrine: seconds on a CPU, "
             "everything about them is known. Swap it for Load Checkpoint to work on your own model.",
-            search_aliases=["portraits", "demo model", "tiny model", "vitrine loader"],
+            search_aliases=[
+                "portraits",
+                "demo model",
+                "tiny model",
+                "vitrine loader",
+                "demo",
+                "try without a checkpoint",
+            ],
             inputs=[choice] if len(names) > 1 else [],
             outputs=[
                 io.Model.Output(

@@ -96,8 +96,14 @@ class ResolutionTransferLoader(io.ComfyNode):
             category=CATEGORY,
             description="Prepares a model for pictures larger or smaller than its training size: noise schedule, "
             "positional embedding and guidance, with a report of what each part will do.",
-            search_aliases=["high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE"],
-            inputs=under_advanced(("top", "align", "aspect", "guidance_law", "override", "metadata_from"), [
+            search_aliases=[
+                "high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE", "twice the size",
+                "draw at twice the size", "double heads", "two heads", "deep shrink", "DyPE", "YaRN", "2k", "4k",
+                "aspect ratio", "hires fix", "upscale without doubles", "any size",
+            ],
+            inputs=under_advanced((
+                "schedule", "pos_embed", "top", "align", "aspect", "guidance_law", "override", "metadata_from",
+            ), [
                 io.Model.Input(
                     "model", tooltip="Any model of Stable Diffusion's kind, or a flow model such as Flux and SD3."
                 ),

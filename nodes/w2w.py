@@ -164,7 +164,7 @@ class W2WSample(io.ComfyNode):
             category=CATEGORY,
             description="Draws a new model of the space, for example a person who does not exist, the same in every "
             "picture. Tells which training models are nearest.",
-            search_aliases=["weights2weights", "new identity", "random person", "sample model", "random LoRA"],
+            search_aliases=["weights2weights", "new identity", "random person", "random LoRA", "new character"],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
@@ -226,6 +226,7 @@ class W2WEdit(io.ComfyNode):
                 io.String.Input(f"label_{i}", default=FIRST[0] if i == 1 else "",
                                 tooltip="A direction of the space (see its report); empty for none."),
                 io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
+                               round=0.01,
                                tooltip="In standard deviations of the training models, which reach about 3."),
             ]  # fmt: skip
         return io.Schema(
@@ -234,8 +235,11 @@ class W2WEdit(io.ComfyNode):
             category=CATEGORY,
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
             "Several sliders at once; their order does not matter.",
-            search_aliases=["weights2weights", "slider", "attribute", "edit identity", "concept slider"],
-            inputs=under_advanced(("calibrated",), [
+            search_aliases=[
+                "weights2weights", "slider", "attribute", "edit identity", "concept slider", "pull sliders",
+                "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
+            ],
+            inputs=under_advanced(("calibrated", "more", "place"), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
                 io.Boolean.Input("calibrated", default=False, optional=True,
@@ -259,7 +263,7 @@ class W2WEdit(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Where it stands now."),
             ],
             hidden=HIDDEN,
-            has_intermediate_output=True,
+            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
         )  # fmt: skip
 
     @classmethod
@@ -288,7 +292,7 @@ class W2WBlend(io.ComfyNode):
             display_name="W2W Blend",
             category=CATEGORY,
             description="A model between two of the same space: a child of two people.",
-            search_aliases=["weights2weights", "interpolate", "mix identities", "merge people"],
+            search_aliases=["weights2weights", "interpolate", "mix identities", "merge people", "mix lora"],
             inputs=[
                 SPACE, MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),

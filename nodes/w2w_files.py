@@ -44,7 +44,9 @@ class SaveW2WLora(io.ComfyNode):
             description="Writes a model as a LoRA into models/loras/vitrine, where Load LoRA lists it: in kohya names "
             "(ComfyUI, A1111, diffusers) or diffusers names, of any rank and precision. Load W2W Model lists the model "
             "itself, for later edits.",
-            search_aliases=["weights2weights", "export LoRA", "save identity", "save person"],
+            search_aliases=[
+                "weights2weights", "export LoRA", "save identity", "save person", "merge lora", "lora slider export",
+            ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("rank", "dtype", "one_sided"), [

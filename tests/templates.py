@@ -5,6 +5,7 @@ without them, and the twins, speak of it as before.
 """
 
 import json
+import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "workflows"
@@ -14,6 +15,11 @@ ON_YOUR_MODEL = [
 ]
 SHIPPED = [p for p in ALL if p not in ON_YOUR_MODEL]
 """Those of them whose pictures the pack's own models draw."""
+
+
+def plain_title(title):
+    """Without "(demo)" or "(your checkpoint)", which both templates of a pair end in."""
+    return re.sub(r" \([^)]*\)$", "", title)
 
 
 def read(path):

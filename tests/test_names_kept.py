@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from vitrine_tests.templates import every_node
+from vitrine_tests.templates import every_node, plain_title
 
 ROOT = Path(__file__).parents[1]
 KEPT = json.loads((ROOT / "tests" / "data" / "names.json").read_text(encoding="utf-8"))
@@ -41,3 +41,13 @@ def test_workflows(subtests):
 def test_new_names_are_kept_too():
     assert set(KEPT["nodes"]) == IDS == set(DEFINITIONS), "add the new ones to tests/data/names.json"
     assert set(KEPT["workflows"]) == {p.stem for p in (ROOT / "workflows").glob("*.json")}
+
+
+def test_templates_are_listed_in_an_order_of_learning():
+    """nodes/web/templates.js orders what the page lists; twins share a title, and the end says whose model it is."""
+    script = (ROOT / "nodes" / "web" / "templates.js").read_text(encoding="utf-8")
+    order = re.findall(r'"([^"]+)"', script.partition("const ORDER = [")[2].partition("];")[0])
+    titles = [p.stem for p in (ROOT / "workflows").glob("*.json")]
+    assert all(title.endswith((" (demo)", " (your checkpoint)")) for title in titles)
+    assert {plain_title(title) for title in titles} == set(order) and len(order) == len(set(order))
+    assert [title.split()[0] for title in order[:4]] == ["Pull", "Find", "See", "Draw"]

@@ -67,6 +67,7 @@ function dropdown(node, name, settings) {
   const combo = node.addWidget("combo", name, text.value, choose, { values });
   node.widgets.splice(node.widgets.indexOf(combo), 1);
   node.widgets.splice(index, 1, combo);
+  if (text.options?.advanced) combo.options.advanced = true;
   for (const key of ["label", "tooltip"]) if (text[key] !== undefined) combo[key] = text[key];
   fill(text.value);
   return (fresh) => {

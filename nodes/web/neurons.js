@@ -1,7 +1,7 @@
 // The neurons of NEMO Neuron Blocker, layer by layer: lit ones are blocked. A click on one says what it holds; the button
 // there, or a second click, leaves it alone or blocks it again. The text field "spared" stays the value.
 import { app } from "../../scripts/app.js";
-import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { addPanel, chain, foldable, styled, THEME, undoStep } from "./panel.js";
 import { t } from "./words.js";
 
 const COLOURS = { blocked: "#ffb224", spared: "#5b5b5b" };
@@ -14,13 +14,6 @@ function parse(text) {
     return indices.map((index) => `${address} ${index}`);
   });
   return new Set(neurons);
-}
-
-function styled(tag, css, content = "") {
-  const element = document.createElement(tag);
-  element.style.cssText = css;
-  element.textContent = content;
-  return element;
 }
 
 const short = (number) => (Math.abs(number) < 10 ? Number(number).toFixed(2) : Number(number).toFixed(0));
@@ -40,14 +33,24 @@ function lines(record) {
 }
 
 function openBrowser(node, text) {
-  const box = styled("div", "display:flex;flex-direction:column;overflow:hidden;background:#1d1d1d;border-radius:6px;color:#ccc;font:11px sans-serif");
+  const box = styled("div", `display:flex;flex-direction:column;overflow:hidden;background:${THEME.ground};border-radius:6px;color:${THEME.text};font:11px sans-serif`);
   box.className = "vitrine-neurons";
   const status = styled("div", "padding:4px 6px");
   const rows = styled("div", "flex:1;overflow:auto;padding:0 6px 6px");
-  const detail = styled("div", "flex:none;max-height:60%;overflow:auto;padding:4px 6px;border-top:1px solid #444;line-height:15px");
+  const detail = styled("div", `flex:none;max-height:60%;overflow:auto;padding:4px 6px;border-top:1px solid ${THEME.line};line-height:15px`);
   detail.className = "vitrine-held";
   box.append(status, rows, detail);
 
+  /** A button of the panel under the mouse, or with Enter and the space bar; what it changes draws all anew. */
+  const onPress = (button, act) => {
+    button.addEventListener("pointerdown", (event) => event.stopPropagation());
+    button.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") event.stopPropagation(); });
+    button.addEventListener("click", () => {
+      const { name } = button.dataset;
+      act();
+      [...box.querySelectorAll("button")].find((b) => b.dataset.name === name && b.className === button.className)?.focus({ preventScroll: true });
+    });
+  };
   const choose = (name) => {
     node.properties[CHOSEN] = name;
     refresh();
@@ -71,7 +74,7 @@ function openBrowser(node, text) {
     Object.assign(mark.dataset, { name, state: left ? "spared" : "blocked" });
     if (node.properties[CHOSEN] === name) mark.style.boxShadow = "0 0 0 2px #4aa8ff";
     mark.title = t(left ? "{name} of {width}: left alone" : "{name} of {width}: blocked", { name, width: layer.width });
-    mark.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); (node.properties[CHOSEN] === name ? toggle : choose)(name); });
+    onPress(mark, () => (node.properties[CHOSEN] === name ? toggle : choose)(name));
     return mark;
   };
 
@@ -84,10 +87,10 @@ function openBrowser(node, text) {
     if (at < 0) return detail.replaceChildren();
     const left = spared.has(name);
     const head = styled("div", "display:flex;align-items:center;gap:6px");
-    const title = styled("b", "flex:1;color:#fff", t(left ? "{name} of {width}: left alone" : "{name} of {width}: blocked", { name, width: layer.width }));
+    const title = styled("b", "flex:1", t(left ? "{name} of {width}: left alone" : "{name} of {width}: blocked", { name, width: layer.width }));
     const press = styled("button", "flex:none;cursor:pointer;font:inherit;padding:1px 8px", t(left ? "block" : "leave alone"));
     press.className = "vitrine-switch";
-    press.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); toggle(name); });
+    onPress(press, () => toggle(name));
     head.append(title, press);
     const records = layer.holds?.[at] ?? [];
     const said = records.length ? records.flatMap(lines) : [t("Nothing is recorded of it: an imported list, or a file of an older version")];
@@ -106,7 +109,8 @@ function openBrowser(node, text) {
       const row = styled("div", "display:flex;align-items:center;gap:6px;height:16px");
       const label = styled("span", "flex:0 0 46%;overflow:hidden;text-overflow:ellipsis;white-space:nowrap", layer.address);
       label.title = layer.address;
-      const track = styled("div", "position:relative;flex:1;height:14px;background:linear-gradient(#333,#333) center/100% 2px no-repeat");
+      const track = styled("div", "position:relative;flex:1;height:14px;" +
+        `background:linear-gradient(${THEME.line},${THEME.line}) center/100% 2px no-repeat`);
       track.append(...layer.neurons.map((index) => dot(layer, index, spared)));
       row.append(label, track);
       return row;

@@ -1,8 +1,29 @@
-// What our widgets share: a panel below a node's inputs that a button folds away, in the classic page and in Nodes 2.0.
+// What our widgets share: a panel below a node's inputs that a button folds away, its colours and its keys, in the
+// classic page and in Nodes 2.0.
 import { app } from "../../scripts/app.js";
 
 const OPEN = "vitrine_panel"; // a node's property, saved in the workflow
-const HEIGHT = 260;
+const HEIGHT = 260, GAP = 30;
+const NODE_TITLE = 30; // pixels that a node's title stands above its position
+
+/** Colours of the page's own palette, so that a panel follows its light and dark themes. */
+export const THEME = {
+  ground: "var(--comfy-menu-bg, #1d1d1d)", field: "var(--comfy-input-bg, #333)", text: "var(--input-text, #ddd)",
+  faint: "var(--descrip-text, #999)", line: "var(--border-color, #444)",
+};
+
+/** A colour of THEME as a canvas takes it. */
+export function colour(element, name) {
+  const [, variable, usual] = /var\((--[\w-]+), (#\w+)\)/.exec(THEME[name]);
+  return getComputedStyle(element).getPropertyValue(variable).trim() || usual;
+}
+
+export function styled(tag, css, content = "") {
+  const element = document.createElement(tag);
+  element.style.cssText = css;
+  element.textContent = content;
+  return element;
+}
 
 /** One step for the page's undo. The page records after mouse events, which a widget keeps to itself. */
 export const undoStep = () => app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.captureCanvasState?.();
@@ -17,20 +38,110 @@ export function chain(object, name, after) {
   };
 }
 
+/** Whether an input is fed by a link; the page hides its widget's value then. */
+export const linked = (node, name) => {
+  const at = node.inputs?.findIndex((i) => (i.widget?.name ?? i.name) === name) ?? -1;
+  return at >= 0 && !!node.isInputConnected?.(at);
+};
+
+const typing = (element) => element?.tagName === "TEXTAREA" || element?.isContentEditable
+  || (element?.tagName === "INPUT" && !["range", "button", "checkbox"].includes(element.type));
+
+/** The mouse's keys leave a field: what is pressed next is the page's. */
+export function letGo(element) {
+  element.blur();
+  app.canvas?.canvas?.focus?.({ preventScroll: true });
+}
+
+/**
+ * Keys of a panel as everywhere in the page. Undo and redo are the page's also where a slider has the focus; in a text
+ * field keys are the field's, Enter and Escape leave it. Delete never takes the node while the mouse is on the panel:
+ * it is what ``remove`` does, and Escape what ``cancel`` does, where the panel says so.
+ */
+function takeKeys(box, { remove, cancel }) {
+  box.addEventListener("keydown", (event) => {
+    const { target, key } = event, command = event.ctrlKey || event.metaKey;
+    if (typing(target)) {
+      if (!command) event.stopPropagation();
+      if (key === "Escape") target.value = target.dataset.before ?? target.value;
+      if (key === "Enter" || key === "Escape") letGo(target);
+    } else if (target.type === "range" && command && ["z", "y"].includes(key.toLowerCase())) {
+      event.preventDefault();
+      event.stopPropagation();
+      app.extensionManager.command.execute(key.toLowerCase() === "y" || event.shiftKey ? "Comfy.Redo" : "Comfy.Undo");
+    } else if (key === "Escape") letGo(target);
+  });
+  box.addEventListener("focusin", ({ target }) => { if (typing(target)) target.dataset.before = target.value; });
+  const above = (event) => {
+    if (!box.isConnected || !box.matches(":hover")) return window.removeEventListener("keydown", above, true);
+    if (typing(event.target)) return undefined;
+    const removes = event.key === "Delete" || event.key === "Backspace";
+    if (!removes && !(event.key === "Escape" && cancel?.())) return undefined;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    return removes && remove?.();
+  };
+  box.addEventListener("pointerenter", () => window.addEventListener("keydown", above, true));
+  box.addEventListener("pointerleave", () => window.removeEventListener("keydown", above, true));
+}
+
 /** After undo Nodes 2.0 goes on showing the element of the node that was, whose clicks go nowhere: ours takes its place. */
 function takePlace(node, box) {
   if (!box || box.isConnected || !LiteGraph.vueNodesMode) return;
   document.querySelector(`[data-node-id="${node.id}"] [data-vitrine-panel="${box.dataset.vitrinePanel}"]`)?.replaceWith(box);
 }
 
-/** An element as a widget that is neither saved nor sent: the text fields are. */
-export function addPanel(node, name, box, height = HEIGHT) {
+/** An element as a widget that is neither saved nor sent: the text fields are. ``height`` may be a function. */
+export function addPanel(node, name, box, height = HEIGHT, keys = {}) {
+  const tall = typeof height === "function" ? height : () => height;
   box.dataset.vitrinePanel = name;
-  box.style.minHeight = `${height - 40}px`; // Nodes 2.0 would squeeze it beside a preview
-  const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: () => height, margin: 6 };
+  box.style.minHeight = `${tall() - 12}px`; // Nodes 2.0 would squeeze it beside a preview
+  box.style.boxSizing = "border-box";
+  const options = { serialize: false, getValue: () => "", setValue: () => {}, getMinHeight: tall, margin: 6 };
   const widget = node.addDOMWidget(name, "VITRINE_PANEL", box, options);
   widget.serialize = false;
+  takeKeys(box, keys);
+  if (!LiteGraph.vueNodesMode) { // until it is drawn, the classic page has no place for it and shows it at its corner
+    box.style.visibility = "hidden";
+    chain(widget, "draw", () => { if (box.style.visibility) requestAnimationFrame(() => { box.style.visibility = ""; }); });
+  }
   return widget;
+}
+
+const boxOf = (node) => ({ left: node.pos[0], top: node.pos[1] - NODE_TITLE, right: node.pos[0] + node.size[0], bottom: node.pos[1] + node.size[1] });
+const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+
+/** Groups that held a box grow with it; returns what undoes that. */
+function widenGroups(graph, was, now) {
+  return (graph._groups ?? []).flatMap((group) => {
+    const [[x, y], [w, h]] = [group.pos, group.size].map((pair) => [...pair]);
+    if (was.left < x || was.top < y || was.right > x + w || was.bottom > y + h) return [];
+    const size = [Math.max(w, now.right + GAP / 2 - x), Math.max(h, now.bottom + GAP / 2 - y)];
+    group.size = size;
+    return [() => { if (group.size[0] === size[0] && group.size[1] === size[1]) group.size = [w, h]; }];
+  });
+}
+
+/**
+ * Nodes that a grown node has come to lie over move out of its way, down or to the right, and push others along.
+ * Returns what moves them back, those excepted that have been moved since.
+ */
+export function makeRoom(node, before) {
+  const back = [], pushing = [[node, before]];
+  while (pushing.length && back.length < 200) {
+    const [grown, was] = pushing.shift(), box = boxOf(grown);
+    back.push(...widenGroups(node.graph, was, box));
+    for (const other of node.graph._nodes) {
+      const old = boxOf(other);
+      if (other === grown || other === node || !meet(box, old) || meet(was, old)) continue;
+      const [x, y] = other.pos;
+      other.pos = old.top >= was.bottom ? [x, y + box.bottom + GAP - old.top] : [x + box.right + GAP - old.left, y];
+      const at = [...other.pos];
+      back.push(() => { if (other.graph && other.pos[0] === at[0] && other.pos[1] === at[1]) other.pos = [x, y]; });
+      pushing.push([other, old]);
+    }
+  }
+  return back.reverse();
 }
 
 /**
@@ -38,23 +149,35 @@ export function addPanel(node, name, box, height = HEIGHT) {
  * panel once values and links are in place.
  */
 export function foldable(node, label, open, width = 280) {
-  let panel = null;
+  let panel = null, back = [];
   const show = (wanted) => {
     if (wanted && !panel) {
       panel = open();
-      node.setSize?.([Math.max(node.size[0], width), Math.max(node.size[1], node.computeSize()[1])]);
+      node.widgets.splice(node.widgets.indexOf(panel.widget), 1); // next to its button, above what a run shows
+      node.widgets.splice(node.widgets.indexOf(button) + 1, 0, panel.widget);
     } else if (!wanted && panel) {
       panel.close();
       node.removeWidget(panel.widget);
       panel = null;
-      node.setSize?.([node.size[0], node.computeSize()[1]]);
     }
+    node.vitrineFolded?.(); // rows.js
+    const least = node.computeSize()[1];
+    node.setSize?.([Math.max(node.size[0], panel ? width : 0), Math.max(node.size[1], least)]);
     node.setDirtyCanvas?.(true, true);
+    return least;
   };
   const press = () => {
+    const before = boxOf(node), [wide, high] = node.size, least = node.computeSize()[1];
     node.properties[OPEN] = !panel;
-    show(!panel);
+    const grown = show(!panel) - least; // what room the node has beside, as for a preview, stays
+    node.setSize?.([Math.max(wide, panel ? width : 0), Math.max(high + grown, least + grown)]);
+    for (const undo of back.splice(0)) undo();
     undoStep();
+    if (panel) requestAnimationFrame(() => requestAnimationFrame(() => { // Nodes 2.0 measures what it has drawn
+      if (!node.graph) return;
+      back = makeRoom(node, before);
+      if (back.length) undoStep();
+    }));
   };
   const button = node.addWidget("button", label, null, press, { serialize: false });
   button.serialize = false;

@@ -1,27 +1,22 @@
 // The people of W2W Edit: drag the person on the map of the space, pull sliders, and the picture follows in one step.
 // The text fields stay the value (labels, strengths, "more", "place"); this only reads and writes them.
 import { app } from "../../scripts/app.js";
-import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
 import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PAIRS = [1, 2, 3, 4];
 const SENT = ["protect", "calibrated", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
 const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as the loader's map
-const MARGIN = 0.06, HEIGHT = 380;
+const MARGIN = 0.06, HEIGHT = 390;
+const PAIRED = /\(pairs\)$/; // a slider trained from pictures before and after
+const FIELD = `background:${THEME.field};color:${THEME.text};border:1px solid ${THEME.line};border-radius:3px;padding:2px 4px;font:inherit`;
 
 /** "label: number" lines or commas as [[label, number]]; null if unreadable. */
 function parse(text) {
   const parts = text.split(/[\n,]/).filter((part) => part.trim());
   const pairs = parts.map((part) => [part.slice(0, part.lastIndexOf(":")).trim(), Number(part.slice(part.lastIndexOf(":") + 1))]);
   return pairs.every(([label, number]) => label && Number.isFinite(number)) ? pairs : null;
-}
-
-function styled(tag, css, content = "") {
-  const element = document.createElement(tag);
-  element.style.cssText = css;
-  element.textContent = content;
-  return element;
 }
 
 function colourOf(score, reach) {
@@ -72,27 +67,31 @@ function fieldsOf(node) {
 
 function openPeople(node) {
   const fields = fieldsOf(node);
-  const box = styled("div", "display:flex;flex-direction:column;gap:4px;overflow:hidden;background:#1d1d1d;border-radius:6px;color:#ccc;font:11px sans-serif;padding:4px;box-sizing:border-box");
+  const box = styled("div", "display:flex;flex-direction:column;gap:4px;overflow:hidden;border-radius:6px;font:11px sans-serif;padding:4px;"
+    + `background:${THEME.ground};color:${THEME.text}`);
   box.className = "vitrine-people";
   const status = styled("div", "white-space:nowrap;overflow:hidden;text-overflow:ellipsis", t("Run once to see the space"));
   const top = styled("div", "display:flex;gap:4px;flex:0 0 190px");
-  const map = styled("canvas", "flex:1;min-width:0;height:190px;background:#fff;border-radius:4px;touch-action:none;cursor:crosshair");
-  const picture = styled("img", "flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:#111;border-radius:4px");
+  const map = styled("canvas", `flex:1;min-width:0;height:190px;background:${THEME.field};border-radius:4px;touch-action:none;cursor:crosshair`);
+  const picture = styled("img", `flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:${THEME.field};border-radius:4px`);
   const list = styled("div", "overflow-y:auto;flex:1 1 0;min-height:60px");
   const bar = styled("div", "display:flex;gap:4px");
-  const prompt = styled("input", "flex:1;min-width:0;background:#333;color:#ddd;border:0;border-radius:3px;padding:2px 4px;font:inherit");
-  const seed = styled("input", "width:60px;background:#333;color:#ddd;border:0;border-radius:3px;padding:2px 4px;font:inherit");
+  const prompt = styled("input", `flex:1;min-width:0;${FIELD}`);
+  const seed = styled("input", `width:60px;${FIELD}`);
+  const reset = styled("button", `flex:none;cursor:pointer;margin-left:auto;${FIELD}`, t("reset"));
   map.className = "vitrine-map";
   picture.className = "vitrine-person";
   prompt.title = t("The picture's prompt; of the panel only");
   seed.type = "number";
   seed.min = 0;
   seed.title = t("The picture's seed; of the panel only");
+  reset.className = "vitrine-reset";
+  reset.title = t("All sliders to 0, and the person back to their place");
   top.append(map, picture);
-  bar.append(prompt, seed);
+  bar.append(prompt, seed, reset);
   box.append(status, top, bar, list);
 
-  let space = null, about = "", coloured = 0, dragged = false, drawing = false, again = false, closed = false, shown = "";
+  let space = null, about = "", coloured = 0, dragged = null, pulled = null, drawing = false, again = false, closed = false, shown = "";
   const leaving = new AbortController(); // a closed panel waits for nothing
   const rows = [];
 
@@ -147,10 +146,10 @@ function openPeople(node) {
     const [x, y] = onScreen(person());
     pen.beginPath();
     pen.arc(x, y, 6 * ratio, 0, 2 * Math.PI);
-    pen.fillStyle = fields.place() ? "#2fbf71" : "#fff";
+    pen.fillStyle = fields.place() ? "#2fbf71" : colour(map, "text");
     pen.fill();
     pen.lineWidth = 2 * ratio;
-    pen.strokeStyle = "#000";
+    pen.strokeStyle = colour(map, "field");
     pen.stroke();
   };
   const drag = (event) => {
@@ -166,17 +165,21 @@ function openPeople(node) {
     event.stopPropagation();
     event.preventDefault();
     map.setPointerCapture(event.pointerId);
-    dragged = true;
+    dragged = fields.read("place");
     if (event.detail < 2) drag(event);
   });
-  map.addEventListener("pointermove", (event) => { if (dragged) drag(event); });
-  map.addEventListener("pointerup", () => { if (dragged) undoStep(); dragged = false; });
-  map.addEventListener("pointercancel", () => { dragged = false; });
-  map.addEventListener("dblclick", (event) => {
-    event.stopPropagation();
-    fields.write("place", "");
+  map.addEventListener("pointermove", (event) => { if (dragged !== null) drag(event); });
+  map.addEventListener("pointerup", () => { if (dragged !== null) undoStep(); dragged = null; });
+  map.addEventListener("pointercancel", () => { dragged = null; });
+  const putBack = (place) => {
+    dragged = null;
+    fields.write("place", place);
     draw();
     follow();
+  };
+  map.addEventListener("dblclick", (event) => {
+    event.stopPropagation();
+    putBack("");
     undoStep();
   });
   box.addEventListener("wheel", (event) => { if (!LiteGraph.vueNodesMode && !list.contains(event.target)) app.canvas.processMouseWheel(event); });
@@ -197,6 +200,15 @@ function openPeople(node) {
       follow();
     });
     slider.addEventListener("change", undoStep);
+    const toZero = () => {
+      slider.value = 0;
+      slider.dispatchEvent(new Event("input"));
+      undoStep();
+    };
+    row.addEventListener("pointerenter", () => { pulled = toZero; });
+    row.addEventListener("pointerleave", () => { pulled = null; });
+    slider.title = t("double-click: 0; arrow keys: one step");
+    slider.addEventListener("dblclick", toZero);
     name.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); coloured = index; say(""); draw(); });
     row.append(name, slider, value);
     return { row, slider, value, label };
@@ -222,6 +234,24 @@ function openPeople(node) {
     status.textContent = t("Run once to see the space");
     draw();
   };
+
+  /** Those in use first, then the others; sliders from pairs of pictures stand folded below, unless they are in use. */
+  const listRows = () => {
+    const used = rows.filter(({ label }) => fields.strength(label.name) !== 0);
+    const others = rows.filter((r) => !used.includes(r)), pairs = others.filter(({ label }) => PAIRED.test(label.name));
+    const more = styled("details", "margin-top:2px");
+    const title = styled("summary", `cursor:pointer;color:${THEME.faint}`, t("{count} sliders trained from pictures before and after", { count: pairs.length }));
+    more.append(title, ...pairs.map(({ row }) => row));
+    list.replaceChildren(...used.map(({ row }) => row), ...others.filter((r) => !pairs.includes(r)).map(({ row }) => row), ...(pairs.length ? [more] : []));
+  };
+  reset.addEventListener("pointerdown", (event) => event.stopPropagation());
+  reset.addEventListener("click", () => {
+    for (const { label } of rows) if (fields.strength(label.name) !== 0) fields.setStrength(label.name, 0);
+    putBack("");
+    showSliders();
+    undoStep();
+  });
+
   const refresh = async (anew = false) => {
     const id = executionId(node);
     if (anew || !space || about !== id) {
@@ -236,9 +266,9 @@ function openPeople(node) {
       if (about !== id || before !== JSON.stringify(space)) shown = "";
       about = id;
       rows.splice(0, rows.length, ...space.labels.map(sliderRow));
-      list.replaceChildren(...rows.map(({ row }) => row));
-      bar.style.display = space.draws ? "flex" : "none";
-      prompt.style.visibility = space.prompt === null ? "hidden" : "visible";
+      listRows();
+      for (const field of [prompt, seed]) field.style.display = space.draws ? "" : "none";
+      if (space.prompt === null) prompt.style.display = "none";
       prompt.placeholder = space.prompt ?? "";
       say("");
     }
@@ -249,11 +279,15 @@ function openPeople(node) {
   for (const [field, property, usual] of [[prompt, "vitrine_prompt", ""], [seed, "vitrine_seed", 7]]) {
     field.value = node.properties[property] ?? usual;
     field.addEventListener("pointerdown", (event) => event.stopPropagation());
-    field.addEventListener("keydown", (event) => event.stopPropagation());
     field.addEventListener("change", () => { node.properties[property] = field.value; follow(); undoStep(); });
   }
 
-  const widget = addPanel(node, "people", box, HEIGHT);
+  const cancel = () => {
+    if (dragged === null) return false;
+    putBack(dragged);
+    return true;
+  };
+  const widget = addPanel(node, "people", box, HEIGHT, { remove: () => (map.matches(":hover") ? (putBack(""), undoStep()) : pulled?.()), cancel });
   const watcher = new ResizeObserver(draw);
   watcher.observe(map);
   const quiet = whenStateMayDiffer(node, () => refresh(true));
@@ -265,7 +299,7 @@ app.registerExtension({
   name: "vitrine.people",
   nodeCreated(node) {
     if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
-    const panel = foldable(node, t("people and sliders"), () => openPeople(node), 440);
+    const panel = foldable(node, t("people and sliders"), () => openPeople(node), 420);
     for (const name of SENT) {
       const widget = node.widgets.find((w) => w.name === name);
       if (widget) chain(widget, "callback", () => panel.later());

@@ -1,8 +1,8 @@
-// Points on the connected picture: click to add, drag to move, shift or right click for what is not wanted.
+// Points on the connected picture: click to add, drag to move, right click or Delete to remove, shift for what is not wanted.
 // The text field stays the value; this only reads and writes it, so graphs work without this file as well.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { addPanel, chain, foldable, undoStep } from "./panel.js";
+import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
 import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
@@ -12,6 +12,8 @@ const PICKERS = {
 };
 const GRAB = 9; // pixels on the screen
 const RAN = {}; // the news that a run has ended
+const LEAST = 160, MOST = 460, HINT = 34; // pixels of the panel's height, and of the line below the picture
+const SHAPE = "vitrine_shape"; // a node's property: the shape of the picture that it last took, height over width
 const COLOURS = { wanted: "#2fbf71", unwanted: "#e5484d" };
 
 /** Lines "x y" and "not x y", or the JSON of other packs, as [{x, y, wanted, own}] in fractions; null if unreadable. */
@@ -82,15 +84,19 @@ function pictureOf(node, input) {
 
 /** The element, its widget, and how to draw it anew. */
 function openPicker(node, text, settings) {
-  const box = document.createElement("div");
-  const canvas = document.createElement("canvas");
-  box.style.cssText = "overflow:hidden;touch-action:none;background:#1d1d1d;border-radius:6px";
-  canvas.style.cssText = "width:100%;height:100%;display:block;cursor:crosshair";
+  const box = styled("div", "display:flex;flex-direction:column;overflow:hidden;touch-action:none;border-radius:6px;"
+    + `background:${THEME.ground};color:${THEME.faint}`);
+  const frameOf = styled("div", "flex:1;min-height:0;position:relative");
+  const canvas = styled("canvas", "position:absolute;inset:0;width:100%;height:100%;display:block;cursor:crosshair");
+  const says = settings.unwanted ? t("click: add, shift-click: not wanted, drag: move, right click or Delete: remove")
+    : t("click: add, drag: move, right click or Delete: remove");
+  const hint = styled("div", `flex:none;height:${HINT - 4}px;padding:2px 6px;font:11px/14px sans-serif;box-sizing:border-box`, says);
   canvas.className = "vitrine-points";
-  box.append(canvas);
+  frameOf.append(canvas);
+  box.append(frameOf, hint);
 
   const image = new Image();
-  let address = null, grabbed = -1, map = null, asked = 0, about = "";
+  let address = null, grabbed = -1, map = null, asked = 0, about = "", mouse = null, before = null;
   const size = () => [image.naturalWidth || 1, image.naturalHeight || 1];
   const points = () => parse(String(text.value ?? ""), ...size());
   const frame = () => {
@@ -119,8 +125,8 @@ function openPicker(node, text, settings) {
 
   const draw = () => {
     const ratio = window.devicePixelRatio || 1;
-    canvas.width = Math.max(1, Math.round(box.clientWidth * ratio));
-    canvas.height = Math.max(1, Math.round(box.clientHeight * ratio));
+    canvas.width = Math.max(1, Math.round(canvas.clientWidth * ratio));
+    canvas.height = Math.max(1, Math.round(canvas.clientHeight * ratio));
     const pen = canvas.getContext("2d"), f = frame(), current = points();
     if (image.naturalWidth) {
       pen.imageSmoothingEnabled = image.naturalWidth > 128; // tiny pictures stay crisp
@@ -133,18 +139,25 @@ function openPicker(node, text, settings) {
       pen.globalAlpha = 1;
       legend(pen, f, ratio);
     }
-    const hint = !image.naturalWidth ? t("Connect a picture, or run once") : current === null ? t("The text is not points") : "";
-    pen.fillStyle = "#bbb";
+    const lacking = !image.naturalWidth ? t("Connect a picture, or run once") : current === null ? t("The text is not points") : "";
+    pen.fillStyle = colour(box, "text");
     pen.font = `${13 * ratio}px sans-serif`;
-    pen.fillText(hint, 10 * ratio, 20 * ratio);
-    for (const p of current ?? []) {
+    pen.fillText(lacking, 10 * ratio, 20 * ratio);
+    for (const [index, p] of (current ?? []).entries()) {
+      const x = f.x + p.x * f.w, y = f.y + p.y * f.h;
       pen.beginPath();
-      pen.arc(f.x + p.x * f.w, f.y + p.y * f.h, 5 * ratio, 0, 2 * Math.PI);
+      pen.arc(x, y, 5 * ratio, 0, 2 * Math.PI);
       pen.fillStyle = p.wanted ? COLOURS.wanted : COLOURS.unwanted;
       pen.fill();
       pen.lineWidth = 1.5 * ratio;
       pen.strokeStyle = "#fff";
       pen.stroke();
+      pen.font = `bold ${11 * ratio}px sans-serif`;
+      pen.lineWidth = 3 * ratio;
+      pen.strokeStyle = "#000";
+      const at = [x + (x > canvas.width - 24 * ratio ? -16 : 8) * ratio, y + (y < 16 * ratio ? 14 : -5) * ratio];
+      pen.strokeText(index + 1, ...at);
+      pen.fillText(index + 1, ...at);
     }
   };
 
@@ -165,7 +178,21 @@ function openPicker(node, text, settings) {
     node.vitrinePicture = answer.ok ? answer.content : null;
     refresh();
   };
-  image.onload = draw;
+  /** Height of the panel that shows a picture of this shape in the node's whole width. */
+  const tallFor = (shape) => Math.round(Math.min(MOST, Math.max(LEAST, (node.size[0] - 12) * shape)) + HINT + 12);
+  let tall = tallFor(node.properties[SHAPE] ?? 1);
+  image.onload = () => { // the node takes the picture's shape, once for each shape
+    const [w, h] = size(), shape = Math.round((100 * h) / w) / 100;
+    if (shape !== (node.properties[SHAPE] ?? 1) && node.graph) {
+      const high = tallFor(shape) - tall;
+      node.properties[SHAPE] = shape;
+      tall += high;
+      box.style.minHeight = `${tall - 12}px`;
+      node.setSize([node.size[0], node.size[1] + high]);
+      node.setDirtyCanvas?.(true, true);
+    }
+    draw();
+  };
 
   const write = (current) => {
     text.value = written(current, String(text.value ?? ""), ...size());
@@ -198,26 +225,43 @@ function openPicker(node, text, settings) {
     canvas.dataset.turn = turn;
   };
 
+  const under = (p, current) => (current ?? []).findIndex((q) => Math.hypot((q.x - p.x) * p.f.w, (q.y - p.y) * p.f.h) <= p.reach);
+  const drop = (event) => {
+    const current = points(), index = event ? under(at(event), current) : -1;
+    if (index < 0) return;
+    write(current.toSpliced(index, 1));
+    map = null; // it was of a point
+    asked++;
+    draw();
+    undoStep();
+  };
+  const cancel = () => {
+    if (grabbed < 0) return false;
+    text.value = before;
+    text.callback?.(before);
+    grabbed = -1;
+    draw();
+    return true;
+  };
+
   box.addEventListener("contextmenu", (event) => { event.preventDefault(); event.stopPropagation(); });
-  box.addEventListener("pointerdown", (event) => {
+  canvas.addEventListener("pointerdown", (event) => {
     if (event.button === 1) return; // the page pans with it
     event.stopPropagation();
     event.preventDefault();
+    mouse = event;
     const current = points(), p = at(event);
     if (current === null || !image.naturalWidth || !p.inside) return;
-    box.setPointerCapture(event.pointerId);
-    grabbed = current.findIndex((q) => Math.hypot((q.x - p.x) * p.f.w, (q.y - p.y) * p.f.h) <= p.reach);
-    if (event.altKey && grabbed >= 0) {
-      current.splice(grabbed, 1);
-      grabbed = -1;
-    } else if (grabbed < 0) {
-      const wanted = !(settings.unwanted && (event.shiftKey || event.button === 2));
-      grabbed = current.push({ x: p.x, y: p.y, wanted }) - 1;
-    }
+    if (event.button === 2 || event.altKey) return drop(event);
+    canvas.setPointerCapture(event.pointerId);
+    before = String(text.value ?? "");
+    grabbed = under(p, current);
+    if (grabbed < 0) grabbed = current.push({ x: p.x, y: p.y, wanted: !(settings.unwanted && event.shiftKey) }) - 1;
     write(current);
-    if (grabbed >= 0) look(current[grabbed]);
+    look(current[grabbed]);
   });
-  box.addEventListener("pointermove", (event) => {
+  canvas.addEventListener("pointermove", (event) => {
+    mouse = event;
     const current = points();
     if (grabbed < 0 || !current?.[grabbed]) return;
     const { x, y } = at(event);
@@ -225,14 +269,14 @@ function openPicker(node, text, settings) {
     write(current);
     look(current[grabbed]);
   });
-  box.addEventListener("pointerup", () => { grabbed = -1; undoStep(); });
+  canvas.addEventListener("pointerup", () => { if (grabbed >= 0) undoStep(); grabbed = -1; });
   box.addEventListener("pointerenter", () => refresh()); // another file may have been chosen
-  box.addEventListener("pointercancel", () => { grabbed = -1; });
+  canvas.addEventListener("pointercancel", () => { grabbed = -1; });
   box.addEventListener("wheel", (event) => { if (!LiteGraph.vueNodesMode) app.canvas.processMouseWheel(event); });
 
-  const widget = addPanel(node, "picker", box);
+  const widget = addPanel(node, "picker", box, () => tall, { remove: () => drop(mouse), cancel });
   const watcher = new ResizeObserver(draw);
-  watcher.observe(box);
+  watcher.observe(canvas);
   const quiet = whenStateMayDiffer(node, learn);
   refresh(RAN);
   return { widget, refresh, close: () => { quiet(); watcher.disconnect(); } };

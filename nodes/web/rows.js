@@ -1,11 +1,12 @@
-// W2W Edit shows the slider rows that are in use and one free one. Values of hidden rows are saved and sent as ever.
+// W2W Edit shows the slider rows that are in use and one free one; none while the panel is open, whose sliders are the
+// same: so nothing moves under the mouse as they are pulled. Values of hidden rows are saved and sent as ever.
+import { chain, linked } from "./panel.js";
 import { app } from "../../scripts/app.js";
-import { chain } from "./panel.js";
 
 const ROWS = [1, 2, 3, 4];
 
 /** In the classic page a widget is hidden by itself, in Nodes 2.0 by its options, which are read when the list changes. */
-function hide(node, widget, hidden) {
+export function hide(node, widget, hidden) {
   if (!!widget.hidden === hidden) return;
   widget.hidden = hidden;
   widget.options.hidden = hidden;
@@ -16,15 +17,13 @@ function hide(node, widget, hidden) {
 
 function showRows(node) {
   const widget = (name) => node.widgets.find((w) => w.name === name);
-  const linked = (name) => {
-    const at = node.inputs?.findIndex((i) => i.widget?.name === name) ?? -1;
-    return at >= 0 && node.isInputConnected(at);
-  };
-  const used = (row) => String(widget(`label_${row}`)?.value ?? "").trim() || linked(`label_${row}`) || linked(`strength_${row}`);
+  const fed = (row) => linked(node, `label_${row}`) || linked(node, `strength_${row}`);
+  const used = (row) => String(widget(`label_${row}`)?.value ?? "").trim() || fed(row);
+  const open = node.widgets.some((w) => w.name === "people");
   const free = ROWS.find((row) => !used(row));
   for (const row of ROWS) {
-    const pair = [widget(`label_${row}`), widget(`strength_${row}`)];
-    for (const part of pair.filter(Boolean)) hide(node, part, !used(row) && row !== free);
+    const shown = open ? fed(row) : used(row) || row === free;
+    for (const part of [widget(`label_${row}`), widget(`strength_${row}`)].filter(Boolean)) hide(node, part, !shown);
   }
   const least = node.computeSize?.()[1] ?? 0;
   if (node.size[1] < least) node.setSize([node.size[0], least]);
@@ -38,5 +37,6 @@ app.registerExtension({
     const later = () => setTimeout(() => node.graph && showRows(node), 0); // values and links are in place by then
     for (const hook of ["onAdded", "onConfigure", "onConnectionsChange"]) chain(node, hook, later);
     node.vitrineChosen = later;
+    node.vitrineFolded = () => node.graph && showRows(node);
   },
 });

@@ -168,6 +168,51 @@ const WORDS = {
     "一度実行するとレポートができます",
     "한 번 실행하면 보고서가 만들어집니다",
   ],
+  "click: add, shift-click: not wanted, drag: move, right click or Delete: remove": [
+    "单击添加，Shift+单击为不想要的，拖动移动，右键或 Delete 删除",
+    "クリックで追加、Shift+クリックは不要な点、ドラッグで移動、右クリックか Delete で削除",
+    "클릭: 추가, Shift+클릭: 원하지 않음, 드래그: 이동, 오른쪽 클릭이나 Delete: 삭제",
+  ],
+  "click: add, drag: move, right click or Delete: remove": [
+    "单击添加，拖动移动，右键或 Delete 删除",
+    "クリックで追加、ドラッグで移動、右クリックか Delete で削除",
+    "클릭: 추가, 드래그: 이동, 오른쪽 클릭이나 Delete: 삭제",
+  ],
+  "weight of the size, over the run": [
+    "尺寸的权重（随采样过程）",
+    "サンプリング中のサイズの重み",
+    "샘플링 동안 크기의 가중치",
+  ],
+  "reset": [
+    "重置",
+    "リセット",
+    "초기화",
+  ],
+  "All sliders to 0, and the person back to their place": [
+    "所有滑块归零，人物回到原位",
+    "すべてのスライダーを 0 に、人物を元の位置に戻します",
+    "모든 슬라이더를 0으로, 인물을 제자리로 되돌립니다",
+  ],
+  "double-click: 0; arrow keys: one step": [
+    "双击归零；方向键移动一步",
+    "ダブルクリックで 0、矢印キーで 1 段階",
+    "더블클릭: 0, 화살표 키: 한 단계",
+  ],
+  "{count} sliders trained from pictures before and after": [
+    "{count} 个由前后图片训练的滑块",
+    "前後の画像から学習した {count} 個のスライダー",
+    "전후 그림으로 학습한 슬라이더 {count}개",
+  ],
+  "show advanced inputs": [
+    "显示高级输入",
+    "詳細な入力を表示",
+    "고급 입력 표시",
+  ],
+  "hide advanced inputs": [
+    "隐藏高级输入",
+    "詳細な入力を隠す",
+    "고급 입력 숨기기",
+  ],
 };
 
 /** A text in the page's language, with {name} replaced by ``values.name``. */

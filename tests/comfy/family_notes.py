@@ -15,19 +15,24 @@ from vitrine_tests.full_size.material import COMFYUI
 from vitrine_tests.full_size.notes import Following, note
 
 RUN = (
-    "Draw at twice the size", "Leave the trained size", "Stop the model copying a picture", "Check a model for copies",
-    "Turn a folder of LoRAs into sliders", "Pull sliders on a person", "Change a person halfway through",
-    "Draw in one step", "Draw a person in one step", "Look inside a copied picture", "Save and load what you found",
-    "Make your own slider, threshold and space",
+    "Draw at twice the size (demo)", "Draw at twice the size, transformer (demo)",
+    "Stop the model copying a picture (demo)", "Check a model for copies (demo)",
+    "Turn a folder of LoRAs into sliders (demo)", "Pull sliders on a person (demo)",
+    "Change a person halfway through (demo)", "Draw in one step (demo)", "Draw a person in one step (demo)",
+    "Look inside a copied picture (demo)", "Reuse saved neurons, people and layers (demo)",
+    "Make your own slider, threshold and space (demo)",
 )  # fmt: skip
 """Notes whose words serve every family as they are."""
 UNET_WORDS = {
-    "See what the model sees": "address: given up-level",
-    "Find the same part in every picture": r"address: given up-\*",
+    "See what the model sees (demo)": "address: given up-level",
+    "Find the same part (demo)": r"address: given up-\*",
 }
 """Notes whose first sentence is for UNets -> what is said of it; a second one is for transformers."""
-TEMPLATES = ("See what your model sees", "Find the same part with your model", "Draw at twice the size with your model",
-             "Stop your model copying a picture", "Turn your LoRAs into a space")  # fmt: skip
+TEMPLATES = (
+    "See what the model sees (your checkpoint)", "Find the same part (your checkpoint)",
+    "Draw at twice the size (your checkpoint)", "Stop the model copying a picture (your checkpoint)",
+    "Turn a folder of LoRAs into sliders (your checkpoint)",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +66,8 @@ def shown(history, graph):
 
 
 REFUSED = {
-    ("anima", "Stop the model copying a picture"): ("attack_steps", "a network that core can differentiate"),
-    ("anima", "Pull sliders on a person"): ("VitrineW2WInvert", "a network that core can differentiate"),
+    ("anima", "Stop the model copying a picture (demo)"): ("attack_steps", "a network that core can differentiate"),
+    ("anima", "Pull sliders on a person (demo)"): ("VitrineW2WInvert", "a network that core can differentiate"),
 }
 """What core's attention kernel has no derivative for; without it the graph runs."""
 JOINT = ("VitrineNEMOBake", "whose weights read image tokens too")
@@ -73,7 +78,7 @@ JOINT = ("VitrineNEMOBake", "whose weights read image tokens too")
 def test_the_note_can_be_followed(tiny, workflow):
     following = tiny.following(workflow)
     history, error = tiny.run(following.graph)
-    bakes = workflow == "Save and load what you found" and not tiny.reads_text_alone
+    bakes = workflow == "Reuse saved neurons, people and layers (demo)" and not tiny.reads_text_alone
     without, said = JOINT if bakes else REFUSED.get((tiny.name, workflow), ("", ""))
     if without:
         assert error and said in error, error
@@ -115,5 +120,5 @@ def test_the_template_runs(tiny, workflow):
 
 
 def test_flat_attention_is_refused_plainly(tiny):
-    _, error = tiny.run(tiny.following("Guide without a negative prompt").graph)
+    _, error = tiny.run(tiny.following("Guide without a negative prompt (demo)").graph)
     assert "whose queries are normalised" in error, error

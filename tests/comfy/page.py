@@ -281,10 +281,11 @@ class Page:
         await self.settle()
         return entries[0]
 
-    async def press(self, key, code):
-        """Press and release a key."""
-        for kind in ("keyDown", "keyUp"):
-            await self.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    async def press(self, key, code, modifiers=0):
+        """Press and release a key; modifiers 2 is Ctrl."""
+        told = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+        for kind in ("rawKeyDown" if modifiers else "keyDown", "keyUp"):
+            await self.send("Input.dispatchKeyEvent", type=kind, **told)
 
     async def screenshot(self, path):
         answer = await self.send("Page.captureScreenshot", format="png")

@@ -11,11 +11,13 @@ COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
     const n = LiteGraph.createNode('VitrineApplyGammaSchedule'); n.pos = [300, 40]; app.graph.add(n)
     window.curve = n
-    const b = n.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, n)
+    const b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
+    b.callback(b.value, app.canvas, n)
 })()"""
 TEXT = "app.graph._nodes[0].widgets.find(w => w.name === 'points').value"
 OPEN = "document.querySelector('canvas.vitrine-curve')?.getBoundingClientRect().height > 150"
-EDGE = 14
+EDGE, LEFT, LOW = 14, 30, 42
+"""Pixels round the curve's field; the scales stand left and below."""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,8 @@ def address(driver, tmp_path_factory):
 async def _drag(tab, *points, button="left"):
     """Real mouse events at (progress, weight)."""
     left, top, width, height = await tab.box("canvas.vitrine-curve")
-    width, height = width - 2 * EDGE, height - 2 * EDGE
-    await tab.drag([(left + EDGE + x * width, top + EDGE + (1 - y) * height) for x, y in points], button)
+    width, height = width - LEFT - EDGE, height - EDGE - LOW
+    await tab.drag([(left + LEFT + x * width, top + EDGE + (1 - y) * height) for x, y in points], button)
 
 
 async def _walk(driver, address, vue):

@@ -34,7 +34,8 @@ BUILD = """(async () => {
     window.block = block
 })()"""
 SPARED = "block.widgets.find(w => w.name === 'spared').value"
-PRESS = "(() => { const b = block.widgets.find(w => w.type === 'button'); b.callback(b.value, app.canvas, block) })()"
+PRESS = """(() => { const b = block.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
+    b.callback(b.value, app.canvas, block) })()"""
 DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.name, e.dataset.state === 'spared'])"
 DETAIL = "[...document.querySelector('.vitrine-held').children].slice(1).map(e => e.textContent)"
 SHOWN = "document.querySelector('.vitrine-held b')?.textContent ?? ''"

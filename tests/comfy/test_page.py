@@ -27,7 +27,7 @@ BOXES = """app.graph._nodes.map(n => { n.updateArea(); return [`${n.title} (${n.
 UNSEEN = """(() => {
     const notes = [...document.querySelectorAll('.comfy-markdown .tiptap')]
     const linked = (n, w) => n.inputs?.some(i => i.widget?.name === w.name && i.link != null)  // the page hides these
-    const texts = app.graph._nodes.flatMap(n => (n.widgets ?? []).filter(w => w.element && !linked(n, w)))
+    const texts = app.graph._nodes.flatMap(n => (n.widgets ?? []).filter(w => w.element && !w.hidden && !linked(n, w)))
     return {blank: app.canvas.low_quality, hidden: texts.filter(w => !w.element.checkVisibility()).length,
             cut: notes.filter(e => e.scrollHeight > e.clientHeight).map(e => e.textContent.slice(0, 40)),
             notes: notes.length}

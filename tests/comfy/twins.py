@@ -78,7 +78,7 @@ def see_what_the_model_sees(graph, comfy):
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
 
-def find_the_same_part_in_every_picture(graph, comfy):
+def find_the_same_part(graph, comfy):
     from vitrine.nodes.matching import mask_pictures
 
     rank, find, shirt, new = graph(5), graph(12), graph(3), graph(4)
@@ -266,7 +266,7 @@ def draw_a_person_in_one_step(graph, comfy):
 
 
 # --- files and making ----------------------------------------------------------------------------------------------
-def save_and_load_what_you_found(graph, comfy):
+def reuse_saved_neurons_people_and_layers(graph, comfy):
     from vitrine.engine.activations import Activations
     from vitrine.nodes.comfy import saved
 

@@ -23,7 +23,7 @@ def transformer_pipeline(name):
     return pipe, base
 
 
-def leave_the_trained_size(graph, comfy):
+def draw_at_twice_the_size_transformer(graph, comfy):
     found = {}
     for shown, sampler, loader, transfer in ((12, 10, 1, 6), (15, 13, 1, 8), (18, 16, 1, 9), (21, 19, 4, None)):
         s, size = graph(sampler), graph(graph(sampler).latent_image[0])
@@ -161,7 +161,7 @@ def say_how_large_a_picture_should_look(graph, comfy):
     return found | {43: None}
 
 
-def guide_the_size_apart_from_the_prompt(graph, comfy):
+def make_a_picture_look_small_or_large(graph, comfy):
     from vitrine.engine.control import PaddingConfig, pad_text
 
     found, loader, told = {}, graph(1), graph(6)

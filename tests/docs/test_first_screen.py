@@ -43,7 +43,7 @@ def test_its_graph_has_all_of_it_under_plain_numbers(subtests):
             assert {str(n["id"]): n["type"] for n in on} == {i: node["class_type"] for i, node in graph.items()}
 
 
-HIDDEN = {"Find the same part in every picture": {8}, "Say how large a picture should look": {19, 39, 43}}
+HIDDEN = {"Find the same part (demo)": {8}, "Say how large a picture should look (demo)": {19, 39, 43}}
 """Pictures that a box's description speaks of and that are seen in it: in the one, places that were dropped; in the
 other, the size between two sizes, and the weight over the run."""
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from vitrine_tests.docs.test_pictures import Image, command, difference
 from vitrine_tests.full_size.notes import Following, families_of, for_transformers, note, plain, transformers_in
-from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED
+from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED, plain_title
 
 ROOT = Path(__file__).parents[2]
 GALLERY = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
@@ -16,8 +16,8 @@ NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
 
 
 def slug(workflow):
-    """A title as a file name of the docs, and as the name of its twin: "Draw in one step" -> draw_in_one_step."""
-    return re.sub(r"\W+", "_", workflow.stem.lower())
+    """A title as a file name of the docs and as its twin's name: "Draw in one step (demo)" -> draw_in_one_step."""
+    return re.sub(r"\W+", "_", plain_title(workflow.stem).lower())
 
 
 def links(text):
