@@ -29,7 +29,8 @@ def _lane(name):
     return module
 
 
-comfy, xl = _lane("conftest").comfy, _lane("test_control").xl  # one started ComfyUI, one small SDXL-shaped MODEL
+_started = _lane("conftest")  # one started ComfyUI, one small SDXL-shaped MODEL
+comfy, comfyui, xl = _started.comfy, _started.comfyui, _lane("test_control").xl
 packs, empty, start = (getattr(_lane("test_import_cost"), name) for name in ("packs", "empty", "start"))
 
 
