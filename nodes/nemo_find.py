@@ -48,7 +48,7 @@ class NEMOFindNeurons(io.ComfyNode):
                 io.Float.Input(
                     "share", default=0.0, min=0.0, max=1.0, step=0.01,
                     tooltip="The search stops when blocking does this share of what blocking everything does. 0: 0.98, "
-                    "or with the protocol nemo at the threshold tau.",
+                    "or with the protocol nemo at the threshold.",
                 ),
                 io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
                 SEEDS,
@@ -56,7 +56,8 @@ class NEMOFindNeurons(io.ComfyNode):
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),
                 io.Combo.Input(
                     "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
-                    tooltip="vitrine searches the prompt you give; nemo only one that scores above tau, as published.",
+                    tooltip="vitrine searches the prompt you give; nemo only one that scores above the threshold, as "
+                    "published.",
                 ),
                 io.Conditioning.Input("negative", optional=True, tooltip="An empty prompt, for the samples."),
                 SampleThresholdSocket.Input(

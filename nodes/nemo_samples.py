@@ -93,6 +93,7 @@ class NEMODetect(io.ComfyNode):
             description="Samples a prompt in a few steps from several seeds: a memorized prompt gives one picture from "
             "every seed. Shows the samples, and where in the picture they agree.",
             search_aliases=["is this prompt memorized", "did my lora copy", "overfitting", "copyright"],
+            is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("samples", "steps", "cfg", "first_seed"), [
                 io.Model.Input("model", tooltip="The model to question, with its LoRA."),

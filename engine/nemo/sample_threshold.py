@@ -17,7 +17,7 @@ NAME = "samples.safetensors"
 KIND, VERSION = "vitrine-nemo-samples", 1
 DEVIATIONS = 2.326
 """Below the mean of a normal distribution: one value in a hundred is further."""
-LEAST = 4
+LEAST = 2
 """Captions; 100 are a good start."""
 FIRST_PAIR = 0.7
 """Of the usual distance: where the first two samples differ more, no others are made."""
@@ -55,7 +55,7 @@ class SampleThreshold:
         """From the distances of ordinary captions' samples.
 
         Raises:
-            VitrineError: If there are fewer than four captions, or samples of them are equal.
+            VitrineError: If there are fewer than two captions, or samples of them are equal.
         """
         values = torch.tensor(list(distances), dtype=torch.float64)
         count, z = len(values), DEVIATIONS

@@ -72,7 +72,7 @@ class SampleDetection:
             state, workers: as in :meth:`detect`.
 
         Raises:
-            VitrineError: If there are fewer than four captions.
+            VitrineError: If there are fewer than two captions.
         """
         sampler = self.sampler(config)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)

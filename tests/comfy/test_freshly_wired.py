@@ -7,6 +7,7 @@ SOURCES = {
     "CONDITIONING": ("CLIPTextEncode", 0), "LATENT": ("EmptyLatentImage", 0), "IMAGE": ("VitrineRenderPortrait", 0),
     "MASK": ("VitrineRenderPortrait", 2), "VITRINE_ACTIVATIONS": ("VitrineActivationTap", 0),
     "VITRINE_NEURONS": ("VitrineNEMOFindNeurons", 0), "VITRINE_NEURON_STATISTICS": ("VitrineNEMOStatistics", 0),
+    "VITRINE_SAMPLE_THRESHOLD": ("VitrineNEMOSampleThreshold", 0),
     "VITRINE_FEATURE_PRESET": ("VitrineRankActivations", 0), "VITRINE_W2W_SPACE": ("VitrineLoadW2WSpace", 0),
     "VITRINE_W2W_MODEL": ("VitrineW2WSample", 0),
 }  # fmt: skip
