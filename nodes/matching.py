@@ -56,6 +56,22 @@ def as_lines(match: Matches) -> list[str]:
     return [f"{x:.4f} {y:.4f} {s:.3f}{'' if mutual else ' -'}" for (x, y), s, mutual in numbers]
 
 
+POINT_SEARCHES = [
+    "point matching",
+    "DIFT",
+    "semantic correspondence",
+    "keypoints",
+    "find the same part",
+    "landmarks",
+    "point transfer",
+    "track points",
+    "same point in another picture",
+    "match pictures",
+    "pose landmarks",
+    "click a point",
+]
+
+
 class FindCorrespondence(io.ComfyNode):
     """Points of one picture, found in others."""
 
@@ -67,11 +83,7 @@ class FindCorrespondence(io.ComfyNode):
             display_name="Find Correspondence",
             category=CATEGORY,
             description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
-            search_aliases=[
-                "point matching", "DIFT", "semantic correspondence", "keypoints", "find the same part", "landmarks",
-                "point transfer", "track points", "same point in another picture", "match pictures",
-                "pose landmarks", "click a point",
-            ],
+            search_aliases=POINT_SEARCHES,
             inputs=under_advanced((
                 "selection", "timestep", "seed", "ensemble", "softness", "modulate", "discard", "protocol",
             ), [

@@ -323,8 +323,7 @@ class ApplyW2W(io.ComfyNode):
             "and merges. With a late model, an edit begins at a chosen timestep and leaves the layout alone.",
             search_aliases=["weights2weights", "apply identity", "delayed injection", "load person"],
             inputs=[
-                io.Model.Input("model", tooltip="The base model the space was made for."),
-                SPACE, MODEL,
+                io.Model.Input("model", tooltip="The base model the space was made for."), SPACE, MODEL,
                 io.Float.Input("strength", default=1.0, min=-2.0, max=2.0, step=0.05, tooltip="As of a LoRA; 1 is it."),
                 io.Float.Input("start", display_name="start_timestep", default=1000.0, min=-1.0, max=1000.0, step=10.0,
                                tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 
-from . import compat_accelerate, compat_diffusers, compat_peft, compat_torch
-
-PROBES = {
-    "torch": compat_torch.probe, "accelerate": compat_accelerate.probe, "diffusers": compat_diffusers.probe,
-    "peft": compat_peft.probe,
-}  # fmt: skip
+LIBRARIES = ("torch", "accelerate", "diffusers", "peft")
+"""Each has a module ``compat_*`` with a ``probe``, which is imported only when it is asked."""
 
 
-def missing_names(libraries: tuple[str, ...] = tuple(PROBES)) -> list[str]:
+def missing_names(libraries: tuple[str, ...] = LIBRARIES) -> list[str]:
     """Names that the installed versions do not have; libraries that are not installed lack none."""
-    return [name for library in libraries for name in PROBES[library]()]
+    probes = [importlib.import_module(f".compat_{library}", __package__).probe for library in libraries]
+    return [name for probe in probes for name in probe()]
 
 
 def warn_of_missing_names() -> None:
     """One line in the log where a library that is loaded has changed; nothing is imported for it."""
-    lost = missing_names(tuple(name for name in PROBES if name in sys.modules))
+    lost = missing_names(tuple(name for name in LIBRARIES if name in sys.modules))
     if lost:
         logging.getLogger("vitrine").warning(
             "the installed libraries no longer have %s: what needs them fails when it is used; install older versions",

@@ -54,7 +54,7 @@ class Case:
     "sees no portrait, with the share of samples that copy; false alarms on LoRAs none of whose samples copies",
     target="Spearman's rho >= 0.6, and at most 5 % of LoRAs that copy nothing called bad",
     minutes=14,
-    quick_minutes=2,
+    quick_minutes=1.2,
 )
 def report(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Reports of a few prompts, and twelve-step samples of the same captions from other seeds as the truth."""

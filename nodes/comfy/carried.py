@@ -137,14 +137,14 @@ def active_at(model: Any, conditioning: list, sigma: float) -> list:
     prompts = [dict(settings) for _, settings in conditioning]
     core.calculate_start_end_timesteps(base, prompts)
     ranges = [(own.get("timestep_end", 0.0), own.get("timestep_start", math.inf)) for own in prompts]
-    found = [
+    active = [
         [text, {k: v for k, v in settings.items() if k not in _PART_OF_RUN}]
         for (text, settings), (end, start) in zip(conditioning, ranges, strict=True) if end <= sigma <= start
     ]  # fmt: skip
-    if conditioning and not found:
+    if conditioning and not active:
         shown = f"no prompt at the noise level {sigma:.4g}: {[(s, e) for e, s in ranges]}"
         raise refuse("conditioning", shown, "a prompt there", "change the timestep, or the Timestep Range")
-    return found
+    return active
 
 
 def _whole_run(settings: dict[str, Any]) -> frozenset[str]:

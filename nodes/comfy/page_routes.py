@@ -165,7 +165,7 @@ async def answered(work: Awaitable[dict[str, Any]]) -> tuple[dict[str, Any], int
         return {"error": str(error)}, 400
     except Exception as error:
         logging.getLogger("vitrine").warning("a panel's request failed", exc_info=error)
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        line = (str(error).strip() or type(error).__name__).partition("\n")[0]
         return {"error": f"this could not be made: {printable(line[:LETTERS])}"}, 422
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -20,7 +21,7 @@ from ...engine.tracing.addresses import resolve
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import backbone_of
 from .patches import refuse_other_tokens
-from .running import running_in, watched
+from .running import Running, running_in, watched
 
 _KEY = "vitrine"
 
@@ -179,11 +180,8 @@ def record_sampling(
             watched_steps.look(record)  # the step before this one is over
             return wanted(step)
 
-        def rows(args: tuple, kwargs: dict) -> list[Rows]:
-            return [Rows(part.name, part.tokens) for part in running.parts(kwargs["transformer_options"])]
-
         network = backbone_of(run.guider.model_patcher)
-        with tap_steps(network, addresses, before, rows=rows, count=moment, first=first) as record:
+        with tap_steps(network, addresses, before, rows=partial(_rows, running), count=moment, first=first) as record:
             entry = recorder.begin(record)
             yield
             watched_steps.look(record)
@@ -191,6 +189,11 @@ def record_sampling(
 
     clone = around_sampling(watched(model), _KEY, recording)
     return around_forwards(clone, f"{_KEY}.forward", recorder.recorded), recorder
+
+
+def _rows(running: Running, args: tuple, kwargs: dict) -> list[Rows]:
+    """Whose batch rows a forward has."""
+    return [Rows(part.name, part.tokens) for part in running.parts(kwargs["transformer_options"])]
 
 
 class _Watched:

@@ -35,6 +35,7 @@ import torch
 import vitrine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from vitrine.engine.runtime import stored_weights
 
 NAME = "lazy"
 DEVICE = torch.device(NAME, 0)
@@ -140,6 +141,9 @@ class DeviceTensor(torch.Tensor):
         if Accelerator.current is None:
             raise RuntimeError("a device tensor outlived its Accelerator")
         return Accelerator.current.run(func, args, kwargs or {})
+
+
+stored_weights._PLAIN = (*stored_weights._PLAIN, DeviceTensor)  # its numbers are what they are
 
 
 class Accelerator(TorchDispatchMode):

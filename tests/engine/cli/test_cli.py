@@ -35,9 +35,9 @@ def test_every_command_has_help(path, capsys):
         assert all(name in text for name in (entry.commands if entry else TREE))
 
 
-def test_the_tree_lists_the_rooms():
-    rooms = {"taps", "nemo", "w2w", "control", "resolution", "emd"}
-    wanted = rooms | {"train", "demo", "reproduce", "verify", "addresses", "card"}
+def test_the_tree_lists_the_methods():
+    methods = {"taps", "nemo", "lora", "w2w", "control", "resolution", "emd"}
+    wanted = methods | {"train", "demo", "reproduce", "verify", "addresses", "card"}
     assert set(TREE) == wanted
 
 
