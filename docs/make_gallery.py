@@ -3,7 +3,7 @@
 VITRINE_SHOT=FOLDER pytest tests/comfy/test_page.py -k opens_and_runs && python docs/make_gallery.py FOLDER
 
 Writes docs/pictures/graph_*.jpg, the graphs after their run, the sheets of what they drew, and what stands where on
-them. Then make_thumbnails.py, make_tiles.py and make_help.py cut theirs anew.
+them. Then make_thumbnails.py and make_help.py cut theirs anew.
 """
 
 import json

@@ -20,7 +20,7 @@ from vitrine.evidence.portraits.page import to_pil
 FILE = Path(__file__).parent / "slider.webp"
 PROMPTS = context_caption(portraits_of(FIRST_IDENTITY, 4, 5000))
 """Surroundings only, the first four of docs/examples/w2w.py; who it is stands in the weights."""
-SLIDERS = {"glasses": 2.5, "beard": 2.5, "long hair": 2.5, "dark skin": 2.5}
+SLIDERS = {"glasses": 2.5, "beard": 2.5, "long hair": 2.5}
 """Label -> strength at the right end, in standard deviations of the training models, which reach about 3."""
 STEPS, SIDE, ROW = 8, 216, 30
 """Frames of one pull; pixels of a picture; height of a slider's line."""

@@ -69,7 +69,12 @@ POINT_SEARCHES = [
     "match pictures",
     "pose landmarks",
     "click a point",
-]
+]  # fmt: skip
+MASK_SEARCHES = [
+    "few-shot segmentation", "mask propagation", "auto mask", "label propagation", "SAM", "object mask",
+    "remove background", "segment anything", "select object", "click to mask",
+]  # fmt: skip
+"""What people type who look for these two nodes."""
 
 
 class FindCorrespondence(io.ComfyNode):
@@ -142,18 +147,7 @@ class SegmentLikeThis(io.ComfyNode):
             category=CATEGORY,
             description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
             is_output_node=True,  # its masks show on it; nothing need be connected
-            search_aliases=[
-                "few-shot segmentation",
-                "mask propagation",
-                "auto mask",
-                "label propagation",
-                "SAM",
-                "object mask",
-                "remove background",
-                "segment anything",
-                "select object",
-                "click to mask",
-            ],
+            search_aliases=MASK_SEARCHES,
             inputs=under_advanced(
                 ("selection", "timestep", "seed", "ensemble", "hidden", "modulate", "discard", "protocol"),
                 [

@@ -81,7 +81,7 @@ def _nodes(twin: str) -> Tests:
     return {
         "addresses": [f"{TWINS}[{twin}]", f"{MAPS}[{twin}]"],
         "Tap": [f"{MODELS}::test_nodes_freshly_added_run[{twin}]", f"{MODELS}::test_one_tap_through_both_doors[{twin}]"],
-        "match, rank": [f"{NOTES}::test_the_template_runs[{twin}-Find the same part with your model]",
+        "match, rank": [f"{NOTES}::test_the_template_runs[{twin}-Find the same part (your checkpoint)]",
                         f"{NOTES}::test_the_note_for_transformers_can_be_followed[{twin}-Find the same part in every picture]"],
         "NEMO": [f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[{twin}]", f"{note}Stop the model copying a picture (demo)]"],
         "EMD": [f"{note}Draw in one step (demo)]"],

@@ -56,7 +56,8 @@ def test_every_claim_has_its_words_and_its_result():
         if name in all_claims():
             claim = all_claims()[name]
             assert (result["paper"], result["figure"], result["target"]) == (claim.paper, claim.figure, claim.target)
-            assert name in result["command"] and result["commit"] and result["date"], name
+            measured = result["commit"] and result["date"]
+            assert name in result["command"] and (measured or result["verdict"] == "not run"), name
         else:
             assert "vitrine reproduce" not in result["command"]
 
