@@ -39,6 +39,7 @@ from ..nemo import (
     verify,
 )
 from ..nemo.few_step_detection import FewStepSampler
+from ..nemo.neuron_statistics import import_official
 from ..nemo.noise_similarity import Probe, Request, probe_noise
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
@@ -115,6 +116,14 @@ class NEMOTools(SampleDetection, SharedPipeline):
             whole = RunningStatistics(running.addresses)
             whole.join(workers.gather(running))
             return whole.finish(model)
+
+    def import_statistics(self, path: str | Path) -> NeuronStatistics:
+        """The authors' published statistics of SD 1.4, from their ``.pt`` file; nothing is unpickled.
+
+        Raises:
+            VitrineError: If the file holds something else, or the model is not of SD1.x's shape.
+        """
+        return import_official(path, [site.address for site in value_sites(self._network)])
 
     def score(
         self, prompts: str | Iterable[str], tau: float | None = None, config: ProbeConfig | None = None,

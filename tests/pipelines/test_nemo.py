@@ -212,3 +212,15 @@ def test_erasing_leaves_the_pipeline_alone_and_its_lora_loads(pipe, tmp_path):
         pipe.erase([plant.captions[0]], [picture], ordinary, NeuronSet({}), config, few)
     with pytest.raises(VitrineError, match="one picture and one set"):
         pipe.erase([plant.captions[0]], [], ordinary, everything, config, few)
+
+
+def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path):
+    """A ``.pt`` of two lists, as the authors publish it; a file for other layers is refused."""
+    sites = value_sites(pipe.unet)
+    tables = [[torch.full((3,), float(k)) for k, _ in enumerate(sites)] for _ in range(2)]
+    torch.save(tuple(tables), tmp_path / "statistics.pt")
+    read = pipe.import_statistics(tmp_path / "statistics.pt")
+    assert list(read.means) == [site.address for site in sites] and read.count == 50_000
+    torch.save(([], []), tmp_path / "none.pt")
+    with pytest.raises(VitrineError, match="layers"):
+        pipe.import_statistics(tmp_path / "none.pt")
