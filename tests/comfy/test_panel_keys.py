@@ -97,6 +97,9 @@ async def shown(tab, expected):
     return bool(np.array_equal(pixels(base64.b64decode(source.split(",")[1])), expected))
 
 
+pytestmark = pytest.mark.nightly  # minutes of a real page for each
+
+
 @pytest.fixture(scope="module")
 def address(driver, tmp_path_factory):
     with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("keys") / "base") as found:
