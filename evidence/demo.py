@@ -39,7 +39,7 @@ STAGES = (
           "The template *See what the model sees*; layers of your own model: `vitrine taps rank`."),
     Stage("The same point, the same part in other pictures", "activations.matching_page",
           ("gdf.correspondence", "gdf.segmentation"), 20,
-          "The template *Find the same part in every picture*, with points on your own picture."),
+          "The template *Find the same part*, with points on your own picture."),
     Stage("Neurons that memorize, found and blocked", "nemo.page", ("nemo.blocking", "nemo.held_out"), 40,
           "The template *Stop the model copying a picture*, or `vitrine nemo find`."),
     Stage("A space of models: people and sliders", "w2w.page", ("w2w.inversion", "w2w.editing"), 35,
