@@ -213,7 +213,7 @@ def test_models_that_cannot_be_weighted_are_refused(comfy, xl):
 
     model = xl.model.clone()
     model.add_object_patch("model_sampling", EDM(xl.model.model.model_config))
-    with pytest.raises(ValueError, match="no timesteps"):
+    with pytest.raises(ValueError, match="timesteps of 1000"):
         weighted(model, GammaConfig())
 
 
