@@ -16,7 +16,7 @@ from ..jobs.digests import digest
 from ..nemo.blocked_copies import THIRD, share_interval
 from ..nemo.check import Pictures
 from ..nemo.nearest import LENGTH, Nearest, PictureIndex, distances, thumbnails
-from ..nemo.sample_agreement import agreement
+from ..nemo.picture_agreement import agreement
 from ..w2w.loras.lora_prompts import ORDINARY, AskedPrompt
 
 _USUAL = 32

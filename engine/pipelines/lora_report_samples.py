@@ -21,7 +21,7 @@ from ..errors import refuse
 from ..io.files import named, read_safetensors, save_safetensors
 from ..jobs.digests import digest
 from ..jobs.run import Run
-from ..nemo.sample_agreement import few_step_samples, few_timesteps
+from ..nemo.picture_agreement import few_step_samples, few_timesteps
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
@@ -41,7 +41,7 @@ class ReportConfig(Config):
 
     Attributes:
         seeds, first_seed: samples of each prompt.
-        steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.sample_agreement`.
+        steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.picture_agreement`.
         strengths: of the LoRA, for the strength where copying begins; 1 is always measured.
         prompts: of each kind, at most.
 

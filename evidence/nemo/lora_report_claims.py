@@ -13,7 +13,7 @@ import torch
 from ...engine.nemo.blocked_copies import THIRD, share_interval
 from ...engine.nemo.check import Pictures
 from ...engine.nemo.nearest import distances, thumbnails
-from ...engine.nemo.sample_agreement import few_step_samples, few_timesteps
+from ...engine.nemo.picture_agreement import few_step_samples, few_timesteps
 from ...engine.portraits.shipped import PEOPLE_LORAS
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim

@@ -8,7 +8,7 @@ from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo.nearest import thumbnails
-from vitrine.engine.nemo.sample_agreement import agreement, few_step_samples, few_timesteps
+from vitrine.engine.nemo.picture_agreement import agreement, few_step_samples, few_timesteps
 from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 
