@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import comfy.lora
-import comfy.lora_convert
 import comfy.sd
 import comfy.utils
 import folder_paths
@@ -24,6 +22,7 @@ from ...engine.runtime.progress import Progress
 from ...engine.w2w.loras.base_weights import BaseWeights
 from ...engine.w2w.loras.lora_facts import LoraFacts, facts_of
 from ...engine.w2w.loras.lora_files import read_lora
+from . import compat_comfyui as core
 from .conditioning import prompt_conditions, token_count
 from .contents import clip_contents, model_contents, vae_contents
 from .lora import with_lora
@@ -103,11 +102,11 @@ class ComfyLora:
 
 def _loading(holder: ComfyModel, facts: LoraFacts, tensors: dict[str, torch.Tensor]) -> Loading:
     """Which of the file's layers core's loader takes."""
-    names = comfy.lora.model_lora_keys_unet(holder.model.model, {})
-    texts = comfy.lora.model_lora_keys_clip(holder.clip.cond_stage_model, {})
+    names = core.model_lora_keys_unet(holder.model.model, {})
+    texts = core.model_lora_keys_clip(holder.clip.cond_stage_model, {})
 
     def taken(part: dict[str, torch.Tensor], known: dict[str, Any]) -> int:
-        return len(comfy.lora.load_lora(comfy.lora_convert.convert_lora(dict(part)), known, log_missing=False))
+        return len(core.load_lora(core.convert_lora(dict(part)), known, log_missing=False))
 
     entries = {} if facts.file is None else facts.file.entries
     arrived = taken(tensors, names)
