@@ -10,6 +10,7 @@ const SHOWS = {
   VitrineBuildW2WSpace: TEXT, VitrineControlConditionedSampler: PICTURE, VitrineControlValues: TEXT,
   VitrineCollectTaps: PICTURE, VitrineEMDDistill: PICTURE, VitrineEMDMCMCCorrect: PICTURE, VitrineEMDVariety: TEXT,
   VitrineFindCorrespondence: PICTURE, VitrineLoadW2WModel: TEXT, VitrineLoadW2WSpace: TEXT,
+  VitrineLoRAReport: PICTURE + TEXT, VitrineNEMODetect: PICTURE + TEXT, VitrineNEMOSampleThreshold: TEXT,
   VitrineNEMOCopyCheck: PICTURE + TEXT, VitrineNEMOFindNeurons: PICTURE + TEXT, VitrineNEMOScore: TEXT,
   VitrineNEMOVerify: PICTURE + TEXT, VitrineRankActivations: PICTURE, VitrineRenderPortrait: PICTURE,
   VitrineSaveActivations: TEXT, VitrineSaveFeaturePreset: TEXT, VitrineSaveNeurons: TEXT, VitrineSaveW2WLora: TEXT,
