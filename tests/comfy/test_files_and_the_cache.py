@@ -184,7 +184,7 @@ def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
     desk.control()
     ours = {k for k in comfy.nodes.NODE_CLASS_MAPPINGS if k.startswith("Vitrine")}
     left = {"VitrineLoadPortraits", "VitrineApplyGammaSchedule", "VitrineNoisyReplicatePadding",
-            "VitrineCrossSizeConsistency"}  # fmt: skip
+            "VitrineCrossSizeConsistency", "VitrineNEMODetect", "VitrineNEMOSampleThreshold"}  # fmt: skip
     assert ours - set(desk.calls) <= left, "a new node needs a call above"
     reading = {node_id: files for node_id, (_, files) in desk.calls.items() if files}
     assert reading.keys() - OWN_STATE >= READS - OWN_STATE, "the watch sees nothing"
