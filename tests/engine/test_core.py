@@ -1,5 +1,8 @@
 """Schedule, denoiser, addresses and hooks on real diffusers classes at small size."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from diffusers import (
@@ -337,3 +340,16 @@ def test_a_distilled_table_knows_every_twentieth_timestep():
     assert lcm.sigma(0.0) == whole.sigma(19.0)
     with pytest.raises(VitrineError, match="999"):
         lcm.sigma(1000.0)
+
+
+@pytest.mark.parametrize("method", ["activations", "control", "emd", "nemo", "portraits", "resolution", "w2w"])
+def test_no_module_takes_the_place_of_a_function(method):
+    """A module with the name of a function that its package exports would replace it once it is imported."""
+    code = (
+        f"import importlib, pkgutil, types, vitrine.engine.{method} as package\n"
+        "for each in pkgutil.iter_modules(package.__path__):\n"
+        "    importlib.import_module(f'{package.__name__}.{each.name}')\n"
+        "print([name for name in package.__all__ if isinstance(getattr(package, name), types.ModuleType)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
