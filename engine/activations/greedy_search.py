@@ -44,7 +44,7 @@ class _Scores:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        with named(run.place or "", "comparison state", "a JSON table of scores", "delete the file"):
+        with named(run.path or "", "comparison state", "a JSON table of scores", "delete the file"):
             self.table = {k: float(v) for k, v in run.load_table().get("scores", {}).items()}
 
     def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:

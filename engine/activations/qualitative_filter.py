@@ -226,5 +226,5 @@ def _score(first: Activation, second: Activation) -> Properties:
 
 def _known(run: Run) -> dict[str, Properties]:
     table = run.load_table().get("properties", {})
-    with named(run.place or "", "filter state", "a JSON table of properties", "delete the file"):
+    with named(run.path or "", "filter state", "a JSON table of properties", "delete the file"):
         return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}

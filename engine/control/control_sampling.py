@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..diffusion.sampling import Revise, walk
+from ..diffusion.sampling import Revise, sampling_loop
 from ..diffusion.schedule import NoiseSchedule
 from ..families import call_of
 from ..network.condition import Condition
@@ -54,7 +54,7 @@ class ControlledSampling:
 
         Args:
             scheduler: a diffusers scheduler whose timesteps have been set.
-            revise: called after each step, see :func:`~vitrine.engine.diffusion.sampling.walk`.
+            revise: called after each step, see :func:`~vitrine.engine.diffusion.sampling.sampling_loop`.
             extra: arguments of ``scheduler.step``, such as ``eta`` or ``generator``.
         """
         sigmas, call = step_sigmas(scheduler), call_of(self.backbone)
@@ -83,7 +83,9 @@ class ControlledSampling:
             return revise(step, t, x) if revise else x
 
         with held:
-            return walk(predict, noise, scheduler, progress=progress, revise=revised if revise else None, **extra), log
+            return sampling_loop(
+                predict, noise, scheduler, progress=progress, revise=revised if revise else None, **extra
+            ), log
 
     def _batch(self, keys: tuple[Key, ...]) -> tuple[AbstractContextManager, Condition]:
         """The block that weights control, and the condition, for one set of evaluations."""

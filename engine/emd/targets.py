@@ -8,7 +8,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..families import family_of, layout_of
-from ..families.weights import comfyui_place
+from ..families.weights import comfyui_name
 
 
 def part_of(backbone: nn.Module) -> str:
@@ -38,4 +38,4 @@ def adapted_layers(backbone: nn.Module) -> list[str]:
         for path, layer in backbone.named_modules()
         if isinstance(layer, nn.Linear) and path.startswith(blocks) and ".lora_" not in path
     }
-    return [path for path, shape in layers.items() if not comfyui_place(family.weights, path).swapped(shape)]
+    return [path for path, shape in layers.items() if not comfyui_name(family.weights, path).swapped(shape)]

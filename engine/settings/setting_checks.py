@@ -1,4 +1,4 @@
-"""What a setting's type says beyond Python's, where it writes and how small it may be; checked before any work.
+"""Annotations of settings that are checked before any work: output paths and lower bounds.
 
 ::
 
@@ -31,8 +31,8 @@ class Writes:
     """Marks a setting as the path of an output.
 
     Attributes:
-        kind: a file, a folder that receives files, or either.
-        otherwise: name of the setting that holds the path where this one is None; "" where nothing is written then.
+        kind: a file, a folder for files, or either.
+        otherwise: name of the setting with the path if this one is None; "" if nothing is written then.
     """
 
     kind: Kind
@@ -41,7 +41,7 @@ class Writes:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Marks a number, or each of a tuple of numbers, as no smaller than ``least``."""
+    """Marks a number, or each number of a tuple, as at least ``least``."""
 
     least: float
 
@@ -49,11 +49,11 @@ class AtLeast:
 OutFile = Annotated[Path, Writes("file")]
 OutFolder = Annotated[Path, Writes("folder")]
 Count = Annotated[int, AtLeast(1)]
-"""Of pictures, steps, pixels of a side ..."""
+"""A number of images, steps, pixels ..."""
 
 
 def check_settings(settings: Any) -> None:
-    """Checks the marked settings of a dataclass, nested ones included; those that are None are left out.
+    """Checks the marked settings of a dataclass, nested ones included; None is skipped.
 
     Raises:
         VitrineError: As :func:`refuse_unwritable`, or if a number is too small.
@@ -87,11 +87,11 @@ def _marks(annotation: Any) -> Iterator[Writes | AtLeast]:
 
 
 def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
-    """Refuses an output that could not be written once the work is done. Leaves nothing behind.
+    """Refuses an output path that could not be written after the work. Creates nothing.
 
     Raises:
-        VitrineError: If ``path`` is a folder where a file is wanted or the other way round, a file is in its way, a
-            name in it is too long, or its folder cannot be written to.
+        VitrineError: If ``path`` is a folder instead of a file or the other way round, a file is in its way, a name in
+            it is too long, or its folder is not writable.
     """
     path = Path(path)
     refuse_long_names(path, what)
@@ -111,5 +111,5 @@ def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
 
 
 def path_text(path: Path) -> str:
-    """A path as a reader writes it."""
+    """A path as a user writes it."""
     return str(path)

@@ -8,7 +8,7 @@ from ...engine.control import GuidanceConfig, Injection
 from ...engine.control.size_guidance import control_guidance
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.diffusion.noise import seeded_noise
-from ...engine.diffusion.sampling import walk
+from ...engine.diffusion.sampling import sampling_loop
 from ...engine.network.condition import Condition
 from ..portraits.sampling import decode
 from .controlled_transformer import NEUTRAL, SIDE, STEPS, ControlledTransformer
@@ -52,4 +52,4 @@ def _latents(
 
         return control_guidance(evaluate, guidance).prediction
 
-    return walk(predict, noise * scheduler.init_noise_sigma, scheduler)
+    return sampling_loop(predict, noise * scheduler.init_noise_sigma, scheduler)

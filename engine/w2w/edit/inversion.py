@@ -105,11 +105,11 @@ def invert_below(
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
     with state.run_in(parent).below("inversion") as run:
-        assert run.place is not None
-        drop_old_states(run.place, "inversion-*")
+        assert run.path is not None
+        drop_old_states(run.path, "inversion-*")
         state.resume(run)
         result = _finished(state, progress, (), run)
-    shutil.rmtree(run.place, ignore_errors=True)
+    shutil.rmtree(run.path, ignore_errors=True)
     return result
 
 
