@@ -15,7 +15,7 @@ FLOAT16_MAX = 65504.0
 
 @dataclass
 class RunningMoments:
-    """Welford's mean and sum of squared deviations, float32, one cell for each picture of one address."""
+    """Welford's mean and sum of squared deviations, float32, of each image at one site."""
 
     address: str
     grid: tuple[int, int] | None
@@ -25,13 +25,13 @@ class RunningMoments:
 
     @classmethod
     def like(cls, activation: Activation, pictures: int, variance: bool) -> RunningMoments:
-        """Empty cells for ``pictures`` pictures, on the activation's device."""
+        """Empty statistics of ``pictures`` images, on the activation's device."""
         tensor = activation.tensor
         zeros = torch.zeros(pictures, *tensor.shape[1:], dtype=torch.float32, device=tensor.device)
         return cls(activation.address, activation.grid, zeros, zeros.clone() if variance else None, [0] * pictures)
 
     def add(self, picture: int, value: torch.Tensor) -> None:
-        """One more sample of one picture."""
+        """Adds one sample of one image."""
         self.counts[picture] += 1
         # Welford 1962: m += (x - m) / n, S += (x - m_old)(x - m_new).
         difference = value.float() - self.mean[picture]
@@ -40,7 +40,7 @@ class RunningMoments:
             self.deviations[picture] += difference * (value.float() - self.mean[picture])
 
     def variance(self) -> torch.Tensor | None:
-        """Unbiased variance over the samples, or None when it was not kept."""
+        """Unbiased variance over the samples, or None if it is off."""
         if self.deviations is None:
             return None
         counts = torch.tensor(self.counts, device=self.mean.device, dtype=torch.float32)
@@ -51,9 +51,9 @@ def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tenso
     """Cast for storage and move to the CPU.
 
     Raises:
-        VitrineError: If a value is NaN or infinite, or float16 cannot hold it.
+        VitrineError: If a value is NaN or infinite, or too large for float16.
     """
-    stored = tensor.to(dtype).cpu()  # looked at on this side: the transfer is the only wait for a device
+    stored = tensor.to(dtype).cpu()  # checked on the CPU: the transfer is the only device synchronisation
     if torch.isfinite(stored).all():
         return stored
     if not torch.isfinite(tensor).all():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..network.condition import Condition
+from ..runtime.former_names import former_names
 from ..runtime.progress import Progress, silent
 from .denoiser import Denoiser
 from .guidance import guide
@@ -34,10 +35,6 @@ def sampling_loop(
         x = x if revise is None else revise(i, t, x)
         progress(i + 1, len(scheduler.timesteps), None)
     return x
-
-
-walk = sampling_loop
-"""The former name, kept for one release."""
 
 
 @torch.no_grad()
@@ -115,3 +112,7 @@ def few_step_latents(
             signal, level = (s.to(x.device, x.dtype) for s in denoiser.schedule.scales(times[step + 1]))
             x = signal * clean + level * eps  # Song et al. 2021, Eq. 12, with eta = 0
     return x
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"walk": "sampling_loop"})

@@ -14,7 +14,7 @@ from ...engine.activations.container import Activations
 from ...engine.activations.correspondence import feature_maps
 from ...engine.activations.picture_latents import encode_pixels
 from ...engine.activations.qualitative_filter import Properties, measure_properties
-from ...engine.activations.ranking import PICTURES_SCORED, spatial_places
+from ...engine.activations.ranking import PICTURES_SCORED, spatial_sites
 from ...engine.activations.tap import tap_latents
 from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
@@ -159,7 +159,7 @@ def untrained(portraits: Model) -> Model:
 def all_places(portraits: Model) -> list[str]:
     """Every spatial place of the network but its input and output, in execution order."""
     first = [] if isinstance(portraits, FlowPortraits) else ["unet-after-conv-in"]
-    return [*first, *spatial_places(portraits.backbone)]
+    return [*first, *spatial_sites(portraits.backbone)]
 
 
 def inter_module_places(portraits: Model) -> list[str]:
