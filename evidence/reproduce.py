@@ -23,20 +23,20 @@ def reproduce(
     names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
     plants: str | None = None,
 ) -> int:  # fmt: skip
-    """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
+    """Measures claims by name or glob, all for an empty list; prints the expected time of each.
 
     Args:
-        out: folder for ``CLAIM.json``, one for each claim, and charts; None is :func:`default_folder`.
+        out: folder for ``CLAIM.json``, one per claim, and charts; None is :func:`default_folder`.
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
-        workers: so many claims side by side, each in a process of one thread.
-        plants: a list of planted pictures, for claims that take one.
+        workers: number of claims in parallel, each in a process of one thread.
+        plants: a list of memorized pictures, for claims that take one.
 
     Raises:
-        VitrineError: There is no such claim, or no worker; or one of the claims takes no list of planted pictures.
+        VitrineError: If a claim is unknown, there are no workers, or a claim takes no list of memorized pictures.
 
     Returns:
-        0 if all claims hold, else 1. A claim that does not hold stays in the list.
+        0 if all claims hold, else 1. Failing claims are listed, too.
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
@@ -55,18 +55,18 @@ def reproduce(
 
 
 def default_folder(model: str | None, quick: bool) -> Path | None:
-    """``results``, ``results/quick``; nowhere for somebody's model, whose figures are not the shipped ones'."""
+    """``results``, ``results/quick``; None for a custom model, whose results differ from the shipped ones."""
     return None if model else Path("results") / ("quick" if quick else "")
 
 
 def _with_plants(claim: Claim, plants: str) -> Claim:
     if "plants" not in signature(claim.measure).parameters:
-        raise refuse("plants", claim.name, "a claim about planted pictures", "name nemo.held_out alone")
+        raise refuse("plants", claim.name, "a claim about memorized pictures", "name nemo.held_out alone")
     return replace(claim, measure=partial(claim.measure, plants=plants), options=f" --plants {plants}")
 
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
-    """Results one after another, or as they come."""
+    """Yields results in order, or as they finish."""
     if workers == 1:
         for claim in claims:
             print(f"{claim.name}: about {duration(claim, quick)} on two CPU cores", flush=True)
@@ -89,7 +89,7 @@ def duration(claim: Claim, quick: bool) -> str:
 
 
 def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:
-    """One claim, as :func:`record` says."""
+    """Measures one claim; returns its :func:`record`."""
     bar_shown, began = TqdmProgress(claim.name) if bar else None, time.perf_counter()
     result = claim.measure(model=model, progress=bar_shown or silent, quick=quick)
     if bar_shown is not None:
@@ -111,7 +111,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def draw_curves(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Each chart of a measured claim as ``FOLDER/CLAIM-N.png``; the paths."""
+    """Writes each chart of a measured claim as ``FOLDER/CLAIM-N.png``; returns the paths."""
     from .charts import line_chart
 
     paths = []

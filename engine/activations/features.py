@@ -115,7 +115,7 @@ def _shared_taps(
     """:func:`tap_latents` in memory. Noise depends on the seed alone, not on the number of processes."""
     if pictures.count < workers.count:
         workers = ALONE
-    own = workers.share(pictures.count)
+    own = workers.part(pictures.count)
     taps = tap_latents(denoiser, *pictures.source(own), config, progress)
     if workers.count == 1:
         return taps

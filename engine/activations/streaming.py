@@ -140,7 +140,7 @@ def stream_taps(
     """
     if len(set(names)) != len(names) or not names or any("#" in name for name in names):
         raise refuse("names", list(names)[:5], "distinct names without '#'", "name every picture")
-    budget, own = memory_bytes(memory), range(len(names)) if workers is None else workers.share(len(names))
+    budget, own = memory_bytes(memory), range(len(names)) if workers is None else workers.part(len(names))
     made_of = source.made_of if isinstance(source, Pictures) else None
     source = source.source if isinstance(source, Pictures) else source
     made_of = made_of or MadeOf({}, lambda n: source([n]))

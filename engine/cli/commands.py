@@ -1,4 +1,4 @@
-"""``vitrine demo | reproduce | addresses | card``. Heavy imports wait for ``run``."""
+"""``vitrine demo | reproduce | addresses | card``. Heavy imports are in ``run``."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ class Reproduce:
     quick: bool = False
     """Fewer samples and wider intervals: minutes instead of hours."""
     out: OutFolder | None = None
-    """Folder for CLAIM.json, one for each claim: results or results/quick; with a model of yours, nowhere."""
+    """Folder for CLAIM.json, one per claim: results or results/quick; with your own model, none by default."""
     model: str | None = None
     """A model folder to measure instead of the shipped one."""
     workers: Count = 1
-    """So many claims side by side, each in a process of one thread: 2 on two cores."""
+    """Number of claims measured in parallel, each in a process of one thread: 2 on two cores."""
     plants: str | None = None
-    """For nemo.held_out: another list of planted pictures, JSON beside its LoRA; evidence/nemo/plant_files.py has the
-    form."""
+    """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
@@ -55,12 +54,12 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Addresses:
-    """List the addresses of a diffusers model, with kind and module path."""
+    """List the site names of a diffusers model, with kind and module path."""
 
     model: Positional[Annotated[str, arg(metavar="[MODEL]")]] = "portraits"
     """A pipeline folder or hub id; 'portraits' is the shipped model."""
     pattern: Positional[Annotated[str, arg(metavar="[PATTERN]")]] = "*"
-    """Address or glob."""
+    """Site name or glob."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -70,7 +69,7 @@ class Addresses:
         return 0
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """(address, kind, module path) of each; a shipped model's stand in a file, which needs no torch."""
+        """(site name, kind, module path) of each; those of shipped models are in a file, which needs no torch."""
         from ..tracing.address_patterns import matching
         from .address_tables import shipped_addresses
 
@@ -87,10 +86,10 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Card:
-    """Measure a portraits model and write its model card (README.md) beside the weights."""
+    """Measure a portraits model and write its model card (README.md) next to the weights."""
 
     folder: Positional[Annotated[Path, Writes("folder"), arg(metavar="FOLDER")]]
-    """Model folder, which gets the card; measuring takes minutes."""
+    """Model folder to write the card into; measuring takes minutes."""
     device: str = "cpu"
     """Where to sample."""
 

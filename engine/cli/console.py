@@ -1,4 +1,4 @@
-"""What commands print: pages that fit any terminal and encoding, a closed pipe, and libraries without their noise."""
+"""Output of commands: any terminal width and encoding, closed pipes, and library messages."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from collections.abc import Iterator
 from os import environ
 
 NARROWEST = 40
-"""Columns of a help page at least: tyro's layout never ends below six."""
+"""Fewest columns of a help page: tyro's layout does not terminate below six."""
 
 CLOSED_PIPE = 141
-"""Exit status of a program whose reader has gone away, as a shell reports it: 128 + SIGPIPE."""
+"""Exit status after a closed pipe, as in a shell: 128 + SIGPIPE."""
 
 NOISE = (
     ("transformers.utils.import_utils", "requires torchvision (not installed)"),
     ("diffusers.models.modeling_utils", "should be kept in float32: []"),
     ("diffusers.loaders.lora_base", "No LoRA keys associated to"),
 )
-"""(logger, part of a message) that says nothing to whoever runs a command: of an optional package whose place another
-takes, of an empty list of modules, of a LoRA for the network alone that has no keys for the text encoders."""
+"""(logger, part of a message) that is irrelevant to users: about an optional package that another one replaces,
+an empty list of modules, or a LoRA without keys for the text encoders."""
 
 
 @contextlib.contextmanager
 def wide_enough() -> Iterator[None]:
-    """Help pages are laid out for :data:`NARROWEST` columns or more."""
+    """Lays out help pages for at least :data:`NARROWEST` columns."""
     before = environ.get("COLUMNS")
     environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
     try:
@@ -42,10 +42,10 @@ def wide_enough() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_letters() -> Iterator[None]:
-    """Letters that the encoding of stdout lacks are printed as escapes, and bullets as asterisks."""
+    """Prints characters that stdout cannot encode as escapes, and bullets as asterisks."""
     codecs.register_error("vitrine", _replacement)
     stdout = sys.stdout
-    if stdout is None:  # closed by whoever started the command
+    if stdout is None:  # closed by the parent process
         with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
         return
@@ -68,7 +68,7 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Leaves out the messages in :data:`NOISE`; no library is imported for it."""
+    """Suppresses the messages in :data:`NOISE` without importing a library."""
     filters = [(logging.getLogger(name), _Without(part)) for name, part in NOISE]
     for logger, without in filters:
         logger.addFilter(without)
@@ -80,7 +80,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 class _Without(logging.Filter):
-    """Lets all messages pass but those that contain a text."""
+    """A filter that drops messages that contain a text."""
 
     def __init__(self, part: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Without(logging.Filter):
 
 
 def flush_failed() -> OSError | None:
-    """Writes what stdout holds back; where that fails, why. Nothing is written there any more then."""
+    """Flushes stdout; returns the error if that fails, after which nothing more is written."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -101,6 +101,6 @@ def flush_failed() -> OSError | None:
 
 
 def drop_stdout() -> None:
-    """Sends what is still printed nowhere: the interpreter would complain of a closed pipe once more as it ends."""
+    """Discards further output: the interpreter would report the closed pipe again at exit."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file cannot be redirected
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -65,7 +65,7 @@ class StoredText:
             # float32 represents every narrower dtype exactly
             table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(row))))
             starts = range(0, len(texts), CHUNK)
-            own = [starts[i] for i in workers.share(len(starts))]
+            own = [starts[i] for i in workers.part(len(starts))]
             for number, start in enumerate(own):
                 chunk = texts[start : start + CHUNK]
                 if not table.done[start : start + len(chunk)].all():

@@ -46,7 +46,7 @@ class Workers:
     gather: Callable[[Any], list[Any]] = lambda own: [own]
     meet: Callable[[], None] = lambda: None
 
-    def share(self, count: int) -> range:
+    def part(self, count: int) -> range:
         """This process's part of ``range(count)``: every n-th number for n processes."""
         return range(self.index, count, self.count)
 

@@ -119,7 +119,7 @@ def test_the_chain_climbs_the_log_density():
 
     gen = torch.Generator().manual_seed(0)
     z, eps = (torch.randn(64, 1, generator=gen, dtype=torch.float64) for _ in range(2))
-    difference, drift = Joint(lambda u: g(THETA, u), scores, LEVELS).z_drift(z, eps)
+    found, drift = Joint(lambda u: g(THETA, u), scores, LEVELS).z_drift(z, eps)
     by_eps, by_z = difference(lambda e: log_rho(e, z), eps), difference(lambda u: log_rho(eps, u), z)
-    assert (difference.delta - eps - by_eps).abs().max() < 1e-7
+    assert (found.delta - eps - by_eps).abs().max() < 1e-7
     assert (drift - z - by_z).abs().max() < 1e-7
