@@ -1,4 +1,4 @@
-"""The demo's section on the Activation Tap: what layers know about a picture, and which of them the filter keeps."""
+"""The demo's section on the Activation Tap: what layers encode about an image, and which of them the filter keeps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _colours(taps: Activations, place: str) -> list[Image]:
 
 
 def _filter(report: Report, model: Portraits, progress: Progress) -> list[str]:
-    """Noise along the network, and which layers stay."""
+    """Noise along the network, and the layers that are kept."""
     scene = draw_scene(model, range(FILTERING, FILTERING + PICTURES_SCORED))
     ranking = rank_sites(scene.denoiser, Ranked.of(scene.latents, scene.cond), RankingConfig(), progress=progress)
     report.add_subheading("Which layers deserve a measurement")

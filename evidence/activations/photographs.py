@@ -13,18 +13,18 @@ from .warping import random_warps, warp_images, warp_points
 
 NAMES = ("astronaut", "chelsea", "coffee", "rocket", "motorcycle")
 CORNERS = 24
-"""Points that are followed in each photograph."""
+"""Points per photograph."""
 _MARGIN = 0.1
-"""Share of the side at each edge where no points are taken."""
+"""Fraction of the side at each edge without points."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Photographs beside what their warped copies show, one row a pair.
+    """Pairs of photographs and their warped copies.
 
     Attributes:
         sources, targets: (P, 3, S, S) in [0, 1].
-        points: of each pair, (N, 2) x, y in [0, 1] of the source; truth: where they are in the target.
+        points: of each pair, (N, 2) x, y in [0, 1] of the source; truth: their positions in the target.
         names: photograph of each pair.
     """
 
@@ -52,7 +52,7 @@ def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
     corners = []
     for square in squares:
         size = square.shape[-1]
-        response = corner_harris(square.mean(0).numpy(), sigma=size / side)  # details that the small picture still has
+        response = corner_harris(square.mean(0).numpy(), sigma=size / side)  # details that remain in the small image
         border = round(_MARGIN * size)
         peaks = corner_peaks(
             response, min_distance=size // 24, num_peaks=CORNERS, exclude_border=border, threshold_rel=0
@@ -72,7 +72,7 @@ def _square(photo: torch.Tensor, side: int = 512) -> torch.Tensor:
 
 
 def warped_pairs(side: int, warps: int, first: int) -> Pairs:
-    """Every photograph beside ``warps`` copies of itself: turned, scaled, shifted, half of them mirrored.
+    """Every photograph with ``warps`` copies: rotated, scaled, shifted, half of them mirrored.
 
     Args:
         first: seed of the first warp; the others follow.
@@ -90,7 +90,7 @@ def warped_pairs(side: int, warps: int, first: int) -> Pairs:
 
 
 def raw_patches(pictures: torch.Tensor, cells: int = 16, width: int = 12) -> torch.Tensor:
-    """(B, 3 w^2, cells, cells): the patch of pixels around each cell, without its mean, of unit length."""
+    """(B, 3 w^2, cells, cells): the pixel patch around each cell, centred and normalised."""
     step = pictures.shape[-1] // cells
     around = F.pad(pictures, [(width - step) // 2] * 4, mode="reflect")
     patches = F.unfold(around, width, stride=step).unflatten(2, (cells, cells))

@@ -1,4 +1,4 @@
-"""Pictures of the portraits transformer under Eq. 2 (Berrada et al. 2024)."""
+"""Samples of the portraits transformer under Eq. 2 (Berrada et al. 2024)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH = 32
 def draw_guided(
     model: ControlledTransformer, prompts: list[str], seeds: list[int], guidance: GuidanceConfig, steps: int = STEPS
 ) -> torch.Tensor:
-    """(N, 3, 64, 64) in [0, 1], at the size the model was trained on."""
+    """Samples images (N, 3, 64, 64) in [0, 1] at the training size."""
     values = model.embedder.spec.rows(NEUTRAL | {"height": float(SIDE), "width": float(SIDE)})
     images = []
     for start in range(0, len(prompts), BATCH):
