@@ -61,7 +61,7 @@ def default_folder(model: str | None, quick: bool) -> Path | None:
 
 def _with_plants(claim: Claim, plants: str) -> Claim:
     if "plants" not in signature(claim.measure).parameters:
-        raise refuse("plants", claim.name, "a claim about planted pictures", "name nemo.held_out alone")
+        raise refuse("plants", claim.name, "a claim about memorized pictures", "name nemo.held_out alone")
     return replace(claim, measure=partial(claim.measure, plants=plants), options=f" --plants {plants}")
 
 

@@ -91,7 +91,7 @@ class NEMOFindNeurons(io.ComfyNode):
         sampler = None
         if threshold is not None:
             if negative is None:
-                raise refuse("negative", None, "a condition beside the threshold", "connect an empty prompt")
+                raise refuse("negative", None, "a condition together with the threshold", "connect an empty prompt")
             sampler = sampler_of(model, negative, blank, threshold.config, threshold)
         (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress(), sampler)
         neurons = result.neurons(model_id)

@@ -17,7 +17,7 @@ def table():
     """Row -> column -> what the cell says."""
     lines = PAGE[PAGE.index("| model |") :].split("\n\n")[0].splitlines()
     header = [c.strip() for c in lines[0].strip("|").split("|")]
-    assert tuple(c.split(",")[0] if c.startswith("addresses") else c for c in header[1:]) == COLUMNS
+    assert tuple(c.split(",")[0] if c.startswith("layer names") else c for c in header[1:]) == COLUMNS
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
     return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
 
