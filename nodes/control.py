@@ -60,7 +60,8 @@ class ControlValues(io.ComfyNode):
                 pixels("crop_top", 0, 0, "Pixels cropped at the top: above 0 heads are cut."),
                 pixels("target_width", 1024, 8, "Width of the picture you make; with the height it tells the aspect."),
                 pixels("target_height", 1024, 8, "Height of the picture you make."),
-                io.Boolean.Input("flip", default=False, tooltip="Told as mirrored; only control checkpoints read it."),
+                io.Boolean.Input("flip", default=False, tooltip="Condition on a mirrored picture; only size "
+                                                                "checkpoints read it."),
                 io.String.Input(
                     "extra", default="", multiline=True,
                     tooltip="Further controls of a checkpoint, 'name = number', one a line.",
@@ -99,7 +100,7 @@ class ApplyGammaSchedule(io.ComfyNode):
             description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
             search_aliases=["time weighted size conditioning", "gamma control", "sdxl original size"],
             inputs=[
-                io.Model.Input("model", tooltip="SDXL, or a PixArt that is told sizes."),
+                io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
                 *GAMMA,
                 io.String.Input(
                     "points",
@@ -144,7 +145,7 @@ class LoadControl(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="Reads the values of Control Values."),
+                io.Model.Output(display_name="MODEL", tooltip="Takes the values of Control Values."),
                 io.String.Output(display_name="report", tooltip="Controls, curve, padding, base model."),
             ],
         )  # fmt: skip
@@ -231,22 +232,22 @@ class CrossSizeConsistency(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Batches of the same seeds in."""
         more = [
-            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds, told another size.")
+            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds under another size.")
             for i in range(3, 6)
         ]
         return io.Schema(
             node_id="VitrineCrossSizeConsistency",
             display_name="Cross-Size Consistency",
             category=CATEGORY,
-            description="Mean distance between pictures of one seed and prompt that were told different sizes.",
+            description="Mean distance between pictures of one seed and prompt under different size conditions.",
             search_aliases=["size conditioning metric", "compare sizes", "lpips across sizes"],
             inputs=[
-                io.Image.Input("images_1", tooltip="Pictures told the first size."),
-                io.Image.Input("images_2", tooltip="The same seeds, told another size."),
+                io.Image.Input("images_1", tooltip="Pictures under the first size."),
+                io.Image.Input("images_2", tooltip="The same seeds under another size."),
                 *more,
                 io.String.Input(
                     "sizes", default="256x256, 512x512, 1024x1024",
-                    tooltip="Width x height told, one for each connected batch; for the report.",
+                    tooltip="Width x height, one for each connected batch; for the report.",
                 ),
             ],
             outputs=[

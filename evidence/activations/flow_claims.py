@@ -15,7 +15,7 @@ HELD_OUT_PARTS = 60
 QUICK_HELD_OUT, QUICK_TEST = 40, 60
 LEGACY = ("vit-block3-in",)
 """DiTF's place in Flux, the 29th of 57 blocks, carried over to six."""
-DITF = (("legacy, modulated (DiTF)", LEGACY, {"modulate": True}),)
+DITF = (("prior work's layer, modulated (DiTF)", LEGACY, {"modulate": True}),)
 TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
 """GDF's and DiTF's; which one is better is chosen on other portraits than those that measure."""
 

@@ -46,7 +46,8 @@ LEGACY = PRESETS["portraits-legacy"].addresses
 
 ALPHAS = (0.05, 0.1)
 ROLES = {
-    "chosen": "ours", "inter-module, same search": "rival", "legacy": "rival", "legacy, modulated (DiTF)": "rival",
+    "chosen": "ours", "inter-module, same search": "rival", "prior work's layers": "rival",
+    "prior work's layer, modulated (DiTF)": "rival",
     "chosen, at prior work's width": "reference", "chosen, untrained network": "trivial",
     "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
@@ -80,7 +81,8 @@ class Choice:
     def places(self) -> dict[str, tuple[str, ...]]:
         """Name of each choice -> its places."""
         return {
-            "legacy": self.legacy, "chosen": self.search.chosen, "chosen, at prior work's width": self.narrow.chosen,
+            "prior work's layers": self.legacy, "chosen": self.search.chosen,
+            "chosen, at prior work's width": self.narrow.chosen,
             "inter-module, same search": self.between.chosen,
         }  # fmt: skip
 

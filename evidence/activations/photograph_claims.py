@@ -20,7 +20,7 @@ from .world import PAPER, SIDE, TIMESTEP, Model, untrained
 WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
 ALPHAS = (0.05, 0.1)
 OURS = "portraits' places"
-ROLES = {OURS: "ours", "DAISY": "rival", "legacy": "rival"}
+ROLES = {OURS: "ours", "DAISY": "rival", "prior work's layers": "rival"}
 RIVALS = ("copied coordinates", "raw patches", "DAISY", f"{OURS}, untrained network")
 
 
@@ -83,7 +83,7 @@ def _features(
         "raw patches": raw_patches(both),
         "DAISY": daisy_maps(both),
         OURS: _tapped(portraits, both, ours, progress),
-        "portraits' legacy places": _tapped(portraits, both, legacy, progress),
+        "portraits, prior work's layers": _tapped(portraits, both, legacy, progress),
         f"{OURS}, untrained network": _tapped(untrained(portraits), both, ours, progress),
     }
     return {"copied coordinates": None} | {name: (m[:count], m[count:]) for name, m in maps.items()}

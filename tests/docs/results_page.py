@@ -21,8 +21,8 @@ LEAD = """# Results
 
 One line for each claim, verdict first: **pass** (the target is met), **partly** (some of its conditions are), **fail**,
 **not run**. The *trivial baseline* is what any method must beat; *n* counts pictures, prompts, people or layers;
-brackets enclose 95 % intervals. All figures are of the toy models that ship with the pack, not of published checkpoints.
-Settings were chosen on other pictures than those measured, unless a claim's text says otherwise.
+brackets enclose 95 % intervals. All figures are of the toy models that ship with the pack, not of published
+checkpoints. Settings were chosen on other pictures than those measured, unless a claim's text says otherwise.
 """
 
 

@@ -85,7 +85,7 @@ def says_what_its_tests_run(cell, tests, family, column):
     refusals = [t for t in tests if "refused" in t or "cannot" in t]
     through = set().union(*(doors(t) for t in tests if t not in refusals))
     assert bool(tests) or words == "–", "nothing stands behind it"
-    if column == "addresses":
+    if column == "layer names":
         assert any(t.startswith("comfy/") for t in tests)
     else:
         parts = [words] if family else cell.split(";")

@@ -111,7 +111,7 @@ def _rows(path: str | Path) -> list[list[str]]:
     path = Path(path)
     if not path.is_file():
         raise refuse("labels", path.name, "a CSV file", "check the path")
-    with named(path, "labels", "a table in UTF-8: a head row, then one row a model", "save it as CSV"):
+    with named(path, "labels", "a table in UTF-8: a header line, then one line a model", "save it as CSV"):
         rows = rows_of(read_text(path))
     if len(rows) < 2 or len(rows[0]) < 2:
         raise refuse("labels", f"{path.name}: {len(rows)} lines", "a header line, then one line a model", _HEAD)
