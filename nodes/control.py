@@ -44,9 +44,10 @@ class ControlValues(io.ComfyNode):
         """Sizes, crop and flip in."""
         return io.Schema(
             node_id="VitrineControlValues",
-            display_name="Control Values",
+            display_name="Size and Crop Values",
             category=CATEGORY,
-            description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
+            description="Adds size, crop, target size and flip to a prompt: for SDXL, PixArt and models with a "
+                        "size checkpoint.",
             search_aliases=[
                 "sdxl size conditioning", "micro conditioning", "original size crop target", "original size", "crop",
                 "blur", "sharp", "blurry",
@@ -64,7 +65,7 @@ class ControlValues(io.ComfyNode):
                                                                 "checkpoints read it."),
                 io.String.Input(
                     "extra", default="", multiline=True,
-                    tooltip="Further controls of a checkpoint, 'name = number', one a line.",
+                    tooltip="Further conditions of a checkpoint, 'name = number', one a line.",
                 ),
                 io.Model.Input(
                     "model", optional=True,
@@ -95,10 +96,10 @@ class ApplyGammaSchedule(io.ComfyNode):
         """A curve in."""
         return io.Schema(
             node_id="VitrineApplyGammaSchedule",
-            display_name="Apply Gamma Schedule",
+            display_name="Size Weight Schedule",
             category=CATEGORY,
             description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
-            search_aliases=["time weighted size conditioning", "gamma control", "sdxl original size"],
+            search_aliases=["gamma schedule", "time weighted size conditioning", "gamma control", "sdxl original size"],
             inputs=[
                 io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
                 *GAMMA,
@@ -133,10 +134,10 @@ class LoadControl(io.ComfyNode):
         """The list is read anew whenever the page refreshes."""
         return io.Schema(
             node_id="VitrineLoadControl",
-            display_name="Load Control Checkpoint",
+            display_name="Load Size Checkpoint",
             category=CATEGORY,
-            description="Adds controls trained for this model (size, crop, flip); the file's own curve is used.",
-            search_aliases=["control embedder", "size control checkpoint", "flip conditioning"],
+            description="Adds conditions trained for this model (size, crop, flip), with the file's own curve.",
+            search_aliases=["control checkpoint", "control embedder", "flip conditioning"],
             inputs=[
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
@@ -145,8 +146,8 @@ class LoadControl(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="Takes the values of Control Values."),
-                io.String.Output(display_name="report", tooltip="Controls, curve, padding, base model."),
+                io.Model.Output(display_name="MODEL", tooltip="Takes the values of Size and Crop Values."),
+                io.String.Output(display_name="report", tooltip="Conditions, curve, padding, base model."),
             ],
         )  # fmt: skip
 
@@ -176,10 +177,10 @@ class NoisyReplicatePadding(io.ComfyNode):
         """A prompt and its length in."""
         return io.Schema(
             node_id="VitrineNoisyReplicatePadding",
-            display_name="Noisy Replicate Padding",
+            display_name="Pad Short Prompts",
             category=CATEGORY,
             description="Short prompts fill all positions of the text encoder: copies of their tokens, with noise.",
-            search_aliases=["text padding", "replicate prompt tokens", "pad tokens"],
+            search_aliases=["noisy replicate padding", "text padding", "replicate prompt tokens", "pad tokens"],
             is_experimental=True,
             inputs=under_advanced(("axis", "tokens"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt."),
@@ -237,10 +238,10 @@ class CrossSizeConsistency(io.ComfyNode):
         ]
         return io.Schema(
             node_id="VitrineCrossSizeConsistency",
-            display_name="Cross-Size Consistency",
+            display_name="Compare Sizes",
             category=CATEGORY,
             description="Mean distance between pictures of one seed and prompt under different size conditions.",
-            search_aliases=["size conditioning metric", "compare sizes", "lpips across sizes"],
+            search_aliases=["cross-size consistency", "size conditioning metric", "lpips across sizes"],
             inputs=[
                 io.Image.Input("images_1", tooltip="Pictures under the first size."),
                 io.Image.Input("images_2", tooltip="The same seeds under another size."),

@@ -49,13 +49,13 @@ class ControlCFGGuider(io.ComfyNode):
         """Prompts and strengths in."""
         return io.Schema(
             node_id="VitrineControlCFGGuider",
-            display_name="Control CFG Guider",
+            display_name="Size CFG Guider",
             category=CATEGORY,
             description="Guides by the prompt and, apart from it, by size, crop and flip; spares needless evaluations.",
-            search_aliases=["dual cfg", "size guidance", "control guidance strength"],
+            search_aliases=["control guider", "dual cfg", "size guidance", "control guidance strength"],
             inputs=[
-                io.Model.Input("model", tooltip="From Apply Gamma Schedule or Load Control Checkpoint."),
-                io.Conditioning.Input("positive", tooltip="The prompt, with Control Values."),
+                io.Model.Input("model", tooltip="From Size Weight Schedule or Load Size Checkpoint."),
+                io.Conditioning.Input("positive", tooltip="The prompt, with Size and Crop Values."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt; negative_sizes says its sizes."),
                 *_STRENGTHS,
                 _NEGATIVE_SIZES,
@@ -188,7 +188,7 @@ class ControlConditionedSampler(io.ComfyNode):
         crop_left: int, crop_top: int, flip: bool, form: str, alpha: float, clock: str, reference: str,
         reference_width: int, reference_height: int, upscale: float = 1.0, negative_sizes: str = "picture",
     ) -> io.NodeOutput:  # fmt: skip
-        """Control Values, Apply Gamma Schedule, Control CFG Guider and a sampler in a row."""
+        """Size and Crop Values, Size Weight Schedule, Size CFG Guider and a sampler in a row."""
         gamma = GammaConfig(form, alpha, clock=clock)
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
         size = tuple(side * PIXELS for side in latent_image["samples"].shape[-2:])

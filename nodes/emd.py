@@ -116,7 +116,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             ),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
-                io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD MCMC Correct."),
+                io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD Repair Samples."),
                 *stock_outputs(),
             ],
         )
@@ -175,7 +175,7 @@ class EMDMCMCCorrect(io.ComfyNode):
         """Teacher, the student's two networks, z and prompt in; LATENT out."""
         return io.Schema(
             node_id="VitrineEMDMCMCCorrect",
-            display_name="EMD MCMC Correct",
+            display_name="EMD Repair Samples",
             category=CATEGORY,
             description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more"
                         " density than the student. Needs the student's own score network (a LoRA that ships with"
@@ -261,7 +261,7 @@ class EMDDistill(io.ComfyNode):
         """Base, prompts and settings in; the LoRA file and first pictures out."""
         return io.Schema(
             node_id="VitrineEMDDistill",
-            display_name="EMD Distill",
+            display_name="EMD Train Student",
             category=CATEGORY,
             description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
             "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",

@@ -84,7 +84,7 @@ class NEMOBake(io.ComfyNode):
         """Model and neurons in, patched model out."""
         return io.Schema(
             node_id="VitrineNEMOBake",
-            display_name="NEMO Bake",
+            display_name="NEMO Bake into Weights",
             category=CATEGORY,
             description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
             "layer would bring them back; Neuron Blocker is proof against that.",

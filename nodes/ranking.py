@@ -39,11 +39,11 @@ class RankActivations(io.ComfyNode):
         """Model, pictures and perhaps masks in; a preset, a report and strips out."""
         return io.Schema(
             node_id="VitrineRankActivations",
-            display_name="Rank Activations",
+            display_name="Rank Layers",
             category=CATEGORY,
             description="Scores every layer of a model for diffusion noise, granularity and locality, drops the "
                         "bad ones and, with masks, measures the rest and combines the best.",
-            search_aliases=["choose features", "feature selection", "which layer", "GDF filter"],
+            search_aliases=["rank activations", "choose features", "feature selection", "which layer", "GDF filter"],
             hidden=HIDDEN,
             has_intermediate_output=True,
             inputs=under_advanced((
@@ -80,7 +80,7 @@ class RankActivations(io.ComfyNode):
                                 tooltip="Memory beyond the model; the rest waits on disk. Empty: no bound."),
             ]),
             outputs=[
-                FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Feature Preset."),
+                FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Layer Preset."),
                 io.String.Output(display_name="layers", tooltip="The chosen layers, for Activation Tap and others."),
                 io.String.Output(display_name="report", tooltip="Each layer, its figures, why it was dropped."),
                 io.Image.Output(display_name="kept", tooltip="A strip of colours for each kept layer, best first."),
@@ -146,14 +146,14 @@ class SaveFeaturePreset(io.ComfyNode):
         """A preset and a name in."""
         return io.Schema(
             node_id="VitrineSaveFeaturePreset",
-            display_name="Save Feature Preset",
+            display_name="Save Layer Preset",
             category=CATEGORY,
             description="Writes the chosen layers with their figures and the model's fingerprint, for others to load.",
-            search_aliases=["export preset", "save places"],
+            search_aliases=["save feature preset", "export preset"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
-                FeaturePresetSocket.Input("preset", tooltip="From Rank Activations."),
+                FeaturePresetSocket.Input("preset", tooltip="From Rank Layers."),
                 io.String.Input("name", default="preset", tooltip="File name without folder or ending."),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="The file written.")],
@@ -176,10 +176,10 @@ class LoadFeaturePreset(io.ComfyNode):
         files = saved.listed(_FOLDER, ".json")
         return io.Schema(
             node_id="VitrineLoadFeaturePreset",
-            display_name="Load Feature Preset",
+            display_name="Load Layer Preset",
             category=CATEGORY,
             description="Reads layers from models/vitrine_presets; a preset of another model is refused.",
-            search_aliases=["import preset", "load places"],
+            search_aliases=["load feature preset", "import preset"],
             inputs=[
                 io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file."),
                 io.Model.Input("model", tooltip="The model it will be used with."),

@@ -73,7 +73,7 @@ class LoadPortraitsTransformer(io.ComfyNode):
             display_name="Load Portraits Transformer",
             category=CATEGORY,
             description="A small PixArt-shaped model of cartoon portraits, trained with the size, crop and flip "
-                        "of its pictures as conditions. Load Control Checkpoint adds the part that reads them.",
+                        "of its pictures as conditions. Load Size Checkpoint adds the part that reads them.",
             search_aliases=["portraits pixart", "portraits dit", "size conditioned demo model"],
             inputs=[
                 io.Combo.Input(

@@ -68,7 +68,7 @@ class Weighting:
 
 
 def weighting_of(model: Any) -> Weighting | None:
-    """What Apply Gamma Schedule or Load Control Checkpoint put on a MODEL."""
+    """What Size Weight Schedule or Load Size Checkpoint put on a MODEL."""
     return model.get_attachment(KEY)
 
 

@@ -25,7 +25,7 @@ def guiders():
 
 
 def patches():
-    lines = ["| core's node before ours | tap | blocker, `cond` | Control CFG Guider |", "|---|---|---|---|"]
+    lines = ["| core's node before ours | tap | blocker, `cond` | Size CFG Guider |", "|---|---|---|---|"]
     for name in PATCHES:
         lines.append(f"| {name} | guidance's own pass | the prompt only | as KSampler |")
     return lines

@@ -318,7 +318,7 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
 
 
 def first_pictures(s, folder):
-    """What EMD Distill shows: the student's pictures of seeds 0 .. 3 after a small run."""
+    """What EMD Train Student shows: the student's pictures of seeds 0 .. 3 after a small run."""
     from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())

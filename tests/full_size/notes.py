@@ -290,7 +290,7 @@ def write_sliders(f: Following) -> None:
 def own_files(f: Following) -> None:
     for name, (key, kind) in {
         "Load Neurons": ("file", "neurons"), "Load W2W Space": ("space_file", "space"),
-        "Load W2W Model": ("file", "person"), "Load Feature Preset": ("file", "places"),
+        "Load W2W Model": ("file", "person"), "Load Layer Preset": ("file", "places"),
         "Load Activations": ("file", "taps"),
     }.items():  # fmt: skip
         f.set_everywhere(key, f.own[kind], f.of(name))
@@ -320,16 +320,16 @@ def write_prompts(f: Following) -> None:
 def choose_teacher(f: Following) -> None:
     """Whoever has no SD1.x folder has no use for the node."""
     if "teacher" in f.own:
-        f.set_everywhere("base", f.own["teacher"], f.of("EMD Distill"))
+        f.set_everywhere("base", f.own["teacher"], f.of("EMD Train Student"))
     else:
-        leave_out(f, "EMD Distill")
+        leave_out(f, "EMD Train Student")
 
 
 def tell(f: Following, *numbers: str) -> None:
     """Sizes told, wherever one of the portraits' stands as width and height."""
     new, old = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     table = {int(a): int(b) for a, b in zip(old, new, strict=True)}
-    nodes = [i for kind in ("Control Values", "Control-Conditioned Sampler") for i in _some(f, kind)]
+    nodes = [i for kind in ("Size and Crop Values", "Control-Conditioned Sampler") for i in _some(f, kind)]
     for node_id in nodes:
         given = f.inputs(node_id)
         given.update(width=table[given["width"]], height=table[given["height"]])
@@ -374,10 +374,10 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"put LoRAs of one kind into a folder below models/loras and choose it in Build W2W Space", choose_folder),
     (r"connect its SPACE in place of Load W2W Space", connect_space),
     (r"write your files' names in Train W2W Direction", write_names),
-    (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Distill", choose_teacher),
+    (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Train Student", choose_teacher),
     (r"write your prompts and ordinary captions in NEMO Copy Check", write_prompts),
     (r"tell (\d+) in place of (\d+)", tell),
-    (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+) in Control Values: three sizes and "
+    (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+) in Size and Crop Values: three sizes and "
      r"Control-Conditioned Sampler", tell),
 ]  # fmt: skip
 """Part of a sentence -> what it means for the graph."""

@@ -35,7 +35,7 @@ def test_a_glob_in_a_note_is_typed_whole():
     following = Following.start("Find the same part (demo)", "sd15", {})
     (part,) = [p for p in note("Find the same part (demo)").split("; ") if "places" in p]
     following.follow(part)
-    (ranker,) = following.of("Rank Activations")
+    (ranker,) = following.of("Rank Layers")
     assert following.inputs(ranker)["places"] == "up-*"
 
 
