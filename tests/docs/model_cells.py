@@ -84,11 +84,11 @@ def _nodes(twin: str) -> Tests:
         "match, rank": [f"{NOTES}::test_the_template_runs[{twin}-Find the same part (your checkpoint)]",
                         f"{NOTES}::test_the_note_for_transformers_can_be_followed[{twin}-Find the same part (demo)]"],
         "NEMO": [f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[{twin}]", f"{note}Stop the model copying a picture (demo)]"],
-        "EMD": [f"{note}Draw in one step (demo)]"],
+        "EMD": [f"{note}Sample in one step (demo)]"],
         "W2W": [f"{note}Pull sliders on a person (demo)]", f"{MODELS}::test_loras_of_every_spelling_change_both_networks_alike[{twin}]",
                 f"{MODELS}::test_a_lora_inside_the_forward_is_the_patch[{twin}]"],
         "Resolution": ["comfy/test_table_families.py::test_both_libraries_agree_on_sd3" if twin == "sd35" else resolution,
-                       f"{note}Draw at twice the size (demo)]"],
+                       f"{note}Sample at twice the size (demo)]"],
     }  # fmt: skip
 
 

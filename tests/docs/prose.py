@@ -60,7 +60,8 @@ def _blocks(text: str) -> tuple[list[str], list[str]]:
             paragraph.append(bare)
             continue
         blocks.append(" ".join(paragraph))
-        paragraph = [ITEM.sub("", bare)] if bare and not bare.startswith("|") else []
+        paragraph = [ITEM.sub("", bare)] if bare and bare[0] not in "|#" else []
+        blocks += [bare.lstrip("# ")] if bare.startswith("#") else []
     return [b for b in blocks if b], cells
 
 
