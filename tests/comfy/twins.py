@@ -174,7 +174,7 @@ def ksampler_latents(graph, node_id, pipe):
 
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
-def draw_in_one_step(graph, comfy):
+def sample_in_one_step(graph, comfy):
     student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
     contract = student.load_student(student_file("student"))
     score.load_student(student_file("score"))
@@ -246,7 +246,7 @@ def change_a_person_halfway_through(graph, comfy):
     return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
 
 
-def draw_a_person_in_one_step(graph, comfy):
+def sample_a_person_in_one_step(graph, comfy):
     from vitrine.engine.w2w import BatchedLora
 
     space, student = people_space(), pipeline(EMDOneStepPipeline)

@@ -16,7 +16,7 @@ NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
 
 
 def slug(workflow):
-    """A title as a file name of the docs and as its twin's name: "Sample in one step (demo)" -> draw_in_one_step."""
+    """A title as a file name of the docs and as its twin's name: "Sample in one step (demo)" -> sample_in_one_step."""
     return re.sub(r"\W+", "_", plain_title(workflow.stem).lower())
 
 
