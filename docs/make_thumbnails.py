@@ -66,7 +66,7 @@ FRAMES: dict[str, list[Frame]] = {
         ("activations, too", "From a file, no model needed", 0, 4),
     ],
     "Say how large a picture should look (demo)": [
-        ("told 16 pixels", "Power-cosine, 16 px", 0, 1), ("told 256 pixels", "Power-cosine, 256 px", 0, 1),
+        ("size 16 pixels", "Power-cosine, 16 px", 0, 1), ("size 256 pixels", "Power-cosine, 256 px", 0, 1),
     ],
     "See what the model sees (demo)": [
         ("the pictures", "The pictures", 0, 4), ("what the model sees", "Second layer", 0, 4),

@@ -50,8 +50,8 @@ class ActivationTap(io.ComfyNode):
             display_name="Activation Tap",
             category=CATEGORY,
             description="Noises a picture to one timestep, runs the model once, and keeps the activations of the "
-                        "layers you name. The paper's message: which layer you tap matters more than anything "
-                        "else (GDF, NeurIPS 2024).",
+                        "layers you name. The paper's message: which layer you tap matters more than anything else "
+                        "(GDF, NeurIPS 2024).",
             search_aliases=[
                 "features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention",
                 "attention map", "heatmap", "visualize", "visualise", "interpret", "x-ray", "xray",
@@ -69,8 +69,7 @@ class ActivationTap(io.ComfyNode):
             ]),
             outputs=[
                 ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped layers, for each picture."),
-                io.Image.Output(display_name="IMAGE", tooltip="First layer as colours: three principal "
-                                                              "components."),
+                io.Image.Output(display_name="IMAGE", tooltip="First layer as colours: three principal components."),
                 io.String.Output(display_name="report", tooltip="Each layer with its size and massive channels."),
             ],
             hidden=HIDDEN,

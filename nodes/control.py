@@ -46,8 +46,8 @@ class ControlValues(io.ComfyNode):
             node_id="VitrineControlValues",
             display_name="Size and Crop Values",
             category=CATEGORY,
-            description="Adds size, crop, target size and flip to a prompt: for SDXL, PixArt and models with a "
-                        "size checkpoint.",
+            description="Adds size, crop, target size and flip to a prompt: for SDXL, PixArt and models with a size "
+                        "checkpoint.",
             search_aliases=[
                 "sdxl size conditioning", "micro conditioning", "original size crop target", "original size", "crop",
                 "blur", "sharp", "blurry",

@@ -20,8 +20,7 @@ GAMMA = [
     ),
     io.Combo.Input(
         "clock", options=list(CLOCKS), default="native",
-        tooltip="native: the timestep that conditions the network. paper_sigma: for flow models, by their noise "
-                "level.",
+        tooltip="native: the timestep that conditions the network. paper_sigma: for flow models, by their noise level.",
     ),
     io.Combo.Input(
         "reference", options=list(REFERENCES), default="target",

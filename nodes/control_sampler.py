@@ -83,8 +83,7 @@ class EntropyGuiderNode(io.ComfyNode):
             node_id="VitrineEntropyGuider",
             display_name="Entropy Guider",
             category=CATEGORY,
-            description="Guides away from what the model would make with flat attention; no negative prompt is "
-                        "needed.",
+            description="Guides away from what the model would make with flat attention; no negative prompt is needed.",
             search_aliases=[
                 "ERG", "entropy rectifying guidance", "perturbed attention", "SEG", "PAG", "no negative prompt",
                 "without negative prompt", "NAG", "guidance without cfg",
@@ -98,21 +97,21 @@ class EntropyGuiderNode(io.ComfyNode):
                 ),
                 io.Float.Input(
                     "tau", display_name="attention_scale", default=0.01, min=0.0, max=10.0, step=0.01,
-                    tooltip="Factor on the attention logits of the weakened network: 0 is flat attention, 1 "
-                            "weakens nothing.",
+                    tooltip="Factor on the attention logits of the weakened network: 0 is flat attention, 1 weakens "
+                            "nothing.",
                 ),
                 io.String.Input(
                     "places", display_name="layers", default="*-self-q",
-                    tooltip="Names of the weakened queries; *-self-q is all of "
-                                                          "self-attention, mid-*-self-q the middle only.",
+                    tooltip="Names of the weakened queries; *-self-q is all of self-attention, mid-*-self-q the middle "
+                            "only.",
                 ),
                 io.Int.Input(
                     "start_timestep", default=1000, min=0, max=1000,
                     tooltip="Weakened below this timestep. 1000 is the whole run.",
                 ),
                 io.Conditioning.Input(
-                    "weak", optional=True, tooltip="Prompt of the weakened network; the prompt itself if left "
-                                                   "open. An empty prompt adds ordinary guidance.",
+                    "weak", optional=True, tooltip="Prompt of the weakened network; the prompt itself if left open. An "
+                                                   "empty prompt adds ordinary guidance.",
                 ),
             ],
             outputs=[io.Guider.Output(display_name="GUIDER", tooltip="For SamplerCustomAdvanced.")],

@@ -177,9 +177,8 @@ class EMDMCMCCorrect(io.ComfyNode):
             node_id="VitrineEMDMCMCCorrect",
             display_name="EMD Repair Samples",
             category=CATEGORY,
-            description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more"
-                        " density than the student. Needs the student's own score network (a LoRA that ships with"
-                        " it).",
+            description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more "
+                        "density than the student. Needs the student's own score network (a LoRA that ships with it).",
             search_aliases=["repair", "Langevin", "MCMC", "refine", "corrector", "EM distillation"],
             inputs=under_advanced(("step_size", "contract", "timestep", "noise", "guidance", "z_step_size"), [
                 io.Model.Input("teacher", tooltip="The base model the student was distilled from."),
@@ -206,8 +205,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                 *contract_inputs(False),
                 io.Float.Input(
                     "guidance", default=0.0, min=0.0, max=30.0, step=0.5, optional=True,
-                    tooltip="Guidance of the teacher; 0 takes that of the student's training, which its preset "
-                            "names.",
+                    tooltip="Guidance of the teacher; 0 takes that of the student's training, which its preset names.",
                 ),
                 io.Float.Input(
                     "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001, optional=True,

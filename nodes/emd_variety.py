@@ -22,9 +22,9 @@ class EMDVariety(io.ComfyNode):
             node_id="VitrineEMDVariety",
             display_name="EMD Variety",
             category="Vitrine/few-step students",
-            description="Measures how different the pictures of one prompt are: mean distance between seeds, how "
-                        "many different pictures they amount to, and how much of a reference they reach. Fast "
-                        "students often make one picture for every seed.",
+            description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
+                        "different pictures they amount to, and how much of a reference they reach. Fast students "
+                        "often make one picture for every seed.",
             search_aliases=[
                 "diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds", "all look the same",
                 "same face every seed",

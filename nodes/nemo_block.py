@@ -43,11 +43,10 @@ class NEMONeuronBlocker(io.ComfyNode):
                 io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
                 io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
                 io.Float.Input("start", display_name="start_percent", default=0.0, min=0.0, max=1.0, step=0.01,
-                               tooltip="When blocking begins, as a fraction of the run: 0 is its beginning, 1 its"
-                                       " end."),
-                io.Float.Input("end", display_name="end_percent", default=1.0, min=0.0, max=1.0, step=0.01,
-                               tooltip="When blocking ends, as a fraction of the run: 0 is its beginning, 1 its "
+                               tooltip="When blocking begins, as a fraction of the run: 0 is its beginning, 1 its "
                                        "end."),
+                io.Float.Input("end", display_name="end_percent", default=1.0, min=0.0, max=1.0, step=0.01,
+                               tooltip="When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end."),
                 io.String.Input(
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (of CLIP the first word is at 1); "
@@ -55,8 +54,8 @@ class NEMONeuronBlocker(io.ComfyNode):
                 ),
                 io.String.Input(
                     "spared", default="", multiline=True, optional=True,
-                    tooltip="Neurons to leave alone: layer name and index, one a line; or press the button and "
-                            "click them.",
+                    tooltip="Neurons to leave alone: layer name and index, one a line; or press the button and click "
+                            "them.",
                 ),
             ]),
             outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],

@@ -47,8 +47,8 @@ class NEMOFindNeurons(io.ComfyNode):
                 TAU,
                 io.Float.Input(
                     "share", display_name="effect_fraction", default=0.0, min=0.0, max=1.0, step=0.01,
-                    tooltip="The search ends when blocking has this fraction of the effect of blocking "
-                            "everything. 0: 0.98, or with the protocol nemo at the threshold.",
+                    tooltip="The search ends when blocking has this fraction of the effect of blocking everything. 0: "
+                            "0.98, or with the protocol nemo at the threshold.",
                 ),
                 io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
                 SEEDS,

@@ -20,8 +20,8 @@ class ActivePatches(io.ComfyNode):
             display_name="Active Patches",
             category="Vitrine",
             description="Lists every change that is applied to a MODEL: LoRAs and other weight patches, blocked "
-            "neurons, replaced sampling objects, attention patches, wrappers. The MODEL passes "
-            "through unchanged.",
+            "neurons, replaced sampling objects, attention patches, wrappers. The MODEL passes through "
+            "unchanged.",
             search_aliases=[
                 "what is patched",
                 "list loras",

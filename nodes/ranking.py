@@ -28,6 +28,7 @@ from .comfy.progress import progress, text_on
 from .sockets import FeaturePresetSocket, under_advanced
 
 CATEGORY = "Vitrine/activations"
+ADVANCED = ("timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory")
 _FOLDER = "vitrine_presets"
 
 
@@ -41,21 +42,18 @@ class RankActivations(io.ComfyNode):
             node_id="VitrineRankActivations",
             display_name="Rank Layers",
             category=CATEGORY,
-            description="Scores every layer of a model for diffusion noise, granularity and locality, drops the "
-                        "bad ones and, with masks, measures the rest and combines the best.",
+            description="Scores every layer of a model for diffusion noise, granularity and locality, drops the bad "
+                        "ones and, with masks, measures the rest and combines the best.",
             search_aliases=["rank activations", "choose features", "feature selection", "which layer", "GDF filter"],
             hidden=HIDDEN,
             has_intermediate_output=True,
-            inputs=under_advanced((
-                "timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory",
-            ), [
+            inputs=under_advanced(ADVANCED, [
                 io.Model.Input("model", tooltip="The model whose layers are ranked."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("images", tooltip="Two pictures or more; sixteen give steady scores."),
                 io.String.Input("places", display_name="layers", default="*",
-                                tooltip="Layer names or patterns, such as up-*; * ranks "
-                                                               "all."),
+                                tooltip="Layer names or patterns, such as up-*; * ranks all."),
                 io.Float.Input("timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
                                tooltip="The network's own timestep, 0 to 999; GDF takes 50."),
                 io.Float.Input("noise", display_name="noise_limit", default=0.8, min=0.0, max=10.0, step=0.05,

@@ -78,9 +78,9 @@ class LoadPortraitsTransformer(io.ComfyNode):
             inputs=[
                 io.Combo.Input(
                     "weight", options=names, default="power-cosine" if "power-cosine" in names else None,
-                    tooltip="How the size was weighted over the noise level in training: power-cosine is the "
-                            "paper's curve, constant is SDXL's way. With 128: fine-tuned for 128 px. With flips: "
-                            "follows the flip that is set.",
+                    tooltip="How the size was weighted over the noise level in training: power-cosine is the paper's "
+                            "curve, constant is SDXL's way. With 128: fine-tuned for 128 px. With flips: follows the "
+                            "flip that is set.",
                 ),
             ],
             outputs=[

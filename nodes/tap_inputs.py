@@ -20,8 +20,8 @@ from .comfy.progress import progress
 _OWN = "addresses below"
 _TYPED = "addresses above"
 HELP = (
-    "One layer name or pattern a line, e.g. up-level*-cross-q; auto: a layer that every model has. A wrong name "
-    "is refused with the nearest valid ones."
+    "One layer name or pattern a line, e.g. up-level*-cross-q; auto: a layer that every model has. A wrong name is "
+    "refused with the nearest valid ones."
 )
 
 
@@ -73,9 +73,8 @@ def protocol_input() -> io.Input:
     """Whose conventions a tap follows; after the inputs above, where it was added."""
     return io.Combo.Input(
         "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
-        tooltip="gdf: as the authors' code on SD 1.x and SDXL: posterior sample and noise of the whole batch, "
-                "timestep 51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own "
-                "size.",
+        tooltip="gdf: as the authors' code on SD 1.x and SDXL: posterior sample and noise of the whole batch, timestep "
+                "51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own size.",
     )  # fmt: skip
 
 

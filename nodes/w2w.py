@@ -162,8 +162,8 @@ class W2WSample(io.ComfyNode):
             node_id="VitrineW2WSample",
             display_name="W2W Sample",
             category=CATEGORY,
-            description="Samples a new model of the space, for example a person who does not exist, the same in "
-                        "every picture. Says which training models are nearest.",
+            description="Samples a new model of the space, for example a person who does not exist, the same in every "
+                        "picture. Says which training models are nearest.",
             search_aliases=["weights2weights", "new identity", "random person", "random LoRA", "new character"],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
@@ -175,14 +175,13 @@ class W2WSample(io.ComfyNode):
                 io.Int.Input("components", default=0, min=0, max=100_000,
                              tooltip="Sample only this many, from the first; 0: a third of the number of models."),
                 io.Float.Input("truncation", default=0.0, min=0.0, max=5.0, step=0.1,
-                               tooltip="Sample numbers again beyond this many deviations; 0 keeps all, 2 avoids "
-                                       "odd ones."),
+                               tooltip="Largest deviation of a number; 0 is no bound, 2 avoids odd models."),
                 io.String.Input("wanted", default="", multiline=True,
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
                 io.Combo.Input("attributes", options=["auto", "joined", "gaussian"], default="auto",
-                               tooltip="joined: along the named directions as one training model is, the rest "
-                                       "sampled. gaussian: all sampled, as in the paper. auto: as the space's "
-                                       "file says, else joined where there are directions."),
+                               tooltip="joined: along the named directions as one training model is, the rest sampled. "
+                                       "gaussian: all sampled, as in the paper. auto: as the space's file says, else "
+                                       "joined where there are directions."),
                 io.Float.Input("emphasis", default=-1.0, min=-1.0, max=4.0, step=0.05, optional=True,
                                tooltip="joined: multiplies what is taken over; 1.5 was best for the shipped people. "
                                "-1: as the space's file says, else 1."),
@@ -249,8 +248,8 @@ class W2WEdit(io.ComfyNode):
                 io.String.Input("more", default="", multiline=True, optional=True,
                                 tooltip="Further sliders, label: strength, separated by commas or lines."),
                 io.String.Input("place", display_name="map_position", default="", optional=True,
-                                tooltip="Where on the space's map the model is moved, x y from -1 to 1; empty "
-                                        "leaves it where it is. Press the button and drag."),
+                                tooltip="Where on the space's map the model is moved, x y from -1 to 1; empty leaves "
+                                        "it where it is. Press the button and drag."),
                 io.Model.Input("model", optional=True,
                                tooltip="Only for the picture in the panel: the base model of your own space."),
                 io.Conditioning.Input("positive", optional=True, tooltip="Only for that picture: the prompt."),

@@ -36,8 +36,8 @@ TOP, QUICK_TOP = 5, 3
     "gdf.filter",
     paper=PAPER,
     figure="Section 5.1: the filter saves most measurements (SDXL: 63 of 279 layers stay)",
-    target="each layer of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of layers are dropped;"
-    " a random rule that keeps as many would do so less than one time in twenty",
+    target="each layer of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of layers are dropped; a "
+    "random rule that keeps as many would do so less than one time in twenty",
     minutes=0.7,
     quick_minutes=0.4,
 )

@@ -34,10 +34,10 @@ Table = dict[str, torch.Tensor]
 @claim(
     "gdf.massive",
     paper="DiTF (arXiv 2505.18584)",
-    figure="Table 3 (Flux on SPair: 29.9 raw, 65.3 modulated, 67.1 with massive channels discarded); here "
-    "keypoints of 200 misaligned flow portraits, with a channel made massive by rescaling",
-    target="for each of three channels: raw matching lower at 0.1 (95 % interval of the difference); DiTF within "
-    "0.02 of its result, and of raw matching, without the massive channel",
+    figure="Table 3 (Flux on SPair: 29.9 raw, 65.3 modulated, 67.1 with massive channels discarded); here keypoints of "
+    "200 misaligned flow portraits, with a channel made massive by rescaling",
+    target="for each of three channels: raw matching lower at 0.1 (95 % interval of the difference); DiTF within 0.02 "
+    "of its result, and of raw matching, without the massive channel",
     minutes=1.5,
     quick_minutes=0.4,
 )

@@ -151,10 +151,10 @@ def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, tor
 @claim(
     "gdf.correspondence",
     paper=PAPER,
-    figure="Table 1: better layers beat the layers used before (there SPair-71k; here keypoints of 200 misaligned"
-    " portraits: cropped, shifted, rotated, scaled, flipped)",
-    target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over inter-module "
-    "layers, outside the 95 % bootstrap interval of each difference",
+    figure="Table 1: better layers beat the layers used before (there SPair-71k; here keypoints of 200 misaligned "
+    "portraits: cropped, shifted, rotated, scaled, flipped)",
+    target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over inter-module layers, "
+    "outside the 95 % bootstrap interval of each difference",
     minutes=0.6,
     quick_minutes=0.3,
 )
@@ -242,10 +242,10 @@ def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeS
 @claim(
     "gdf.segmentation",
     paper=PAPER,
-    figure="Table 2, few labels: better layers beat the layers used before (here parts of 200 misaligned "
-    "portraits, 20 labelled)",
-    target="mIoU of the chosen layers above Fourier coordinates and above the same search over inter-module "
-    "layers, outside the 95 % bootstrap interval of each difference",
+    figure="Table 2, few labels: better layers beat the layers used before (here parts of 200 misaligned portraits, 20 "
+    "labelled)",
+    target="mIoU of the chosen layers above Fourier coordinates and above the same search over inter-module layers, "
+    "outside the 95 % bootstrap interval of each difference",
     minutes=1.2,
     quick_minutes=0.8,
 )

@@ -238,8 +238,8 @@ BETAS, SETS = (1.0, 1.25, 1.375, 1.5, 2.0), 3
 
 
 @claim(
-    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with "
-                                            "plain guidance",
+    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with plain "
+                                            "guidance",
     target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets", minutes=8, quick_minutes=0.15,
 )  # fmt: skip
 def guidance(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

@@ -136,8 +136,8 @@ def levels(model: str | None = None, progress: Progress = silent, quick: bool = 
 @claim(
     "emd.cancellation", paper=PAPER,
     figure="Fig. 3: variance of the gradient without noise cancellation over that with it, K = 8",
-    target="at least 2, and the cancelled student's forward KL lower after training with a batch of 16, 95 % over"
-           " 5 seeds",
+    target="at least 2, and the cancelled student's forward KL lower after training with a batch of 16, 95 % over 5 "
+           "seeds",
     minutes=1.5, quick_minutes=0.3,
 )  # fmt: skip
 def cancellation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

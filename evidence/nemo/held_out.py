@@ -27,8 +27,8 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
 
 @claim(
     "nemo.held_out", paper=PAPER,
-    figure="held-out memorized pictures: fraction of single samples that still copy after blocking, over three "
-           "search seeds",
+    figure="held-out memorized pictures: fraction of single samples that still copy after blocking, over three search "
+           "seeds",
     target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
     "prompt agreement; every verbatim picture that copies is detected at 1 % false alarms",
     minutes=30, quick_minutes=1.5,

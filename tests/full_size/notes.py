@@ -27,15 +27,13 @@ OWN_SIDES = {"sd15": 512, "sdxl": 1024}
 
 def note(workflow: str) -> str:
     """The steps below "Your own model:" in a workflow's note, in one line, without marks of emphasis."""
-    return steps_in(note_texts(workflow), workflow)
+    return steps_in(note_texts(workflow))
 
 
-def steps_in(text: str, workflow: str = "") -> str:
+def steps_in(text: str) -> str:
     """The same of a text: "swap this; set that"."""
     (found,) = re.findall(r"\*\*Your own model:\*\*\n\n((?:\d+\. [^\n]+\n?)+)", text)
-    steps = [plain(line.split(". ", 1)[1]) for line in found.splitlines()]
-    assert steps, workflow
-    return "; ".join(step[0].lower() + step[1:] for step in steps)
+    return "; ".join(s[0].lower() + s[1:] for s in (plain(line.split(". ", 1)[1]) for line in found.splitlines()))
 
 
 def note_texts(workflow: str) -> str:
