@@ -131,7 +131,7 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
             rows[name] = {"copies": round(shares[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
             progress(number + 1, len(names), None)
     rho = spearman(scores["nemo"], shares)
-    interval = _resampled(scores["nemo"], shares)
+    interval = rho_interval(scores["nemo"], shares)
     baseline = spearman(without["nemo"], shares)
     by_size = {size: _mean(shares[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
     likely = interval[1] if quick else rho
@@ -172,7 +172,7 @@ def _ranks(values: torch.Tensor) -> torch.Tensor:
     return below + 0.5 * ((values[None] == values[:, None]).sum(1).double() - 1)
 
 
-def _resampled(a: Sequence[float], b: Sequence[float], draws: int = 1000) -> tuple[float, float]:
+def rho_interval(a: Sequence[float], b: Sequence[float], draws: int = 1000) -> tuple[float, float]:
     """95 % of rho when the LoRAs are drawn again (bootstrap)."""
     random, count = torch.Generator().manual_seed(0), len(a)
     rhos = []
