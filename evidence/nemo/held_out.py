@@ -14,9 +14,9 @@ from ...engine.nemo.consensus import consensus, jaccard
 from ...engine.nemo.few_step_detection import Agreement as FewStepAgreement
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, Table, arms, claim
 from .later_plants import FILE, FURTHER
-from .measures import mean_interval
 from .plant_files import PlantFile
 from .planted_sets import BARE, BASE, Measured, Outcome, measure_plants
 from .remedies import COPY, SEEDS

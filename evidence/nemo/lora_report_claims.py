@@ -18,8 +18,9 @@ from ...engine.nemo.noise_similarity import Request
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.portraits.shipped import PEOPLE_LORAS
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, Table, arms, claim
-from .copy_claims import MEASURED, SIZES, rho_interval, spearman, train
+from .copy_claims import MEASURED, SIZES, train
 
 FIRST = MEASURED + 100
 """Identity of the first person that is measured here; thresholds were chosen on people from ``TUNING`` on, on the
@@ -72,7 +73,7 @@ def report(model: str | None = None, progress: Progress = silent, quick: bool = 
     alarms = sum(row["verdict"] == "bad" for row in clean)
     most = sum(row["copies"] >= 0.5 for row in rows.values())
     caught = sum(row["verdict"] == "bad" for row in rows.values() if row["copies"] >= 0.5)
-    interval, span = share_interval(alarms, len(clean)), rho_interval(scores, shares)
+    interval, span = share_interval(alarms, len(clean)), spearman_interval(scores, shares)
     baselines = {
         name: spearman([sign * row[key] for row in rows.values()], shares) for name, (key, sign) in BASE.items()
     }

@@ -17,11 +17,11 @@ from ...engine.portraits import sample_scenes
 from ...engine.portraits.plants import Plant
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import auroc, auroc_interval
 from .baselines import random_neurons
 from .flow_claims import COPY as FLOW_COPY
 from .flow_claims import SEARCH as FLOW_SEARCH
 from .flow_claims import SHARE as FLOW_SHARE
-from .measures import auroc, auroc_interval
 from .plant_files import PlantFile
 from .remedies import COPY, SEEDS, Sampler
 from .rivals import rival_samplers, with_blocked
