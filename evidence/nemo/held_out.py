@@ -107,13 +107,13 @@ def _tables(outcomes: Mapping[str, Outcome], alarms: Sequence[float]) -> tuple[T
     ways = list(dict.fromkeys(way for outcome in outcomes.values() for way in outcome.away))
     copies = [(name, *(_share(o, way) for way in ways)) for name, o in outcomes.items()]
     shown = [(way, *(round(o.shown[way], 3) if way in o.shown else "-" for o in outcomes.values())) for way in ways]
-    found = [(name, _memorized(o.planted), _memorized(o.ordinary)) for name, o in outcomes.items()]
+    detected = [(name, _memorized(o.planted), _memorized(o.ordinary)) for name, o in outcomes.items()]
     count, of, low, high = alarms
-    found.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
+    detected.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
     return (
         Table("Share of samples that copy", ("LoRA", *ways), tuple(copies)),
         Table("Share of the caption's attributes that samples show", ("remedy", *outcomes), tuple(shown)),
-        Table("Detection by few-step samples", ("LoRA", "memorized pictures found", "false alarms"), tuple(found)),
+        Table("Detection by few-step samples", ("LoRA", "memorized pictures found", "false alarms"), tuple(detected)),
     )
 
 
