@@ -78,7 +78,7 @@ class FewStepSampler:
     def _branches(self) -> int:
         return 1 if self.config.guidance == 1 else 2
 
-    def noise(self, shape: tuple[int, int, int]) -> torch.Tensor:
+    def noise(self, shape: Sequence[int]) -> torch.Tensor:
         """(S, C, h, w), row by row from the seeds."""
         return seeded_noise(range(self.config.first_seed, self.config.first_seed + self.config.seeds), shape)
 
