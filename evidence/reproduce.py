@@ -14,6 +14,7 @@ from ..engine.errors import refuse
 from ..engine.io.files import write_whole
 from ..engine.runtime.processes import each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
+from .photograph_folder import available
 from .registry import Claim, pick_claims
 from .result_files import record, write_result
 from .result_plots import shown
@@ -21,7 +22,7 @@ from .result_plots import shown
 
 def reproduce(
     names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
-    plants: str | None = None,
+    plants: str | None = None, photographs: str | None = None,
 ) -> int:  # fmt: skip
     """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
 
@@ -30,20 +31,21 @@ def reproduce(
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
         workers: so many claims side by side, each in a process of one thread.
-        plants: a list of planted pictures, for claims that take one.
+        plants: a list of memorized training pictures, for claims that take one.
+        photographs: the folder of photographs, for claims that take one; by default where Debian's package puts them.
 
     Raises:
-        VitrineError: There is no such claim, or no worker; or one of the claims takes no list of planted pictures.
+        VitrineError: There is no such claim, or no worker; or one of the claims does not take what is given.
 
     Returns:
         0 if all claims hold, else 1. A claim that does not hold stays in the list.
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
+    given = {name: value for name, value in (("plants", plants), ("photographs", photographs)) if value is not None}
     folder, verdicts, picked = out or default_folder(model or plants, quick), [], pick_claims(names)
-    if plants is not None:
-        picked = [_with_plants(claim, plants) for claim in picked]
-        workers = 1
+    picked = [_with(claim, given) for claim in (picked if names or photographs else _without_photographs(picked))]
+    workers = 1 if given else workers
     for result in _measured(picked, model, quick, workers):
         verdicts.append(result["verdict"])
         print(row(result), flush=True)
@@ -59,10 +61,25 @@ def default_folder(model: str | None, quick: bool) -> Path | None:
     return None if model else Path("results") / ("quick" if quick else "")
 
 
-def _with_plants(claim: Claim, plants: str) -> Claim:
-    if "plants" not in signature(claim.measure).parameters:
-        raise refuse("plants", claim.name, "a claim about planted pictures", "name nemo.held_out alone")
-    return replace(claim, measure=partial(claim.measure, plants=plants), options=f" --plants {plants}")
+def _with(claim: Claim, given: dict[str, str]) -> Claim:
+    """The claim with these files and folders, each also an option of its command."""
+    unknown = sorted(set(given) - set(signature(claim.measure).parameters))
+    if unknown:
+        accepted = "a claim that takes it"
+        raise refuse(f"--{unknown[0]}", claim.name, accepted, "name nemo.held_out, or a claim that ends in photographs")
+    options = "".join(f" --{name} {value}" for name, value in given.items() if name != "photographs")
+    return replace(claim, measure=partial(claim.measure, **given), options=options)
+
+
+def _without_photographs(picked: list[Claim]) -> list[Claim]:
+    """The claims whose material is on this machine, when all are asked for."""
+    if available():
+        return picked
+    left = [claim for claim in picked if "photographs" in signature(claim.measure).parameters]
+    if left:
+        names = ", ".join(claim.name for claim in left)
+        print(f"not measured, for want of Debian's package tuxpaint-stamps-default: {names}", flush=True)
+    return [claim for claim in picked if claim not in left]
 
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
