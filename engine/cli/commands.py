@@ -47,13 +47,22 @@ class Reproduce:
     the form."""
     photographs: str | None = None
     """For claims that end in photographs: their folder; by default where Debian's tuxpaint-stamps-default puts it."""
+    face_model: str | None = None
+    """For claims with an outside judge of faces: the folder model of npm's @vladmandic/face-api."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
         return reproduce(
-            list(self.claims), self.out, self.model, self.quick, self.workers, self.plants, self.photographs
+            list(self.claims),
+            self.out,
+            self.model,
+            self.quick,
+            self.workers,
+            self.plants,
+            self.photographs,
+            self.face_model,
         )
 
 

@@ -115,6 +115,6 @@ def test_claims_on_photographs_take_a_folder_and_are_left_out_without_one(stamps
     assert taken == [str(stamps)]
     monkeypatch.setattr(reproduce, "available", lambda: False)
     assert main(["reproduce", "--out", str(tmp_path / "out")]) == 1 and len(taken) == 1  # nothing was shown
-    assert "tuxpaint-stamps-default: test.a" in capsys.readouterr().out
+    assert "test.a: not measured, it needs Debian's package tuxpaint-stamps-default" in capsys.readouterr().out
     monkeypatch.setattr(reproduce, "pick_claims", lambda names: claims[1:])
     assert main(["reproduce", "test.b", "--photographs", str(stamps)]) == 2
