@@ -20,7 +20,7 @@ from ...engine.portraits.shipped import PEOPLE_LORAS
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, Table, arms, claim
-from .copy_claims import MEASURED, SIZES, train
+from .copy_claims import MEASURED, SIZES, people_sets, train
 
 FIRST = MEASURED + 100
 """Identity of the first person that is measured here; thresholds were chosen on people from ``TUNING`` on, on the
@@ -103,7 +103,7 @@ def cases(folder: Path, effort: Effort, progress: Progress, model: str | None) -
     """LoRAs trained here, and shipped ones."""
     from ..portraits.identities import FIRST_IDENTITY, training_pictures
 
-    names, known = train(folder, [FIRST + i for i in range(effort.people)], progress, model), []
+    names, known = train(folder, people_sets([FIRST + i for i in range(effort.people)]), progress, model), []
     for number, name in enumerate(names):
         images, captions, _ = training_pictures(FIRST + number // len(SIZES), SIZES[number % len(SIZES)])
         known.append(Case(name, folder / "loras" / f"{name}.safetensors", images, captions[:CAPTIONS]))
