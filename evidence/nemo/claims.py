@@ -19,7 +19,7 @@ from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import auroc, auroc_interval
 from ..registry import ClaimResult, Table, arms, claim
-from . import attacked, copy_claims, held_out, lora_report_claims, swept  # noqa: F401  (they register claims)
+from . import attacked, copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
 from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
 from .world import (
