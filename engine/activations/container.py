@@ -130,7 +130,7 @@ class Activations(Mapping[str, Activation]):
         """The activations of one image, batch size 1, with its prompt if there is one per image."""
         only = slice(index, index + 1) if index != -1 else slice(index, None)
         if not -self.rows <= index < self.rows:
-            raise refuse("row", index, f"0 <= row < {self.rows}", "this many images were tapped")
+            raise refuse("row", index, f"0 to {self.rows - 1}", "that many pictures were tapped")
         items = {a: replace(v, tensor=v.tensor[only]) for a, v in self._items.items()}
         one_each = len(self.info.prompts) == self.rows
         info = replace(self.info, prompts=self.info.prompts[only]) if one_each else self.info
@@ -155,11 +155,11 @@ class Activations(Mapping[str, Activation]):
         normalisation.
 
         Raises:
-            VitrineError: If no site has a grid.
+            VitrineError: If no layer has a grid.
         """
         maps = [v.tensor for v in self._items.values() if v.grid is not None and v.tensor.ndim == 4]
         if not maps:
-            raise refuse("activations", list(self._items), "at least one site with a grid", "tap a spatial site")
+            raise refuse("activations", list(self._items), "at least one layer with a grid", "tap a spatial layer")
         size = size or max(((m.shape[-2], m.shape[-1]) for m in maps), key=lambda s: s[0] * s[1])
         smooth = {} if mode == "nearest" else {"align_corners": False}
         return torch.cat([F.interpolate(m.float(), size=size, mode=mode, **smooth) for m in maps], dim=1)

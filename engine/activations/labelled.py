@@ -185,6 +185,6 @@ def _folder(
         raise refuse("folder", str(where), "pictures of this data set", "give the data set's top folder")
     missing = [m.name for m in masks if not m.is_file()]
     if missing:
-        raise refuse("masks", f"{len(missing)} of {len(masks)} are missing, e.g. {missing[0]}", "one per picture",
+        raise refuse("masks", f"{len(missing)} of {len(masks)} are missing, e.g. {missing[0]}", "one for each picture",
                      "unpack the annotations next to the pictures")  # fmt: skip
     return LabelledFolder(tuple(pictures), tuple(masks), classes, relabel)

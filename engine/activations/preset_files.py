@@ -45,8 +45,10 @@ class FeaturePreset:
         actual = fingerprint or fingerprint_of(backbone)
         if missing or (self.fingerprint and not same_weights(self.fingerprint, actual)):
             shown = f"{self.preset.name!r} for model {short(self.fingerprint) or self.preset.model}"
-            shown += f", whose sites {missing[:3]} are missing" if missing else ""
-            raise refuse("feature preset", shown, f"one of this model, {short(actual)}", "rank the sites of this model")
+            shown += f", whose layers {missing[:3]} are not here" if missing else ""
+            raise refuse(
+                "feature preset", shown, f"one of this model, {short(actual)}", "rank the layers of this model"
+            )
 
     def save(self, path: str | Path) -> Path:
         """Writes JSON atomically."""

@@ -73,8 +73,8 @@ def nested(folds: Sequence[Fold], present: Sequence[AbstractSet[int]]) -> list[t
     for fold in folds:
         others = [other.judged for other in folds if other is not fold]
         if len(others) == 1:
-            (rest,) = others
-            others = [tuple(rest[i] for i in part) for part in stratified([present[n] for n in rest], 2)]
+            (remaining,) = others
+            others = [tuple(remaining[i] for i in part) for part in stratified([present[n] for n in remaining], 2)]
         rest_of = {part: tuple(n for p in others if p is not part for n in p) for part in others}
         whole.append(([Fold(fitted, part) for part, fitted in rest_of.items() if fitted and part], fold))
     return whole

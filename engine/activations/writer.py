@@ -121,7 +121,7 @@ class ActivationWriter:
             VitrineError: If there is not one new key per row.
         """
         if len(keys) != activations.rows:
-            raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one per row", "name every picture")
+            raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each picture", "name every picture")
         for i, key in enumerate(keys):
             self.add(key, activations.row(i))
 

@@ -44,12 +44,25 @@ class Reproduce:
     """Number of claims measured in parallel, each in a process of one thread: 2 on two cores."""
     plants: str | None = None
     """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
+    photographs: str | None = None
+    """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
+    face_model: str | None = None
+    """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, self.plants)
+        return reproduce(
+            list(self.claims),
+            self.out,
+            self.model,
+            self.quick,
+            self.workers,
+            self.plants,
+            self.photographs,
+            self.face_model,
+        )
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) ->
 
 def _check_format(name: str, version: str | None) -> None:
     if version is None:
-        raise refuse("file", name, "a control checkpoint", "it has no ccs_format in its header")
+        raise refuse("file", name, "a size-conditioning checkpoint", "it has no ccs_format in its header")
     if version.split(".")[0] != FORMAT:
         raise refuse("ccs_format", version, f"{FORMAT} or {FORMAT}.x", "install a newer version of this pack")
 
@@ -194,9 +194,9 @@ def trained_settings(
     for what, asked, trained in (("gamma", gamma, metadata.gamma), ("padding", padding, metadata.padding)):
         if asked is None or asked == trained:
             continue
-        given, used = asked.to_dict(), trained.to_dict() if trained is not None else {}
-        names = [name for name in given if given[name] != used.get(name)]
-        _warn(what, {n: given[n] for n in names}, {n: used.get(n) for n in names}, "trained with it")
+        requested, used = asked.to_dict(), trained.to_dict() if trained is not None else {}
+        names = [name for name in requested if requested[name] != used.get(name)]
+        _warn(what, {n: requested[n] for n in names}, {n: used.get(n) for n in names}, "trained with it")
     return metadata.gamma, metadata.padding
 
 

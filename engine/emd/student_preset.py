@@ -105,7 +105,7 @@ class StudentPreset(Config):
             values = parse_table(metadata[KEY])
             version = values.pop("version", None)
             if version != VERSION:
-                raise refuse("student preset version", version, VERSION, "update Vitrine")
+                raise refuse("preset version", version, VERSION, "update Vitrine")
             return cls.from_dict(values)
 
 

@@ -151,7 +151,7 @@ class Run:
         known = self._known()
         if known is None:
             shown = f"{path.name}, begun by an earlier version of Vitrine"
-            raise refuse("run", shown, "a run of this version", f"start again: choose another folder, or {self._clear}")
+            raise refuse("run", shown, "a run of this version", f"start again: choose another file, or {self._clear}")
         if changes := differences(known, self.identity):
             raise other_inputs(path, changes)
 
@@ -248,7 +248,7 @@ def other_inputs(path: Path, changes: Sequence[str]) -> VitrineError:
     shown = f"{path.name}, begun with {'; '.join(changes)}"
     return refuse(
         "run", shown, "the inputs that it was begun with",
-        f"give those, or start again: choose another folder, or {_cleared(path)}",
+        f"give those, or start again: choose another file, or {_cleared(path)}",
     )  # fmt: skip
 
 

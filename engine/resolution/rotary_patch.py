@@ -125,6 +125,6 @@ def _noise_fraction(net: nn.Module, args: tuple, kwargs: Named, time_input: Time
     t = read.rows((), {"timestep": own})
     assert t is not None
     if not bool((t == t[0]).all()):
-        raise refuse("timesteps", t.tolist(), "one for all rows", "take a mode without _dynamic")
+        raise refuse("timesteps", t.tolist(), "one for the whole batch", "take a mode without _dynamic")
     fraction = float(t[0])
     return {"s": fraction, "1 - s": 1 - fraction}.get(time_input, fraction / 1000)

@@ -25,12 +25,12 @@ def matching(addresses: Sequence[str], default: str, patterns: str | Sequence[st
     """
     names = split_patterns(patterns)
     if not names:
-        raise refuse("addresses", patterns, "one address or glob at least", f"e.g. {addresses[0]!r}")
+        raise refuse("addresses", patterns, "one layer name or glob at least", f"e.g. {addresses[0]!r}")
     wanted: set[str] = set()
     for pattern in names:
         matched = [default] if pattern == AUTO else fnmatch.filter(addresses, pattern)
         if not matched:
-            raise refuse("address", pattern, f"{len(addresses)} addresses of this model", _hint(pattern, addresses))
+            raise refuse("address", pattern, f"{len(addresses)} layers of this model", _hint(pattern, addresses))
         wanted.update(matched)
     return [address for address in addresses if address in wanted]
 

@@ -77,7 +77,7 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     config = config or usual_sampling(space)
     if config.factor and not bool(space.deviations.any()):
         remedy = "import it again with proj_1000pc.pt next to the other files, or sample with factor 0, the mean model"
-        raise refuse("space", "without the spread of its models", "a space with deviations", remedy)
+        raise refuse("space", "without the spread of its models", "a space to sample from", remedy)
     used = min(config.components or max(1, space.count // 3), space.dimension)
     sampled = torch.zeros(len(seeds), space.dimension)
     for row, random in enumerate(generators(seeds)):

@@ -209,7 +209,7 @@ class DeltaSpace:
                 values.
         """
         tensors, header = read_artefact(path, KIND, LINKED_VERSION)
-        with named(path, "space", "a header that matches its tensors", "build it again"):
+        with named(path, "space", "a header that fits its tensors", "build it again"):
             return cls._rebuilt(tensors, header, Path(path), folders)
 
     @classmethod

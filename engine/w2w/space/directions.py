@@ -276,7 +276,7 @@ def _padded(space: Space, vector: torch.Tensor) -> torch.Tensor:
 
 def _coefficients(space: Space) -> torch.Tensor:
     if not len(space.coefficients):
-        raise refuse("space", "without its models' coefficients", "a space with them", "build it again")
+        raise refuse("space", "without its models' coefficients", "a space that contains them", "build it again")
     return space.coefficients.float()
 
 

@@ -38,7 +38,7 @@ class W2WModel:
 
     def __post_init__(self) -> None:
         if self.coefficients.ndim != 2 or not self.coefficients.numel():
-            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one row per model")
+            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one vector for each model")
         if not bool(torch.isfinite(self.coefficients).all()):
             raise refuse("coefficients", "NaN or Inf", "finite numbers", "check the step that made this model")
 

@@ -178,7 +178,7 @@ class WeightSpace:
                 values.
         """
         tensors, header = read_artefact(path, KIND, VERSION)
-        with named(path, "space", "a header that matches its tensors", "build it again"):
+        with named(path, "space", "a header that fits its tensors", "build it again"):
             return cls._rebuilt(tensors, header)
 
     @classmethod
