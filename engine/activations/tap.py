@@ -133,7 +133,7 @@ def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
     """
     others = [s.address for s in sites if s.kind not in ("spatial", "tokens")]
     if config.discard and others:
-        raise refuse("discard", others, "places with a grid", "text tokens and attention maps keep their channels")
+        raise refuse("discard", others, "layers with a grid", "text tokens and attention maps keep their channels")
     if not config.modulate:
         return []
     modulations = {s.address: adaln_site(s) if isinstance(s, ModuleSite) else None for s in sites}
@@ -172,7 +172,7 @@ def _finish(
     dtype, order = DTYPES[config.dtype], [site.address for site in sites]
     missing = [a for a in order if a not in table]
     if missing:
-        raise refuse("address", missing, "places that run in this model", "the network never reached them")
+        raise refuse("address", missing, "layers that run in this model", "the network never reached them")
     means = {site.address: _remedied(site, table, config) for site in sites}
     items = {a: Activation(a, store(means[a], dtype, a), table[a].grid) for a in order}
     variances = {a: table[a].variance() for a in order}
@@ -212,7 +212,7 @@ def _check(
         raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
     for value in (cond.text, cond.pooled, *cond.extra.values()):
         if value is not None and len(value) not in (1, len(latents)):
-            raise refuse("condition rows", len(value), f"1 or {len(latents)}", "give one prompt, or one a picture")
+            raise refuse("conditions", len(value), f"1 or {len(latents)}", "give one prompt, or one a picture")
     shape = (len(configs[0].seeds), *latents.shape)
     if noise is not None and tuple(noise.shape) != shape:
         raise refuse("noise", tuple(noise.shape), shape, "one noise for each seed and picture")

@@ -144,8 +144,9 @@ def refuse_unfit(backbone: nn.Module, method: str) -> None:
 def call_of(backbone: Any) -> Call:
     """The bare call of a diffusers backbone, for inputs of any precision on any device.
 
-    The one place where a method's numbers become the network's: x_t and the text are cast to its dtype, and everything
-    moves to where it computes at the moment of the call. Sizes and masks keep their dtype: half precision rounds sizes.
+    The only function in which a method's numbers become the network's: x_t and the text are cast to its dtype, and
+    everything moves to where it computes at the moment of the call. Sizes and masks keep their dtype:
+    half precision rounds sizes.
 
     Raises:
         VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.

@@ -330,7 +330,7 @@ def edit(
     pairs = [(site, fn) for what, fn in changes.items() for site in _sites(backbone, _listed(what))]
     for site, _ in pairs:
         if isinstance(site, MapSite):
-            raise refuse("edit", site.address, "places that are a module's output", "edit the q, k or v of this block")
+            raise refuse("edit", site.address, "layers that are a module's output", "edit the q, k or v of this block")
     return Edit(backbone, [(site, fn) for site, fn in pairs if isinstance(site, ModuleSite)], rows)
 
 

@@ -223,7 +223,7 @@ def _check_size(name: str, path: str, size: _Measured) -> None:
 def _adaptive(name: str, settings: LoraRules) -> float:
     if settings.adaptive is None:
         shown = f"{name}, an AdaLoRA without its settings"
-        raise refuse("LoRA file", shown, "one with PEFT's adapter_config.json beside it", "copy the whole folder")
+        raise refuse("LoRA file", shown, "one with PEFT's adapter_config.json next to it", "copy the whole folder")
     return settings.adaptive
 
 
@@ -236,7 +236,9 @@ def _tail(name: str, path: str, size: _Measured, base: BaseWeights | None, decom
     if decomposed and (base is None or path not in base):
         shown = f"{name}, a DoRA: its change depends on the base model's weights"
         shown += "" if base is None else f", and those at hand lack {path}"
-        raise refuse("LoRA file", shown, "one beside its base model", "vitrine w2w build has --base-weights FILE")
+        raise refuse(
+            "LoRA file", shown, "one together with its base model", "vitrine w2w build has --base-weights FILE"
+        )
     if base is None or path not in base:
         return size.tail
     shape = base.shape(path)

@@ -158,7 +158,7 @@ def _header(
         first = keys.setdefault(meaning.path, {}).setdefault(meaning.role, key)
         if first != key:
             shown = f"{path.name}: {meaning.path} twice, as {first} and {key}"
-            raise refuse("LoRA file", shown, "one adapter, in one spelling", "save its adapters as files of their own")
+            raise refuse("LoRA file", shown, "one adapter, in one spelling", "save its adapters as separate files")
     unknown = next((key for key in others if beside_factors(key, keys, layers)), None)
     if unknown:
         shown = f"{path.name}: {unknown}, which is not understood, beside the factors of its layer"

@@ -39,7 +39,7 @@ class W2WModel:
 
     def __post_init__(self) -> None:
         if self.coefficients.ndim != 2 or not self.coefficients.numel():
-            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one row for each model")
+            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one vector for each model")
         if not all_finite(self.coefficients):
             raise refuse("coefficients", "NaN or Inf", "finite numbers", "look at the step before: it made no model")
 
