@@ -100,13 +100,8 @@ def _as_maps(maps: Maps) -> torch.Tensor:
     gridless = isinstance(maps, Activation) and maps.grid is None
     if gridless or tensor.ndim != 4 or 0 in tensor.shape:
         name = maps.address if isinstance(maps, Activation) else "tensor"
-<<<<<<< HEAD
-        raise refuse("PCA", f"{name} {tuple(tensor.shape)}", "spatial maps (B, C, h, w)", "tap a place with a grid")
-    if not all_finite(tensor):
-=======
         raise refuse("PCA", f"{name} {tuple(tensor.shape)}", "spatial maps (B, C, h, w)", "tap a layer with a grid")
-    if not torch.isfinite(tensor).all():
->>>>>>> main
+    if not all_finite(tensor):
         raise refuse("PCA", "NaN or infinite values", "finite activations", "tap in float32")
     return tensor.detach()
 

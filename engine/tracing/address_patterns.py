@@ -29,11 +29,7 @@ def matching(addresses: Collection[str], default: str, patterns: str | Sequence[
     """
     names, known = split_patterns(patterns), dict.fromkeys(addresses)
     if not names:
-<<<<<<< HEAD
-        raise refuse("addresses", patterns, "one address or glob at least", f"e.g. {next(iter(known))!r}")
-=======
-        raise refuse("addresses", patterns, "one layer name or glob at least", f"e.g. {addresses[0]!r}")
->>>>>>> main
+        raise refuse("addresses", patterns, "one layer name or glob at least", f"e.g. {next(iter(known))!r}")
     wanted: set[str] = set()
     for pattern in dict.fromkeys(names):
         if pattern == AUTO:
@@ -43,11 +39,7 @@ def matching(addresses: Collection[str], default: str, patterns: str | Sequence[
         else:
             matched = fnmatch.filter(known, pattern) if _GLOB.search(pattern) else []
         if not matched:
-<<<<<<< HEAD
-            raise refuse("address", pattern, f"{len(known)} addresses of this model", _hint(pattern, list(known)))
-=======
-            raise refuse("address", pattern, f"{len(addresses)} layers of this model", _hint(pattern, addresses))
->>>>>>> main
+            raise refuse("address", pattern, f"{len(known)} layers of this model", _hint(pattern, list(known)))
         wanted.update(matched)
     return [address for address in known if address in wanted]
 
