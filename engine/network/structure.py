@@ -52,8 +52,8 @@ class Structure:
         """``find(network)``, kept."""
         if find not in self._found:
             self._found[find] = find(network)
-        found: T = self._found[find]
-        return found
+        result: T = self._found[find]
+        return result
 
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Structure] = weakref.WeakKeyDictionary()
