@@ -105,6 +105,32 @@ class Calibrate:
 
 
 @dataclass(frozen=True)
+class ImportStatistics:
+    """Take the authors' published statistics and threshold for SD 1.4 instead of calibrate. Nothing is unpickled."""
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """statistics_additional_laion_prompts_v1_4.pt of the official repository."""
+    model: Positional[Annotated[str, arg(metavar="MODEL")]]
+    """Pipeline folder or hub id of SD 1.4, or another model of SD 1.x's shape."""
+    out: OutFolder = Path("nemo")
+    """Folder for statistics.safetensors and threshold.json, which score and find read with --protocol nemo."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import ProbeConfig
+        from ..nemo.calibrated_threshold import NAME, PUBLISHED
+
+        pipe = _pipeline(self.model, self.load)
+        statistics = pipe.import_statistics(self.file)
+        statistics.save(self.out / "statistics.safetensors")
+        write_json(self.out / NAME, PUBLISHED | {"probe": ProbeConfig().to_dict(), "scope": "down+mid"})
+        neurons = sum(map(len, statistics.means.values()))
+        print(f"{neurons} neurons in {len(statistics.means)} layers, tau {PUBLISHED['tau']} as published -> {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
 class ScorePrompts:
     """Tell which prompts of a long list are memorized, without a search; the same command resumes.
 
@@ -268,5 +294,6 @@ class Bake:
 
 
 COMMANDS: dict[str, type] = {
-    "calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake, "check": Check,
+    "calibrate": Calibrate, "import-statistics": ImportStatistics, "score": ScorePrompts, "find": Find, "bake": Bake,
+    "check": Check,
 }  # fmt: skip
