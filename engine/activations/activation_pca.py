@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..io.number_checks import all_finite
 from ..settings.sizes import check_sides
 from ..tracing.hooks import Activation
 
@@ -100,7 +101,7 @@ def _as_maps(maps: Maps) -> torch.Tensor:
     if gridless or tensor.ndim != 4 or 0 in tensor.shape:
         name = maps.address if isinstance(maps, Activation) else "tensor"
         raise refuse("PCA", f"{name} {tuple(tensor.shape)}", "spatial maps (B, C, h, w)", "tap a layer with a grid")
-    if not torch.isfinite(tensor).all():
+    if not all_finite(tensor):
         raise refuse("PCA", "NaN or infinite values", "finite activations", "tap in float32")
     return tensor.detach()
 

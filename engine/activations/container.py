@@ -119,10 +119,13 @@ class Activations(Mapping[str, Activation]):
             VitrineError: If a pattern matches nothing.
         """
         patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        chosen: dict[str, None] = {}
         for pattern in patterns:
-            if not fnmatch.filter(self._items, pattern):
+            matched = [pattern] if pattern in self._items else fnmatch.filter(self._items, pattern)
+            if not matched:
                 raise refuse("address", pattern, ", ".join(self._items) or "nothing was tapped", "tap it first")
-        chosen = [a for a in self._items if any(fnmatch.fnmatchcase(a, p) for p in patterns)]
+            chosen |= dict.fromkeys(matched)
+        chosen = {a: None for a in self._items if a in chosen}
         variance = {a: self.variance[a] for a in chosen if a in self.variance}
         return Activations({a: self._items[a] for a in chosen}, self.info, variance)
 

@@ -16,6 +16,7 @@ import torch
 
 from ..diffusion.noise import RowNoise
 from ..errors import refuse
+from ..io.number_checks import all_finite
 from ..network.site import ModuleSite, Site, adaln_site
 from ..runtime.progress import Progress, silent
 from ..tracing.addresses import resolve
@@ -104,10 +105,14 @@ def tap_timesteps(  # noqa: PLR0913
     current: list[Row] = []
 
     def reduce(activation: Activation) -> None:
+        place, table = activation.address, tables[current[0][0]]
+        if place not in table and current == [(current[0][0], 0, picture) for picture in range(len(latents))]:
+            table[place] = RunningMoments.of_one_each(activation, config.variance)
+            return
         for (t, _, picture), value in zip(current, activation.tensor, strict=True):
-            if activation.address not in tables[t]:
-                tables[t][activation.address] = RunningMoments.like(activation, len(latents), config.variance)
-            tables[t][activation.address].add(picture, value)
+            if place not in tables[t]:
+                tables[t][place] = RunningMoments.like(activation, len(latents), config.variance)
+            tables[t][place].add(picture, value)
 
     for start in range(0, len(rows), config.batch):
         current[:] = rows[start : start + config.batch]
@@ -203,7 +208,7 @@ def _check(
     if latents.ndim not in (4, 5) or 0 in latents.shape or not latents.is_floating_point():
         accepted = "float (B, C, h, w), or (B, C, T, h, w) of a video"
         raise refuse("latents", tuple(latents.shape), accepted, "add a batch axis; encode pictures first")
-    if not torch.isfinite(latents).all():
+    if not all_finite(latents):
         raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
     for value in (cond.text, cond.pooled, *cond.extra.values()):
         if value is not None and len(value) not in (1, len(latents)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...errors import refuse
 from .base_weights import BaseWeights
@@ -55,7 +56,7 @@ class Entry:
         """(out, in), whatever the rank."""
         return self.up[0], math.prod(self.down[1:])
 
-    @property
+    @cached_property
     def decomposed(self) -> bool:
         """Whether it is a DoRA."""
         return any(role in _MAGNITUDES for role, _ in self.keys)

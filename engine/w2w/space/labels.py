@@ -25,22 +25,22 @@ def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
         VitrineError: If a line has no finite number, or matches no model.
     """
     values = torch.full((len(names),), math.nan)
-    stems = list(map(_stem, names))
+    stems, models = list(map(_stem, names)), dict[str, list[int]]()
+    for i, stem in enumerate(stems):
+        for name in {stem, Path(stem).name}:
+            models.setdefault(name, []).append(i)
     for line in lines_of(text):
         pattern, _, number = line.replace(",", " ").replace(":", " ").rpartition(" ")
-        pattern = pattern.strip()
+        pattern = _stem(pattern.strip())
         value = _as_number(number)
         if value is None or not math.isfinite(value):
             raise refuse("label line", line, "a name or pattern, then a number", "write old_* 1")
-        matches = [i for i, stem in enumerate(stems) if _fits(stem, _stem(pattern))]
+        fitting = [pattern] if pattern in models else [name for name in models if fnmatch.fnmatchcase(name, pattern)]
+        matches = [i for name in fitting for i in models[name]]
         if not matches:
             raise refuse("label line", line, f"names such as {', '.join(stems[:3])}", "check the spelling")
         values[matches] = value
     return values
-
-
-def _fits(stem: str, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (stem, Path(stem).name))
 
 
 def names_in(path: str | Path, count: int) -> tuple[str, ...]:
