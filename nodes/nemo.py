@@ -113,7 +113,7 @@ class NEMOStatistics(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     tooltip="The authors' statistics of SD 1.4, a .pt file in models/vitrine_statistics, "
-                    "instead of captions. Then tau is 0.428.",
+                    "instead of captions. The threshold is then 0.428.",
                 ),
             ],
             outputs=[
