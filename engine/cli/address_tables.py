@@ -13,7 +13,7 @@ class AddressTable(NamedTuple):
     """The site names of one network.
 
     Attributes:
-        default: the site that ``auto`` selects.
+        default: the site that `auto` selects.
         rows: (site name, kind, module path) in execution order.
     """
 

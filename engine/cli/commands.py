@@ -1,4 +1,4 @@
-"""``vitrine demo | reproduce | addresses | card``. Heavy imports are in ``run``."""
+"""`vitrine demo | reproduce | addresses | card`. Heavy imports are in `run`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Demo:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Measure the named claims and print a table; the exit status is 1 if one does not hold."""
+    """Measure the named claims and print a table; the exit status is 1 if one fails."""
 
     claims: Positional[Annotated[tuple[str, ...], arg(metavar="[CLAIMS ...]")]] = ()
     """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""

@@ -1,4 +1,4 @@
-"""``vitrine control train``: the portraits transformer with size, crop and flip. Heavy imports are in ``run``."""
+"""`vitrine control train`: the portraits transformer with size, crop and flip. Heavy imports are in `run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vitrine nemo check``: which prompts of a list, or of a LoRA, reproduce training pictures."""
+"""`vitrine nemo check`: which prompts of a list, or of a LoRA, reproduce training pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vitrine emd train``: distil a one-step student. Heavy imports are in ``run``."""
+"""`vitrine emd train`: distil a one-step student. Heavy imports are in `run`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Train:
 
     CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "size": [height, width],
     "train": {settings}}.
-    Without one, a student of the portraits model is trained. Under ``accelerate launch`` (on CPU cores ``torchrun``),
-    with ``-m vitrine.engine.cli.main emd train``, processes divide each batch.
+    Without one, a student of the portraits model is trained. Under `accelerate launch` (on CPU cores `torchrun`),
+    with `-m vitrine.engine.cli.main emd train`, processes divide each batch.
     """
 
     config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
@@ -106,7 +106,7 @@ class Evaluate:
     model: str = "portraits"
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
-    """The feature network: readout (portraits' classifier), else a transformers folder (CLIP, SigLIP, DINOv2)."""
+    """The feature network: `readout` (attribute classifier) for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
     clip: str = ""
     """A transformers folder of a CLIPModel, for a CLIP score; optional."""
     seeds: Count = 4

@@ -1,6 +1,6 @@
-"""``vitrine nemo erase``: trains memorized pictures out of the weights, as a LoRA or as a whole UNet.
+"""`vitrine nemo erase`: trains memorized pictures out of the weights, as a LoRA or as a whole UNet.
 
-Heavy imports are in ``run``, so settings are plain numbers here; see :class:`EraseConfig`.
+Heavy imports are in `run`, so settings are plain numbers here; see :class:`EraseConfig`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Erase:
     """Train memorized pictures out of a model (DoRI's remedy). The same command resumes.
 
     Blocking keeps the picture in the weights, where an optimised embedding finds it; verify afterwards with the
-    pipeline's ``verify`` and an empty set of neurons.
+    pipeline's `verify` and an empty set of neurons.
     """
 
     pairs: Positional[Annotated[Path, arg(metavar="PAIRS")]]

@@ -1,4 +1,4 @@
-"""``vitrine lora report``: contents, effect, copying and cost of LoRA files."""
+"""`vitrine lora report`: contents, effect, copying and cost of LoRA files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``vitrine`` command: one tree of commands, parsed by tyro. Heavy imports are deferred until a command runs."""
+"""The `vitrine` command: one tree of commands, parsed by tyro. Heavy imports are deferred until a command runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_
 
 
 class Group(NamedTuple):
-    """Commands that share a first word: their help text, and name -> dataclass with a method ``run``."""
+    """Commands that share a first word: their help text, and name -> dataclass with a method `run`."""
 
     help: str
     commands: dict[str, type]
@@ -110,7 +110,7 @@ def _parse(arguments: list[str]) -> Any:
 
     Raises:
         VitrineError: If a command is unknown, or tyro refuses an argument.
-        SystemExit: After ``--help``.
+        SystemExit: After `--help`.
     """
     import tyro
 
@@ -131,7 +131,7 @@ def _parse(arguments: list[str]) -> Any:
 
 
 def _at_home(arguments: list[str]) -> list[str]:
-    """The arguments with ``~`` expanded, also after ``--out=`` and in quotes, where a shell does not expand it."""
+    """The arguments with `~` expanded, also after `--out=` and in quotes, where a shell does not expand it."""
     words = []
     for word in arguments:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)

@@ -1,4 +1,4 @@
-"""``vitrine nemo calibrate | score | find | bake | check``: NEMO for lists of prompts."""
+"""`vitrine nemo calibrate | score | find | bake | check`: NEMO for lists of prompts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Calibrate:
     """Calibrate detection and search on ordinary captions. The same command resumes.
 
     Measures how much few-step samples of one caption usually differ, the statistics of neurons, and the threshold of
-    the published score of one-step predictions. Under ``torchrun`` or ``accelerate launch`` processes divide the
+    the published score of one-step predictions. Under `torchrun` or `accelerate launch` processes divide the
     captions.
     """
 
@@ -56,7 +56,7 @@ class Calibrate:
     timestep_index: int = 1
     """Timestep index (of 50) for the search and the published score."""
     guidance: float = 0.0
-    """Guidance of the published score, with twice the rows; 0 is published. Also for ``score --protocol nemo``."""
+    """Guidance of the published score, at twice the cost; 0 is published. Also for `score --protocol nemo`."""
     parity: bool = False
     """Take the similarity's range from each batch, as in the authors' code. Detection uses it, too."""
     scored: Count = 200
@@ -106,10 +106,36 @@ class Calibrate:
 
 
 @dataclass(frozen=True)
+class ImportStatistics:
+    """Take the authors' published statistics and threshold for SD 1.4 instead of calibrate. Nothing is unpickled."""
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """statistics_additional_laion_prompts_v1_4.pt of the official repository."""
+    model: Positional[Annotated[str, arg(metavar="MODEL")]]
+    """Pipeline folder or hub id of SD 1.4, or another model of SD 1.x's shape."""
+    out: OutFolder = Path("nemo")
+    """Folder for statistics.safetensors and threshold.json, which score and find read with --protocol nemo."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import ProbeConfig
+        from ..nemo.calibrated_threshold import NAME, PUBLISHED
+
+        pipe = _pipeline(self.model, self.load)
+        statistics = pipe.import_statistics(self.file)
+        statistics.save(self.out / "statistics.safetensors")
+        write_json(self.out / NAME, PUBLISHED | {"probe": ProbeConfig().to_dict(), "scope": "down+mid"})
+        neurons = sum(map(len, statistics.means.values()))
+        print(f"{neurons} neurons in {len(statistics.means)} layers, tau {PUBLISHED['tau']} as published -> {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
 class ScorePrompts:
     """Detect memorized prompts in a long list, without a search; the same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes divide the prompts.
+    Under `torchrun` or `accelerate launch` processes divide the prompts.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
@@ -178,7 +204,7 @@ def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...
 class Find:
     """Search every prompt for the neurons that memorize it; one NEURONS file each. The same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes divide the prompts.
+    Under `torchrun` or `accelerate launch` processes divide the prompts.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
@@ -269,5 +295,6 @@ class Bake:
 
 
 COMMANDS: dict[str, type] = {
-    "calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake, "check": Check,
+    "calibrate": Calibrate, "import-statistics": ImportStatistics, "score": ScorePrompts, "find": Find, "bake": Bake,
+    "check": Check,
 }  # fmt: skip

@@ -9,7 +9,7 @@ from ..pipelines.loading import LoadConfig
 from ..settings.setting_checks import Writes
 
 Load = Annotated[LoadConfig, arg(name="")]
-"""Model loading: ``--device``, ``--dtype`` ... without a prefix on the command line."""
+"""Model loading: `--device`, `--dtype` ... without a prefix on the command line."""
 
 OutSpace = Annotated[Path | None, Writes("file", otherwise="space")]
 """The output file of a changed space; None overwrites the space."""

@@ -1,4 +1,4 @@
-"""``vitrine taps``: ranks a model's sites on your pictures, and scores sites on SPair-71k."""
+"""`vitrine taps`: ranks a model's sites on your pictures, and scores sites on SPair-71k."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Rank:
 
     They are compared on masks, or on keypoints.
 
-    Under ``torchrun`` or ``accelerate launch`` processes divide the pictures.
+    Under `torchrun` or `accelerate launch` processes divide the pictures.
     """
 
     pictures: Positional[Annotated[Path, arg(metavar="PICTURES")]]
@@ -38,7 +38,7 @@ class Rank:
     same points in the same order for each; null if hidden."""
     split: Literal["halves", "stratified", "crossed"] = "halves"
     """Validation pictures with masks: the second half, a half with balanced classes, or each of
-    ``folds`` parts in turn."""
+    `folds` parts in turn."""
     folds: Count = 4
     """Parts of the crossed split."""
     model: str = "portraits"
@@ -145,7 +145,7 @@ class Spair:
     size: Count | None = None
     """Side to which pictures are resized; None takes the model's default."""
     keep_aspect: bool = False
-    """Keep the aspect ratio: the longer side is ``size``, rounded to whole tokens; DiTF uses 640 on Flux."""
+    """Keep the aspect ratio: the longer side is `size`, rounded to whole tokens; DiTF uses 640 on Flux."""
     timestep: float | None = None
     """The network's timestep; None takes the preset's, else 50."""
     modulate: bool = False

@@ -1,4 +1,4 @@
-"""``vitrine train portraits | flow | decoder | identity | plants``: trains the shipped models."""
+"""`vitrine train portraits | flow | decoder | identity | plants`: trains the shipped models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Portraits(TrainConfig):
     advanced: OmitArgPrefixes[AdvancedTrainConfig] = field(default_factory=AdvancedTrainConfig)
 
     def run(self) -> int:
-        """0 when finished, or stopped by ``--max-seconds``."""
+        """0 when finished, or stopped by `--max-seconds`."""
         from ...evidence.portraits.train import main
 
         return _train(main, self)
@@ -40,7 +40,7 @@ class Flow(FlowTrainConfig):
     advanced: OmitArgPrefixes[AdvancedFlowTrainConfig] = field(default_factory=AdvancedFlowTrainConfig)
 
     def run(self) -> int:
-        """0 when finished, or stopped by ``--max-seconds``."""
+        """0 when finished, or stopped by `--max-seconds`."""
         from ...evidence.portraits.flow_train import main
 
         return _train(main, self)
@@ -53,7 +53,7 @@ class Decoder(DecoderTrainConfig):
     advanced: OmitArgPrefixes[AdvancedDecoderTrainConfig] = field(default_factory=AdvancedDecoderTrainConfig)
 
     def run(self) -> int:
-        """0 when finished, or stopped by ``--max-seconds``."""
+        """0 when finished, or stopped by `--max-seconds`."""
         from ...evidence.portraits.decoder_train import main
 
         return _train(main, self)
@@ -74,7 +74,7 @@ class Identity:
 
         readout = self.folder / "readout" / "readout.safetensors"
         if not readout.is_file():
-            raise refuse("model folder", str(self.folder), "a folder with readout/readout.safetensors", "train one")
+            raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
         path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
         print(f"projection: {path}")
         return 0

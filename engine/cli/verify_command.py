@@ -1,4 +1,4 @@
-"""``vitrine verify``: the papers' claims on a published checkpoint from local files."""
+"""`vitrine verify`: the papers' claims on a published checkpoint from local files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vitrine w2w calibrate | pairs``: sliders from classifier readings, and from pictures before and after."""
+"""`vitrine w2w calibrate | pairs`: sliders from classifier readings, and from pictures before and after."""
 
 from __future__ import annotations
 

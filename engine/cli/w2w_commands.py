@@ -1,4 +1,4 @@
-"""``vitrine w2w train-loras | look | build | label | import-official``: spaces of models."""
+"""`vitrine w2w train-loras | look | build | label | import-official`: spaces of models."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TrainLoras:
 
     FOLDER has one folder of pictures per subject; without one, people of a portraits model are trained, with a
     separate recipe.
-    Processes divide the subjects: ``--workers`` on this machine's cores, or those that ``torchrun`` or
-    ``accelerate launch`` starts.
+    Processes divide the subjects: `--workers` on this machine's cores, or those that `torchrun` or
+    `accelerate launch` starts.
     """
 
     folder: Positional[Annotated[Path | None, arg(metavar="[FOLDER]")]] = None
@@ -136,7 +136,7 @@ class Look:
 class Build:
     """Build a space from a folder of LoRA files, and directions from a table of labels. The same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes divide the work of factors mode.
+    Under `torchrun` or `accelerate launch` processes divide the work of factors mode.
     """
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]

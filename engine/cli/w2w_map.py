@@ -1,4 +1,4 @@
-"""``vitrine w2w map``: all models of a space on one page."""
+"""`vitrine w2w map`: all models of a space on one page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``vitrine w2w sample | edit | invert | encode | export``: models of a space."""
+"""`vitrine w2w sample | edit | invert | encode | export`: models of a space."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Writing:
 
 
 Files = Annotated[Writing, arg(name="")]
-"""``--out``, ``--dialect``, ``--rank`` and ``--save-dtype``."""
+"""`--out`, `--dialect`, `--rank` and `--save-dtype`."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``vitrine w2w slider | blend``: an edit as a LoRA, and blends of models."""
+"""`vitrine w2w slider | blend`: an edit as a LoRA, and blends of models."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Sheet:
     labels: tuple[str, ...] = ()
     """Which sliders; none: all thirteen."""
     people: Count = 6
-    """Rows."""
+    """How many people."""
     calibrated: bool = False
     """Perceptually even positions, by maps fitted on other people, instead of even strengths."""
     table: Path | None = None

@@ -127,15 +127,15 @@ def place_of(space: Space, layout: SpaceMap, coefficients: torch.Tensor) -> torc
 
 
 def at_place(space: Space, layout: SpaceMap, coefficients: torch.Tensor, place: tuple[float, float]) -> torch.Tensor:
-    """A model (k,) moved to a place on the map: adds the difference between local means there and here.
+    """A model (k,) moved to a position on the map: adds the difference between local means there and here.
 
-    The rest of the model is kept. At its own place it is unchanged bit for bit, and the result is continuous.
+    The rest of the model is kept. At its own position it is unchanged bit for bit, and the result is continuous.
 
     Args:
         place: x to the right and y upwards, -1 .. 1.
 
     Raises:
-        VitrineError: If the place is outside the map.
+        VitrineError: If the position is outside the map.
     """
     if not all(-1 <= v <= 1 for v in place):
         raise refuse("place", " ".join(f"{v:g}" for v in place), "two numbers from -1 to 1", "stay on the map")

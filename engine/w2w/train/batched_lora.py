@@ -103,7 +103,7 @@ class BatchedLora(AbstractContextManager):
 
     Args:
         weights: (M, D) in ``manifest`` order, with or without gradients; may be replaced while the block is open.
-        tiled: row i of a batch belongs to model i % M, as under guidance; else the batch is M equal blocks.
+        tiled: batch row i belongs to model i % M, as under guidance; else the batch is M equal blocks.
 
     Raises:
         VitrineError: If the weights do not match the manifest, the backbone lacks a layer, or (in a forward) the batch
