@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.folders import has_ending
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder
+from ..settings.setting_checks import Count, OutFolder, Side
 from .options import Load
 from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of, weights_at
 
@@ -170,7 +170,7 @@ class Invert:
     """Latents that are trained on: the VAE's mean, or another sample at each step, as in the published code."""
     seed: int = 0
     """Of noise levels and noise."""
-    size: Count | None = None
+    size: Side | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
     files: Files = Writing()
