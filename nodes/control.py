@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -29,9 +30,9 @@ def extra_values(text: str) -> dict[str, float]:
     """
     values = {}
     for line in lines_of(text):
-        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?[\d.]+(?:[eE][+-]?\d+)?)", line)
-        if match is None:
-            raise refuse("extra", line, "name = number", "one a line")
+        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", line)
+        if match is None or not math.isfinite(float(match[2])):
+            raise refuse("extra", line, "name = number, a finite one", "one a line")
         values[match[1]] = float(match[2])
     return values
 

@@ -1,5 +1,7 @@
-"""What a node is given, held to its schema. ComfyUI looks at what is typed, and there not at NaN; what comes over a link
-it hands on unseen."""
+"""What a node is given, held to its schema.
+
+ComfyUI compares what is typed with its bounds, which NaN passes, and hands on unseen what comes over a link.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def _schema_inputs(node: Any) -> dict[str, Any]:
     return {entry.id: entry for entry in node.define_schema().inputs}
 
 
-def check_inputs(node: Any, given: Mapping[str, Any]) -> None:
+def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
     """Checks what a node is given, by the inputs of its schema; what is not given has its default.
 
     Raises:
@@ -49,9 +51,9 @@ def check_inputs(node: Any, given: Mapping[str, Any]) -> None:
             another type.
     """
     for name, entry in _schema_inputs(node).items():
-        if name not in given:
+        if name not in values:
             continue
-        value, kind = given[name], entry.io_type
+        value, kind = values[name], entry.io_type
         if value is None:
             if not entry.optional:
                 remedy = "its file holds none: load it by itself (Load CLIP, Load VAE), or take another file"
