@@ -80,6 +80,7 @@ __all__ = [
     "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest", "neighbours_of",
     "official_model", "one_deviation", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",
-    "slider_lora", "sliders_of", "start_of", "strength_map", "train_loras", "train_pair_slider", "usual_dialect", "usual_sampling",
+    "slider_lora", "sliders_of", "start_of", "strength_map", "train_loras", "train_pair_slider", "usual_dialect",
+    "usual_sampling",
     "with_directions", "with_map", "with_pair_slider", "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip
