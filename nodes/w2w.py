@@ -31,7 +31,7 @@ from ..engine.w2w import (
     sliders_of,
     usual_sampling,
 )
-from .comfy import choices, people, saved
+from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.panel_state import HIDDEN, marked
@@ -121,8 +121,8 @@ class LoadSpace(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, space_file: str, **others: Any) -> str:
-        """Runs again when the file has changed."""
-        return saved.stamp(comfy_w2w.known_space(space_file))
+        """Runs again when the file, or a LoRA that it links to, has changed."""
+        return comfy_w2w.space_stamp(space_file)
 
     @classmethod
     def execute(cls, space_file: str, components: int, colour_by: str = "") -> io.NodeOutput:
