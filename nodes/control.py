@@ -213,13 +213,16 @@ class NoisyReplicatePadding(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """The conditioning that comes in stays as it is."""
         config, padded_parts = PaddingConfig(mode, beta_txt, scope, axis), []
-        if not tokens and clip is not None:
-            tokens = token_count(clip, text)
+        if len(conditioning) > 1 and (tokens or clip is not None):
+            shown, remedy = f"{len(conditioning)} prompts, and the tokens of one", "pad each before they are combined"
+            raise refuse("conditioning", shown, "one prompt", remedy)
         for embeds, settings in conditioning:
-            mask = settings.get("attention_mask")
-            if not tokens and mask is None:
+            mask, count = settings.get("attention_mask"), tokens
+            if not tokens and clip is not None:
+                count = token_count(clip, text, embeds.shape[1])
+            if not count and mask is None:
                 raise refuse("tokens", 0, "a number, or clip and text", "connect the CLIP and repeat the prompt")
-            lengths = [tokens] * len(embeds) if tokens else mask.reshape(len(embeds), -1).sum(1)
+            lengths = [count] * len(embeds) if count else mask.reshape(len(embeds), -1).sum(1)
             padded, ones = pad_text(embeds, lengths, config, seed)
             padded_parts.append([padded, settings | ({} if mask is None else {"attention_mask": ones.to(mask)})])
         return io.NodeOutput(padded_parts)

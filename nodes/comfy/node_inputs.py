@@ -82,8 +82,8 @@ def _check_number(name: str, value: Any, entry: Any, whole: bool) -> None:
 
 
 def _check_choice(node: Any, name: str, value: Any, entry: Any) -> None:
-    """The list of files is read again where a name is not in it."""
-    if value in (entry.options or ()):
+    """The list of files is read again where a name is not in it; no name at all is the node's to refuse."""
+    if value == "" or value in (entry.options or ()):
         return
     options = next(e.options for e in node.define_schema().inputs if e.id == name) or []
     if value not in options:
