@@ -43,14 +43,27 @@ class Reproduce:
     workers: Count = 1
     """So many claims side by side, each in a process of one thread: 2 on two cores."""
     plants: str | None = None
-    """For nemo.held_out: another list of planted pictures, JSON beside its LoRA; evidence/nemo/plant_files.py has the
-    form."""
+    """For nemo.held_out: another list of memorized pictures, JSON next to its LoRA; evidence/nemo/plant_files.py has
+    the form."""
+    photographs: str | None = None
+    """For claims that end in photographs: their folder; by default where Debian's tuxpaint-stamps-default puts it."""
+    face_model: str | None = None
+    """For claims with an outside judge of faces: the folder model of npm's @vladmandic/face-api."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, self.plants)
+        return reproduce(
+            list(self.claims),
+            self.out,
+            self.model,
+            self.quick,
+            self.workers,
+            self.plants,
+            self.photographs,
+            self.face_model,
+        )
 
 
 @dataclass(frozen=True)

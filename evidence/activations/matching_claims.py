@@ -13,9 +13,6 @@ from ...engine.activations.presets import PRESETS
 from ...engine.activations.qualitative_filter import FilterRule
 from ...engine.activations.segmentation import (
     ProbeSettings,
-    bootstrap_iou,
-    bootstrap_iou_gain,
-    bootstrap_mean,
     confusion,
     fit_probe,
     iou,
@@ -23,6 +20,7 @@ from ...engine.activations.segmentation import (
 )
 from ...engine.portraits import PARTS
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .measures import by_pair, correspondence_score
 from .world import (
@@ -46,9 +44,10 @@ LEGACY = PRESETS["portraits-legacy"].addresses
 
 ALPHAS = (0.05, 0.1)
 ROLES = {
-    "chosen": "ours", "inter-module, same search": "rival", "legacy": "rival", "legacy, modulated (DiTF)": "rival",
-    "chosen, legacy's width": "reference", "chosen, untrained network": "trivial", "copied coordinates": "trivial",
-    "Fourier coordinates": "trivial", "raw pixels": "trivial",
+    "chosen": "ours", "inter-module, same search": "rival", "prior work's layers": "rival",
+    "prior work's layer, modulated (DiTF)": "rival",
+    "chosen, at prior work's width": "reference", "chosen, untrained network": "trivial",
+    "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
 Extra = tuple[str, tuple[str, ...], dict[str, Any]]
 """Name, places and settings of one more tap."""
@@ -80,7 +79,8 @@ class Choice:
     def places(self) -> dict[str, tuple[str, ...]]:
         """Name of each choice -> its places."""
         return {
-            "legacy": self.legacy, "chosen": self.search.chosen, "chosen, legacy's width": self.narrow.chosen,
+            "prior work's layers": self.legacy, "chosen": self.search.chosen,
+            "chosen, at prior work's width": self.narrow.chosen,
             "inter-module, same search": self.between.chosen,
         }  # fmt: skip
 
@@ -137,10 +137,6 @@ def _remembered(score_of: ScoreOf) -> ScoreOf:
     return score
 
 
-def _rounded(interval: tuple[float, float]) -> list[float]:
-    return [round(bound, 4) for bound in interval]
-
-
 def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, torch.Tensor | None]:
     """Name -> features of the test pictures: trivial baselines first; None copies coordinates."""
     baselines: dict[str, torch.Tensor | None] = {
@@ -155,9 +151,9 @@ def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, tor
 @claim(
     "gdf.correspondence",
     paper=PAPER,
-    figure="Table 1: better places beat the places used before (there SPair-71k; here keypoints of 200 misaligned "
-    "portraits: cropped, shifted, turned, scaled, flipped)",
-    target="PCK@0.1 of the chosen places above copied coordinates and above the same search over inter-module places, "
+    figure="Table 1: better layers beat the layers used before (there SPair-71k; here keypoints of 200 misaligned "
+    "portraits: cropped, shifted, rotated, scaled, flipped)",
+    target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over inter-module layers, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=0.6,
     quick_minutes=0.3,
@@ -193,7 +189,7 @@ def measure_points(
         features[name] = tap_pictures(portraits, TESTING, tested, places, **at, **settings).features(places)
     scores = {a: {name: correspondence_score(test, f, a) for name, f in features.items()} for a in ALPHAS}
     gains = {alpha: _gains({name: score[1] for name, score in table.items()}) for alpha, table in scores.items()}
-    low, high = _rounded(bootstrap_mean(by_pair(scores[0.1]["chosen"][1])))
+    low, high = mean_interval(by_pair(scores[0.1]["chosen"][1]))
     return ClaimResult(
         value=round(scores[0.1]["chosen"][0], 4),
         interval=(low, high),
@@ -206,7 +202,7 @@ def measure_points(
         | choice.details(),
         arms=arms(
             {name: value for name, (value, _) in scores[0.1].items()}, ROLES,
-            {name: bootstrap_mean(by_pair(each)) for name, (_, each) in scores[0.1].items()},
+            {name: mean_interval(by_pair(each)) for name, (_, each) in scores[0.1].items()},
         ),
         n=tested,
         parts={f"above {name}": gains[0.1][name][0] > 0 for name in RIVALS},
@@ -221,7 +217,7 @@ RIVALS = ("copied coordinates", "inter-module, same search")
 def _gains(by_picture: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Name -> 95 % interval of what the chosen places are better by, the same pairs resampled for both."""
     others = {name: values for name, values in by_picture.items() if name != "chosen"}
-    return {name: _rounded(bootstrap_mean(by_pair(by_picture["chosen"] - values))) for name, values in others.items()}
+    return {name: list(mean_interval(by_pair(by_picture["chosen"] - values))) for name, values in others.items()}
 
 
 def _gain_table(gains: Mapping[str, Sequence[float]]) -> Table:
@@ -246,9 +242,9 @@ def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeS
 @claim(
     "gdf.segmentation",
     paper=PAPER,
-    figure="Table 2, few labels: better places beat the places used before (here parts of 200 misaligned portraits, 20 "
+    figure="Table 2, few labels: better layers beat the layers used before (here parts of 200 misaligned portraits, 20 "
     "labelled)",
-    target="mIoU of the chosen places above Fourier coordinates and above the same search over inter-module places, "
+    target="mIoU of the chosen layers above Fourier coordinates and above the same search over inter-module layers, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=1.2,
     quick_minutes=0.8,
@@ -273,9 +269,9 @@ def measure_parts(
         others: further features of these portraits.
     """
     tables = _part_tables(portraits, choice, tested, progress, others)
-    spans = {name: bootstrap_iou(table) for name, table in tables.items()}
-    gains = {name: bootstrap_iou_gain(tables["chosen"], t) for name, t in tables.items() if name != "chosen"}
-    low, high = _rounded(spans["chosen"])
+    spans = {name: iou_interval(table) for name, table in tables.items()}
+    gains = {name: iou_gain_interval(tables["chosen"], t) for name, t in tables.items() if name != "chosen"}
+    low, high = spans["chosen"]
     beaten = {name: gains[name][0] > 0 for name in ("Fourier coordinates", RIVALS[1])}
     return ClaimResult(
         value=round(iou(tables["chosen"].sum(0))[0], 4),
@@ -283,8 +279,8 @@ def measure_parts(
         holds=all(beaten.values()),
         details={
             "mIoU": {name: round(iou(table.sum(0))[0], 4) for name, table in tables.items()},
-            "95 %": {name: _rounded(span) for name, span in spans.items()},
-            "gain of the chosen, 95 %": {name: _rounded(gain) for name, gain in gains.items()},
+            "95 %": {name: list(span) for name, span in spans.items()},
+            "gain of the chosen, 95 %": {name: list(gain) for name, gain in gains.items()},
             **choice.details(),
         },
         arms=arms({name: iou(table.sum(0))[0] for name, table in tables.items()}, ROLES, spans),

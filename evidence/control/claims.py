@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.control import GuidanceConfig
 from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import bootstrap, mean_interval
 from ..metrics import fine_detail, frechet_distance
 from ..registry import ClaimResult, Table, arms, claim
 from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
@@ -68,28 +68,18 @@ def distances_of(
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
-def _resamples(rows: int, times: int) -> Iterator[torch.Tensor]:
-    """Row numbers of bootstrap samples, of a generator of their own."""
-    random = torch.Generator().manual_seed(0)
-    return (torch.randint(rows, (rows,), generator=random) for _ in range(times))
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return round(float(low), 3), round(float(high), 3)
-
-
 def _ratio_interval(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     """95 % bootstrap interval of mean(a) / mean(b), of the same seeds."""
-    return _interval([float(a[rows].mean() / b[rows].mean()) for rows in _resamples(len(a), 1000)])
+    return bootstrap(lambda x, y: x.mean() / y.mean(), a, b, paired=True)
 
 
 def _fid_gap(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor, factor: float = 1.0) -> float:
     """Low end of the 95 % bootstrap interval of FID(a) - ``factor`` FID(b), of the same seeds."""
-    gaps = [
-        frechet_distance(a[rows], real) - factor * frechet_distance(b[rows], real) for rows in _resamples(len(a), 60)
-    ]
-    return _interval(gaps)[0]
+
+    def gap(x: torch.Tensor, y: torch.Tensor) -> float:
+        return frechet_distance(x, real) - factor * frechet_distance(y, real)
+
+    return bootstrap(gap, a, b, paired=True, draws=60)[0]
 
 
 def _share_slack(share: float, count: int) -> float:
@@ -195,7 +185,7 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
 
 @claim(
     "control.flip", paper=PAPER, figure="Table 2c and Fig. 6: a model with a flip condition knows left from right",
-    target="left / right agreement with flip = 0 above that without control, for both attributes",
+    target="left / right agreement with flip = 0 above that without the condition, for both attributes",
     minutes=1, quick_minutes=0.3,
 )  # fmt: skip
 def flip(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -248,8 +238,9 @@ BETAS, SETS = (1.0, 1.25, 1.375, 1.5, 2.0), 3
 
 
 @claim(
-    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the control, beta, beside plain guidance",
-    target="FID at beta 1.375 below beta 1 (no control guidance) in all of three sets", minutes=8, quick_minutes=0.15,
+    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with plain "
+                                            "guidance",
+    target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets", minutes=8, quick_minutes=0.15,
 )  # fmt: skip
 def guidance(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The model with the paper's curve at 64 px; FID of features against renders, three sets of prompts and noise.
@@ -284,8 +275,8 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 @claim(
-    "control.size_detail", paper=PAPER, figure="Sec. 2.1: the told size acts on fine detail",
-    target="fine detail at size 64 above size 16's, and above that without control, 95 % intervals above 0",
+    "control.size_detail", paper=PAPER, figure="Sec. 2.1: the size condition acts on fine detail",
+    target="fine detail at size 64 above size 16's, and above that without the condition, 95 % intervals above 0",
     minutes=2, quick_minutes=0.1,
 )  # fmt: skip
 def size_detail(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -304,7 +295,7 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     progress(1, 1, None)
     gains = {}
     for name, values in detail.items():
-        low, high = bootstrap_mean(detail["size 64"] - values) if name != "size 64" else (0.0, 0.0)
+        low, high = mean_interval(detail["size 64"] - values) if name != "size 64" else (0.0, 0.0)
         gains[name] = low
         details[name] = {
             "share of size 64's": round(float(values.mean() / detail["size 64"].mean()), 3),

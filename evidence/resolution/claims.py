@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.errors import refuse
 from ...engine.portraits.shipped import TRANSFORMERS
 from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
+from ..intervals import mean_interval
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, arms, claim
 from . import law_claims as _law  # noqa: F401  registers resolution.guidance
@@ -91,9 +91,10 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
 
 @claim(
     "resolution.positions", paper="RoPE scaling (PI, NTK, YaRN) and DyPE (arXiv 2510.20766), without training",
-    figure="flow portraits of 128 px drawn at 256 x 256 and 320 x 192: share of the prompt's attributes that are shown",
-    target="at 256 x 256 YaRN shows more than positions as they stand, and every dynamic mode more than its static one "
-    "(95 % intervals of the paired difference above 0)",
+    figure="flow portraits of 128 px sampled at 256 x 256 and 320 x 192: fraction of the prompt's attributes that are "
+           "shown",
+    target="at 256 x 256 YaRN shows more than untouched positions, and every dynamic mode more than its static one (95 "
+           "% intervals of the paired difference above 0)",
     minutes=8, quick_minutes=0.4,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -116,12 +117,12 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
         progress(k + 1, len(sizes) * len(arms), None)
         print(f"{size[0]} x {size[1]}, {arm}: {line(looks[size][arm])}", flush=True)
     square = looks[SIZES[0]]
-    gains = {"rope_yarn": bootstrap_mean(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
+    gains = {"rope_yarn": mean_interval(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
     for arm in (a for a in square if a.endswith("_dynamic")):
-        gains[arm] = bootstrap_mean(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
+        gains[arm] = mean_interval(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
     details = {f"{w} x {h}": {a: line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
     spans = {arm: [round(v, 3) for v in span] for arm, span in gains.items()}
-    low, high = bootstrap_mean(square["rope_yarn"].hits)
+    low, high = mean_interval(square["rope_yarn"].hits)
     return ClaimResult(
         value=round(float(square["rope_yarn"].hits.mean()), 3),
         interval=(round(low, 3), round(high, 3)),
@@ -138,8 +139,9 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
 
 
 @claim(
-    "resolution.receptive", paper="ScaleCrafter (arXiv 2310.07702): dilated convolutions; Deep Shrink beside it",
-    figure="portraits UNet of 64 px at 128 and 192 px: heads counted, share of the prompt's attributes that are shown",
+    "resolution.receptive", paper="ScaleCrafter (arXiv 2310.07702): dilated convolutions; compared with Deep Shrink",
+    figure="portraits UNet of 64 px at 128 and 192 px: heads counted, fraction of the prompt's attributes that are "
+           "shown",
     target="at both sizes dilate shows more attributes than untouched (95 % interval of the paired difference above 0) "
     "under each of three seeds, and one head in more pictures",
     minutes=7, quick_minutes=0.24,
@@ -176,13 +178,13 @@ def judged_field(
     for side, by_arm in looks.items():
         dilated, untouched = by_arm[receptive.DILATED], by_arm[receptive.UNTOUCHED]
         difference = dilated.hits - untouched.hits
-        spans = [bootstrap_mean(part) for part in difference.chunk(runs)]
-        gains[f"{side} px"] = [round(v, 3) for v in bootstrap_mean(difference)]
+        spans = [mean_interval(part) for part in difference.chunk(runs)]
+        gains[f"{side} px"] = [round(v, 3) for v in mean_interval(difference)]
         by_seed[f"{side} px"] = [[round(v, 3) for v in span] for span in spans]
         single = [float((look.heads == 1).float().mean()) for look in (dilated, untouched)]
         holds = holds and all(low > 0 for low, _ in spans) and single[0] > single[1]
     first = looks[SIDES[0]][receptive.DILATED].hits
-    low, high = bootstrap_mean(first)
+    low, high = mean_interval(first)
     details: dict[str, Any] = {"counted right": counted, "95 % interval of the gain in shown attributes": gains}
     details |= {"the same under each seed": by_seed}
     details |= {f"{side} px": {arm: line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}

@@ -14,9 +14,10 @@ from ...engine.w2w.edit.coefficient_sampling import nearest
 from ...engine.w2w.edit.inversion import InvertConfig, invert
 from ...engine.w2w.space.space import WeightSpace
 from ...engine.w2w.train.lora_trainer import BatchedTrainer
+from ..intervals import mean_interval
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
 from ..registry import Arm, arms
-from .measures import distances, interval
+from .measures import distances
 from .world import Model, Studio, recipe_of, subject
 
 FRESH = 5000
@@ -44,7 +45,7 @@ class Likeness:
 
     def described(self) -> str:
         """One line of a table, with the mean's 95 % interval over people."""
-        low, high = interval(self.scores)
+        low, high = mean_interval(self.scores)
         shown = f"identity {self.mean:.3f} ({low:.3f} to {high:.3f}, {len(self.scores)} people)"
         return f"{shown}, {self.numbers} numbers, {self.seconds:.1f} s a person"
 
@@ -137,13 +138,24 @@ class Sitters:
         }  # fmt: skip
 
     def _three_ways(self, prompt: str | None) -> dict[str, Likeness]:
+        return {
+            name: Likeness(self.likeness(weights), numbers, seconds)
+            for name, (weights, numbers, seconds) in self._found(prompt).items()
+        }
+
+    def _found(self, prompt: str | None) -> dict[str, tuple[torch.Tensor, int, float]]:
+        """Name of each way -> (M, D) weights, trained numbers, seconds a person."""
         coefficients, seconds = self.inverted(prompt=prompt)
-        scores = self.likeness(self.studio.flat(coefficients)[0])
-        ways = {"inversion, 1 picture": Likeness(scores, self.studio.space.dimension, seconds)}
+        found = {"inversion, 1 picture": (self.studio.flat(coefficients)[0], self.studio.space.dimension, seconds)}
         for count, name in ((20, "LoRA, 20 pictures"), (1, "LoRA, 1 picture")):
             weights, spent = self.trained(count, prompt)
-            ways[name] = Likeness(self.likeness(weights), weights.shape[1], spent)
-        return ways
+            found[name] = (weights, weights.shape[1], spent)
+        return found
+
+    def weights_of_three_ways(self, prompt: str | None) -> dict[str, torch.Tensor]:
+        """Name -> (M, D) weights of the models that :meth:`three_ways` scores."""
+        parts = [self.part(slice(i, i + TOGETHER))._found(prompt) for i in range(0, len(self.who), TOGETHER)]
+        return {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
 
     def by_components(self, counts: Sequence[int] = (10, 30, 100)) -> dict[int, float]:
         """Number of components -> mean likeness of inversions."""
@@ -176,7 +188,7 @@ class Sitters:
 def likeness_arms(ways: Mapping[str, Likeness]) -> tuple[Arm, ...]:
     """Inversion beside trained LoRAs, with intervals over people."""
     roles = {name: "ours" if name.startswith("inversion") else "rival" for name in ways}
-    spans = {name: interval(way.scores) for name, way in ways.items()}
+    spans = {name: mean_interval(way.scores) for name, way in ways.items()}
     return arms({name: way.mean for name, way in ways.items()}, roles, spans)
 
 
