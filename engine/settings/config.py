@@ -30,7 +30,7 @@ class Config:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "__post_init__" in vars(cls):
-            cls.__post_init__ = _after_numbers(cls.__post_init__)  # type: ignore[method-assign]
+            cls.__post_init__ = _after_numbers(cls.__post_init__)  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -101,9 +101,13 @@ def check_numbers(settings: Any) -> None:
 _NUMBERS = {bool, int, float, type(None)}
 
 
-@functools.cache
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
 def _annotations(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def _floats(value: Any) -> Iterator[float]:
@@ -175,7 +179,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return True
     kinds = _members(annotation)
     kind = next(kind for kind in _PLAIN if isinstance(value, kind))  # numpy's float64 is a float
-    whole = kind is int and float in kinds or kind is float and value.is_integer() and int in kinds
+    whole = kind is int and float in kinds or isinstance(value, float) and value.is_integer() and int in kinds
     return kind in kinds or whole or not set(kinds) <= {*_PLAIN, tuple}
 
 

@@ -63,7 +63,9 @@ OutFile = Annotated[Path, Writes("file")]
 OutFolder = Annotated[Path, Writes("folder")]
 Count = Annotated[int, AtLeast(1)]
 """Of pictures, steps ..."""
-Side, OwnSide = Annotated[int, Pixels()], Annotated[int, Pixels(own=True)]
+Side = Annotated[int, Pixels()]
+OwnSide = Annotated[int, Pixels(own=True)]
+"""Of a picture; 0 is the model's own."""
 
 
 def check_settings(settings: Any) -> None:
