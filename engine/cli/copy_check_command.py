@@ -1,4 +1,4 @@
-"""``vitrine nemo check``: which prompts of a list, or of a LoRA, come back as copies."""
+"""`vitrine nemo check`: which prompts of a list, or of a LoRA, come back as copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .options import Load
 class Check:
     """Tell which prompts come back as copies, how often, where in the picture, and of which training picture.
 
-    Writes copies.html, copies.csv and the nearest sample of each prompt. The same command goes on where it stopped.
+    Writes copies.html, copies.csv and the nearest sample of each prompt. The same command resumes.
     """
 
     prompts: Path
@@ -50,7 +50,7 @@ class Check:
     shown: Annotated[int, AtLeast(0)] = 50
     """Prompts with pictures on the page."""
     memory: str = "2GB"
-    """What may be held beyond the model."""
+    """Memory beyond the model."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
