@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..io.files import named, parse_table
 from ..io.prompt_files import read_prompts
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
@@ -115,7 +115,7 @@ class Evaluate:
     """Of the teacher."""
     guidance: float = 3.0
     """Of the teacher."""
-    size: tuple[Count, Count] | None = None
+    size: tuple[Side, Side] | None = None
     """Height and width in pixels; by default the size of the teacher's pipeline."""
     out: OutFile | None = None
     """JSON file for the figures."""

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Rank:
     """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt that fits all pictures."""
-    size: Count | None = None
+    size: Side | None = None
     """Side the pictures are squeezed to; 512 for SD1.5. None takes the model's own."""
     timestep: float = 50.0
     """The network's own timestep."""
@@ -142,7 +142,7 @@ class Spair:
     """At most this many pairs of each category, the first ones."""
     prompt: str = "a photo of a {category}"
     """One for each category's pictures."""
-    size: Count | None = None
+    size: Side | None = None
     """Side the pictures are squeezed to; None takes the model's own."""
     keep_aspect: bool = False
     """The longer side gets `size` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
