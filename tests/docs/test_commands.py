@@ -1,7 +1,7 @@
 """Every command that a page prints: its words, options and files exist; those with an output give it.
 
 The quick ones run here, ``vitrine verify`` on the shipped models nightly, README's two in ``.ci/run``, the tutorials'
-code in ``test_tutorials.py``; ``vitrine reproduce`` writes ``results/``, which ``test_results.py`` compares with its pages.
+code in ``test_tutorials.py``. ``vitrine reproduce`` writes ``results/``, which ``test_results.py`` compares.
 """
 
 import contextlib
