@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..io.prompt_files import read_prompts
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFolder
+from ..settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
 from .options import Load
 
 
@@ -39,9 +39,9 @@ class Check:
     """Sampling steps."""
     guidance: float = 7.5
     """Guidance scale."""
-    height: Annotated[int, AtLeast(0)] = 0
+    height: OwnSide = 0
     """In pixels; 0: the model's default."""
-    width: Annotated[int, AtLeast(0)] = 0
+    width: OwnSide = 0
     """In pixels; 0: the model's default."""
     calibrated: Path | None = None
     """The folder that calibrate wrote for this model: its threshold turns NeMo's score into a verdict."""

@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..io.files import named, parse_table
 from ..io.prompt_files import read_prompts
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
@@ -106,7 +106,7 @@ class Evaluate:
     model: str = "portraits"
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
-    """The feature network: `readout` (attribute classifier) for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
+    """The feature network: `readout` (attribute classifier) for portraits, else a transformers folder."""
     clip: str = ""
     """A transformers folder of a CLIPModel, for a CLIP score; optional."""
     seeds: Count = 4
@@ -115,7 +115,7 @@ class Evaluate:
     """Sampling steps of the teacher."""
     guidance: float = 3.0
     """Guidance scale of the teacher."""
-    size: tuple[Count, Count] | None = None
+    size: tuple[Side, Side] | None = None
     """Height and width in pixels; by default the teacher pipeline's."""
     out: OutFile | None = None
     """JSON file for the results."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..pipelines.loading import SHIPPED, LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFolder
+from ..settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
 from .options import Load
 
 
@@ -52,9 +52,9 @@ class Report:
     """Guidance scale."""
     prompts: Count = 4
     """Most captions to sample."""
-    height: Annotated[int, AtLeast(0)] = 0
+    height: OwnSide = 0
     """In pixels; 0: the model's default."""
-    width: Annotated[int, AtLeast(0)] = 0
+    width: OwnSide = 0
     """In pixels; 0: the model's default."""
     load: Load = LoadConfig()
 

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Rank:
     """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt for all pictures."""
-    size: Count | None = None
+    size: Side | None = None
     """Side to which pictures are resized; 512 for SD1.5. None takes the model's default."""
     timestep: float = 50.0
     """The network's timestep."""
@@ -142,7 +142,7 @@ class Spair:
     """Most pairs per category, the first ones."""
     prompt: str = "a photo of a {category}"
     """One prompt per category."""
-    size: Count | None = None
+    size: Side | None = None
     """Side to which pictures are resized; None takes the model's default."""
     keep_aspect: bool = False
     """Keep the aspect ratio: the longer side is `size`, rounded to whole tokens; DiTF uses 640 on Flux."""

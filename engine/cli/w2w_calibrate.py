@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..io.files import named
 from ..io.tables import read_records
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder
+from ..settings.setting_checks import Count, OutFolder, Side
 from .options import Load, OutSpace
 from .w2w_arguments import model_of, space_at
 
@@ -149,7 +149,7 @@ class PairSlider:
     """Adam steps of 16 pictures."""
     start: float = 1000.0
     """Timestep from which the slider is applied; it is trained below it."""
-    size: Count | None = None
+    size: Side | None = None
     """Side in pixels; none: the base model's."""
     out: OutSpace = None
     """The space with the slider; none: overwrites SPACE."""

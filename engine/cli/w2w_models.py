@@ -13,9 +13,9 @@ from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.folders import has_ending
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder
+from ..settings.setting_checks import Count, OutFolder, Side
 from .options import Load
-from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of, weights_at
+from .w2w_arguments import example_of, model_of, space_at, tail_of, weights_at
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, usual_sampling
+        from ..w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, sliders_of, usual_sampling
 
-        space, strengths, wanted = space_at(self.space), sliders_of(self.edits), sliders_of(self.wanted)
+        space, strengths, wanted = space_at(self.space), sliders_of(self.edits, "="), sliders_of(self.wanted, "=")
         config = usual_sampling(
             space, factor=self.factor, components=self.components, truncation=self.truncation, rng=self.rng,
             attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
@@ -123,9 +123,9 @@ class Edit:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, edit, edit_step
+        from ..w2w import EditConfig, edit, edit_step, sliders_of
 
-        space, strengths = space_at(self.space), sliders_of(self.edits)
+        space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         for source in self.models:
@@ -170,7 +170,7 @@ class Invert:
     """Latents for training: the VAE's mean, or a new sample in each step, as in the published code."""
     seed: int = 0
     """Seed of noise levels and noise."""
-    size: Count | None = None
+    size: Side | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
     files: Files = Writing()

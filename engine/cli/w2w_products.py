@@ -12,7 +12,7 @@ from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.files import named, parse_table
 from ..settings.setting_checks import Count, OutFile, Writes
-from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of
+from .w2w_arguments import example_of, model_of, space_at, tail_of
 from .w2w_models import Files, Writing
 
 
@@ -46,9 +46,9 @@ class SliderLora:
         """0 on success."""
         import torch
 
-        from ..w2w import EditConfig, edit, slider_lora, write_lora
+        from ..w2w import EditConfig, edit, slider_lora, sliders_of, write_lora
 
-        space, strengths = space_at(self.space), sliders_of(self.edits)
+        space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         before = model_of(space, self.around)[0].coefficients[0] if self.around else torch.zeros(space.dimension)

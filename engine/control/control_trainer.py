@@ -41,9 +41,9 @@ class AdvancedControlTrainConfig(Config):
         ema: decay of the exported average, 0 <= ema < 1.
         drop_control, drop_semantics: probability of training a batch row without them; sampled independently.
         save_every: steps between saves.
-        drop_together: a sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0), never (c,
-            0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for appendix D's
-            nesting, which needs (c, 0).
+        drop_together: a sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0),
+            never (c, 0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for
+            appendix D's nesting, which needs (c, 0).
 
     Raises:
         VitrineError: If a number is out of range.
