@@ -80,7 +80,7 @@ class ComfyModel:
 
 
 class ComfyLora:
-    """A LoRA that lies files_to_compare a MODEL."""
+    """A LoRA given next to a MODEL."""
 
     def __init__(self, holder: ComfyModel, tensors: Any, loading: Loading, lora: Any = None) -> None:
         self.holder, self.loading, self._tensors, self._lora = holder, loading, tensors, lora
