@@ -22,6 +22,7 @@ LEFT_OUT = {
     "VitrineRenderPortrait": "needs no model",
     "VitrineCrossSizeConsistency": "needs no model",
     "VitrineEMDVariety": "needs no model",
+    "VitrineNEMOCompareCopies": "needs no model",
     "VitrineEMDDistill": "reads a diffusers folder, in the notes",
 }
 """Node id -> why it has no case."""
@@ -46,6 +47,12 @@ def _all(activations: Any) -> Tensors:
 def activation_tap(s: Scene) -> Tensors:
     taps, picture, _ = s.taps
     return [*_all(taps), picture]
+
+
+@case("VitrineWordMap")
+def word_map(s: Scene) -> Tensors:
+    told = {"image": pictures(1, 2 * SMALL)[0], "word": PROMPT.split()[0], "prompt": PROMPT}
+    return list(s.call("VitrineWordMap", model=s.model, clip=s.clip, vae=s.vae, positive=s.positive, **told))
 
 
 @case("VitrineTapDuringSampling")
@@ -285,6 +292,14 @@ def w2w_invert(s: Scene) -> Tensors:
     small, mask = pictures(1, 2 * SMALL)
     told = {"image": small, "mask": mask, "preset": "custom", "steps": 2, "batch": 1, "space": s.trained}
     return [s.call("VitrineW2WInvert", model=s.model, vae=s.vae, positive=s.positive, **told)[0].coefficients]
+
+
+@case("VitrineTrainW2WSlider")
+def train_slider(s: Scene) -> Tensors:
+    before = pictures(2, 2 * SMALL)[0]
+    told = {"before": before, "after": 1 - before, "space": s.trained, "label": "own", "steps": 1}
+    space = s.call("VitrineTrainW2WSlider", model=s.model, vae=s.vae, positive=s.positive, **told)[0]
+    return [space.directions["own"]]
 
 
 # --- EMD ----------------------------------------------------------------------------------------------------------
