@@ -6,13 +6,14 @@ import torch
 
 from ...engine.activations.presets import PRESETS
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..registry import ClaimResult, arms, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
 from . import flow_claims as _flow  # noqa: F401  registers gdf.*.flow
 from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
 from . import matching_claims as _matching  # noqa: F401  registers gdf.correspondence and gdf.segmentation
 from . import photograph_claims as _photographs  # noqa: F401  registers gdf.photographs
-from .measures import mean_interval, part_agreement, part_agreement_by_picture
+from .measures import part_agreement, part_agreement_by_picture
 from .world import FIRST_IDENTITY, PAPER, Model, Pictures, all_places, inter_module_places, tap_pictures, untrained
 
 PICTURES, SEEDS = 48, 4

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ...engine.activations.ditf import massive_channels
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, arms, claim
 from .measures import by_pair, correspondence_score
 from .planting import planted_flux
@@ -155,4 +155,4 @@ def _means(table: Table) -> dict[str, list[float]]:
 def _gain(ours: torch.Tensor, theirs: torch.Tensor) -> list[float]:
     """Mean at 0.1, and its 95 % interval over pairs of pictures."""
     pairs = by_pair(ours[0] - theirs[0])
-    return [round(float(v), 4) for v in (pairs.nanmean(), *bootstrap_mean(pairs))]
+    return [round(float(v), 4) for v in (pairs.nanmean(), *mean_interval(pairs))]

@@ -13,9 +13,6 @@ from ...engine.activations.presets import PRESETS
 from ...engine.activations.qualitative_filter import FilterRule
 from ...engine.activations.segmentation import (
     ProbeSettings,
-    bootstrap_iou,
-    bootstrap_iou_gain,
-    bootstrap_mean,
     confusion,
     fit_probe,
     iou,
@@ -23,6 +20,7 @@ from ...engine.activations.segmentation import (
 )
 from ...engine.portraits import PARTS
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .measures import by_pair, correspondence_score
 from .world import (
@@ -137,10 +135,6 @@ def _remembered(score_of: ScoreOf) -> ScoreOf:
     return score
 
 
-def _rounded(interval: tuple[float, float]) -> list[float]:
-    return [round(bound, 4) for bound in interval]
-
-
 def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, torch.Tensor | None]:
     """Name -> features of the test pictures: trivial baselines first; None copies coordinates."""
     baselines: dict[str, torch.Tensor | None] = {
@@ -193,7 +187,7 @@ def measure_points(
         features[name] = tap_pictures(portraits, TESTING, tested, places, **at, **settings).features(places)
     scores = {a: {name: correspondence_score(test, f, a) for name, f in features.items()} for a in ALPHAS}
     gains = {alpha: _gains({name: score[1] for name, score in table.items()}) for alpha, table in scores.items()}
-    low, high = _rounded(bootstrap_mean(by_pair(scores[0.1]["chosen"][1])))
+    low, high = mean_interval(by_pair(scores[0.1]["chosen"][1]))
     return ClaimResult(
         value=round(scores[0.1]["chosen"][0], 4),
         interval=(low, high),
@@ -206,7 +200,7 @@ def measure_points(
         | choice.details(),
         arms=arms(
             {name: value for name, (value, _) in scores[0.1].items()}, ROLES,
-            {name: bootstrap_mean(by_pair(each)) for name, (_, each) in scores[0.1].items()},
+            {name: mean_interval(by_pair(each)) for name, (_, each) in scores[0.1].items()},
         ),
         n=tested,
         parts={f"above {name}": gains[0.1][name][0] > 0 for name in RIVALS},
@@ -221,7 +215,7 @@ RIVALS = ("copied coordinates", "inter-module, same search")
 def _gains(by_picture: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Name -> 95 % interval of what the chosen places are better by, the same pairs resampled for both."""
     others = {name: values for name, values in by_picture.items() if name != "chosen"}
-    return {name: _rounded(bootstrap_mean(by_pair(by_picture["chosen"] - values))) for name, values in others.items()}
+    return {name: list(mean_interval(by_pair(by_picture["chosen"] - values))) for name, values in others.items()}
 
 
 def _gain_table(gains: Mapping[str, Sequence[float]]) -> Table:
@@ -273,9 +267,9 @@ def measure_parts(
         others: further features of these portraits.
     """
     tables = _part_tables(portraits, choice, tested, progress, others)
-    spans = {name: bootstrap_iou(table) for name, table in tables.items()}
-    gains = {name: bootstrap_iou_gain(tables["chosen"], t) for name, t in tables.items() if name != "chosen"}
-    low, high = _rounded(spans["chosen"])
+    spans = {name: iou_interval(table) for name, table in tables.items()}
+    gains = {name: iou_gain_interval(tables["chosen"], t) for name, t in tables.items() if name != "chosen"}
+    low, high = spans["chosen"]
     beaten = {name: gains[name][0] > 0 for name in ("Fourier coordinates", RIVALS[1])}
     return ClaimResult(
         value=round(iou(tables["chosen"].sum(0))[0], 4),
@@ -283,8 +277,8 @@ def measure_parts(
         holds=all(beaten.values()),
         details={
             "mIoU": {name: round(iou(table.sum(0))[0], 4) for name, table in tables.items()},
-            "95 %": {name: _rounded(span) for name, span in spans.items()},
-            "gain of the chosen, 95 %": {name: _rounded(gain) for name, gain in gains.items()},
+            "95 %": {name: list(span) for name, span in spans.items()},
+            "gain of the chosen, 95 %": {name: list(gain) for name, gain in gains.items()},
             **choice.details(),
         },
         arms=arms({name: iou(table.sum(0))[0] for name, table in tables.items()}, ROLES, spans),

@@ -80,9 +80,3 @@ def correspondence_score(
 def by_pair(scores: torch.Tensor) -> torch.Tensor:
     """(B / 2,) from (B,): picture i to j and j to i are one pair, so that a bootstrap does not count it twice."""
     return scores.view(2, -1).nanmean(0)
-
-
-def mean_interval(values: torch.Tensor) -> tuple[float, float]:
-    """95 % interval of a mean over pictures, by the normal approximation."""
-    half = 1.96 * values.std().item() / len(values) ** 0.5
-    return round(values.mean().item() - half, 4), round(values.mean().item() + half, 4)

@@ -7,12 +7,12 @@ import torch
 from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
 from ...engine.activations.picture_latents import encode_pixels
 from ...engine.activations.presets import PRESETS
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.activations.tap import tap_latents
 from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..registry import ClaimResult, arms, claim
 from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
 from .world import PAPER, SIDE, TIMESTEP, Model, untrained
@@ -43,8 +43,8 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
     methods = _features(portraits, pairs, progress)
     scores = {alpha: {name: _score(pairs, maps, alpha) for name, maps in methods.items()} for alpha in ALPHAS}
     by_pair = {name: score[1] for name, score in scores[0.1].items()}
-    gains = {name: bootstrap_mean(by_pair[OURS] - by_pair[name]) for name in by_pair if name != OURS}
-    low, high = bootstrap_mean(by_pair[OURS])
+    gains = {name: mean_interval(by_pair[OURS] - by_pair[name]) for name in by_pair if name != OURS}
+    low, high = mean_interval(by_pair[OURS])
     per_photo = {
         photo: {
             name: round(values[[n == photo for n in pairs.names]].nanmean().item(), 3)
@@ -65,7 +65,7 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
         arms=arms(
             {name: value for name, (value, _) in scores[0.1].items()},
             {name: ROLES.get(name, "trivial") for name in scores[0.1]},
-            {name: bootstrap_mean(values) for name, values in by_pair.items()},
+            {name: mean_interval(values) for name, values in by_pair.items()},
         ),
         n=len(pairs.names),
         parts={f"above {name}": gains[name][0] > 0 for name in RIVALS},

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.control import GuidanceConfig
 from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import bootstrap, mean_interval
 from ..metrics import fine_detail, frechet_distance
 from ..registry import ClaimResult, Table, arms, claim
 from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
@@ -68,28 +68,18 @@ def distances_of(
 
 
 # --- intervals ----------------------------------------------------------------------------------------------------
-def _resamples(rows: int, times: int) -> Iterator[torch.Tensor]:
-    """Row numbers of bootstrap samples, of a generator of their own."""
-    random = torch.Generator().manual_seed(0)
-    return (torch.randint(rows, (rows,), generator=random) for _ in range(times))
-
-
-def _interval(values: list[float]) -> tuple[float, float]:
-    low, high = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return round(float(low), 3), round(float(high), 3)
-
-
 def _ratio_interval(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     """95 % bootstrap interval of mean(a) / mean(b), of the same seeds."""
-    return _interval([float(a[rows].mean() / b[rows].mean()) for rows in _resamples(len(a), 1000)])
+    return bootstrap(lambda x, y: x.mean() / y.mean(), a, b, paired=True)
 
 
 def _fid_gap(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor, factor: float = 1.0) -> float:
     """Low end of the 95 % bootstrap interval of FID(a) - ``factor`` FID(b), of the same seeds."""
-    gaps = [
-        frechet_distance(a[rows], real) - factor * frechet_distance(b[rows], real) for rows in _resamples(len(a), 60)
-    ]
-    return _interval(gaps)[0]
+
+    def gap(x: torch.Tensor, y: torch.Tensor) -> float:
+        return frechet_distance(x, real) - factor * frechet_distance(y, real)
+
+    return bootstrap(gap, a, b, paired=True, draws=60)[0]
 
 
 def _share_slack(share: float, count: int) -> float:
@@ -304,7 +294,7 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     progress(1, 1, None)
     gains = {}
     for name, values in detail.items():
-        low, high = bootstrap_mean(detail["size 64"] - values) if name != "size 64" else (0.0, 0.0)
+        low, high = mean_interval(detail["size 64"] - values) if name != "size 64" else (0.0, 0.0)
         gains[name] = low
         details[name] = {
             "share of size 64's": round(float(values.mean() / detail["size 64"].mean()), 3),

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..metrics import frechet_distance, precision_recall
 from ..portraits.readout import Reading, shown_mask
 from ..registry import ClaimResult, Table, claim
@@ -71,7 +71,7 @@ def judged(
         spread: precision and recall of an arm's pictures of all sets.
     """
     gaps = [ours - none for ours, none in zip(fids[ENTROPY], fids[NONE], strict=True)]
-    gains = [bootstrap_mean(a - b) for a, b in zip(shown[ENTROPY], shown[NONE], strict=True)]
+    gains = [mean_interval(a - b) for a, b in zip(shown[ENTROPY], shown[NONE], strict=True)]
     details: dict[str, Any] = {
         name: {"FID by set": fids[name], "shown": _span(torch.cat(shown[name]))}
         | {"precision, recall": [round(v, 3) for v in spread[name]]}
@@ -83,7 +83,7 @@ def judged(
     }
     if BOTH in shown:
         pair = torch.cat(shown[BOTH]) - torch.cat(shown[PLAIN])
-        details["ERG and plain less plain, shown"] = [round(v, 3) for v in bootstrap_mean(pair)]
+        details["ERG and plain less plain, shown"] = [round(v, 3) for v in mean_interval(pair)]
     holds = all(low > 0 for low, _ in gains) and all(gap < 0 for gap in gaps)
     if quick:
         holds = all(high > 0 for _, high in gains)
@@ -97,5 +97,5 @@ def judged(
 
 
 def _span(values: torch.Tensor) -> str:
-    low, high = bootstrap_mean(values)
+    low, high = mean_interval(values)
     return f"{float(values.mean()):.3f} ({low:.3f} to {high:.3f})"

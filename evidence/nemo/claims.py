@@ -17,10 +17,10 @@ from ...engine.nemo.find import Result, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import auroc, auroc_interval
 from ..registry import ClaimResult, Table, arms, claim
 from . import attacked, copy_claims, held_out, lora_report_claims, swept  # noqa: F401  (they register claims)
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
-from .measures import auroc, auroc_interval
 from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
 from .world import (
     DETECT,

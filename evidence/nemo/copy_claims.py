@@ -17,6 +17,7 @@ from ...engine.nemo.guidance_difference import prompt_scores
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
+from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, arms, claim
 from .world import DETECT, GUIDANCE, SHAPE, STEPS
 
@@ -131,7 +132,7 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
             rows[name] = {"copies": round(shares[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
             progress(number + 1, len(names), None)
     rho = spearman(scores["nemo"], shares)
-    interval = _resampled(scores["nemo"], shares)
+    interval = spearman_interval(scores["nemo"], shares)
     baseline = spearman(without["nemo"], shares)
     by_size = {size: _mean(shares[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
     likely = interval[1] if quick else rho
@@ -157,30 +158,6 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
         n=len(names),
         seeds=effort.seeds,
     )  # fmt: skip
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation, ties sharing their mean rank; 0 where one does not vary."""
-    x, y = (_ranks(torch.tensor(list(values), dtype=torch.float64)) for values in (a, b))
-    x, y = x - x.mean(), y - y.mean()
-    length = float(x.norm() * y.norm())
-    return float(x @ y) / length if length else 0.0
-
-
-def _ranks(values: torch.Tensor) -> torch.Tensor:
-    below = (values[None] < values[:, None]).sum(1)
-    return below + 0.5 * ((values[None] == values[:, None]).sum(1).double() - 1)
-
-
-def _resampled(a: Sequence[float], b: Sequence[float], draws: int = 1000) -> tuple[float, float]:
-    """95 % of rho when the LoRAs are drawn again (bootstrap)."""
-    random, count = torch.Generator().manual_seed(0), len(a)
-    rhos = []
-    for _ in range(draws):
-        rows = torch.randint(count, (count,), generator=random).tolist()
-        rhos.append(spearman([a[i] for i in rows], [b[i] for i in rows]))
-    low, high = torch.tensor(rhos).quantile(torch.tensor([0.025, 0.975])).tolist()
-    return round(low, 3), round(high, 3)
 
 
 def _mean(values: Sequence[float]) -> float:

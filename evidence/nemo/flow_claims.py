@@ -23,9 +23,9 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_port
 from ...engine.portraits.plants import Plant
 from ...engine.runtime.progress import Progress, silent
 from ...engine.tracing.fingerprint import width_of
+from ..intervals import auroc, auroc_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .baselines import random_neurons
-from .measures import auroc, auroc_interval
 from .world import CALIBRATION, ORDINARY, PAPER, ROWS, Effort, World, captions, setting
 
 SEEDS = 4

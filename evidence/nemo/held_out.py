@@ -13,9 +13,9 @@ from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.consensus import consensus, jaccard
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, arms, claim
 from .later_plants import FILE, FURTHER
-from .measures import mean_interval
 from .plant_files import PlantFile
 from .planted_sets import Measured, Outcome, measure_plants
 from .remedies import COPY, SEEDS

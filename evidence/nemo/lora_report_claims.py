@@ -16,8 +16,9 @@ from ...engine.nemo.nearest import distances, thumbnails
 from ...engine.nemo.picture_agreement import few_step_samples, few_timesteps
 from ...engine.portraits.shipped import PEOPLE_LORAS
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import spearman
 from ..registry import ClaimResult, claim
-from .copy_claims import MEASURED, SIZES, spearman, train
+from .copy_claims import MEASURED, SIZES, train
 
 FIRST = MEASURED + 100
 """Identity of the first person that is measured here; thresholds were chosen on people from ``TUNING`` on, on the

@@ -16,11 +16,11 @@ from ...engine.nemo.search_config import ProbeConfig
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import auroc, auroc_interval
 from .baselines import random_neurons
 from .flow_claims import COPY as FLOW_COPY
 from .flow_claims import SEARCH as FLOW_SEARCH
 from .flow_claims import SHARE as FLOW_SHARE
-from .measures import auroc, auroc_interval
 from .plant_files import PlantFile
 from .remedies import COPY, SEEDS
 from .world import DETECT, ORDINARY, ROWS, SEARCH, SHARE, Effort, World, captions, setting

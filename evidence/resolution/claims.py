@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.errors import refuse
 from ...engine.portraits.shipped import TRANSFORMERS
 from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
+from ..intervals import mean_interval
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, arms, claim
 from . import law_claims as _law  # noqa: F401  registers resolution.guidance
@@ -116,12 +116,12 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
         progress(k + 1, len(sizes) * len(arms), None)
         print(f"{size[0]} x {size[1]}, {arm}: {line(looks[size][arm])}", flush=True)
     square = looks[SIZES[0]]
-    gains = {"rope_yarn": bootstrap_mean(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
+    gains = {"rope_yarn": mean_interval(square["rope_yarn"].hits - square[positions.EXTRAPOLATED].hits)}
     for arm in (a for a in square if a.endswith("_dynamic")):
-        gains[arm] = bootstrap_mean(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
+        gains[arm] = mean_interval(square[arm].hits - square[arm.removesuffix("_dynamic")].hits)
     details = {f"{w} x {h}": {a: line(look) for a, look in by_arm.items()} for (w, h), by_arm in looks.items()}
     spans = {arm: [round(v, 3) for v in span] for arm, span in gains.items()}
-    low, high = bootstrap_mean(square["rope_yarn"].hits)
+    low, high = mean_interval(square["rope_yarn"].hits)
     return ClaimResult(
         value=round(float(square["rope_yarn"].hits.mean()), 3),
         interval=(round(low, 3), round(high, 3)),
@@ -176,13 +176,13 @@ def judged_field(
     for side, by_arm in looks.items():
         dilated, untouched = by_arm[receptive.DILATED], by_arm[receptive.UNTOUCHED]
         difference = dilated.hits - untouched.hits
-        spans = [bootstrap_mean(part) for part in difference.chunk(runs)]
-        gains[f"{side} px"] = [round(v, 3) for v in bootstrap_mean(difference)]
+        spans = [mean_interval(part) for part in difference.chunk(runs)]
+        gains[f"{side} px"] = [round(v, 3) for v in mean_interval(difference)]
         by_seed[f"{side} px"] = [[round(v, 3) for v in span] for span in spans]
         single = [float((look.heads == 1).float().mean()) for look in (dilated, untouched)]
         holds = holds and all(low > 0 for low, _ in spans) and single[0] > single[1]
     first = looks[SIDES[0]][receptive.DILATED].hits
-    low, high = bootstrap_mean(first)
+    low, high = mean_interval(first)
     details: dict[str, Any] = {"counted right": counted, "95 % interval of the gain in shown attributes": gains}
     details |= {"the same under each seed": by_seed}
     details |= {f"{side} px": {arm: line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}

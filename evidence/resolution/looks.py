@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...engine.activations.segmentation import bootstrap_mean
+from ..intervals import mean_interval
 from .positions import Look
 
 
 def line(look: Look) -> dict[str, Any]:
     """Means with their 95 % intervals over pictures, where there is one number a picture."""
-    low, high = bootstrap_mean(look.hits)
+    low, high = mean_interval(look.hits)
     shown = f"{float(look.hits.mean()):.3f} ({low:.3f} to {high:.3f})"
-    few, many = bootstrap_mean(look.heads.float())
+    few, many = mean_interval(look.heads.float())
     return {
         "shown": shown, "heads": f"{float(look.heads.float().mean()):.2f} ({few:.2f} to {many:.2f})",
         "one head": round(float((look.heads == 1).float().mean()), 3), "detail": round(look.detail, 2),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.pipelines import ResolutionTransferPipeline
 from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits
@@ -21,6 +20,7 @@ from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
 from ...engine.resolution import ResolutionTransferConfig
 from ...engine.runtime.progress import Progress
+from ..intervals import mean_interval
 from ..metrics import fine_detail, frechet_distance
 from ..portraits.readout import Reading, Readout, read, shown_mask
 from ..registry import Arm, Table, arms
@@ -78,7 +78,7 @@ def shown_arms(looks: Mapping[str, Look], ours: str) -> tuple[Arm, ...]:
     """Share of attributes shown by each arm of one size; an untouched model is the trivial baseline."""
     roles = {name: "reference" if name.endswith("enlarged") else "rival" for name in looks}
     roles |= {name: "trivial" for name in (EXTRAPOLATED, "untouched") if name in looks} | {ours: "ours"}
-    spans = {name: bootstrap_mean(look.hits) for name, look in looks.items()}
+    spans = {name: mean_interval(look.hits) for name, look in looks.items()}
     return arms({name: float(look.hits.mean()) for name, look in looks.items()}, roles, spans)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.segmentation import bootstrap_mean
 from ...engine.portraits.flow import load_flow_portraits
 from ...engine.portraits.scenes import sample_scenes
 from ...engine.runtime.progress import Progress, silent
+from ..intervals import mean_interval
 from ..portraits.readout import load_readout
 from ..registry import ClaimResult, claim
 from . import positions
@@ -63,11 +63,11 @@ def judged(looks: dict[tuple[int, int], dict[str, positions.Look]], quick: bool 
     """The claim from what each arm shows at each size; the value is the mean share of the trained models' pictures."""
     square = looks[SIZES[0]]
     trained = [look for name, look in square.items() if name not in (positions.ENLARGED, MODE)]
-    gains = [bootstrap_mean(look.hits - square[MODE].hits) for look in trained]
+    gains = [mean_interval(look.hits - square[MODE].hits) for look in trained]
     details: dict[str, Any] = {"gain over untrained by seed, 95 %": [[round(v, 3) for v in span] for span in gains]}
     details |= {f"{w} x {h}": {name: line(look) for name, look in rows.items()} for (w, h), rows in looks.items()}
     each = torch.stack([look.hits for look in trained]).mean(0)
-    low, high = bootstrap_mean(each)
+    low, high = mean_interval(each)
     holds = all(low > (-0.25 if quick else 0) for low, _ in gains)
     mean = {name: square[name] for name in (positions.ENLARGED, MODE)} | {"fine-tuned": replace(trained[0], hits=each)}
     roles = {arm.name: arm for arm in positions.shown_arms(mean, "fine-tuned")}

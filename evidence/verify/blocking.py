@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...engine.nemo import NeuronSet
+from ..intervals import mean_interval, median_interval
 from ..nemo.baselines import random_neurons
-from ..nemo.measures import mean_interval, median_interval
 from .context import SETTINGS, Context
 from .judge import CLIP, SSCD, Judge, judge_of
 from .nemo import MEMORIZED, ORDINARY, PAPER, SD14

@@ -11,7 +11,7 @@ from ...engine.activations.correspondence import find_correspondence
 from ...engine.activations.presets import preset
 from ...engine.activations.spair_dataset import SPairPair, SPairScore, read_spair
 from ...engine.pipelines.spair_keypoints import SPairRun, spair_scores
-from ..nemo.measures import ratio_interval
+from ..intervals import ratio_interval
 from .context import SETTINGS, Context
 from .estimate import ENCODING, timed
 from .protocol import check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...engine.nemo.blocked_copies import share_interval
-from ..nemo.measures import auroc, auroc_interval, true_positives, true_positives_interval
+from ..intervals import auroc, auroc_interval, true_positives, true_positives_interval
 from .context import SETTINGS, Context
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published

@@ -20,7 +20,7 @@ from ...engine.w2w import Space, W2WModel, load_space
 from ...engine.w2w.space.manifest import Manifest
 from ...engine.w2w.space.official_files import import_official, official_manifest
 from ...engine.w2w.space.space import KIND, LINKED_VERSION, WeightSpace
-from ..nemo.measures import mean_interval
+from ..intervals import mean_interval
 from .context import SETTINGS, Context
 from .estimate import ENCODING
 from .judge import Judge, pixels

@@ -11,13 +11,13 @@ from ...engine.diffusion.denoiser import Denoiser
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.edit.editing import edit
 from ...engine.w2w.space.directions import quality
+from ..intervals import mean_interval
 from ..registry import ClaimResult, Curves, Table, arms, claim
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
 from .drawing import WORDS
 from .edits import EditStand, baseline_sliders, compare, edit_rows
 from .graded import HEAD, MANY, MEASURED, Comparison, Sitting, smaller_space
 from .likeness import BARE, Sitters, likeness_arms
-from .measures import interval
 from .pair_sliders import shipped_change
 from .spaces import measure_directions, measure_sampling
 from .world import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_space, subspace
@@ -198,7 +198,7 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
     details: dict[str, Any] = {"one prompt for all": _described(judged)}
     ours, many, one_picture = judged.values()
     for name, other in list(judged.items())[1:]:
-        low, high = interval(ours.scores - other.scores)  # the same people in both
+        low, high = mean_interval(ours.scores - other.scores)  # the same people in both
         details[f"inversion less {name}"] = f"{ours.mean - other.mean:+.3f} ({low:+.3f} to {high:+.3f})"
     plots: tuple[Curves, ...] = ()
     if not quick:

@@ -15,11 +15,11 @@ import torch
 from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.space.space import WeightSpace
+from ..intervals import mean_interval
 from ..registry import ClaimResult, Table, claim
 from .edits import WORD_WEIGHTS, Sweep, edit_rows, measure_sweep, measured_at
 from .graded import Sitting, space_of_first
 from .likeness import BARE, Sitters, likeness_arms
-from .measures import interval
 from .spaces import measure_directions, measure_sampling
 from .world import PAPER, Studio, flow_people_space
 
@@ -120,7 +120,7 @@ def _edited(studio: Studio, label: str, people: int, tolerance: float) -> tuple[
     own = measure_sweep(studio, label, strengths, pictures)
     word = measure_sweep(studio, label, WORD_WEIGHTS, [sitting.worded(w) for w in WORD_WEIGHTS])
     before, after = (studio.likelihood(studio.read(p)[1], label).mean(1) for p in (pictures[0], pictures[-1]))
-    return _compared(own, word, interval(after - before), sitting.chance(), tolerance)
+    return _compared(own, word, mean_interval(after - before), sitting.chance(), tolerance)
 
 
 def _compared(
@@ -166,10 +166,10 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
     sitters = Sitters.open(studio, 2 if quick else 8)
     judged = sitters.three_ways(BARE)
     ours, many, single = judged.values()
-    low, high = interval(ours.scores - single.scores)
+    low, high = mean_interval(ours.scores - single.scores)
     details: dict[str, Any] = {"one prompt for all": {name: way.described() for name, way in judged.items()}}
     details["inversion less LoRA, 1 picture"] = f"{ours.mean - single.mean:+.3f} ({low:+.3f} to {high:+.3f})"
-    low_many, high_many = interval(ours.scores - many.scores)
+    low_many, high_many = mean_interval(ours.scores - many.scores)
     details["inversion less LoRA, 20 pictures"] = (
         f"{ours.mean - many.mean:+.3f} ({low_many:+.3f} to {high_many:+.3f})"
     )  # fmt: skip
@@ -181,7 +181,7 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
         details["LoRA, 20 pictures, as the space holds it"] = round(float(sitters.likeness(held).mean()), 3)
         details["surroundings in the prompt"] = {name: way.described() for name, way in worded.items()}
         first, _, last = worded.values()
-        low_worded, high_worded = interval(first.scores - last.scores)
+        low_worded, high_worded = mean_interval(first.scores - last.scores)
         details["inversion less LoRA, 1 picture, surroundings in the prompt"] = (
             f"{first.mean - last.mean:+.3f} ({low_worded:+.3f} to {high_worded:+.3f})"
         )

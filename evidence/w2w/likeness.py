@@ -14,9 +14,10 @@ from ...engine.w2w.edit.coefficient_sampling import nearest
 from ...engine.w2w.edit.inversion import InvertConfig, invert
 from ...engine.w2w.space.space import WeightSpace
 from ...engine.w2w.train.lora_trainer import BatchedTrainer
+from ..intervals import mean_interval
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
 from ..registry import Arm, arms
-from .measures import distances, interval
+from .measures import distances
 from .world import Model, Studio, recipe_of, subject
 
 FRESH = 5000
@@ -44,7 +45,7 @@ class Likeness:
 
     def described(self) -> str:
         """One line of a table, with the mean's 95 % interval over people."""
-        low, high = interval(self.scores)
+        low, high = mean_interval(self.scores)
         shown = f"identity {self.mean:.3f} ({low:.3f} to {high:.3f}, {len(self.scores)} people)"
         return f"{shown}, {self.numbers} numbers, {self.seconds:.1f} s a person"
 
@@ -176,7 +177,7 @@ class Sitters:
 def likeness_arms(ways: Mapping[str, Likeness]) -> tuple[Arm, ...]:
     """Inversion beside trained LoRAs, with intervals over people."""
     roles = {name: "ours" if name.startswith("inversion") else "rival" for name in ways}
-    spans = {name: interval(way.scores) for name, way in ways.items()}
+    spans = {name: mean_interval(way.scores) for name, way in ways.items()}
     return arms({name: way.mean for name, way in ways.items()}, roles, spans)
 
 

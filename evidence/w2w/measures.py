@@ -80,10 +80,3 @@ def spread(values: torch.Tensor) -> str:
     """Median and range of a sample, as text."""
     low, middle, high = torch.quantile(values, torch.tensor([0.05, 0.5, 0.95])).tolist()
     return f"{middle:.3f} (5th to 95th percentile {low:.3f} to {high:.3f})"
-
-
-def interval(values: torch.Tensor, resamples: int = 2000) -> tuple[float, float]:
-    """The 95 % interval of a mean over people (M,), by percentile bootstrap."""
-    drawn = torch.randint(len(values), (resamples, len(values)), generator=torch.Generator().manual_seed(0))
-    low, high = torch.quantile(values[drawn].mean(1), torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
-    return low, high

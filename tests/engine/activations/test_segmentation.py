@@ -8,12 +8,7 @@ import torch
 from PIL import Image
 from vitrine.engine.activations.labelled import drop_rare, read_ade20k, read_cityscapes, read_horse21, read_masks
 from vitrine.engine.activations.segmentation import (
-    bootstrap_iou,
-    bootstrap_iou_gain,
-    bootstrap_mean,
-    confusion,
     fit_probe,
-    iou,
     mean_iou,
 )
 from vitrine.engine.activations.votes import VoteSettings, fit_voters, published_iou, vote, voter
@@ -102,28 +97,8 @@ def test_bad_votes_are_explained():
         VoteSettings(batch=1)
 
 
-# --- intervals and bad input ----------------------------------------------------------------------------------------
-def test_the_gain_is_drawn_on_the_same_pictures():
-    """Pictures differ far more than the two methods do: the paired interval is narrow, the separate ones overlap."""
-    true = torch.randint(2, (30, 8, 8), generator=g(8))
-    wrong = torch.rand(30, 8, 8, generator=g(9)) < torch.rand(30, 1, 1, generator=g(10)) * 0.6
-    theirs = torch.where(wrong, 1 - true, true)
-    ours = torch.where(wrong & (torch.rand(30, 8, 8, generator=g(11)) < 0.9), 1 - true, true)
-    a, b = confusion(ours, true, 2), confusion(theirs, true, 2)
-    low, high = bootstrap_iou_gain(a, b)
-    gain = iou(a.sum(0))[0] - iou(b.sum(0))[0]
-    assert 0 < low < gain < high
-    assert bootstrap_iou(a)[0] < bootstrap_iou(b)[1], "apart they cannot be told"
-    assert bootstrap_iou_gain(a, a) == (0, 0)
-
-
-def test_one_picture_only_and_unlabelled_classes_are_explained():
-    one = torch.ones(1, 3, 3, dtype=torch.long)
-    for call in (lambda: bootstrap_iou(one), lambda: bootstrap_mean([0.5]), lambda: bootstrap_iou_gain(one, one)):
-        with pytest.raises(VitrineError, match="no spread"):
-            call()
-    with pytest.raises(VitrineError, match="same pictures"):
-        bootstrap_iou_gain(one, one.repeat(2, 1, 1))
+# --- bad input -------------------------------------------------------------------------------------------------------
+def test_unlabelled_classes_are_explained():
     masks = torch.tensor([0, 2]).view(1, 1, 2).expand(2, 2, 2)
     for classes in (None, 3):
         with pytest.raises(VitrineError, match=r"unlabelled classes.*\[1\]"):
