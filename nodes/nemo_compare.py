@@ -15,7 +15,11 @@ SIDE = 512
 """Least pixels of each of the three squares side by side."""
 SHOWN = 4
 """Samples in a square."""
-TITLES = ("The training picture", "Untouched: {copies} of {count} are copies", "Neurons off: {copies} of {count}")
+TITLES = (
+    "The training picture",
+    "Untouched: {copies} of {count} are copies",
+    "With the neurons off: {copies} of {count}",
+)
 
 
 class NEMOCompareCopies(io.ComfyNode):

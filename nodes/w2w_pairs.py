@@ -37,7 +37,7 @@ class TrainSlider(io.ComfyNode):
                 "concept slider", "image pair slider", "train slider", "lora slider",
             ],
             hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("start", "save_as"), [
+            inputs=under_advanced(("start", "save_as", "lr"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input(
@@ -54,6 +54,8 @@ class TrainSlider(io.ComfyNode):
                 io.Float.Input("start", display_name="start_timestep", default=usual.start, min=1.0, max=1000.0,
                                step=10.0, tooltip="Timestep from which the slider will act: Apply W2W Model's."),
                 io.String.Input("save_as", default="", tooltip="Save the space under this name; empty saves nothing."),
+                io.Float.Input("lr", default=usual.lr, min=0.001, max=2.0, step=0.01,
+                               tooltip="Learning rate; with fewer than 100 steps a larger one, such as 0.3."),
                 W2WModelSocket.Input("w2w_model", optional=True,
                                      tooltip="Who is in the pictures. None: the mean of the space's models."),
             ]),
@@ -67,7 +69,7 @@ class TrainSlider(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, vae: Any, positive: list, space: Space, before: torch.Tensor, after: torch.Tensor, label: str,
-        steps: int, seed: int, start: float, save_as: str, w2w_model: W2WModel | None = None,
+        steps: int, seed: int, start: float, save_as: str, lr: float = PairConfig().lr, w2w_model: W2WModel | None = None,
     ) -> io.NodeOutput:  # fmt: skip
         """``train_pair_slider`` outside inference mode; interrupt works between two steps."""
         name = label.strip()
@@ -81,10 +83,8 @@ class TrainSlider(io.ComfyNode):
         with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
             pairs = Pairs(latents.clone(), cond.to(model.load_device, copy=True), rows.clone())
-            change = train_pair_slider(
-                denoiser_of(model), space, pairs, PairConfig(steps=steps, start=start, seed=seed), None, None,
-                progress(model),
-            )  # fmt: skip
+            config = PairConfig(steps=steps, start=start, seed=seed, lr=lr)
+            change = train_pair_slider(denoiser_of(model), space, pairs, config, progress=progress(model))
         extended = with_pair_slider(space, name, change)
         strength = float(extended.info["pair_sliders"][name])
         lines = [f"{name}: {len(before)} pairs, {steps} steps; does what they show at strength {strength:.2f}"]

@@ -38,6 +38,7 @@ class WordMap(io.ComfyNode):
                 "what the model sees for one word", "what the model sees", "attention map", "cross attention",
                 "DAAM", "word heatmap", "heatmap", "prompt attention", "which word does what",
             ],
+            is_output_node=True,
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             inputs=under_advanced(("timestep", "prompt"), [
                 io.Model.Input("model", tooltip="Any model with a prompt, LoRAs included."),

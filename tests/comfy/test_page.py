@@ -166,7 +166,14 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
     _check_twin(workflow, api)
 
 
-@pytest.mark.parametrize("workflow", SHIPPED, ids=lambda p: p.stem)
+LONG = {"Make a slider from pictures (demo)"}
+"""Templates that train for longer than lane B has."""
+
+
+@pytest.mark.parametrize(
+    "workflow",
+    [pytest.param(p, id=p.stem, marks=[pytest.mark.nightly] if p.stem in LONG else []) for p in SHIPPED],
+)
 def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_property):
     """``--junitxml=page.xml`` keeps the seconds from opening to the last picture (docs/gallery.md)."""
     api, entry, help_page, unknown, errors, seconds, drawn = asyncio.run(_run(driver, workflow, address))
